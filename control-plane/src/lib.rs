@@ -1,0 +1,1 @@
+//! switchpointd: discovers, scrapes and pushes state to the filters.

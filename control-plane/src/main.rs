@@ -1,0 +1,2 @@
+//! The daemon of Switchpoint.
+fn main() {}

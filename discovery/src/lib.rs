@@ -1,0 +1,1 @@
+//! Who is there: registry and discovery of model servers.

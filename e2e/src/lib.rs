@@ -1,0 +1,1 @@
+//! Real Envoy, real filter, real daemon, simulated model servers; the demo and the benches.

@@ -1,0 +1,1 @@
+//! One HTTP exchange of an inference request, sans-IO: headers and bytes in, actions out.

@@ -1,0 +1,1 @@
+//! The wire between daemon and filter.

@@ -1,0 +1,1 @@
+//! Endpoint picking as a pure function: snapshot and request in, decision out.
