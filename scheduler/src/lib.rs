@@ -1,1 +1,46 @@
-//! Endpoint picking as a pure function: snapshot and request in, decision out.
+//! The mind of Switchpoint: endpoint picking as a pure function.
+//!
+//! A [`Snapshot`] of the pool, a [`Request`] and the proxy's own [`Local`] state go in; a [`Decision`] comes out. Nothing here reads
+//! a clock, entropy, a file, a socket or the environment: time and randomness are arguments. So this crate cannot fail, only
+//! decide, and it decides the same natively and in wasm.
+//!
+//! [`schedule()`] is all the control flow there is: filters narrow the candidates, weighted scorers rank them, a picker draws a
+//! ranked list. Plugins are one file each, listed in one table, [`plugin::PLUGINS`].
+#![deny(clippy::indexing_slicing, clippy::float_cmp, clippy::cast_lossless)]
+#![forbid(unsafe_code)]
+
+mod schedule;
+pub use schedule::schedule;
+
+mod snapshot;
+pub use snapshot::{
+    ENDPOINTS_MAX, Endpoint, EndpointIndex, EndpointMetrics, EndpointRef, Incarnation, InvalidSnapshot, LoraMetrics, Readiness, Slot,
+    Snapshot, Version,
+};
+
+mod request;
+pub use request::{Request, SubsetHint};
+
+mod local;
+pub use local::Local;
+
+mod candidates;
+pub use candidates::Candidates;
+
+mod decision;
+pub use decision::{Decision, Drop, Explanation, RANKED_MAX, Ranked, Shed, Unavailable};
+
+mod profile;
+pub use profile::{InvalidProfile, PluginSpec, Profile, ProfileSpec};
+
+pub mod plugin;
+
+mod filter;
+mod picker;
+mod scorer;
+
+mod rng;
+pub use rng::Rng;
+
+pub mod in_flight;
+pub mod prefix;

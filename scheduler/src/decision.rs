@@ -1,0 +1,111 @@
+//! What comes out of a pick.
+
+use crate::snapshot::EndpointIndex;
+
+/// The most endpoints a ranked list may hold. Each stands for one more attempt of the same request: beyond a few the pool has other troubles.
+pub const RANKED_MAX: usize = 8;
+
+/// Endpoints to try, best first; at least one, at most [`RANKED_MAX`], none twice.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ranked {
+    first: EndpointIndex,
+    rest: Vec<EndpointIndex>,
+}
+
+/// The outcome of scheduling one request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Send it to the first of these that answers.
+    Route(Ranked),
+    /// Refuse it for now (429): the pool could serve it, policy says not to.
+    Shed(Shed),
+    /// Nobody can serve it (503).
+    Unavailable(Unavailable),
+}
+
+/// Why a request was shed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shed {
+    /// The pool is saturated and the request's priority is below zero.
+    Saturated,
+}
+
+/// Why nobody can serve a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unavailable {
+    /// No endpoint of the pool is ready.
+    NoReadyEndpoint,
+    /// Endpoints are ready, but the subset hint allows none of them.
+    SubsetEmpty,
+    /// Endpoints were ready and allowed, but a filter of the profile dropped the last of them.
+    Filtered,
+}
+
+/// Why and by whom an endpoint was dropped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drop {
+    /// The endpoint.
+    pub endpoint: EndpointIndex,
+    /// Name of the plugin that dropped it.
+    pub by: Box<str>,
+}
+
+/// A decision's reasons, filled in when asked for.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Explanation {
+    /// Everyone who was dropped, in the order it happened.
+    pub dropped: Vec<Drop>,
+    /// One column for each scorer: its name, its weight, and the unweighted score of each endpoint it saw.
+    pub scores: Vec<ScoreColumn>,
+    /// Weighted total of each endpoint that reached the picker.
+    pub totals: Vec<(EndpointIndex, f32)>,
+}
+
+/// What one scorer said.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScoreColumn {
+    /// Name of the scorer in the profile.
+    pub scorer: Box<str>,
+    /// Its weight.
+    pub weight: f32,
+    /// Unweighted score by endpoint, 0 to 1.
+    pub scores: Vec<(EndpointIndex, f32)>,
+}
+
+// === impl Ranked ===
+
+impl Ranked {
+    /// A list of at least one; duplicates and what is beyond [`RANKED_MAX`] are left out. `None` when there is nobody.
+    pub fn new(order: impl IntoIterator<Item = EndpointIndex>) -> Option<Self> {
+        let mut order = order.into_iter();
+        let first = order.next()?;
+        let mut rest: Vec<EndpointIndex> = Vec::new();
+        for next in order {
+            if rest.len() + 1 >= RANKED_MAX {
+                break;
+            }
+            if next != first && !rest.contains(&next) {
+                rest.push(next);
+            }
+        }
+        Some(Self { first, rest })
+    }
+
+    /// The endpoint picked.
+    #[must_use]
+    pub fn first(&self) -> EndpointIndex {
+        self.first
+    }
+
+    /// All of them, best first.
+    pub fn iter(&self) -> impl Iterator<Item = EndpointIndex> + '_ {
+        std::iter::once(self.first).chain(self.rest.iter().copied())
+    }
+
+    /// How many; never 0.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "never empty by construction")]
+    pub fn len(&self) -> usize {
+        1 + self.rest.len()
+    }
+}

@@ -1,0 +1,109 @@
+//! What the scheduler knows of a request: facts, no bytes of HTTP.
+
+use std::net::{IpAddr, SocketAddr};
+
+/// One inference request, as far as picking is concerned.
+#[derive(Clone, Debug, Default)]
+pub struct Request<'a> {
+    /// Model the engine will be asked for (after any rewrite); empty when the body is opaque.
+    pub model: &'a str,
+    /// Endpoints the proxy allows; `None` is the whole pool.
+    pub subset: Option<&'a SubsetHint>,
+    /// Priority of its objective; below 0 may be shed.
+    pub priority: i32,
+    /// Estimated prompt tokens (bytes / bytes per token).
+    pub prompt_tokens: u32,
+    /// Hashes of the prompt's blocks, first block first, each chained over all before it.
+    pub prefix_blocks: &'a [u64],
+    /// Tokens one of those blocks stands for.
+    pub prefix_block_tokens: u32,
+    /// Most tokens the client lets the engine generate, when it says.
+    pub max_tokens: Option<u32>,
+}
+
+/// The endpoints a proxy allows for one request (`x-gateway-destination-endpoint-subset`). Absent differs from empty: absent allows all,
+/// empty allows none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SubsetHint {
+    entries: Vec<SubsetEntry>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum SubsetEntry {
+    Socket(SocketAddr),
+    Ip(IpAddr),
+}
+
+/// The most entries of a hint that are read: as many as a pool can have endpoints. More cannot add one.
+const SUBSET_ENTRIES_MAX: usize = crate::snapshot::ENDPOINTS_MAX;
+
+impl SubsetHint {
+    /// Reads `ip:port`, `[ipv6]:port`, or an address alone (then every port of it is allowed). An entry that is neither allows nothing,
+    /// so a hint of only such entries is empty, not absent.
+    pub fn parse<'a>(entries: impl IntoIterator<Item = &'a str>) -> Self {
+        let mut entries: Vec<SubsetEntry> = entries.into_iter().take(SUBSET_ENTRIES_MAX).filter_map(SubsetEntry::parse).collect();
+        entries.sort_unstable();
+        entries.dedup();
+        Self { entries }
+    }
+
+    /// Does the hint allow this `ip:port`?
+    #[must_use]
+    pub fn allows(&self, address: &str) -> bool {
+        let Ok(socket) = address.parse::<SocketAddr>() else {
+            return false;
+        };
+        self.entries.binary_search(&SubsetEntry::Socket(socket)).is_ok()
+            || self.entries.binary_search(&SubsetEntry::Ip(socket.ip())).is_ok()
+    }
+
+    /// True when it allows no endpoint at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+}
+
+impl SubsetEntry {
+    fn parse(text: &str) -> Option<Self> {
+        let text = text.trim();
+        if let Ok(socket) = text.parse() {
+            return Some(Self::Socket(socket));
+        }
+        let bare = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
+        bare.parse().ok().map(Self::Ip)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn allows(hint: &[&str], address: &str) -> bool {
+        SubsetHint::parse(hint.iter().copied()).allows(address)
+    }
+
+    #[test]
+    fn port_matters_unless_left_out() {
+        assert!(allows(&["10.0.0.1:8000"], "10.0.0.1:8000"));
+        assert!(!allows(&["10.0.0.1:8000"], "10.0.0.1:8001"));
+        assert!(allows(&["10.0.0.1"], "10.0.0.1:8001"));
+        assert!(!allows(&["10.0.0.2"], "10.0.0.1:8001"));
+    }
+
+    #[test]
+    fn ipv6_with_and_without_brackets() {
+        assert!(allows(&["[2001:db8::1]:8000"], "[2001:db8::1]:8000"));
+        assert!(allows(&["[2001:db8::1]"], "[2001:db8::1]:8000"));
+        assert!(allows(&["2001:db8::1"], "[2001:db8::1]:8000"));
+        assert!(allows(&["2001:0db8:0::1"], "[2001:db8::1]:8000"), "another spelling of the same address");
+    }
+
+    #[test]
+    fn duplicates_spaces_and_garbage() {
+        assert!(allows(&[" 10.0.0.1:8000 ", "10.0.0.1:8000", "nonsense", ""], "10.0.0.1:8000"));
+        let hint = SubsetHint::parse(["nonsense", "10.0.0.1:99999"]);
+        assert!(hint.is_empty());
+        assert!(!hint.allows("10.0.0.1:8000"));
+    }
+}

@@ -1,0 +1,209 @@
+//! What the daemon knows of a pool, as one immutable value at one version.
+
+use crate::profile::Profile;
+
+/// The most endpoints one snapshot may hold: slots are 16 bits wide on the wire, but the ledger and the prefix index size their fixed
+/// tables by this, in every worker's VM.
+pub const ENDPOINTS_MAX: usize = 1024;
+
+/// State version: a newer `term` (one life of the daemon) forces a full snapshot; within a term `sequence` only grows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version {
+    /// Which life of the daemon wrote it.
+    pub term: u64,
+    /// Position within that life.
+    pub sequence: u64,
+}
+
+/// A small integer the daemon lends to an endpoint for as long as it is in the pool: ledger rows and prefix entries are kept by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slot(pub u16);
+
+/// Which life of the endpoint behind a slot: state learned of another life says nothing about this one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Incarnation(pub u32);
+
+/// An endpoint that stays meaningful after its snapshot is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EndpointRef {
+    /// Where its state is kept.
+    pub slot: Slot,
+    /// Which life that state belongs to.
+    pub incarnation: Incarnation,
+}
+
+/// Position of an endpoint in one snapshot. Meaningless in any other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EndpointIndex(pub(crate) u16);
+
+impl EndpointIndex {
+    /// As an index of the columns that run parallel to [`Snapshot::endpoints`].
+    #[must_use]
+    pub fn get(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
+/// Whether an endpoint may be picked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    /// May serve.
+    Ready,
+    /// Known, but not to be picked (starting, failing its probe, draining).
+    NotReady,
+}
+
+/// A model server address with its metadata.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Endpoint {
+    /// Identity that outlives the snapshot.
+    pub id: EndpointRef,
+    /// Name people know it by (pod name; in file mode the name in the file).
+    pub name: Box<str>,
+    /// `ip:port`, IPv6 in brackets: the very bytes Envoy is given.
+    pub address: Box<str>,
+    /// May it be picked?
+    pub readiness: Readiness,
+    /// Labels, sorted by key.
+    pub labels: Box<[(Box<str>, Box<str>)]>,
+    /// How long it has been in the pool when the snapshot was made, in ms: ranked lists end with a settled one.
+    pub age_ms: u64,
+}
+
+/// What a model server last said of itself. `None` is unknown, which is neither idle nor full.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EndpointMetrics {
+    /// Requests waiting to be scheduled by the engine.
+    pub queue_depth: Option<f32>,
+    /// Requests the engine is running.
+    pub running_requests: Option<f32>,
+    /// Share of KV-cache blocks in use, 0 to 1.
+    pub kv_cache_utilization: Option<f32>,
+    /// Tokens a KV-cache block holds.
+    pub kv_block_tokens: Option<u32>,
+    /// KV-cache blocks the engine has.
+    pub kv_blocks: Option<u32>,
+    /// LoRA adapters, when the engine serves any.
+    pub lora: Option<LoraMetrics>,
+}
+
+/// The newest `lora_requests_info` series of an engine.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LoraMetrics {
+    /// Adapters loaded and in use.
+    pub running: Box<[Box<str>]>,
+    /// Adapters with requests waiting for a place.
+    pub waiting: Box<[Box<str>]>,
+    /// Adapters that fit at once.
+    pub max: u32,
+}
+
+/// The state of a pool at one version. Immutable: a new version is a new value.
+#[derive(Debug)]
+pub struct Snapshot {
+    version: Version,
+    endpoints: Box<[Endpoint]>,
+    metrics: Box<[EndpointMetrics]>,
+    profile: Profile,
+}
+
+/// Why a snapshot was refused whole. The sender is at fault; sending the same again will fail the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InvalidSnapshot {
+    /// More endpoints than [`ENDPOINTS_MAX`].
+    TooManyEndpoints(usize),
+    /// The metrics column is not as long as the endpoints.
+    MetricsLength(usize),
+    /// Two endpoints claim one slot.
+    DuplicateSlot(Slot),
+    /// Two endpoints claim one address.
+    DuplicateAddress(Box<str>),
+    /// A slot at or above [`ENDPOINTS_MAX`].
+    SlotOutOfRange(Slot),
+}
+
+impl Snapshot {
+    /// Checks and seals a snapshot.
+    ///
+    /// # Errors
+    /// [`InvalidSnapshot`] when a rule that readers rely on does not hold; nothing of it may then be used.
+    pub fn try_new(
+        version: Version,
+        endpoints: Vec<Endpoint>,
+        metrics: Vec<EndpointMetrics>,
+        profile: Profile,
+    ) -> Result<Self, InvalidSnapshot> {
+        if endpoints.len() > ENDPOINTS_MAX {
+            return Err(InvalidSnapshot::TooManyEndpoints(endpoints.len()));
+        }
+        if metrics.len() != endpoints.len() {
+            return Err(InvalidSnapshot::MetricsLength(metrics.len()));
+        }
+        if let Some(e) = endpoints.iter().find(|e| usize::from(e.id.slot.0) >= ENDPOINTS_MAX) {
+            return Err(InvalidSnapshot::SlotOutOfRange(e.id.slot));
+        }
+        if let Some(e) = first_duplicate(&endpoints, |e| e.id.slot) {
+            return Err(InvalidSnapshot::DuplicateSlot(e.id.slot));
+        }
+        if let Some(e) = first_duplicate(&endpoints, |e| e.address.clone()) {
+            return Err(InvalidSnapshot::DuplicateAddress(e.address.clone()));
+        }
+        Ok(Self { version, endpoints: endpoints.into(), metrics: metrics.into(), profile })
+    }
+
+    /// The version it was made at.
+    #[must_use]
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// All endpoints, ready or not.
+    #[must_use]
+    pub fn endpoints(&self) -> &[Endpoint] {
+        &self.endpoints
+    }
+
+    /// Metrics, parallel to [`Self::endpoints`].
+    #[must_use]
+    pub fn metrics(&self) -> &[EndpointMetrics] {
+        &self.metrics
+    }
+
+    /// How requests of this pool are scheduled.
+    #[must_use]
+    pub fn profile(&self) -> &Profile {
+        &self.profile
+    }
+
+    /// The endpoint at a position of this snapshot; `None` for a position of a larger one.
+    #[must_use]
+    pub fn endpoint(&self, index: EndpointIndex) -> Option<&Endpoint> {
+        self.endpoints.get(index.get())
+    }
+
+    /// The metrics at a position of this snapshot.
+    #[must_use]
+    pub fn metrics_of(&self, index: EndpointIndex) -> Option<&EndpointMetrics> {
+        self.metrics.get(index.get())
+    }
+
+    /// Every position, in order.
+    pub fn indices(&self) -> impl Iterator<Item = EndpointIndex> + use<> {
+        (0..u16::try_from(self.endpoints.len()).unwrap_or(u16::MAX)).map(EndpointIndex)
+    }
+
+    /// Is any endpoint ready?
+    #[must_use]
+    pub fn any_ready(&self) -> bool {
+        self.endpoints.iter().any(|e| e.readiness == Readiness::Ready)
+    }
+}
+
+fn first_duplicate<K: Ord>(endpoints: &[Endpoint], key: impl Fn(&Endpoint) -> K) -> Option<&Endpoint> {
+    let mut sorted: Vec<&Endpoint> = endpoints.iter().collect();
+    sorted.sort_by_key(|e| key(e));
+    sorted.windows(2).find_map(|pair| match pair {
+        [a, b] if key(a) == key(b) => Some(*b),
+        _ => None,
+    })
+}
