@@ -22,19 +22,19 @@ pub struct Context<'a> {
 }
 
 /// Narrows the candidates.
-pub trait Filter: std::fmt::Debug {
+pub trait Filter: std::fmt::Debug + Send + Sync {
     /// Drops whom the request must not or should not go to.
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates);
 }
 
 /// Rates the candidates.
-pub trait Scorer: std::fmt::Debug {
+pub trait Scorer: std::fmt::Debug + Send + Sync {
     /// Writes one score in 0..=1 for each of `endpoints` into `scores`, which runs parallel and comes filled with 0. More is better.
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]);
 }
 
 /// Draws the ranked list.
-pub trait Picker: std::fmt::Debug {
+pub trait Picker: std::fmt::Debug + Send + Sync {
     /// The best `max` of the candidates, best first; `None` only when there are none.
     fn pick(&self, candidates: &Candidates, max: usize, rng: &mut Rng) -> Option<Ranked>;
 }

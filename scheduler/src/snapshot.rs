@@ -1,5 +1,7 @@
 //! What the daemon knows of a pool, as one immutable value at one version.
 
+use std::sync::Arc;
+
 use crate::profile::Profile;
 
 /// The most endpoints one snapshot may hold: slots are 16 bits wide on the wire, but the ledger and the prefix index size their fixed
@@ -102,9 +104,9 @@ pub struct LoraMetrics {
 #[derive(Debug)]
 pub struct Snapshot {
     version: Version,
-    endpoints: Box<[Endpoint]>,
+    endpoints: Arc<[Endpoint]>,
     metrics: Box<[EndpointMetrics]>,
-    profile: Profile,
+    profile: Arc<Profile>,
 }
 
 /// Why a snapshot was refused whole. The sender is at fault; sending the same again will fail the same.
@@ -148,7 +150,18 @@ impl Snapshot {
         if let Some(e) = first_duplicate(&endpoints, |e| e.address.clone()) {
             return Err(InvalidSnapshot::DuplicateAddress(e.address.clone()));
         }
-        Ok(Self { version, endpoints: endpoints.into(), metrics: metrics.into(), profile })
+        Ok(Self { version, endpoints: endpoints.into(), metrics: metrics.into(), profile: Arc::new(profile) })
+    }
+
+    /// The same endpoints and profile with newer metrics, at a newer version; nothing but the metrics is copied.
+    ///
+    /// # Errors
+    /// [`InvalidSnapshot::MetricsLength`] when the column does not run parallel to the endpoints.
+    pub fn with_metrics(&self, version: Version, metrics: Vec<EndpointMetrics>) -> Result<Self, InvalidSnapshot> {
+        if metrics.len() != self.endpoints.len() {
+            return Err(InvalidSnapshot::MetricsLength(metrics.len()));
+        }
+        Ok(Self { version, endpoints: Arc::clone(&self.endpoints), metrics: metrics.into(), profile: Arc::clone(&self.profile) })
     }
 
     /// The version it was made at.
