@@ -1,1 +1,31 @@
-//! The wire between daemon and filter.
+//! The wire between the daemon and the filters: messages, their limits, and conversions from and to the scheduler's types.
+//!
+//! Wire types are not domain types: nothing outside this crate builds a snapshot from bytes, and a message that breaks a rule is refused
+//! whole, by name of the field. The tonic service is behind feature `grpc`, so that the filter carries none of it.
+
+/// Generated from `state.proto` and committed; a test regenerates and compares.
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, reason = "generated code")]
+pub mod state {
+    include!("gen/switchpoint.state.v1.rs");
+}
+
+mod decode;
+pub use decode::{InvalidState, Roster, metrics, roster};
+
+mod encode;
+pub use encode::{PoolState, encode_metrics, encode_roster};
+
+/// The wire schema spoken here. Daemon and filter with different schemas refuse each other by name.
+pub const SCHEMA: u32 = 1;
+
+/// The largest message either side accepts, in bytes: 1,024 endpoints with 1 KiB of labels each, four times over.
+pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
+
+/// A daemon sends metrics at least this often, changed or not: silence is how a filter learns that it is gone.
+pub const METRICS_INTERVAL_MAX_MS: u64 = 500;
+
+/// Upper bounds of the buckets of every latency histogram in milliseconds (of `pick_us`: microseconds); a last bucket is unbounded.
+pub const HISTOGRAM_BOUNDS: [f64; 20] = [
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0, 15_000.0, 20_000.0, 30_000.0, 60_000.0,
+    120_000.0, 300_000.0, 600_000.0,
+];

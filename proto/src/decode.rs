@@ -1,0 +1,154 @@
+//! Messages to scheduler types. A message that breaks a rule is refused whole; [`InvalidState`] names the field.
+
+use scheduler::plugin::Value;
+use scheduler::{
+    Endpoint, EndpointMetrics, EndpointRef, Incarnation, InvalidProfile, InvalidSnapshot, LoraMetrics, PluginSpec, Profile, ProfileSpec,
+    Readiness, Slot, Snapshot, Version,
+};
+
+use crate::state;
+
+/// Why a message was refused. The daemon is at fault; the same message will be refused again.
+#[derive(Clone, Debug, PartialEq)]
+pub enum InvalidState {
+    /// A field that must be there is not.
+    Missing(&'static str),
+    /// A number that does not fit its meaning.
+    OutOfRange(&'static str),
+    /// An address that is not `ip:port`.
+    Address(String),
+    /// A metrics column does not run parallel to the endpoints.
+    ColumnLength(&'static str),
+    /// The metrics belong to another roster than the one held.
+    OtherRoster,
+    /// The snapshot as a whole breaks a rule.
+    Snapshot(InvalidSnapshot),
+    /// The profile breaks a rule.
+    Profile(InvalidProfile),
+}
+
+/// A roster, decoded and checked, with a snapshot whose metrics are all unknown.
+#[derive(Debug)]
+pub struct Roster {
+    /// The pool it is of.
+    pub pool: String,
+    /// The pool, metrics unknown.
+    pub snapshot: Snapshot,
+    /// Keys the hashes of prompt blocks.
+    pub hash_secret: u64,
+    /// Metrics not refreshed for this long count as unknown.
+    pub staleness_max_ms: u32,
+}
+
+/// Decodes a roster.
+///
+/// # Errors
+/// [`InvalidState`] names what is wrong; nothing of the message may then be used.
+pub fn roster(message: state::Roster) -> Result<Roster, InvalidState> {
+    let version = version(message.version.as_ref(), "version")?;
+    let spec = profile(message.profile.ok_or(InvalidState::Missing("profile"))?)?;
+    let profile = Profile::build(&spec).map_err(InvalidState::Profile)?;
+    let endpoints = message.endpoints.into_iter().map(endpoint).collect::<Result<Vec<_>, _>>()?;
+    let unknown = vec![EndpointMetrics::default(); endpoints.len()];
+    let snapshot = Snapshot::try_new(version, endpoints, unknown, profile).map_err(InvalidState::Snapshot)?;
+    Ok(Roster { pool: message.pool, snapshot, hash_secret: message.hash_secret, staleness_max_ms: message.staleness_max_ms })
+}
+
+/// Decodes metrics onto the snapshot they run parallel to.
+///
+/// # Errors
+/// [`InvalidState::OtherRoster`] when they run parallel to another; otherwise what is wrong with them.
+pub fn metrics(message: &state::Metrics, onto: &Snapshot) -> Result<Snapshot, InvalidState> {
+    let roster = version(message.roster.as_ref(), "roster")?;
+    if roster != onto.version() {
+        return Err(InvalidState::OtherRoster);
+    }
+    let n = onto.endpoints().len();
+    let columns = Columns::new(message, n)?;
+    let mut metrics: Vec<EndpointMetrics> = (0..n).map(|i| columns.row(i)).collect();
+    for lora in &message.lora {
+        let row = usize::try_from(lora.index).ok().and_then(|i| metrics.get_mut(i)).ok_or(InvalidState::OutOfRange("lora.index"))?;
+        let names = |list: &[String]| list.iter().map(|s| s.as_str().into()).collect();
+        row.lora = Some(LoraMetrics { running: names(&lora.running), waiting: names(&lora.waiting), max: lora.max });
+    }
+    onto.with_metrics(roster, metrics).map_err(InvalidState::Snapshot)
+}
+
+struct Columns<'a> {
+    queue_depth: &'a [f32],
+    running_requests: &'a [f32],
+    kv_cache_utilization: &'a [f32],
+    kv_block_tokens: &'a [u32],
+    kv_blocks: &'a [u32],
+}
+
+// === impl Columns ===
+
+impl<'a> Columns<'a> {
+    fn new(message: &'a state::Metrics, n: usize) -> Result<Self, InvalidState> {
+        fn column<'a, T>(values: &'a [T], n: usize, name: &'static str) -> Result<&'a [T], InvalidState> {
+            if values.len() == n { Ok(values) } else { Err(InvalidState::ColumnLength(name)) }
+        }
+        Ok(Self {
+            queue_depth: column(&message.queue_depth, n, "queue_depth")?,
+            running_requests: column(&message.running_requests, n, "running_requests")?,
+            kv_cache_utilization: column(&message.kv_cache_utilization, n, "kv_cache_utilization")?,
+            kv_block_tokens: column(&message.kv_block_tokens, n, "kv_block_tokens")?,
+            kv_blocks: column(&message.kv_blocks, n, "kv_blocks")?,
+        })
+    }
+
+    fn row(&self, i: usize) -> EndpointMetrics {
+        let number = |column: &[f32]| column.get(i).copied().filter(|x| x.is_finite() && *x >= 0.0);
+        let count = |column: &[u32]| column.get(i).copied().filter(|&x| x > 0);
+        EndpointMetrics {
+            queue_depth: number(self.queue_depth),
+            running_requests: number(self.running_requests),
+            kv_cache_utilization: number(self.kv_cache_utilization).map(|x| x.min(1.0)),
+            kv_block_tokens: count(self.kv_block_tokens),
+            kv_blocks: count(self.kv_blocks),
+            lora: None,
+        }
+    }
+}
+
+fn version(version: Option<&state::Version>, field: &'static str) -> Result<Version, InvalidState> {
+    version.map(|v| Version { term: v.term, sequence: v.sequence }).ok_or(InvalidState::Missing(field))
+}
+
+fn endpoint(message: state::Endpoint) -> Result<Endpoint, InvalidState> {
+    let slot = u16::try_from(message.slot).map_err(|_| InvalidState::OutOfRange("endpoints.slot"))?;
+    if message.address.parse::<std::net::SocketAddr>().is_err() {
+        return Err(InvalidState::Address(message.address));
+    }
+    let mut labels: Vec<(Box<str>, Box<str>)> = message.labels.into_iter().map(|l| (l.key.into(), l.value.into())).collect();
+    labels.sort();
+    Ok(Endpoint {
+        id: EndpointRef { slot: Slot(slot), incarnation: Incarnation(message.incarnation) },
+        name: message.name.into(),
+        address: message.address.into(),
+        readiness: if message.ready { Readiness::Ready } else { Readiness::NotReady },
+        labels: labels.into(),
+        age_ms: message.age_ms,
+    })
+}
+
+fn profile(message: state::Profile) -> Result<ProfileSpec, InvalidState> {
+    let plugins = message.plugins.into_iter().map(plugin).collect::<Result<_, _>>()?;
+    Ok(ProfileSpec { name: message.name, plugins, ranked_max: message.ranked_max })
+}
+
+fn plugin(message: state::Plugin) -> Result<PluginSpec, InvalidState> {
+    let parameters = message.parameters.into_iter().map(parameter).collect::<Result<_, _>>()?;
+    Ok(PluginSpec { plugin_type: message.r#type, name: message.name, weight: message.weight, parameters })
+}
+
+fn parameter(message: state::Parameter) -> Result<(String, Value), InvalidState> {
+    use state::parameter::Value as Wire;
+    let value = match message.value.ok_or(InvalidState::Missing("profile.plugins.parameters.value"))? {
+        Wire::Number(n) => Value::Number(n),
+        Wire::Flag(f) => Value::Flag(f),
+        Wire::Text(t) => Value::Text(t),
+    };
+    Ok((message.name, value))
+}

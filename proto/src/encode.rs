@@ -1,0 +1,101 @@
+//! Scheduler types to messages.
+
+use scheduler::{Endpoint, EndpointMetrics, ProfileSpec, Readiness, Version};
+
+use crate::state;
+
+/// Everything the daemon knows of a pool, by reference.
+#[derive(Clone, Copy, Debug)]
+pub struct PoolState<'a> {
+    /// The pool's name.
+    pub pool: &'a str,
+    /// Version of the roster.
+    pub version: Version,
+    /// Its endpoints.
+    pub endpoints: &'a [Endpoint],
+    /// How its requests are scheduled.
+    pub profile: &'a ProfileSpec,
+    /// Keys the hashes of prompt blocks.
+    pub hash_secret: u64,
+    /// Metrics not refreshed for this long count as unknown.
+    pub staleness_max_ms: u32,
+}
+
+/// The message that carries a pool but for its metrics.
+#[must_use]
+pub fn encode_roster(pool: PoolState<'_>) -> state::Roster {
+    state::Roster {
+        pool: pool.pool.to_owned(),
+        version: Some(version(pool.version)),
+        endpoints: pool.endpoints.iter().map(endpoint).collect(),
+        profile: Some(profile(pool.profile)),
+        hash_secret: pool.hash_secret,
+        staleness_max_ms: pool.staleness_max_ms,
+    }
+}
+
+/// The message that carries the metrics of the endpoints of `roster`, in their order.
+#[must_use]
+pub fn encode_metrics(pool: &str, roster: Version, sequence: u64, metrics: &[EndpointMetrics]) -> state::Metrics {
+    let known = |value: Option<f32>| value.unwrap_or(f32::NAN);
+    state::Metrics {
+        pool: pool.to_owned(),
+        roster: Some(version(roster)),
+        sequence,
+        queue_depth: metrics.iter().map(|m| known(m.queue_depth)).collect(),
+        running_requests: metrics.iter().map(|m| known(m.running_requests)).collect(),
+        kv_cache_utilization: metrics.iter().map(|m| known(m.kv_cache_utilization)).collect(),
+        kv_block_tokens: metrics.iter().map(|m| m.kv_block_tokens.unwrap_or(0)).collect(),
+        kv_blocks: metrics.iter().map(|m| m.kv_blocks.unwrap_or(0)).collect(),
+        lora: (0u32..).zip(metrics).filter_map(|(index, m)| m.lora.as_ref().map(|l| lora(index, l))).collect(),
+    }
+}
+
+fn version(version: Version) -> state::Version {
+    state::Version { term: version.term, sequence: version.sequence }
+}
+
+fn endpoint(endpoint: &Endpoint) -> state::Endpoint {
+    state::Endpoint {
+        slot: u32::from(endpoint.id.slot.0),
+        incarnation: endpoint.id.incarnation.0,
+        name: endpoint.name.to_string(),
+        address: endpoint.address.to_string(),
+        ready: endpoint.readiness == Readiness::Ready,
+        labels: endpoint.labels.iter().map(|(k, v)| state::Label { key: k.to_string(), value: v.to_string() }).collect(),
+        age_ms: endpoint.age_ms,
+    }
+}
+
+fn profile(spec: &ProfileSpec) -> state::Profile {
+    state::Profile {
+        name: spec.name.clone(),
+        plugins: spec
+            .plugins
+            .iter()
+            .map(|p| state::Plugin {
+                r#type: p.plugin_type.clone(),
+                name: p.name.clone(),
+                weight: p.weight,
+                parameters: p.parameters.iter().map(|(name, value)| parameter(name, value)).collect(),
+            })
+            .collect(),
+        ranked_max: spec.ranked_max,
+    }
+}
+
+fn parameter(name: &str, value: &scheduler::plugin::Value) -> state::Parameter {
+    use scheduler::plugin::Value;
+    use state::parameter::Value as Wire;
+    let value = match value {
+        Value::Number(n) => Wire::Number(*n),
+        Value::Flag(f) => Wire::Flag(*f),
+        Value::Text(t) => Wire::Text(t.clone()),
+    };
+    state::Parameter { name: name.to_owned(), value: Some(value) }
+}
+
+fn lora(index: u32, lora: &scheduler::LoraMetrics) -> state::Lora {
+    let names = |list: &[Box<str>]| list.iter().map(ToString::to_string).collect();
+    state::Lora { index, running: names(&lora.running), waiting: names(&lora.waiting), max: lora.max }
+}
