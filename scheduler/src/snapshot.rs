@@ -1,5 +1,7 @@
 //! What the daemon knows of a pool, as one immutable value at one version.
 
+use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use crate::profile::Profile;
@@ -106,6 +108,8 @@ pub struct Snapshot {
     version: Version,
     endpoints: Arc<[Endpoint]>,
     metrics: Box<[EndpointMetrics]>,
+    /// The addresses, parsed once here rather than by every request with a subset hint; `None` where one is no `ip:port`.
+    sockets: Arc<[Option<SocketAddr>]>,
     profile: Arc<Profile>,
 }
 
@@ -150,7 +154,8 @@ impl Snapshot {
         if let Some(e) = first_duplicate(&endpoints, |e| e.address.clone()) {
             return Err(InvalidSnapshot::DuplicateAddress(e.address.clone()));
         }
-        Ok(Self { version, endpoints: endpoints.into(), metrics: metrics.into(), profile: Arc::new(profile) })
+        let sockets = endpoints.iter().map(|e| e.address.parse().ok()).collect();
+        Ok(Self { version, endpoints: endpoints.into(), metrics: metrics.into(), sockets, profile: Arc::new(profile) })
     }
 
     /// The same endpoints and profile with newer metrics, at a newer version; nothing but the metrics is copied.
@@ -161,7 +166,13 @@ impl Snapshot {
         if metrics.len() != self.endpoints.len() {
             return Err(InvalidSnapshot::MetricsLength(metrics.len()));
         }
-        Ok(Self { version, endpoints: Arc::clone(&self.endpoints), metrics: metrics.into(), profile: Arc::clone(&self.profile) })
+        Ok(Self {
+            version,
+            endpoints: Arc::clone(&self.endpoints),
+            metrics: metrics.into(),
+            sockets: Arc::clone(&self.sockets),
+            profile: Arc::clone(&self.profile),
+        })
     }
 
     /// The version it was made at.
@@ -200,6 +211,20 @@ impl Snapshot {
         self.metrics.get(index.get())
     }
 
+    /// The address at a position of this snapshot, parsed; `None` where it is no `ip:port`, which no subset hint can name.
+    #[must_use]
+    pub fn socket(&self, index: EndpointIndex) -> Option<SocketAddr> {
+        self.sockets.get(index.get()).copied().flatten()
+    }
+
+    /// Updates the metrics of one endpoint in place, where a reply of its engine told them; a no-op when it is not in this snapshot.
+    pub fn observe(&mut self, endpoint: EndpointRef, update: impl FnOnce(&mut EndpointMetrics)) {
+        let position = self.endpoints.iter().position(|e| e.id == endpoint);
+        if let Some(metrics) = position.and_then(|i| self.metrics.get_mut(i)) {
+            update(metrics);
+        }
+    }
+
     /// Every position, in order.
     pub fn indices(&self) -> impl Iterator<Item = EndpointIndex> + use<> {
         (0..u16::try_from(self.endpoints.len()).unwrap_or(u16::MAX)).map(EndpointIndex)
@@ -220,3 +245,19 @@ fn first_duplicate<K: Ord>(endpoints: &[Endpoint], key: impl Fn(&Endpoint) -> K)
         _ => None,
     })
 }
+
+// === impl InvalidSnapshot ===
+
+impl fmt::Display for InvalidSnapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooManyEndpoints(count) => write!(f, "{count} endpoints, at most {ENDPOINTS_MAX} are allowed"),
+            Self::MetricsLength(length) => write!(f, "{length} rows of metrics, one for each endpoint is needed"),
+            Self::DuplicateSlot(slot) => write!(f, "slot {} is claimed by two endpoints", slot.0),
+            Self::DuplicateAddress(address) => write!(f, "address `{address}` is claimed by two endpoints"),
+            Self::SlotOutOfRange(slot) => write!(f, "slot {} is out of range, slots are below {ENDPOINTS_MAX}", slot.0),
+        }
+    }
+}
+
+impl std::error::Error for InvalidSnapshot {}
