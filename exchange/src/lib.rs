@@ -1,1 +1,34 @@
 //! One HTTP exchange of an inference request, sans-IO: headers and bytes in, actions out.
+//!
+//! The wasm filter and the ext_proc server are two hosts of the same [`Exchange`]: no rule of the protocol is written anywhere else. Time is
+//! an argument ([`Time`]), state lives in a [`Pool`] that the host owns, and what the host must do comes back as a step.
+#![deny(clippy::indexing_slicing, clippy::string_slice)]
+#![forbid(unsafe_code)]
+
+mod exchange;
+pub use exchange::{Exchange, Forward, HeadersStep, Origin, Outcome, ResponseHead, ResponseStep, Step};
+
+mod settings;
+pub use settings::{DestinationFormat, FailureMode, Settings};
+
+pub mod pool;
+pub use pool::Pool;
+
+mod time;
+pub use time::Time;
+
+pub mod api;
+pub mod body;
+mod json;
+pub mod sse;
+pub mod usage;
+
+pub mod headers;
+mod hint;
+mod prompt;
+
+mod reply;
+pub use reply::{Refusal, Reply, ready as ready_reply};
+
+mod explain;
+mod load;

@@ -1,0 +1,261 @@
+//! One HTTP exchange as a state machine, sans-IO: headers and bytes in, actions out.
+//!
+//! ```text
+//!              inference path                    last body byte
+//!  Started ───────────────────► Buffering ─────────────────────────┐
+//!     │                                                            ▼
+//!     │ no body, upgrade, gRPC, other path                      decide ◄── state arrived, deadline
+//!     └──────────────────────────────────────────────────────────► │            ▲
+//!                                                                  ├─ no state ─► Parked
+//!                                     refused: Replied ◄───────────┤
+//!                                                                  ▼
+//!           end ◄── chunks ◄── Responding ◄── response headers ── Routed
+//! ```
+//! Whatever happens, [`Exchange::end`] releases what the pick held, exactly once: the release token is taken by value.
+//!
+//! The host (the wasm filter, an ext_proc stream) owns sockets and clocks. It must not resume a request before its last body byte, must call
+//! `decide` again for a parked one, and calls `end` when the exchange is over in any way.
+
+mod flight;
+mod forward;
+
+use scheduler::{Explanation, Request};
+
+use crate::api::Api;
+use crate::body;
+use crate::hint;
+use crate::pool::{BLOCK_TOKENS, BYTES_PER_TOKEN, Pool};
+use crate::prompt;
+use crate::reply::{Refusal, Reply};
+use crate::settings::{FailureMode, Settings};
+use crate::time::Time;
+use crate::{explain, headers};
+
+pub use flight::{Origin, Outcome, ResponseHead, ResponseStep};
+pub use forward::Forward;
+
+use flight::Flight;
+
+/// One exchange.
+#[derive(Debug)]
+pub struct Exchange {
+    phase: Phase,
+    api: Api,
+    family: crate::api::Family,
+    started: Time,
+    explain: bool,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// Nothing seen yet.
+    Started,
+    /// Waiting for the last body byte.
+    Buffering,
+    /// Waiting for the first state of the pool.
+    Parked,
+    /// Sent on; the ledger holds it.
+    Routed(Box<Flight>),
+    /// Not ours to account: answered by us, passed on without a pick, or over.
+    Done,
+}
+
+/// What request headers ask of the host.
+#[derive(Debug, PartialEq, Eq)]
+pub enum HeadersStep {
+    /// Hold the headers, buffer the body, then decide.
+    Buffer,
+    /// Decide now, with an empty body; what body there is follows unread.
+    Decide,
+    /// Answer by [`crate::ready_reply`].
+    Ready,
+    /// Answer this.
+    Reply(Reply),
+}
+
+/// What a decision asks of the host.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Set these headers and let the request go.
+    Forward(Forward),
+    /// Answer this.
+    Reply(Reply),
+    /// Hold the request until the pool has state, at most until `deadline`; then decide again.
+    Park {
+        /// When to stop waiting.
+        deadline: Time,
+    },
+}
+
+/// What of the request headers matters.
+#[derive(Debug, Default)]
+struct Head<'h> {
+    method: &'h [u8],
+    path: &'h [u8],
+    content_length: Option<usize>,
+    unbuffered: bool,
+    explain: bool,
+}
+
+// === impl Exchange ===
+
+impl Exchange {
+    /// A new exchange.
+    #[must_use]
+    pub fn new(now: Time) -> Self {
+        Self { phase: Phase::Started, api: Api::Other, family: crate::api::Family::OpenAi, started: now, explain: false }
+    }
+
+    /// Reads the request headers. Names are lower-case. The caller removes control headers ([`headers::is_control`]) itself.
+    pub fn request_headers<'h>(
+        &mut self,
+        settings: &Settings,
+        pairs: impl IntoIterator<Item = (&'h [u8], &'h [u8])>,
+        end_of_stream: bool,
+    ) -> HeadersStep {
+        let head = Head::read(pairs);
+        self.api = Api::of(head.method, head.path);
+        self.family = self.api.error_family();
+        self.explain = head.explain && settings.explain;
+        if head.path_is(settings.ready_path.as_bytes()) {
+            self.phase = Phase::Done;
+            return HeadersStep::Ready;
+        }
+        if !self.api.is_inference() || head.unbuffered || end_of_stream {
+            return HeadersStep::Decide;
+        }
+        if let Some(reply) = head.content_length.and_then(|bytes| self.body_grew(settings, bytes)) {
+            return HeadersStep::Reply(reply);
+        }
+        self.phase = Phase::Buffering;
+        HeadersStep::Buffer
+    }
+
+    /// The buffered body is `bytes` long now, or will be. A reply when that is too long.
+    pub fn body_grew(&mut self, settings: &Settings, bytes: usize) -> Option<Reply> {
+        (bytes > settings.body_limit_bytes).then(|| {
+            self.phase = Phase::Done;
+            Refusal::TooLarge(settings.body_limit_bytes).reply(self.family)
+        })
+    }
+
+    /// Decides where the request goes. `hint` is the raw subset hint, `None` when absent; `body` is the whole body on an inference path.
+    pub fn decide(&mut self, settings: &Settings, pool: &mut Pool, hint: Option<&[u8]>, body: &[u8], now: Time) -> Step {
+        let parsed = match self.parse(body) {
+            Ok(parsed) => parsed,
+            Err(refusal) => return self.refuse(pool, &refusal),
+        };
+        if pool.snapshot().is_none() {
+            return self.without_state(settings, pool, now);
+        }
+        let hint = hint.map(hint::parse);
+        let blocks = parsed.as_ref().map(|p| prompt::blocks(p, pool.hash_secret())).unwrap_or_default();
+        let prompt_tokens = parsed.as_ref().map_or(0, |p| u32::try_from(p.prompt_bytes / BYTES_PER_TOKEN).unwrap_or(u32::MAX));
+        let model = parsed.as_ref().map_or("", |p| &*p.model);
+        let request = Request {
+            model,
+            subset: hint.as_ref(),
+            priority: 0,
+            prompt_tokens,
+            prefix_blocks: &blocks,
+            prefix_block_tokens: BLOCK_TOKENS,
+            max_tokens: parsed.as_ref().and_then(|p| p.max_tokens),
+        };
+        let mut explanation = self.explain.then(Explanation::default);
+        let picked = match pool.pick(&request, now, explanation.as_mut()) {
+            Ok(picked) => picked,
+            Err(refusal) => return self.refuse(pool, &refusal),
+        };
+        let streamed = parsed.as_ref().is_some_and(|p| p.stream);
+        let forward = Forward::to(settings, &picked, self.api.is_inference(), streamed);
+        let decision = explanation.and_then(|e| pool.snapshot().map(|s| explain::header(s, &picked.ranked, &e)));
+        let row = pool.counters_mut().model(model);
+        row.requests += 1;
+        row.running += 1;
+        row.request_bytes += body.len() as u64;
+        self.phase = Phase::Routed(Box::new(Flight::new(self.api, model.into(), picked, blocks, decision, now)));
+        Step::Forward(forward)
+    }
+
+    /// Reads the response headers, whoever made them.
+    pub fn response_headers(&mut self, pool: &mut Pool, head: &ResponseHead<'_>, now: Time) -> ResponseStep {
+        match &mut self.phase {
+            Phase::Routed(flight) => flight.response_headers(pool, head, now),
+            _ => ResponseStep::default(),
+        }
+    }
+
+    /// Reads a piece of the response body. Never alters it.
+    pub fn response_chunk(&mut self, pool: &mut Pool, bytes: &[u8], now: Time) {
+        if let Phase::Routed(flight) = &mut self.phase {
+            flight.response_chunk(pool, bytes, now);
+        }
+    }
+
+    /// The exchange is over, in whatever way. Releases what the pick held; `None` when nothing was held, or it was released before.
+    pub fn end(&mut self, pool: &mut Pool, now: Time) -> Option<Outcome> {
+        match std::mem::replace(&mut self.phase, Phase::Done) {
+            Phase::Routed(flight) => Some(flight.end(pool, now)),
+            _ => None,
+        }
+    }
+
+    /// Is it waiting for the first state?
+    #[must_use]
+    pub fn is_parked(&self) -> bool {
+        matches!(self.phase, Phase::Parked)
+    }
+
+    fn parse<'b>(&self, body: &'b [u8]) -> Result<Option<body::Parsed<'b>>, Refusal> {
+        if !self.api.is_inference() {
+            return Ok(None);
+        }
+        body::parse(self.api, body).map(Some).map_err(Refusal::Body)
+    }
+
+    fn refuse(&mut self, pool: &mut Pool, refusal: &Refusal) -> Step {
+        self.phase = Phase::Done;
+        pool.counters_mut().dropped_one(refusal.reason());
+        Step::Reply(refusal.reply(self.family))
+    }
+
+    fn without_state(&mut self, settings: &Settings, pool: &mut Pool, now: Time) -> Step {
+        let deadline = self.started.plus_ms(settings.cold_start_wait_ms);
+        if now < deadline {
+            self.phase = Phase::Parked;
+            return Step::Park { deadline };
+        }
+        match settings.failure_mode {
+            FailureMode::Close => self.refuse(pool, &Refusal::NoState),
+            FailureMode::Open => {
+                self.phase = Phase::Done;
+                Step::Forward(Forward::open())
+            }
+        }
+    }
+}
+
+// === impl Head ===
+
+impl<'h> Head<'h> {
+    fn read(pairs: impl IntoIterator<Item = (&'h [u8], &'h [u8])>) -> Self {
+        let mut head = Self::default();
+        for (name, value) in pairs {
+            match name {
+                b":method" => head.method = value,
+                b":path" => head.path = value,
+                b"content-length" => head.content_length = std::str::from_utf8(value).ok().and_then(|v| v.parse().ok()),
+                // Their headers have no end of stream and no body ever comes: holding them would hang the request.
+                b"upgrade" => head.unbuffered = true,
+                b"content-type" => head.unbuffered |= value.starts_with(b"application/grpc"),
+                _ => head.explain |= name == headers::EXPLAIN.as_bytes() && value == b"1",
+            }
+        }
+        head.unbuffered |= head.method == b"CONNECT";
+        head
+    }
+
+    fn path_is(&self, path: &[u8]) -> bool {
+        self.path.split(|&b| b == b'?').next() == Some(path)
+    }
+}

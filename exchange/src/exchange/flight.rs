@@ -1,0 +1,218 @@
+//! A request that was sent on: who serves it, what it costs there, what comes back.
+
+use scheduler::EndpointRef;
+use scheduler::in_flight::Ticket;
+
+use crate::api::Api;
+use crate::headers;
+use crate::load;
+use crate::pool::{DURATION_BOUNDS_MS, Picked, Pool};
+use crate::sse::ResponseReader;
+use crate::time::Time;
+use crate::usage::Usage;
+
+/// Who made a response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A model server.
+    Upstream,
+    /// The proxy: no attempt got a response.
+    Proxy,
+    /// We did.
+    Ours,
+}
+
+/// What of the response headers matters.
+#[derive(Clone, Copy, Debug)]
+pub struct ResponseHead<'h> {
+    /// Who made it.
+    pub origin: Origin,
+    /// HTTP status.
+    pub status: u16,
+    /// `ip:port` of the host of the last attempt, when known.
+    pub upstream_address: Option<&'h [u8]>,
+    /// Attempts made, including the last; 0 when unknown or none.
+    pub attempts: u32,
+    /// `content-type`.
+    pub content_type: Option<&'h [u8]>,
+    /// Is there a `content-encoding`? Compressed bodies are not read.
+    pub encoded: bool,
+    /// `endpoint-load-metrics`, when the engine sent it.
+    pub load: Option<&'h [u8]>,
+}
+
+/// What response headers ask of the host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ResponseStep {
+    /// Headers to remove.
+    pub remove: Vec<&'static str>,
+    /// Headers to set.
+    pub set: Vec<(&'static str, String)>,
+    /// Should the body be passed to [`crate::Exchange::response_chunk`]?
+    pub read_body: bool,
+}
+
+/// One routed exchange, told when it is over.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// HTTP status; 0 when the exchange ended before any response.
+    pub status: u16,
+    /// Did a model server answer?
+    pub served: bool,
+    /// Attempts that failed before it.
+    pub failed_attempts: u32,
+    /// Pick to first token, ms; only of streamed responses.
+    pub ttft_ms: Option<u64>,
+    /// Pick to end, ms.
+    pub duration_ms: u64,
+    /// Tokens.
+    pub usage: Usage,
+}
+
+#[derive(Debug)]
+pub(super) struct Flight {
+    api: Api,
+    model: Box<str>,
+    ranked: Vec<(EndpointRef, Box<str>)>,
+    ticket: Ticket,
+    blocks: Vec<u64>,
+    decision: Option<String>,
+    picked_at: Time,
+    status: u16,
+    served: bool,
+    failed_attempts: u32,
+    reader: Option<ResponseReader>,
+    streamed: bool,
+    first_token_at: Option<Time>,
+    last_token_at: Option<Time>,
+    response_bytes: u64,
+}
+
+// === impl Flight ===
+
+impl Flight {
+    pub(super) fn new(api: Api, model: Box<str>, picked: Picked, blocks: Vec<u64>, decision: Option<String>, now: Time) -> Self {
+        Self {
+            api,
+            model,
+            ranked: picked.ranked,
+            ticket: picked.ticket,
+            blocks,
+            decision,
+            picked_at: now,
+            status: 0,
+            served: false,
+            failed_attempts: 0,
+            reader: None,
+            streamed: false,
+            first_token_at: None,
+            last_token_at: None,
+            response_bytes: 0,
+        }
+    }
+
+    pub(super) fn response_headers(&mut self, pool: &mut Pool, head: &ResponseHead<'_>, now: Time) -> ResponseStep {
+        self.status = head.status;
+        let mut step = ResponseStep::default();
+        if let Some(decision) = self.decision.take() {
+            step.set.push((headers::DECISION, decision));
+        }
+        if head.load.is_some() {
+            step.remove.push(headers::LOAD);
+        }
+        self.attempts(pool, head, now);
+        if head.origin != Origin::Upstream {
+            return step;
+        }
+        self.served = true;
+        self.serve(pool, head);
+        if self.api.is_inference() && !head.encoded && head.status == 200 {
+            self.streamed = head.content_type.is_some_and(|t| t.starts_with(b"text/event-stream"));
+            self.reader = Some(ResponseReader::new(self.api, self.streamed));
+            step.read_body = true;
+        }
+        step
+    }
+
+    pub(super) fn response_chunk(&mut self, pool: &mut Pool, bytes: &[u8], now: Time) {
+        self.response_bytes += bytes.len() as u64;
+        let Some(reader) = &mut self.reader else { return };
+        let progress = reader.chunk(bytes);
+        if progress.first_token {
+            self.first_token_at = Some(now);
+            pool.ledger().first_token(&mut self.ticket);
+        }
+        if progress.events > 0 {
+            self.last_token_at = Some(now);
+            pool.ledger().decoded(&mut self.ticket, progress.events);
+        }
+    }
+
+    pub(super) fn end(mut self, pool: &mut Pool, now: Time) -> Outcome {
+        let usage = self.reader.take().map(|mut r| r.finish()).unwrap_or_default();
+        let outcome = Outcome {
+            status: self.status,
+            served: self.served,
+            failed_attempts: self.failed_attempts,
+            ttft_ms: self.first_token_at.filter(|_| self.streamed).map(|at| at.ms_since(self.picked_at)),
+            duration_ms: now.ms_since(self.picked_at),
+            usage,
+        };
+        self.count(pool, &outcome);
+        pool.ledger().release(self.ticket);
+        outcome
+    }
+
+    /// The entries of the list before the last attempted host failed; all that were attempted, when nobody answered.
+    fn attempts(&mut self, pool: &mut Pool, head: &ResponseHead<'_>, now: Time) {
+        let attempted = usize::try_from(head.attempts).unwrap_or(usize::MAX);
+        let failed = match head.origin {
+            Origin::Ours => 0,
+            Origin::Upstream => self.position(head.upstream_address).unwrap_or(0).min(attempted.saturating_sub(1)),
+            Origin::Proxy => self.position(head.upstream_address).map_or(0, |last| last.saturating_add(1)).min(attempted),
+        };
+        self.failed_attempts = u32::try_from(failed).unwrap_or(u32::MAX);
+        for (endpoint, _) in self.ranked.iter().take(failed) {
+            pool.failed(*endpoint, now);
+        }
+    }
+
+    fn serve(&mut self, pool: &mut Pool, head: &ResponseHead<'_>) {
+        let Some(position) = self.position(head.upstream_address) else { return };
+        let Some(&(server, _)) = self.ranked.get(position) else { return };
+        if position > 0 {
+            pool.moved(&mut self.ticket, server, &self.blocks);
+        }
+        pool.answered(server);
+        if let Some(load) = head.load.and_then(load::parse) {
+            pool.observe(server, |metrics| load.apply(metrics));
+        }
+    }
+
+    fn position(&self, address: Option<&[u8]>) -> Option<usize> {
+        let address = address?;
+        self.ranked.iter().position(|(_, a)| a.as_bytes() == address)
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "milliseconds and token counts stay far below 2^52")]
+    fn count(&self, pool: &mut Pool, outcome: &Outcome) {
+        let row = pool.counters_mut().model(&self.model);
+        row.running = row.running.saturating_sub(1);
+        row.response_bytes += self.response_bytes;
+        row.duration_ms.record(outcome.duration_ms as f64, &DURATION_BOUNDS_MS);
+        if outcome.status >= 400 {
+            row.error(outcome.status);
+        }
+        row.prompt_tokens += u64::from(outcome.usage.prompt_tokens.unwrap_or(0));
+        row.completion_tokens += u64::from(outcome.usage.completion_tokens.unwrap_or(0));
+        row.cached_tokens += u64::from(outcome.usage.cached_tokens.unwrap_or(0));
+        if let Some(ttft) = outcome.ttft_ms {
+            row.ttft_ms.record(ttft as f64, &DURATION_BOUNDS_MS);
+        }
+        if let (Some(first), Some(last), Some(tokens @ 2..)) = (self.first_token_at, self.last_token_at, outcome.usage.completion_tokens)
+            && self.streamed
+        {
+            row.tpot_ms.record(last.us_since(first) as f64 / 1_000.0 / f64::from(tokens - 1), &DURATION_BOUNDS_MS);
+        }
+    }
+}

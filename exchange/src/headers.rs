@@ -1,0 +1,65 @@
+//! Every header and metadata key of the protocol, in one place.
+
+/// Where to send the request: `ip:port`, or several, best first.
+pub const DESTINATION: &str = "x-gateway-destination-endpoint";
+/// The second choice, for consumers that read one destination and one fallback.
+pub const DESTINATION_FALLBACK: &str = "x-gateway-destination-endpoint-fallback";
+/// Key of the subset hint.
+pub const SUBSET: &str = "x-gateway-destination-endpoint-subset";
+/// Namespace of the subset hint.
+pub const SUBSET_NAMESPACE: &str = "envoy.lb.subset_hint";
+/// Tells the fallback load balancer that any host will do; only we may set it.
+pub const OPEN: &str = "x-switchpoint-open";
+/// Asks for the reasons of the decision.
+pub const EXPLAIN: &str = "x-switchpoint-explain";
+/// Carries them back.
+pub const DECISION: &str = "x-switchpoint-decision";
+/// Why a request was refused.
+pub const DROPPED_REASON: &str = "x-llm-d-request-dropped-reason";
+/// Asks an engine for its load in the reply (ORCA).
+pub const LOAD_FORMAT: &str = "endpoint-load-metrics-format";
+/// An engine's load, in its reply.
+pub const LOAD: &str = "endpoint-load-metrics";
+/// Envoy's retry policy by request header: which failures.
+pub const RETRY_ON: &str = "x-envoy-retry-on";
+/// Envoy's retry policy by request header: how often.
+pub const MAX_RETRIES: &str = "x-envoy-max-retries";
+/// Envoy's retry policy by request header: which statuses count as failures.
+pub const RETRIABLE_STATUS_CODES: &str = "x-envoy-retriable-status-codes";
+/// Envoy's retry policy by request header: how long one attempt may take to its response headers.
+pub const PER_TRY_TIMEOUT_MS: &str = "x-envoy-upstream-rq-per-try-timeout-ms";
+
+/// Headers a client must not set: they steer the proxy or the engine. Every value of each is removed before anything else.
+pub const CONTROL: [&str; 11] = [
+    DESTINATION,
+    DESTINATION_FALLBACK,
+    SUBSET,
+    "x-gateway-destination-endpoint-served",
+    "x-gateway-destination-endpoint-scores",
+    "x-prefiller-host-port",
+    "x-encoder-hosts-ports",
+    "x-data-parallel-host-port",
+    OPEN,
+    DECISION,
+    LOAD_FORMAT,
+];
+
+/// Is this a header that a client must not set? `name` is lower-case, as HTTP/2 and Envoy have it.
+#[must_use]
+pub fn is_control(name: &[u8]) -> bool {
+    let ours = name.strip_prefix(b"x-switchpoint-").is_some_and(|rest| rest != b"explain");
+    ours || CONTROL.iter().any(|control| control.as_bytes() == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_may_ask_for_reasons_but_steer_nothing() {
+        assert!(!is_control(EXPLAIN.as_bytes()));
+        assert!(!is_control(b"authorization"));
+        assert!(CONTROL.iter().all(|name| is_control(name.as_bytes())));
+        assert!(is_control(b"x-switchpoint-anything-new"));
+    }
+}

@@ -1,0 +1,217 @@
+//! What one proxy VM knows of one pool, and the verbs that change it. One writer: the VM it lives in.
+//!
+//! The snapshot comes from the daemon; the ledger, the prefix index and the ejections are the VM's own and change at the pick, before
+//! anything is confirmed, so that the next pick already sees this one.
+
+mod counters;
+mod ejection;
+
+pub use counters::{Counters, DURATION_BOUNDS_MS, EndpointCounters, Histogram, MODELS_MAX, ModelCounters, PICK_BOUNDS_US};
+pub use ejection::Ejections;
+
+use scheduler::in_flight::{InFlight, Ticket};
+use scheduler::prefix::PrefixIndex;
+use scheduler::{Decision, EndpointMetrics, EndpointRef, Explanation, Local, Ranked, Request, Rng, Snapshot};
+
+use crate::reply::Refusal;
+use crate::time::Time;
+
+/// Bytes of prompt text taken for one token: the reference's estimate, good to a factor of two over languages and code.
+pub const BYTES_PER_TOKEN: usize = 4;
+
+/// Tokens in one block of the prefix index: the reference's minimum. Smaller blocks cost memory in every VM and gain no hit.
+pub const BLOCK_TOKENS: u32 = 64;
+
+/// Bytes in one block of the prefix index.
+pub const BLOCK_BYTES: usize = BLOCK_TOKENS as usize * BYTES_PER_TOKEN;
+
+/// Buckets of the prefix index swept in one tick: about 0.1 ms of work, so that a removal of an endpoint stalls no request.
+const SWEEP_BUCKETS: usize = 16_384;
+
+/// One pool in one VM.
+#[derive(Debug)]
+pub struct Pool {
+    state: Option<State>,
+    in_flight: InFlight,
+    prefixes: PrefixIndex,
+    ejections: Ejections,
+    counters: Counters,
+    rng: Rng,
+    matched: Vec<u32>,
+    ejected: Vec<bool>,
+}
+
+/// What the daemon said.
+#[derive(Debug)]
+struct State {
+    snapshot: Snapshot,
+    refs: Vec<EndpointRef>,
+    hash_secret: u64,
+    staleness_max_ms: u64,
+    metrics_at: Option<Time>,
+}
+
+/// A pick that was made and recorded.
+#[derive(Debug)]
+pub(crate) struct Picked {
+    /// Whom to try, best first, with the address of each.
+    pub(crate) ranked: Vec<(EndpointRef, Box<str>)>,
+    /// Releases what the pick holds in the ledger.
+    pub(crate) ticket: Ticket,
+    /// Prompt tokens the first of them is believed to hold already.
+    pub(crate) matched_tokens: u32,
+}
+
+// === impl Pool ===
+
+impl Pool {
+    /// A pool nothing is known of yet. `prefix_entries` sizes its index: 0 where no request is served.
+    #[must_use]
+    pub fn new(seed: u64, prefix_entries: usize) -> Self {
+        Self {
+            state: None,
+            in_flight: InFlight::default(),
+            prefixes: PrefixIndex::with_capacity(prefix_entries),
+            ejections: Ejections::default(),
+            counters: Counters::default(),
+            rng: Rng::seeded(seed),
+            matched: Vec::new(),
+            ejected: Vec::new(),
+        }
+    }
+
+    /// Replaces what the daemon said. Endpoints that are gone, or came back as another incarnation, are forgotten at once.
+    pub fn install(&mut self, snapshot: Snapshot, hash_secret: u64, staleness_max_ms: u32) {
+        let refs: Vec<EndpointRef> = snapshot.endpoints().iter().map(|e| e.id).collect();
+        if let Some(old) = &self.state {
+            for gone in old.refs.iter().filter(|id| !refs.contains(id)) {
+                self.prefixes.forget(*gone);
+                self.ejections.forget(*gone);
+                self.counters.forget(*gone);
+            }
+        }
+        self.counters.keep_endpoints(&refs);
+        self.state = Some(State { snapshot, refs, hash_secret, staleness_max_ms: u64::from(staleness_max_ms), metrics_at: None });
+    }
+
+    /// Takes newer metrics: `snapshot` is [`Self::snapshot`] with other metrics.
+    pub fn refresh(&mut self, snapshot: Snapshot, at: Time) {
+        let Some(state) = &mut self.state else { return };
+        for (endpoint, metrics) in state.refs.iter().zip(snapshot.metrics()) {
+            if let Some(blocks) = index_blocks(metrics) {
+                self.prefixes.set_capacity(*endpoint, blocks);
+            }
+        }
+        state.snapshot = snapshot;
+        state.metrics_at = Some(at);
+    }
+
+    /// The snapshot in force; `None` before the first.
+    #[must_use]
+    pub fn snapshot(&self) -> Option<&Snapshot> {
+        self.state.as_ref().map(|s| &s.snapshot)
+    }
+
+    /// What was counted so far.
+    #[must_use]
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// The ledger.
+    #[must_use]
+    pub fn in_flight(&self) -> &InFlight {
+        &self.in_flight
+    }
+
+    /// The prefix index.
+    #[must_use]
+    pub fn prefixes(&self) -> &PrefixIndex {
+        &self.prefixes
+    }
+
+    /// Housekeeping in a bounded slice; call it now and then, never in a request.
+    pub fn tick(&mut self) {
+        let _ = self.prefixes.sweep(SWEEP_BUCKETS);
+    }
+
+    pub(crate) fn counters_mut(&mut self) -> &mut Counters {
+        &mut self.counters
+    }
+
+    pub(crate) fn hash_secret(&self) -> u64 {
+        self.state.as_ref().map_or(0, |s| s.hash_secret)
+    }
+
+    /// Picks and records: ledger and index change here.
+    pub(crate) fn pick(&mut self, request: &Request<'_>, now: Time, explanation: Option<&mut Explanation>) -> Result<Picked, Refusal> {
+        let Some(state) = &self.state else { return Err(Refusal::NoState) };
+        self.prefixes.matched(request.prefix_blocks, &state.refs, &mut self.matched);
+        self.ejections.mark(&state.snapshot, now, &mut self.ejected);
+        let local = Local {
+            in_flight: &self.in_flight,
+            matched_blocks: &self.matched,
+            ejected: &self.ejected,
+            metrics_stale: state.metrics_stale(now),
+        };
+        let ranked = match scheduler::schedule(&state.snapshot, request, local, &mut self.rng, explanation) {
+            Decision::Route(ranked) => ranked,
+            Decision::Shed(why) => return Err(Refusal::Shed(why)),
+            Decision::Unavailable(why) => return Err(Refusal::Unavailable(why)),
+        };
+        let matched = local.matched_blocks(ranked.first()).saturating_mul(request.prefix_block_tokens).min(request.prompt_tokens);
+        let ranked = state.addresses(&ranked);
+        let Some((first, _)) = ranked.first() else { return Err(Refusal::NoState) };
+        self.prefixes.record(*first, request.prefix_blocks);
+        self.counters.picked(*first);
+        let ticket = self.in_flight.admit(*first, request.prompt_tokens.saturating_sub(matched));
+        Ok(Picked { ranked, ticket, matched_tokens: matched })
+    }
+
+    /// Another endpoint of the list served: accounting and placement move to it.
+    pub(crate) fn moved(&mut self, ticket: &mut Ticket, to: EndpointRef, blocks: &[u64]) {
+        self.in_flight.transfer(ticket, to);
+        self.prefixes.record(to, blocks);
+    }
+
+    /// An attempt failed before any response.
+    pub(crate) fn failed(&mut self, endpoint: EndpointRef, now: Time) {
+        self.ejections.failed(endpoint, now);
+        self.counters.failed(endpoint);
+    }
+
+    /// An endpoint answered.
+    pub(crate) fn answered(&mut self, endpoint: EndpointRef) {
+        self.ejections.answered(endpoint);
+        self.counters.served(endpoint);
+    }
+
+    /// An engine told its load with a reply: fresher than any scrape.
+    pub(crate) fn observe(&mut self, endpoint: EndpointRef, update: impl FnOnce(&mut EndpointMetrics)) {
+        if let Some(state) = &mut self.state {
+            state.snapshot.observe(endpoint, update);
+        }
+    }
+
+    pub(crate) fn ledger(&mut self) -> &mut InFlight {
+        &mut self.in_flight
+    }
+}
+
+// === impl State ===
+
+impl State {
+    fn metrics_stale(&self, now: Time) -> bool {
+        self.metrics_at.is_none_or(|at| now.ms_since(at) > self.staleness_max_ms)
+    }
+
+    fn addresses(&self, ranked: &Ranked) -> Vec<(EndpointRef, Box<str>)> {
+        ranked.iter().filter_map(|index| self.snapshot.endpoint(index)).map(|e| (e.id, e.address.clone())).collect()
+    }
+}
+
+/// How many blocks of the index an engine's KV cache can hold.
+fn index_blocks(metrics: &EndpointMetrics) -> Option<u32> {
+    let tokens = u64::from(metrics.kv_blocks?).checked_mul(u64::from(metrics.kv_block_tokens?))?;
+    u32::try_from(tokens / u64::from(BLOCK_TOKENS)).ok()
+}

@@ -1,0 +1,197 @@
+//! What a VM counts of a pool. Cumulative since the VM started, so that a lost report loses nothing.
+
+use scheduler::EndpointRef;
+
+/// The most models counted by name; the rest are counted as `other`. Model names come from clients, and every row is reported each second.
+pub const MODELS_MAX: usize = 100;
+
+/// The longest model name counted by name, in bytes; names of models are paths at worst.
+const MODEL_NAME_BYTES_MAX: usize = 256;
+
+/// Upper bounds of duration buckets, in ms; a last bucket is unbounded.
+pub const DURATION_BOUNDS_MS: [u32; 20] =
+    [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 20_000, 30_000, 60_000, 120_000, 300_000, 600_000];
+
+/// Upper bounds of the pick's buckets, in µs: the same numbers, another unit.
+pub const PICK_BOUNDS_US: [u32; 20] = DURATION_BOUNDS_MS;
+
+/// Counts by bucket.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Histogram {
+    /// One count for each bound, and one beyond the last.
+    pub counts: [u64; 21],
+    /// Sum of all values.
+    pub sum: f64,
+}
+
+/// Of one endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndpointCounters {
+    /// Whose.
+    pub endpoint: EndpointRef,
+    /// Named first in a ranked list.
+    pub picked: u64,
+    /// Answered.
+    pub served: u64,
+    /// Refused or reset before a response.
+    pub failed: u64,
+}
+
+/// Of one model.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ModelCounters {
+    /// Name as the client gave it; `other` beyond [`MODELS_MAX`]; empty for opaque requests.
+    pub model: Box<str>,
+    /// Requests picked.
+    pub requests: u64,
+    /// Replies with an error status, by status.
+    pub errors: Vec<(u16, u64)>,
+    /// Pick to end, ms.
+    pub duration_ms: Histogram,
+    /// Pick to first token, ms; streamed requests only.
+    pub ttft_ms: Histogram,
+    /// Time per output token after the first, ms; streamed requests with known token counts.
+    pub tpot_ms: Histogram,
+    /// As engines reported.
+    pub prompt_tokens: u64,
+    /// As engines reported; estimated where they did not.
+    pub completion_tokens: u64,
+    /// As engines reported.
+    pub cached_tokens: u64,
+    /// Bodies received.
+    pub request_bytes: u64,
+    /// Bodies returned.
+    pub response_bytes: u64,
+    /// Outstanding now.
+    pub running: u64,
+}
+
+/// Of one pool.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Counters {
+    endpoints: Vec<EndpointCounters>,
+    models: Vec<ModelCounters>,
+    dropped: Vec<(&'static str, u64)>,
+    /// Time a pick took, µs.
+    pub pick_us: Histogram,
+}
+
+// === impl Histogram ===
+
+impl Histogram {
+    /// Counts `value` in the bucket of the first bound that is not below it.
+    pub fn record(&mut self, value: f64, bounds: &[u32; 20]) {
+        let bucket = bounds.partition_point(|&bound| f64::from(bound) < value);
+        if let Some(count) = self.counts.get_mut(bucket) {
+            *count += 1;
+        }
+        self.sum += value;
+    }
+}
+
+// === impl Counters ===
+
+impl Counters {
+    /// By endpoint of the snapshot in force.
+    #[must_use]
+    pub fn endpoints(&self) -> &[EndpointCounters] {
+        &self.endpoints
+    }
+
+    /// By model.
+    #[must_use]
+    pub fn models(&self) -> &[ModelCounters] {
+        &self.models
+    }
+
+    /// Requests we refused, by drop reason.
+    #[must_use]
+    pub fn dropped(&self) -> &[(&'static str, u64)] {
+        &self.dropped
+    }
+
+    pub(crate) fn dropped_one(&mut self, reason: &'static str) {
+        match self.dropped.iter_mut().find(|(r, _)| *r == reason) {
+            Some((_, count)) => *count += 1,
+            None => self.dropped.push((reason, 1)),
+        }
+    }
+
+    pub(super) fn keep_endpoints(&mut self, refs: &[EndpointRef]) {
+        for &endpoint in refs {
+            if !self.endpoints.iter().any(|e| e.endpoint == endpoint) {
+                self.endpoints.push(EndpointCounters { endpoint, picked: 0, served: 0, failed: 0 });
+            }
+        }
+    }
+
+    pub(super) fn forget(&mut self, endpoint: EndpointRef) {
+        self.endpoints.retain(|e| e.endpoint != endpoint);
+    }
+
+    pub(super) fn picked(&mut self, endpoint: EndpointRef) {
+        self.with(endpoint, |e| e.picked += 1);
+    }
+
+    pub(super) fn served(&mut self, endpoint: EndpointRef) {
+        self.with(endpoint, |e| e.served += 1);
+    }
+
+    pub(super) fn failed(&mut self, endpoint: EndpointRef) {
+        self.with(endpoint, |e| e.failed += 1);
+    }
+
+    fn with(&mut self, endpoint: EndpointRef, update: impl FnOnce(&mut EndpointCounters)) {
+        if let Some(row) = self.endpoints.iter_mut().find(|e| e.endpoint == endpoint) {
+            update(row);
+        }
+    }
+
+    /// The row of a model.
+    pub(crate) fn model(&mut self, name: &str) -> &mut ModelCounters {
+        let position = self.models.iter().position(|m| &*m.model == name).unwrap_or_else(|| {
+            let name = if self.models.len() < MODELS_MAX && name.len() <= MODEL_NAME_BYTES_MAX { name } else { "other" };
+            self.models.iter().position(|m| &*m.model == name).unwrap_or_else(|| {
+                self.models.push(ModelCounters { model: name.into(), ..ModelCounters::default() });
+                self.models.len() - 1
+            })
+        });
+        #[expect(clippy::indexing_slicing, reason = "found or pushed just above")]
+        &mut self.models[position]
+    }
+}
+
+impl ModelCounters {
+    pub(crate) fn error(&mut self, status: u16) {
+        match self.errors.iter_mut().find(|(s, _)| *s == status) {
+            Some((_, count)) => *count += 1,
+            None => self.errors.push((status, 1)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_from_clients_cannot_grow_without_bound() {
+        let mut counters = Counters::default();
+        for i in 0..10_000 {
+            counters.model(&format!("m{i}")).requests += 1;
+        }
+        assert_eq!(counters.models().len(), MODELS_MAX + 1);
+        assert_eq!(counters.models().iter().map(|m| m.requests).sum::<u64>(), 10_000);
+        assert_eq!(counters.model("m5").requests, 1);
+        assert_eq!(&*counters.model(&"x".repeat(1000)).model, "other");
+    }
+
+    #[test]
+    fn a_value_on_a_bound_belongs_to_it() {
+        let mut h = Histogram::default();
+        for v in [0.5, 1.0, 1.5, 600_000.0, 600_001.0] {
+            h.record(v, &DURATION_BOUNDS_MS);
+        }
+        assert_eq!((h.counts[0], h.counts[1], h.counts[19], h.counts[20]), (2, 1, 1, 1));
+    }
+}

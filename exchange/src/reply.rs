@@ -1,0 +1,142 @@
+//! Replies we make ourselves, in the error shape of the API that was called.
+
+use scheduler::{Shed, Unavailable};
+
+use crate::api::Family;
+use crate::body::BodyError;
+use crate::headers;
+
+/// How long a client is asked to wait after a 429, in seconds: long enough for a queue to move, short enough to be worth it.
+const RETRY_AFTER_S: u32 = 1;
+
+/// A complete local reply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// HTTP status.
+    pub status: u16,
+    /// Headers besides the status.
+    pub headers: Vec<(&'static str, String)>,
+    /// Body.
+    pub body: Vec<u8>,
+}
+
+/// Why we refuse a request. Says who caused it: the client (4xx) or the pool (5xx), and by the status whether to try again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The body breaks a rule of its API.
+    Body(BodyError),
+    /// The body is larger than the limit, in bytes.
+    TooLarge(usize),
+    /// The scheduler found nobody.
+    Unavailable(Unavailable),
+    /// The scheduler sheds.
+    Shed(Shed),
+    /// This proxy has never had state.
+    NoState,
+}
+
+/// One row of the table of refusals.
+struct Row {
+    status: u16,
+    code: &'static str,
+    reason: &'static str,
+    message: String,
+}
+
+// === impl Refusal ===
+
+impl Refusal {
+    /// The drop reason, as the dropped-reason header, logs and metrics say it.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        self.row().reason
+    }
+
+    /// The reply in the error shape of `family`.
+    #[must_use]
+    pub fn reply(&self, family: Family) -> Reply {
+        let row = self.row();
+        let mut headers = vec![("content-type", "application/json".to_owned()), (headers::DROPPED_REASON, row.reason.to_owned())];
+        if row.status == 429 {
+            headers.push(("retry-after", RETRY_AFTER_S.to_string()));
+        }
+        Reply { status: row.status, headers, body: body(family, &row) }
+    }
+
+    fn row(&self) -> Row {
+        let row = |status, code, reason, message: &str| Row { status, code, reason, message: message.to_owned() };
+        match self {
+            Self::Body(error) => row(400, error.code(), "invalid-request", &error.to_string()),
+            Self::TooLarge(limit) => {
+                row(413, "request_too_large", "request-too-large", &format!("request body is larger than the limit of {limit} bytes"))
+            }
+            Self::Unavailable(Unavailable::NoReadyEndpoint) => row(503, "no_ready_endpoint", "rejected-no-endpoints", "no model server is ready"),
+            Self::Unavailable(Unavailable::SubsetEmpty) => {
+                row(503, "no_eligible_endpoint", "rejected-no-endpoints", "no ready model server is in the subset allowed for this request")
+            }
+            Self::Unavailable(Unavailable::Filtered) => {
+                row(503, "no_eligible_endpoint", "rejected-no-endpoints", "no ready model server is eligible for this request")
+            }
+            Self::Shed(Shed::Saturated) => row(429, "saturated", "rejected-saturated", "the model servers are saturated; try again later"),
+            Self::NoState => row(503, "not_ready", "rejected-no-endpoints", "the gateway does not know its model servers yet; try again"),
+        }
+    }
+}
+
+fn body(family: Family, row: &Row) -> Vec<u8> {
+    let kind = match (family, row.status) {
+        (Family::Anthropic, 503) => "overloaded_error",
+        (Family::Anthropic, 413) => "request_too_large",
+        (_, 429) => "rate_limit_error",
+        (Family::OpenAi, 503) => "service_unavailable",
+        (_, _) => "invalid_request_error",
+    };
+    let value = match family {
+        Family::OpenAi => serde_json::json!({"error": {"message": row.message, "type": kind, "param": null, "code": row.code}}),
+        Family::Anthropic => serde_json::json!({"type": "error", "error": {"type": kind, "message": row.message}}),
+    };
+    value.to_string().into_bytes()
+}
+
+/// The answer of the ready path.
+#[must_use]
+pub fn ready(ready: bool) -> Reply {
+    let (status, body) = if ready { (200, r#"{"ready":true}"#) } else { (503, r#"{"ready":false}"#) };
+    Reply { status, headers: vec![("content-type", "application/json".to_owned())], body: body.as_bytes().to_vec() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(refusal: &Refusal, family: Family) -> String {
+        let reply = refusal.reply(family);
+        format!("{} {}", reply.status, String::from_utf8(reply.body).unwrap())
+    }
+
+    #[test]
+    fn errors_have_the_shape_of_their_api() {
+        let refusal = Refusal::Unavailable(Unavailable::NoReadyEndpoint);
+        assert_eq!(
+            text(&refusal, Family::OpenAi),
+            r#"503 {"error":{"code":"no_ready_endpoint","message":"no model server is ready","param":null,"type":"service_unavailable"}}"#
+        );
+        assert_eq!(
+            text(&refusal, Family::Anthropic),
+            r#"503 {"error":{"message":"no model server is ready","type":"overloaded_error"},"type":"error"}"#
+        );
+    }
+
+    #[test]
+    fn a_shed_request_is_told_when_to_come_back() {
+        let reply = Refusal::Shed(Shed::Saturated).reply(Family::OpenAi);
+        assert_eq!(reply.status, 429);
+        assert!(reply.headers.contains(&("retry-after", "1".to_owned())));
+        assert!(reply.headers.contains(&(headers::DROPPED_REASON, "rejected-saturated".to_owned())));
+    }
+
+    #[test]
+    fn the_limit_is_named() {
+        assert!(text(&Refusal::TooLarge(1000), Family::OpenAi).contains("limit of 1000 bytes"));
+    }
+}

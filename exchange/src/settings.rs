@@ -1,0 +1,71 @@
+//! How exchanges are handled: what an operator may set, and the one place of each default.
+
+use crate::headers;
+
+/// How the ranked list is told to the proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DestinationFormat {
+    /// All of it, comma-separated, for `override_host`.
+    List,
+    /// The first, with the second under the fallback header: for `ORIGINAL_DST` clusters and readers of the older protocol text.
+    Single,
+}
+
+/// What happens to a request while the proxy has never had state and the wait for it is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailureMode {
+    /// It is refused (503).
+    Close,
+    /// The fallback load balancer picks any host.
+    Open,
+}
+
+/// Settings of all exchanges of one filter configuration.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Header (and metadata key) of the destination.
+    pub destination_header: String,
+    /// Header of the second choice in [`DestinationFormat::Single`].
+    pub fallback_header: String,
+    /// How the ranked list is told.
+    pub destination_format: DestinationFormat,
+    /// Namespace of the subset hint in filter metadata.
+    pub subset_namespace: String,
+    /// Key of the subset hint in that namespace.
+    pub subset_key: String,
+    /// Largest request body on an inference path, in bytes after decompression. A million-token prompt is about 5 MB; Envoy's own limit
+    /// (32 MiB in the shipped files) lies above, so that the error is ours.
+    pub body_limit_bytes: usize,
+    /// What happens without any state.
+    pub failure_mode: FailureMode,
+    /// How long a request may wait for the first state, in ms.
+    pub cold_start_wait_ms: u64,
+    /// Path that answers 200 once state is there.
+    pub ready_path: String,
+    /// May a client ask for the reasons of a decision by header?
+    pub explain: bool,
+    /// Time one attempt of a streamed request may take to its response headers, in ms; 0 is no limit. Unstreamed replies send their
+    /// headers at the end, so it never applies to them.
+    pub per_try_timeout_ms: u64,
+    /// Are failed attempts retried on the rest of the ranked list?
+    pub retry: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            destination_header: headers::DESTINATION.to_owned(),
+            fallback_header: headers::DESTINATION_FALLBACK.to_owned(),
+            destination_format: DestinationFormat::List,
+            subset_namespace: headers::SUBSET_NAMESPACE.to_owned(),
+            subset_key: headers::SUBSET.to_owned(),
+            body_limit_bytes: 24 << 20,
+            failure_mode: FailureMode::Close,
+            cold_start_wait_ms: 2_000,
+            ready_path: "/switchpoint/ready".to_owned(),
+            explain: false,
+            per_try_timeout_ms: 0,
+            retry: true,
+        }
+    }
+}

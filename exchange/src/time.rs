@@ -1,0 +1,25 @@
+//! Time as an argument.
+
+/// A moment on a monotonic clock, in nanoseconds. Only differences mean anything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Time(pub u64);
+
+impl Time {
+    /// Milliseconds from `earlier` to here; 0 when `earlier` is later.
+    #[must_use]
+    pub fn ms_since(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0) / 1_000_000
+    }
+
+    /// Microseconds from `earlier` to here; 0 when `earlier` is later.
+    #[must_use]
+    pub fn us_since(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0) / 1_000
+    }
+
+    /// `ms` milliseconds later.
+    #[must_use]
+    pub fn plus_ms(self, ms: u64) -> Self {
+        Self(self.0.saturating_add(ms.saturating_mul(1_000_000)))
+    }
+}
