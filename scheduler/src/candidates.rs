@@ -43,17 +43,54 @@ impl Candidates {
 
     /// Keeps whom `keep` accepts.
     pub fn retain(&mut self, mut keep: impl FnMut(EndpointIndex) -> bool) {
-        let mut kept = self.indices.iter().map(|&i| keep(i)).collect::<Vec<_>>().into_iter();
-        let mut kept_scores = kept.clone();
-        self.indices.retain(|_| kept.next().unwrap_or(false));
-        self.scores.retain(|_| kept_scores.next().unwrap_or(false));
+        let (mut read, mut write) = (0, 0);
+        let scores = &mut self.scores;
+        self.indices.retain(|&index| {
+            let kept = keep(index);
+            if kept {
+                scores.swap(write, read);
+                write += 1;
+            }
+            read += 1;
+            kept
+        });
+        scores.truncate(write);
     }
 
     /// Adds `weight * clamp(score, 0, 1)` to every candidate; `scores` runs parallel to [`Self::indices`]. A score that is not a number adds nothing.
     pub fn add(&mut self, weight: f32, scores: &[f32]) {
         for (total, &score) in self.scores.iter_mut().zip(scores) {
-            // `max` and `min` return the number when the other side is NaN, so neither NaN nor an infinity gets past them.
-            *total += weight * score.max(0.0).min(1.0);
+            *total += weight * unit(score);
         }
+    }
+}
+
+/// `score` within 0 to 1; 0 for what is not a number.
+pub(crate) fn unit(score: f32) -> f32 {
+    if score.is_nan() { 0.0 } else { score.clamp(0.0, 1.0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retain_keeps_scores_beside_their_endpoints() {
+        let mut candidates = Candidates::new((0..5).map(EndpointIndex));
+        candidates.add(2.0, &[0.1, 0.2, 0.3, 0.4, 0.5]);
+        candidates.retain(|index| index.get() % 2 == 1);
+        assert_eq!(candidates.indices(), [EndpointIndex(1), EndpointIndex(3)]);
+        assert_eq!(candidates.scores(), [0.4, 0.8]);
+        candidates.retain(|_| false);
+        assert!(candidates.is_empty());
+        assert_eq!(candidates.len(), 0);
+    }
+
+    #[test]
+    fn no_score_leaves_the_unit_range() {
+        let wild = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.5, 1.5, 0.25];
+        let mut candidates = Candidates::new((0..6).map(EndpointIndex));
+        candidates.add(2.0, &wild);
+        assert_eq!(candidates.scores(), [0.0, 2.0, 0.0, 0.0, 2.0, 0.5]);
     }
 }

@@ -1,1 +1,87 @@
-//! .
+//! Pickers: from scored candidates to the ranked list.
+//!
+//! All three are one selection of the top few by a key, and differ in the key alone: the score, a sample weighted by it, or nothing.
+//! Equal keys are ordered by a random draw, so that a tie never favours a position in the pool.
+
+pub(crate) mod max_score;
+pub(crate) mod random;
+pub(crate) mod weighted_random;
+
+use std::cmp::Ordering;
+
+use crate::candidates::Candidates;
+use crate::decision::{RANKED_MAX, Ranked};
+use crate::plugin::{Default, InvalidParameter, Parameter, Parameters};
+use crate::rng::Rng;
+use crate::snapshot::EndpointIndex;
+
+/// Every picker's parameter. [`crate::Profile::build`] reads it, since the whole profile goes by the length of the list.
+pub(crate) const LIST_LENGTH: Parameter = Parameter {
+    name: "maxNumOfEndpoints",
+    default: Default::Number(0.0),
+    doc: "endpoints in the ranked list, a whole number from 1 to 8; 0 leaves it to the profile",
+};
+
+/// The length of the ranked list that a picker's parameters ask for; `None` leaves it to the profile.
+pub(crate) fn list_length(parameters: &Parameters<'_>) -> Result<Option<usize>, InvalidParameter> {
+    #[expect(clippy::cast_possible_truncation, reason = "a single digit")]
+    let length = parameters.integer(LIST_LENGTH.name, 0..=RANKED_MAX as u32)?;
+    Ok(usize::try_from(length).ok().filter(|&length| length > 0))
+}
+
+/// A candidate's place in the order: key, then chance.
+#[derive(Clone, Copy)]
+struct Rank {
+    key: f32,
+    tie: u64,
+    index: EndpointIndex,
+}
+
+impl Rank {
+    fn beats(&self, other: &Self) -> bool {
+        self.key.total_cmp(&other.key).then(self.tie.cmp(&other.tie)) == Ordering::Greater
+    }
+}
+
+/// The `max` candidates with the greatest `key` of their score, greatest first.
+pub(crate) fn rank(candidates: &Candidates, max: usize, rng: &mut Rng, key: impl Fn(f32, &mut Rng) -> f32) -> Option<Ranked> {
+    let max = max.clamp(1, RANKED_MAX);
+    let mut best: Vec<Rank> = Vec::with_capacity(max + 1);
+    for (&index, &score) in candidates.indices().iter().zip(candidates.scores()) {
+        let rank = Rank { key: key(score, rng), tie: rng.next_u64(), index };
+        if best.len() == max && best.last().is_some_and(|worst| worst.beats(&rank)) {
+            continue;
+        }
+        best.insert(best.partition_point(|other| other.beats(&rank)), rank);
+        best.truncate(max);
+    }
+    Ranked::new(best.into_iter().map(|rank| rank.index))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Candidates with these scores, one after another.
+    pub(crate) fn scored(scores: &[f32]) -> Candidates {
+        let mut candidates = Candidates::new((0..u16::try_from(scores.len()).unwrap()).map(EndpointIndex));
+        candidates.add(1.0, scores);
+        candidates
+    }
+
+    fn by_score(scores: &[f32], max: usize, seed: u64) -> Vec<usize> {
+        let ranked = rank(&scored(scores), max, &mut Rng::seeded(seed), |score, _| score);
+        ranked.map(|r| r.iter().map(EndpointIndex::get).collect()).unwrap_or_default()
+    }
+
+    #[test]
+    fn top_of_the_list_best_first() {
+        let scores = [0.3, 0.9, 0.1, 0.7, 0.5];
+        assert_eq!(by_score(&scores, 3, 1), [1, 3, 4]);
+        assert_eq!(by_score(&scores, 1, 1), [1]);
+        assert_eq!(by_score(&scores, 99, 1), [1, 3, 4, 0, 2], "no longer than there are candidates");
+        assert_eq!(by_score(&[0.5; 20], 99, 1).len(), RANKED_MAX);
+        assert_eq!(by_score(&scores, 0, 1), [1], "a list has at least one");
+        assert!(by_score(&[], 3, 1).is_empty());
+    }
+}

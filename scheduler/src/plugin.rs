@@ -3,12 +3,24 @@
 //! A plugin is one file: a doc with its formula and source, its parameters with their defaults, its `impl`, its tests. [`PLUGINS`] lists
 //! them all; look-up, validation and the printed reference come from it, so each default appears once.
 
+mod closest;
+mod parameters;
+mod reference;
+
+pub use closest::closest;
+pub(crate) use parameters::write_known;
+pub use parameters::{Default, InvalidParameter, Parameter, Parameters, Value};
+pub use reference::reference_markdown;
+
 use crate::candidates::Candidates;
 use crate::decision::Ranked;
+use crate::in_flight::Load;
 use crate::local::Local;
+use crate::picker::{max_score, random, weighted_random};
 use crate::request::Request;
 use crate::rng::Rng;
-use crate::snapshot::{EndpointIndex, Snapshot};
+use crate::scorer::{active_request, kv_cache_utilization, lora_affinity, prefix_cache, queue, running_requests_size, token_load};
+use crate::snapshot::{EndpointIndex, EndpointMetrics, Snapshot};
 
 /// All a plugin may look at.
 #[derive(Clone, Copy, Debug)]
@@ -61,39 +73,6 @@ pub enum Kind {
     Picker,
 }
 
-/// The value of a parameter, as configuration and wire carry it.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Value {
-    /// A number; whether it must be whole or bounded, the plugin says.
-    Number(f64),
-    /// true or false.
-    Flag(bool),
-    /// Text.
-    Text(String),
-}
-
-/// One parameter of a plugin, for validation and for the printed reference.
-#[derive(Clone, Copy, Debug)]
-pub struct Parameter {
-    /// Its name, as in the reference's configuration files.
-    pub name: &'static str,
-    /// What it has when not given.
-    pub default: Default,
-    /// Meaning, unit and range, in one line.
-    pub doc: &'static str,
-}
-
-/// A default that can stand in a static table.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Default {
-    /// A number.
-    Number(f64),
-    /// true or false.
-    Flag(bool),
-    /// Text.
-    Text(&'static str),
-}
-
 /// One row of [`PLUGINS`].
 #[derive(Debug)]
 pub struct PluginType {
@@ -107,34 +86,105 @@ pub struct PluginType {
     pub source: &'static str,
     /// Its parameters.
     pub parameters: &'static [Parameter],
-    /// Makes one from checked parameters.
+    /// Makes one from checked parameters; callers outside go through [`PluginType::build`].
     pub build: fn(&Parameters<'_>) -> Result<Plugin, InvalidParameter>,
 }
 
-/// Why a parameter was refused. Whoever wrote the configuration is at fault.
-#[derive(Clone, Debug, PartialEq)]
-pub enum InvalidParameter {
-    /// The plugin has no such parameter.
-    Unknown(String),
-    /// It has, but of another type.
-    WrongType {
-        /// The parameter.
-        name: String,
-        /// What it takes.
-        expected: &'static str,
-    },
-    /// Not finite, or outside its range.
-    OutOfRange {
-        /// The parameter.
-        name: String,
-        /// What it allows.
-        allowed: &'static str,
-    },
+/// Every plugin there is, in the order they are explained. The structural filters are none of them: nobody can leave those out.
+pub static PLUGINS: &[PluginType] = &[
+    queue::PLUGIN,
+    kv_cache_utilization::PLUGIN,
+    running_requests_size::PLUGIN,
+    active_request::PLUGIN,
+    token_load::PLUGIN,
+    prefix_cache::PLUGIN,
+    lora_affinity::PLUGIN,
+    max_score::PLUGIN,
+    weighted_random::PLUGIN,
+    random::PLUGIN,
+];
+
+/// The plugin type of that name.
+#[must_use]
+pub fn lookup(plugin_type: &str) -> Option<&'static PluginType> {
+    PLUGINS.iter().find(|plugin| plugin.name == plugin_type)
 }
 
-/// Given parameters over the defaults of a plugin type.
-#[derive(Clone, Copy, Debug)]
-pub struct Parameters<'a> {
-    known: &'static [Parameter],
-    given: &'a [(String, Value)],
+// === impl PluginType ===
+
+impl PluginType {
+    /// Makes one from the given parameters over its defaults.
+    ///
+    /// # Errors
+    /// [`InvalidParameter`] when one is unknown, given twice, of another type or out of range.
+    pub fn build(&self, given: &[(String, Value)]) -> Result<Plugin, InvalidParameter> {
+        (self.build)(&Parameters::check(self.parameters, given)?)
+    }
+}
+
+// === impl Context ===
+
+impl Context<'_> {
+    /// What the engine last said of itself; `None` when that is too old to go by.
+    #[must_use]
+    pub fn metrics(&self, endpoint: EndpointIndex) -> Option<&EndpointMetrics> {
+        if self.local.metrics_stale { None } else { self.snapshot.metrics_of(endpoint) }
+    }
+
+    /// One number of it; `None` when unknown, stale, negative or not finite.
+    #[must_use]
+    pub fn metric(&self, endpoint: EndpointIndex, read: impl Fn(&EndpointMetrics) -> Option<f32>) -> Option<f32> {
+        self.metrics(endpoint).and_then(read).filter(|value| value.is_finite() && *value >= 0.0)
+    }
+
+    /// What the proxy has outstanding there.
+    #[must_use]
+    pub fn load(&self, endpoint: EndpointIndex) -> Load {
+        self.snapshot.endpoint(endpoint).map(|e| self.local.in_flight.load(e.id)).unwrap_or_default()
+    }
+
+    /// Prompt tokens of the request that the endpoint is not believed to hold already.
+    #[must_use]
+    pub fn uncached_tokens(&self, endpoint: EndpointIndex) -> u32 {
+        let cached = self.local.matched_blocks(endpoint).saturating_mul(self.request.prefix_block_tokens);
+        self.request.prompt_tokens.saturating_sub(cached)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_there_once_and_found() {
+        for plugin in PLUGINS {
+            assert_eq!(PLUGINS.iter().filter(|other| other.name == plugin.name).count(), 1, "{}", plugin.name);
+            assert_eq!(lookup(plugin.name).map(|found| found.name), Some(plugin.name));
+        }
+        assert!(lookup("queue-scorer ").is_none());
+    }
+
+    #[test]
+    fn every_plugin_accepts_its_own_defaults_and_is_of_its_kind() {
+        for plugin in PLUGINS {
+            let built = plugin.build(&[]).unwrap_or_else(|e| panic!("{}: {e}", plugin.name));
+            let kind = match built {
+                Plugin::Filter(_) => Kind::Filter,
+                Plugin::Scorer(_) => Kind::Scorer,
+                Plugin::Picker(_) => Kind::Picker,
+            };
+            assert_eq!(kind, plugin.kind, "{}", plugin.name);
+        }
+    }
+
+    #[test]
+    fn every_parameter_refuses_what_is_no_number_of_its_range() {
+        for (plugin, parameter) in PLUGINS.iter().flat_map(|p| p.parameters.iter().map(move |parameter| (p, parameter))) {
+            assert!(matches!(parameter.default, Default::Number(_)), "a parameter of a new type needs its own case here");
+            for bad in [f64::NAN, f64::INFINITY, -1.0, 1e300] {
+                let error = plugin.build(&[(parameter.name.to_owned(), Value::Number(bad))]).unwrap_err();
+                assert_eq!(error, InvalidParameter::OutOfRange { name: parameter.name.to_owned(), allowed: parameter.doc });
+            }
+        }
+    }
 }

@@ -50,9 +50,12 @@ impl SubsetHint {
     /// Does the hint allow this `ip:port`?
     #[must_use]
     pub fn allows(&self, address: &str) -> bool {
-        let Ok(socket) = address.parse::<SocketAddr>() else {
-            return false;
-        };
+        address.parse().is_ok_and(|socket| self.allows_socket(socket))
+    }
+
+    /// The same of an address already parsed.
+    #[must_use]
+    pub fn allows_socket(&self, socket: SocketAddr) -> bool {
         self.entries.binary_search(&SubsetEntry::Socket(socket)).is_ok()
             || self.entries.binary_search(&SubsetEntry::Ip(socket.ip())).is_ok()
     }

@@ -24,9 +24,7 @@ impl Rng {
 
     /// A uniform number in the open interval (0, 1): never 0, so that its logarithm is finite.
     pub fn open01(&mut self) -> f32 {
-        #[expect(clippy::cast_precision_loss, reason = "24 bits fit an f32 mantissa exactly")]
-        let mantissa = (self.next_u64() >> 40) as f32;
-        (mantissa + 0.5) / 16_777_216.0
+        open_unit(self.next_u64())
     }
 
     /// A uniform index in `0..n`; 0 when `n` is 0. Bias is below 2^-32 for the sizes a pool can have.
@@ -34,6 +32,13 @@ impl Rng {
         let wide = (self.next_u64() >> 32).wrapping_mul(n as u64) >> 32;
         usize::try_from(wide).unwrap_or(0)
     }
+}
+
+/// The middle of one of 2^23 equal parts of (0, 1): a 24th bit would leave none for the half, and the last part would round to 1.
+fn open_unit(bits: u64) -> f32 {
+    #[expect(clippy::cast_precision_loss, reason = "23 bits and a half fit an f32 mantissa exactly")]
+    let part = (bits >> 41) as f32;
+    (part + 0.5) / 8_388_608.0
 }
 
 #[cfg(test)]
@@ -59,6 +64,7 @@ mod tests {
 
     #[test]
     fn open01_is_open() {
+        assert!(open_unit(0) > 0.0 && open_unit(u64::MAX) < 1.0);
         let mut rng = Rng::seeded(3);
         assert!((0..100_000).map(|_| rng.open01()).all(|x| x > 0.0 && x < 1.0));
     }

@@ -1,11 +1,25 @@
 //! Filter, score, pick: all the control flow of scheduling.
 
-use crate::candidates::Candidates;
-use crate::decision::{Decision, Explanation, Unavailable};
+use crate::candidates::{Candidates, unit};
+use crate::decision::{Decision, Drop, Explanation, Ranked, ScoreColumn, Unavailable};
+use crate::filter::{Ejected, Ready, Subset};
 use crate::local::Local;
+use crate::plugin::{Context, Filter};
+use crate::profile::Profile;
 use crate::request::Request;
 use crate::rng::Rng;
-use crate::snapshot::Snapshot;
+use crate::snapshot::{EndpointIndex, Snapshot};
+
+/// How long an endpoint must have been in the pool to be the last resort of a list. A newer one may not have reached every worker of
+/// Envoy's cluster yet, and a list of such alone could fail whole; updates take well under a second.
+pub const SETTLED_MS: u64 = 5_000;
+
+/// The filters every request passes first: the name explanations call each by, and what it means when nobody is left.
+const STRUCTURAL: [(&str, &dyn Filter, Unavailable); 3] = [
+    ("ready", &Ready, Unavailable::NoReadyEndpoint),
+    ("subset", &Subset, Unavailable::SubsetEmpty),
+    ("ejected", &Ejected, Unavailable::Filtered),
+];
 
 /// Picks endpoints for `request` by the snapshot's profile. Mutates nothing but `rng`: the caller records the outcome.
 ///
@@ -16,8 +30,187 @@ pub fn schedule(
     request: &Request<'_>,
     local: Local<'_>,
     rng: &mut Rng,
-    explanation: Option<&mut Explanation>,
+    mut explanation: Option<&mut Explanation>,
 ) -> Decision {
-    let _ = (snapshot, request, local, rng, explanation, Candidates::default());
-    Decision::Unavailable(Unavailable::NoReadyEndpoint)
+    if let Some(explanation) = explanation.as_deref_mut() {
+        *explanation = Explanation::default();
+    }
+    let context = Context { snapshot, request, local };
+    let profile = snapshot.profile();
+    let mut candidates = Candidates::new(snapshot.indices());
+
+    let configured = profile.filters.iter().map(|(name, filter)| (&**name, &**filter, Unavailable::Filtered));
+    for (name, filter, unavailable) in STRUCTURAL.into_iter().chain(configured) {
+        narrow(&context, name, filter, &mut candidates, explanation.as_deref_mut());
+        if candidates.is_empty() {
+            return Decision::Unavailable(unavailable);
+        }
+    }
+    score(&context, profile, &mut candidates, explanation);
+    match profile.picker.pick(&candidates, profile.ranked_max, rng) {
+        Some(ranked) => Decision::Route(end_settled(snapshot, &candidates, ranked, profile.ranked_max, rng)),
+        None => Decision::Unavailable(Unavailable::Filtered),
+    }
+}
+
+/// Runs one filter and notes whom it dropped.
+fn narrow(context: &Context<'_>, name: &str, filter: &dyn Filter, candidates: &mut Candidates, explanation: Option<&mut Explanation>) {
+    let Some(explanation) = explanation else {
+        return filter.filter(context, candidates);
+    };
+    let before = candidates.indices().to_vec();
+    filter.filter(context, candidates);
+    let dropped = before.into_iter().filter(|index| !candidates.indices().contains(index));
+    explanation.dropped.extend(dropped.map(|endpoint| Drop { endpoint, by: name.into() }));
+}
+
+/// Adds up the weighted scores, through one column that all scorers share, and notes them.
+fn score(context: &Context<'_>, profile: &Profile, candidates: &mut Candidates, mut explanation: Option<&mut Explanation>) {
+    let mut column = vec![0.0; candidates.len()];
+    for (name, weight, scorer) in &profile.scorers {
+        column.fill(0.0);
+        scorer.score(context, candidates.indices(), &mut column);
+        candidates.add(*weight, &column);
+        if let Some(explanation) = explanation.as_deref_mut() {
+            let scores = candidates.indices().iter().copied().zip(column.iter().copied().map(unit)).collect();
+            explanation.scores.push(ScoreColumn { scorer: name.clone(), weight: *weight, scores });
+        }
+    }
+    if let Some(explanation) = explanation {
+        explanation.totals = candidates.indices().iter().copied().zip(candidates.scores().iter().copied()).collect();
+    }
+}
+
+/// Makes the list end with a settled endpoint, the best there is, when it names none and has a place other than the first.
+fn end_settled(snapshot: &Snapshot, candidates: &Candidates, ranked: Ranked, max: usize, rng: &mut Rng) -> Ranked {
+    let settled = |index: EndpointIndex| snapshot.endpoint(index).is_some_and(|e| e.age_ms >= SETTLED_MS);
+    // The first is the pick: a new endpoint must get requests to become of use.
+    if max < 2 || ranked.iter().any(settled) {
+        return ranked;
+    }
+    let mut others = candidates.clone();
+    others.retain(settled);
+    let Some(last) = crate::picker::rank(&others, 1, rng, |score, _| score) else {
+        return ranked;
+    };
+    let kept = ranked.len().min(max - 1);
+    Ranked::new(ranked.iter().take(kept).chain(last.iter())).unwrap_or(ranked)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::in_flight::InFlight;
+    use crate::profile::ProfileSpec;
+    use crate::request::SubsetHint;
+    use crate::snapshot::{Endpoint, EndpointMetrics, EndpointRef, Incarnation, Readiness, Slot, Version};
+
+    /// A filter of a profile that leaves nobody.
+    #[derive(Debug)]
+    struct Nobody;
+
+    impl Filter for Nobody {
+        fn filter(&self, _: &Context<'_>, candidates: &mut Candidates) {
+            candidates.retain(|_| false);
+        }
+    }
+
+    /// Endpoints 10.0.0.1:8000 and on, by age and queue depth.
+    fn pool(rows: &[(u64, f32)]) -> Snapshot {
+        let endpoint = |at: usize, age_ms| Endpoint {
+            id: EndpointRef { slot: Slot(u16::try_from(at).unwrap()), incarnation: Incarnation(0) },
+            name: format!("pod-{at}").into(),
+            address: format!("10.0.0.{}:8000", at + 1).into(),
+            readiness: Readiness::Ready,
+            labels: Box::new([]),
+            age_ms,
+        };
+        let endpoints = rows.iter().enumerate().map(|(at, &(age_ms, _))| endpoint(at, age_ms)).collect();
+        let metrics = rows.iter().map(|&(_, queue)| EndpointMetrics { queue_depth: Some(queue), ..EndpointMetrics::default() }).collect();
+        let profile = Profile::build(&ProfileSpec::default_profile()).unwrap();
+        Snapshot::try_new(Version::default(), endpoints, metrics, profile).unwrap()
+    }
+
+    fn local<'a>(in_flight: &'a InFlight, ejected: &'a [bool]) -> Local<'a> {
+        Local { in_flight, matched_blocks: &[], ejected, metrics_stale: false }
+    }
+
+    fn route(snapshot: &Snapshot, request: &Request<'_>, ejected: &[bool]) -> Result<Vec<usize>, Unavailable> {
+        match schedule(snapshot, request, local(&InFlight::default(), ejected), &mut Rng::seeded(1), None) {
+            Decision::Route(ranked) => Ok(ranked.iter().map(EndpointIndex::get).collect()),
+            Decision::Unavailable(why) => Err(why),
+            Decision::Shed(_) => panic!("nothing here sheds"),
+        }
+    }
+
+    const OLD: u64 = SETTLED_MS;
+    const NEW: u64 = SETTLED_MS - 1;
+
+    #[test]
+    fn shortest_queue_first() {
+        let pool = pool(&[(OLD, 5.0), (OLD, 0.0), (OLD, 9.0), (OLD, 2.0)]);
+        assert_eq!(route(&pool, &Request::default(), &[]), Ok(vec![1, 3, 0]));
+    }
+
+    #[test]
+    fn each_way_to_have_nobody_has_its_name() {
+        assert_eq!(route(&pool(&[]), &Request::default(), &[]), Err(Unavailable::NoReadyEndpoint));
+        let elsewhere = SubsetHint::parse(["10.9.9.9"]);
+        let request = Request { subset: Some(&elsewhere), ..Request::default() };
+        assert_eq!(route(&pool(&[(OLD, 0.0)]), &request, &[]), Err(Unavailable::SubsetEmpty));
+        let mut profile = Profile::build(&ProfileSpec::default_profile()).unwrap();
+        profile.filters.push(("nobody".into(), Box::new(Nobody)));
+        let (endpoints, metrics) = (pool(&[(OLD, 0.0)]).endpoints().to_vec(), vec![EndpointMetrics::default()]);
+        let snapshot = Snapshot::try_new(Version::default(), endpoints, metrics, profile).unwrap();
+        assert_eq!(route(&snapshot, &Request::default(), &[]), Err(Unavailable::Filtered));
+        let mut explanation = Explanation::default();
+        let in_flight = InFlight::default();
+        let _ = schedule(&snapshot, &Request::default(), local(&in_flight, &[]), &mut Rng::seeded(1), Some(&mut explanation));
+        assert_eq!(explanation.dropped, [Drop { endpoint: EndpointIndex(0), by: "nobody".into() }]);
+    }
+
+    #[test]
+    fn ejection_never_takes_the_last() {
+        let pool = pool(&[(OLD, 0.0), (OLD, 9.0)]);
+        assert_eq!(route(&pool, &Request::default(), &[true, false]), Ok(vec![1]));
+        assert_eq!(route(&pool, &Request::default(), &[true, true]), Ok(vec![0, 1]));
+        let first = SubsetHint::parse(["10.0.0.1"]);
+        let request = Request { subset: Some(&first), ..Request::default() };
+        assert_eq!(route(&pool, &request, &[true, false]), Ok(vec![0]), "the last of the subset is the last");
+    }
+
+    #[test]
+    fn a_list_of_new_endpoints_ends_with_the_best_settled_one() {
+        let full = pool(&[(NEW, 0.0), (NEW, 1.0), (NEW, 2.0), (OLD, 9.0), (OLD, 8.0)]);
+        assert_eq!(route(&full, &Request::default(), &[]), Ok(vec![0, 1, 4]));
+        let short = pool(&[(NEW, 0.0), (OLD, 9.0)]);
+        assert_eq!(route(&short, &Request::default(), &[]), Ok(vec![0, 1]));
+        let young = pool(&[(NEW, 0.0), (NEW, 1.0), (NEW, 2.0), (NEW, 3.0)]);
+        assert_eq!(route(&young, &Request::default(), &[]), Ok(vec![0, 1, 2]), "where none is settled there is none to add");
+        let mixed = pool(&[(NEW, 0.0), (OLD, 1.0), (NEW, 2.0), (OLD, 3.0)]);
+        assert_eq!(route(&mixed, &Request::default(), &[]), Ok(vec![0, 1, 2]), "one settled endpoint in the list is enough");
+    }
+
+    #[test]
+    fn a_list_of_one_is_not_taken_from_the_new() {
+        let mut spec = ProfileSpec::default_profile();
+        spec.ranked_max = 1;
+        let rows = pool(&[(NEW, 0.0), (OLD, 9.0)]);
+        let (endpoints, metrics) = (rows.endpoints().to_vec(), rows.metrics().to_vec());
+        let snapshot = Snapshot::try_new(Version::default(), endpoints, metrics, Profile::build(&spec).unwrap()).unwrap();
+        assert_eq!(route(&snapshot, &Request::default(), &[]), Ok(vec![0]));
+    }
+
+    #[test]
+    fn an_old_explanation_is_forgotten() {
+        let pool = pool(&[(OLD, 0.0), (OLD, 4.0)]);
+        let in_flight = InFlight::default();
+        let mut fresh = Explanation::default();
+        let _ = schedule(&pool, &Request::default(), local(&in_flight, &[]), &mut Rng::seeded(1), Some(&mut fresh));
+        let mut used = fresh.clone();
+        let _ = schedule(&pool, &Request::default(), local(&in_flight, &[]), &mut Rng::seeded(1), Some(&mut used));
+        assert_eq!(fresh, used);
+        assert_eq!(fresh.scores.len(), 4);
+        assert_eq!(fresh.totals.len(), 2);
+    }
 }

@@ -1,1 +1,87 @@
-//! .
+//! Scorers: how good each candidate is, 0 to 1, more is better.
+//!
+//! **Unknown is not full, nor idle.** An endpoint whose metric is missing, stale or no sane number gets the mean score of the candidates
+//! whose metric is known, so that the scorer speaks neither for nor against it; a fixed number would draw all traffic to it in a busy
+//! pool and none in an idle one. Where nobody's is known all get [`UNKNOWN`].
+
+pub(crate) mod active_request;
+pub(crate) mod kv_cache_utilization;
+pub(crate) mod lora_affinity;
+pub(crate) mod prefix_cache;
+pub(crate) mod queue;
+pub(crate) mod running_requests_size;
+pub(crate) mod token_load;
+
+use crate::snapshot::EndpointIndex;
+
+/// What all get when nothing is known of anybody: the middle, so that a sampling picker weighs the other scorers as it would against
+/// an average pool.
+pub(crate) const UNKNOWN: f32 = 0.5;
+
+/// Writes `rating` of each endpoint into the score column, and the mean of the known ratings where it is `None`.
+pub(crate) fn rate(endpoints: &[EndpointIndex], scores: &mut [f32], rating: impl Fn(EndpointIndex) -> Option<f32>) {
+    let (mut sum, mut known) = (0.0_f64, 0_u32);
+    for (score, &endpoint) in scores.iter_mut().zip(endpoints) {
+        // NaN marks the unknown until the mean is there; ratings are finite.
+        *score = rating(endpoint).unwrap_or(f32::NAN);
+        if !score.is_nan() {
+            sum += f64::from(*score);
+            known += 1;
+        }
+    }
+    if usize::try_from(known) == Ok(endpoints.len()) {
+        return;
+    }
+    #[expect(clippy::cast_possible_truncation, reason = "a mean of f32 numbers from 0 to 1")]
+    let neutral = if known == 0 { UNKNOWN } else { (sum / f64::from(known)) as f32 };
+    for score in scores.iter_mut().filter(|score| score.is_nan()) {
+        *score = neutral;
+    }
+}
+
+/// Min-max of a load over the candidates: `(max - load) / (max - min)`, and 1 for all when they are equal.
+pub(crate) fn rate_by_load(endpoints: &[EndpointIndex], scores: &mut [f32], load: impl Fn(EndpointIndex) -> Option<f32>) {
+    let known = endpoints.iter().filter_map(|&endpoint| load(endpoint));
+    let (min, max) = known.fold((f32::INFINITY, f32::NEG_INFINITY), |(min, max), load| (min.min(load), max.max(load)));
+    let span = max - min;
+    rate(endpoints, scores, |endpoint| load(endpoint).map(|load| if span > 0.0 { (max - load) / span } else { 1.0 }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn endpoints(values: &[Option<f32>]) -> Vec<EndpointIndex> {
+        (0..u16::try_from(values.len()).unwrap()).map(EndpointIndex).collect()
+    }
+
+    fn ratings(values: &[Option<f32>]) -> Vec<f32> {
+        let mut scores = vec![0.0; values.len()];
+        rate(&endpoints(values), &mut scores, |endpoint| values[endpoint.get()]);
+        scores
+    }
+
+    fn loads(values: &[Option<f32>]) -> Vec<f32> {
+        let mut scores = vec![0.0; values.len()];
+        rate_by_load(&endpoints(values), &mut scores, |endpoint| values[endpoint.get()]);
+        scores
+    }
+
+    #[test]
+    fn unknown_gets_the_mean_of_the_known() {
+        assert_eq!(ratings(&[Some(0.25), None, Some(0.75), None]), [0.25, 0.5, 0.75, 0.5]);
+        assert_eq!(ratings(&[Some(0.1), None]), [0.1, 0.1], "in a busy pool the unknown one is no refuge");
+        assert_eq!(ratings(&[None, None]), [UNKNOWN, UNKNOWN]);
+        assert_eq!(ratings(&[]), [0.0; 0]);
+    }
+
+    #[test]
+    fn min_max_spans_the_known() {
+        assert_eq!(loads(&[Some(10.0), Some(0.0), Some(5.0)]), [0.0, 1.0, 0.5]);
+        assert_eq!(loads(&[Some(7.0), Some(7.0)]), [1.0, 1.0]);
+        assert_eq!(loads(&[Some(7.0)]), [1.0]);
+        assert_eq!(loads(&[Some(10.0), None, Some(0.0)]), [0.0, 0.5, 1.0]);
+        assert_eq!(loads(&[None, Some(3.0)]), [1.0, 1.0], "one known value has nothing to be compared with");
+        assert_eq!(loads(&[Some(f32::MAX), Some(0.0)]), [0.0, 1.0]);
+    }
+}

@@ -1,0 +1,15 @@
+//! Keeps endpoints that are ready.
+
+use crate::candidates::Candidates;
+use crate::plugin::{Context, Filter};
+use crate::snapshot::Readiness;
+
+/// `ready`: Envoy ignores health for hosts it is given by name, so readiness is decided here or nowhere.
+#[derive(Debug)]
+pub(crate) struct Ready;
+
+impl Filter for Ready {
+    fn filter(&self, context: &Context<'_>, candidates: &mut Candidates) {
+        candidates.retain(|index| context.snapshot.endpoint(index).is_some_and(|e| e.readiness == Readiness::Ready));
+    }
+}

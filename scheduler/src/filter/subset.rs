@@ -1,0 +1,18 @@
+//! Keeps endpoints that the proxy allows for this request.
+
+use crate::candidates::Candidates;
+use crate::plugin::{Context, Filter};
+
+/// `subset`: no hint allows the whole pool, an empty one allows nobody.
+///
+/// Source: Gateway API Inference Extension, proposal 004 (endpoint picker protocol), subset hint.
+#[derive(Debug)]
+pub(crate) struct Subset;
+
+impl Filter for Subset {
+    fn filter(&self, context: &Context<'_>, candidates: &mut Candidates) {
+        if let Some(hint) = context.request.subset {
+            candidates.retain(|index| context.snapshot.socket(index).is_some_and(|socket| hint.allows_socket(socket)));
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! What was probably meant by a name that does not exist.
+
+/// Names longer than this are not compared: no name of ours is, and the work grows with the product of both lengths.
+const NAME_CHARS_MAX: usize = 64;
+
+/// The name of `known` nearest to `name`, when it is near enough to be a slip of the hand: at most one edit in three letters.
+pub fn closest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    if name.chars().count() > NAME_CHARS_MAX {
+        return None;
+    }
+    let near_enough = name.chars().count() / 3;
+    known.into_iter().map(|other| (edits(name, other), other)).filter(|(edits, _)| *edits <= near_enough).min().map(|(_, other)| other)
+}
+
+/// Levenshtein distance, case ignored: row by row, where `row[j]` is the distance to the first `j` letters of `b`.
+fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.to_lowercase().chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, letter) in a.to_lowercase().chars().enumerate() {
+        let mut diagonal = i;
+        let mut left = i + 1;
+        let (first, rest) = match row.split_first_mut() {
+            Some(split) => split,
+            None => return 0,
+        };
+        *first = left;
+        for (cell, other) in rest.iter_mut().zip(&b) {
+            left = (diagonal + usize::from(letter != *other)).min(left + 1).min(*cell + 1);
+            diagonal = std::mem::replace(cell, left);
+        }
+    }
+    row.last().copied().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn distances() {
+        for (a, b, expected) in
+            [("", "", 0), ("", "abc", 3), ("abc", "", 3), ("kitten", "sitting", 3), ("queue", "quue", 1), ("Ab", "aB", 0)]
+        {
+            assert_eq!(edits(a, b), expected, "{a} {b}");
+            assert_eq!(edits(b, a), expected, "{b} {a}");
+        }
+    }
+
+    #[test]
+    fn near_names_only() {
+        let known = ["queue-scorer", "random-picker", "max-score-picker"];
+        assert_eq!(closest("queue-score", known), Some("queue-scorer"));
+        assert_eq!(closest("Random_Picker", known), Some("random-picker"));
+        assert_eq!(closest("banana", known), None);
+        assert_eq!(closest("", known), None);
+        assert_eq!(closest(&"q".repeat(1_000_000), known), None);
+    }
+}

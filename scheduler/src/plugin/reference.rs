@@ -1,0 +1,48 @@
+//! The plugin reference for people, printed from the one table that the scheduler runs by.
+
+use std::fmt::Write;
+
+use crate::plugin::{Kind, PLUGINS, PluginType};
+
+/// Every plugin with its formula, source, parameters and defaults, as Markdown.
+#[must_use]
+pub fn reference_markdown() -> String {
+    let mut page = String::new();
+    for (title, kind) in [("Filters", Kind::Filter), ("Scorers", Kind::Scorer), ("Pickers", Kind::Picker)] {
+        let mut plugins = PLUGINS.iter().filter(|plugin| plugin.kind == kind).peekable();
+        if plugins.peek().is_some() {
+            let _ = writeln!(page, "## {title}\n");
+            plugins.for_each(|plugin| write_plugin(&mut page, plugin));
+        }
+    }
+    page
+}
+
+fn write_plugin(page: &mut String, plugin: &PluginType) {
+    // Writing to a String cannot fail.
+    let _ = writeln!(page, "### `{}`\n\n{}\n\nSource: {}.\n", plugin.name, plugin.doc, plugin.source);
+    if plugin.parameters.is_empty() {
+        return;
+    }
+    let _ = writeln!(page, "| parameter | default | meaning |\n|---|---|---|");
+    for parameter in plugin.parameters {
+        let _ = writeln!(page, "| `{}` | {} | {} |", parameter.name, parameter.default, parameter.doc);
+    }
+    page.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn says_everything_in_the_table() {
+        let page = reference_markdown();
+        for plugin in PLUGINS {
+            assert!(page.contains(&format!("### `{}`\n\n{}\n\nSource: {}.\n", plugin.name, plugin.doc, plugin.source)));
+        }
+        assert!(page.contains("| `matchLengthScaleTokens` | 8192 | tokens of match"));
+        assert!(page.find("## Scorers").unwrap() < page.find("## Pickers").unwrap());
+        assert!(!page.contains("## Filters"), "no heading over nothing");
+    }
+}

@@ -1,0 +1,27 @@
+//! `kv-cache-utilization-scorer`: the emptier the KV cache, the better.
+
+use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer};
+use crate::scorer::rate;
+use crate::snapshot::EndpointIndex;
+
+pub(crate) const PLUGIN: PluginType = PluginType {
+    name: "kv-cache-utilization-scorer",
+    kind: Kind::Scorer,
+    doc: "1 - u, u = share of the KV-cache blocks in use.",
+    source: "llm-d-router, scorer/kvcacheutilization",
+    parameters: &[],
+    build,
+};
+
+#[derive(Debug)]
+struct KvCacheUtilization;
+
+fn build(_: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
+    Ok(Plugin::Scorer(Box::new(KvCacheUtilization)))
+}
+
+impl Scorer for KvCacheUtilization {
+    fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
+        rate(endpoints, scores, |endpoint| context.metric(endpoint, |m| m.kv_cache_utilization).map(|u| (1.0 - u).max(0.0)));
+    }
+}

@@ -1,0 +1,84 @@
+//! `prefix-cache-scorer`: the more of the prompt an endpoint is believed to hold already, the better.
+
+use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer};
+use crate::snapshot::EndpointIndex;
+
+pub(crate) const PLUGIN: PluginType = PluginType {
+    name: "prefix-cache-scorer",
+    kind: Kind::Scorer,
+    doc: "w * min(1, matched tokens / S)^2 + (1 - w) * matched blocks / all blocks, w = matchLengthWeight, S = matchLengthScaleTokens.",
+    source: "llm-d-router, scorer/prefix",
+    parameters: &[
+        Parameter {
+            name: "matchLengthWeight",
+            default: Default::Number(0.0),
+            doc: "share of the score that the length of the match decides rather than its ratio, 0 to 1",
+        },
+        Parameter {
+            name: "matchLengthScaleTokens",
+            default: Default::Number(8192.0),
+            doc: "tokens of match at which the length's share is complete, a whole number from 1",
+        },
+    ],
+    build,
+};
+
+#[derive(Debug)]
+struct PrefixCache {
+    length_weight: f64,
+    length_scale_tokens: u32,
+}
+
+fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
+    Ok(Plugin::Scorer(Box::new(PrefixCache {
+        length_weight: parameters.number("matchLengthWeight", 0.0..=1.0)?,
+        length_scale_tokens: parameters.integer("matchLengthScaleTokens", 1..=u32::MAX)?,
+    })))
+}
+
+impl PrefixCache {
+    fn rate(&self, matched_blocks: u32, blocks: u32, block_tokens: u32) -> f32 {
+        if blocks == 0 {
+            return 0.0;
+        }
+        let ratio = f64::from(matched_blocks.min(blocks)) / f64::from(blocks);
+        let matched_tokens = f64::from(matched_blocks.min(blocks)) * f64::from(block_tokens);
+        let length = (matched_tokens / f64::from(self.length_scale_tokens)).min(1.0);
+        #[expect(clippy::cast_possible_truncation, reason = "a score, 0 to 1")]
+        let score = (self.length_weight * length * length + (1.0 - self.length_weight) * ratio) as f32;
+        score
+    }
+}
+
+impl Scorer for PrefixCache {
+    fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
+        let blocks = u32::try_from(context.request.prefix_blocks.len()).unwrap_or(u32::MAX);
+        for (score, &endpoint) in scores.iter_mut().zip(endpoints) {
+            *score = self.rate(context.local.matched_blocks(endpoint), blocks, context.request.prefix_block_tokens);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ratio_alone_by_default() {
+        let scorer = PrefixCache { length_weight: 0.0, length_scale_tokens: 8192 };
+        assert_eq!(scorer.rate(0, 4, 64), 0.0);
+        assert_eq!(scorer.rate(3, 4, 64), 0.75);
+        assert_eq!(scorer.rate(9, 4, 64), 1.0, "more than there is cannot match");
+        assert_eq!(scorer.rate(0, 0, 64), 0.0, "a request without blocks matches nothing");
+    }
+
+    #[test]
+    fn length_counts_squared_up_to_the_scale() {
+        let scorer = PrefixCache { length_weight: 1.0, length_scale_tokens: 1000 };
+        assert_eq!(scorer.rate(5, 100, 100), 0.25);
+        assert_eq!(scorer.rate(10, 100, 100), 1.0);
+        assert_eq!(scorer.rate(100, 100, 100), 1.0);
+        let half = PrefixCache { length_weight: 0.5, length_scale_tokens: 1000 };
+        assert_eq!(half.rate(5, 10, 100), 0.5 * 0.25 + 0.5 * 0.5);
+    }
+}

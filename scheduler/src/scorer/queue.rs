@@ -1,0 +1,27 @@
+//! `queue-scorer`: the shorter the engine's queue, the better.
+
+use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer};
+use crate::scorer::rate_by_load;
+use crate::snapshot::EndpointIndex;
+
+pub(crate) const PLUGIN: PluginType = PluginType {
+    name: "queue-scorer",
+    kind: Kind::Scorer,
+    doc: "(max - q) / (max - min) over the candidates, q = requests waiting in the engine; 1 when all are equal.",
+    source: "llm-d-router, scorer/queuedepth",
+    parameters: &[],
+    build,
+};
+
+#[derive(Debug)]
+struct Queue;
+
+fn build(_: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
+    Ok(Plugin::Scorer(Box::new(Queue)))
+}
+
+impl Scorer for Queue {
+    fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
+        rate_by_load(endpoints, scores, |endpoint| context.metric(endpoint, |m| m.queue_depth));
+    }
+}

@@ -1,0 +1,27 @@
+//! `running-requests-size-scorer`: the fewer requests the engine runs, the better.
+
+use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer};
+use crate::scorer::rate_by_load;
+use crate::snapshot::EndpointIndex;
+
+pub(crate) const PLUGIN: PluginType = PluginType {
+    name: "running-requests-size-scorer",
+    kind: Kind::Scorer,
+    doc: "(max - r) / (max - min) over the candidates, r = requests the engine runs; 1 when all are equal.",
+    source: "llm-d-router, scorer/runningrequests",
+    parameters: &[],
+    build,
+};
+
+#[derive(Debug)]
+struct RunningRequestsSize;
+
+fn build(_: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
+    Ok(Plugin::Scorer(Box::new(RunningRequestsSize)))
+}
+
+impl Scorer for RunningRequestsSize {
+    fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
+        rate_by_load(endpoints, scores, |endpoint| context.metric(endpoint, |m| m.running_requests));
+    }
+}

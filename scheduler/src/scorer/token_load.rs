@@ -1,0 +1,55 @@
+//! `token-load-scorer`: the less prefill work an endpoint would have with this request added, the better.
+
+use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer};
+use crate::snapshot::EndpointIndex;
+
+pub(crate) const PLUGIN: PluginType = PluginType {
+    name: "token-load-scorer",
+    kind: Kind::Scorer,
+    doc: "1 - min(t, T) / T, t = uncached prompt tokens in flight + those of this request, T = queueThresholdTokens.",
+    source: "llm-d-router, scorer/tokenload",
+    parameters: &[Parameter {
+        name: "queueThresholdTokens",
+        default: Default::Number(4_194_304.0),
+        doc: "prompt tokens in flight at which an endpoint counts as full, a whole number from 1",
+    }],
+    build,
+};
+
+#[derive(Debug)]
+struct TokenLoad {
+    threshold_tokens: u32,
+}
+
+fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
+    Ok(Plugin::Scorer(Box::new(TokenLoad { threshold_tokens: parameters.integer("queueThresholdTokens", 1..=u32::MAX)? })))
+}
+
+impl TokenLoad {
+    fn rate(&self, tokens: u64) -> f32 {
+        let over = u32::try_from(tokens).unwrap_or(u32::MAX).min(self.threshold_tokens);
+        #[expect(clippy::cast_possible_truncation, reason = "a score, 0 to 1")]
+        let score = (1.0 - f64::from(over) / f64::from(self.threshold_tokens)) as f32;
+        score
+    }
+}
+
+impl Scorer for TokenLoad {
+    fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
+        for (score, &endpoint) in scores.iter_mut().zip(endpoints) {
+            let in_flight = context.load(endpoint).prefill_tokens;
+            *score = self.rate(in_flight.saturating_add(u64::from(context.uncached_tokens(endpoint))));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn falls_to_nothing_at_the_threshold() {
+        let scorer = TokenLoad { threshold_tokens: 1000 };
+        assert_eq!([0, 250, 1000, 1001, u64::MAX].map(|t| scorer.rate(t)), [1.0, 0.75, 0.0, 0.0, 0.0]);
+    }
+}
