@@ -1,1 +1,3 @@
 //! switchpointd: discovers, scrapes and pushes state to the filters.
+
+pub mod scrape;

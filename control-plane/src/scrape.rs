@@ -1,0 +1,306 @@
+//! The scraper: asks the endpoints of a pool for their load, adaptively, and says what it heard.
+//!
+//! ```text
+//!  watch<targets> ──▶ run: who is due ──▶ tasks: fetch ─▶ exposition ─▶ extract ──▶ run ──▶ mpsc<ScrapeEvent>
+//!  picks ───────────▶ (BusyHint)                                (pure)     (pure)    pace, restarts
+//! ```
+//! One loop owns all state of its endpoints; tasks only fetch and parse, each within a deadline, never two for one endpoint and never more than
+//! [`SCRAPES_IN_FLIGHT_MAX`]. The scraper reports and forgets: whether metrics are too old to count is for their reader to decide, by `observed_at`.
+//! A failure is an event, not an absence: the old metrics stay valid until the reader finds them stale.
+
+pub mod engine;
+pub mod exposition;
+pub mod extract;
+mod fetch;
+mod metric_spec;
+mod pace;
+mod stats;
+mod target;
+mod tls;
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::Rng;
+use scheduler::{EndpointMetrics, EndpointRef};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout};
+
+pub use fetch::{FailReason, PAGE_BYTES_MAX};
+pub use metric_spec::{InvalidMetricSpec, MetricSpec, SPEC_BYTES_MAX};
+pub use pace::{Intervals, SCRAPES_PER_SECOND_MAX};
+pub use stats::{DURATION_BUCKETS_MS, ScrapeCounts, ScrapeStats};
+pub use target::{InvalidMetricsUrl, MetricsLocation, MetricsUrl, Target};
+pub use tls::{EndpointTls, InvalidTls};
+
+use extract::RestartWatch;
+use fetch::{Fetcher, Habit, Scraped};
+use pace::{Outcome, Pace};
+
+/// The most scrapes at once. Even if all of a full pool hang, each holds its place for a deadline (1 s) and then pauses for 5 s: a sixth
+/// of 1,024 at any time, so the living are still asked in time.
+pub const SCRAPES_IN_FLIGHT_MAX: usize = 256;
+
+/// Hints that wait to be read; beyond that they are dropped, since one hint in two seconds is enough for an endpoint.
+const HINTS_MAX: usize = 1024;
+
+/// The time one scrape may take. A page that takes longer would be stale on arrival; the reference gives as much.
+const DEADLINE: Duration = Duration::from_secs(1);
+
+/// How the scraper behaves.
+#[derive(Clone, Debug)]
+pub struct ScrapeConfig {
+    /// How often.
+    pub intervals: Intervals,
+    /// Time for one scrape, fallback included.
+    pub deadline: Duration,
+    /// TLS towards endpoints.
+    pub tls: EndpointTls,
+}
+
+/// What an endpoint said of itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Observed {
+    /// For the scheduler. At least one of queue, running and KV-cache utilisation is known.
+    pub metrics: EndpointMetrics,
+    /// Configured metrics under their keys.
+    pub custom: Vec<(Arc<str>, f64)>,
+    /// Start of the process in Unix seconds, where the engine says so.
+    pub process_start: Option<f64>,
+    /// When the answer began to arrive. The page was written just before, so picks since then are not in it.
+    pub observed_at: Instant,
+}
+
+/// What the scraper tells its reader.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ScrapeEvent {
+    /// An endpoint said how it is.
+    Metrics(EndpointRef, Observed),
+    /// It did not; how often in a row by now.
+    Failed(EndpointRef, FailReason, u32),
+    /// Another process answers at its address than before. What it said is withheld once, since it is not of this incarnation.
+    Restarted(EndpointRef),
+}
+
+/// Tells a scraper that an endpoint was picked, so that it looks more often. Lossy and cheap.
+#[derive(Clone, Debug)]
+pub struct BusyHint(mpsc::Sender<EndpointRef>);
+
+/// Scrapes the endpoints of one pool.
+#[derive(Debug)]
+pub struct Scraper {
+    fetcher: Fetcher,
+    intervals: Intervals,
+    deadline: Duration,
+    hints: mpsc::Receiver<EndpointRef>,
+}
+
+/// An endpoint and what is remembered of it.
+struct Row {
+    target: Target,
+    /// Tells this row from an earlier one of the same id.
+    ticket: u64,
+    /// `None` while it is being scraped.
+    due: Option<Instant>,
+    pace: Pace,
+    habit: Habit,
+    restarts: RestartWatch,
+}
+
+/// All rows, and in which order they are due.
+#[derive(Default)]
+struct Rows {
+    by_id: HashMap<EndpointRef, Row>,
+    due: BTreeSet<(Instant, EndpointRef)>,
+    tickets: u64,
+}
+
+/// A finished scrape.
+struct Done {
+    id: EndpointRef,
+    ticket: u64,
+    result: Result<Scraped, FailReason>,
+}
+
+impl Default for ScrapeConfig {
+    fn default() -> Self {
+        Self { intervals: Intervals::default(), deadline: DEADLINE, tls: EndpointTls::default() }
+    }
+}
+
+impl BusyHint {
+    /// The endpoint was picked.
+    pub fn picked(&self, id: EndpointRef) {
+        let _ = self.0.try_send(id); // full: the loop is behind and knows more than enough
+    }
+}
+
+impl Scraper {
+    /// A scraper, the handle for hints, and its counters.
+    ///
+    /// # Errors
+    /// [`InvalidTls`] when the TLS files cannot be used.
+    pub fn try_new(config: &ScrapeConfig) -> Result<(Self, BusyHint, Arc<ScrapeStats>), InvalidTls> {
+        let ScrapeConfig { intervals, deadline, tls } = config;
+        let (sender, hints) = mpsc::channel(HINTS_MAX);
+        let stats = Arc::new(ScrapeStats::default());
+        let fetcher = Fetcher { client: tls::client(tls, *deadline)?, stats: Arc::clone(&stats) };
+        Ok((Self { fetcher, intervals: *intervals, deadline: *deadline, hints }, BusyHint(sender), stats))
+    }
+
+    /// Scrapes until the targets' sender or the events' receiver is gone. A reader that does not keep up slows the scraping down.
+    pub async fn run(mut self, mut targets: watch::Receiver<Arc<[Target]>>, events: mpsc::Sender<ScrapeEvent>) {
+        let mut rows = Rows::default();
+        let mut in_flight = JoinSet::new();
+        let first = Arc::clone(&targets.borrow_and_update());
+        rows.reconcile(&first, self.intervals);
+        loop {
+            self.start_due(&mut rows, &mut in_flight);
+            let next = rows.next_due().filter(|_| in_flight.len() < SCRAPES_IN_FLIGHT_MAX);
+            tokio::select! {
+                changed = targets.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    let now = Arc::clone(&targets.borrow_and_update());
+                    rows.reconcile(&now, self.intervals);
+                }
+                Some(done) = in_flight.join_next(), if !in_flight.is_empty() => {
+                    let event = done.ok().and_then(|done| self.finish(&mut rows, done));
+                    if let Some(event) = event && events.send(event).await.is_err() {
+                        return;
+                    }
+                }
+                Some(id) = self.hints.recv() => rows.hint(id, self.intervals),
+                () = wait_until(next) => {}
+                () = events.closed() => return,
+            }
+        }
+    }
+
+    fn start_due(&self, rows: &mut Rows, in_flight: &mut JoinSet<Done>) {
+        let now = Instant::now();
+        while in_flight.len() < SCRAPES_IN_FLIGHT_MAX {
+            let Some(row) = rows.take_due(now) else { return };
+            let (fetcher, target, habit) = (self.fetcher.clone(), row.target.clone(), row.habit);
+            let (id, ticket, deadline) = (row.target.id, row.ticket, self.deadline);
+            in_flight.spawn(async move {
+                let begun = Instant::now();
+                let result = timeout(deadline, fetcher.scrape(&target, habit)).await.unwrap_or(Err(FailReason::Timeout));
+                fetcher.stats.poll(begun.elapsed(), result.as_ref().err());
+                Done { id, ticket, result }
+            });
+        }
+    }
+
+    /// Takes in a finished scrape; `None` if its endpoint has gone meanwhile.
+    fn finish(&self, rows: &mut Rows, done: Done) -> Option<ScrapeEvent> {
+        let Done { id, ticket, result } = done;
+        let row = rows.by_id.get_mut(&id).filter(|row| row.ticket == ticket)?;
+        let now = Instant::now();
+        let event = match result {
+            Err(reason) => {
+                row.pace.record(Outcome::Failed, now);
+                if row.pace.failures() == 1 {
+                    tracing::warn!(endpoint = &*row.target.name, %reason, "scrape failed");
+                }
+                ScrapeEvent::Failed(id, reason, row.pace.failures())
+            }
+            Ok(Scraped { reading, observed_at, habit }) => {
+                if row.pace.failures() > 0 {
+                    tracing::info!(endpoint = &*row.target.name, failures = row.pace.failures(), "scrape works again");
+                }
+                row.pace.record(if reading.is_busy() { Outcome::Busy } else { Outcome::Idle }, now);
+                row.habit = habit;
+                if row.restarts.observe(&reading) {
+                    row.habit = Habit::default();
+                    self.fetcher.stats.restart();
+                    tracing::info!(endpoint = &*row.target.name, "engine restarted");
+                    ScrapeEvent::Restarted(id)
+                } else {
+                    let extract::Reading { metrics, custom, process_start, .. } = reading;
+                    ScrapeEvent::Metrics(id, Observed { metrics, custom, process_start, observed_at })
+                }
+            }
+        };
+        let pause = row.pace;
+        let pause = pause.pause(self.intervals, rows.by_id.len(), now, chance());
+        rows.schedule(id, now + pause);
+        Some(event)
+    }
+}
+
+impl Rows {
+    /// Takes over the new set: rows of endpoints that stay keep what is remembered, all others start anew.
+    fn reconcile(&mut self, targets: &[Target], intervals: Intervals) {
+        let mut old = std::mem::take(&mut self.by_id);
+        self.due.clear();
+        let stays = |target: &Target, row: &Row| row.target.url == target.url && Arc::ptr_eq(&row.target.engine, &target.engine);
+        let new = targets.iter().filter(|target| !old.get(&target.id).is_some_and(|row| stays(target, row))).count();
+        let now = Instant::now();
+        for target in targets {
+            let row = match old.remove(&target.id).filter(|row| stays(target, row)) {
+                Some(row) => Row { target: target.clone(), ..row },
+                None => {
+                    self.tickets += 1;
+                    Row {
+                        target: target.clone(),
+                        ticket: self.tickets,
+                        due: Some(now + pace::first_pause(intervals, new, chance())),
+                        pace: Pace::default(),
+                        habit: Habit::default(),
+                        restarts: RestartWatch::default(),
+                    }
+                }
+            };
+            self.due.extend(row.due.map(|due| (due, target.id)));
+            self.by_id.insert(target.id, row);
+        }
+    }
+
+    fn next_due(&self) -> Option<Instant> {
+        self.due.first().map(|(due, _)| *due)
+    }
+
+    /// The row that is due first, if it is by now; it counts as in flight from here on.
+    fn take_due(&mut self, now: Instant) -> Option<&Row> {
+        let &(due, id) = self.due.first().filter(|(due, _)| *due <= now)?;
+        self.due.remove(&(due, id));
+        let row = self.by_id.get_mut(&id)?;
+        row.due = None;
+        Some(row)
+    }
+
+    fn schedule(&mut self, id: EndpointRef, due: Instant) {
+        let Some(row) = self.by_id.get_mut(&id) else { return };
+        if let Some(before) = row.due.replace(due) {
+            self.due.remove(&(before, id));
+        }
+        self.due.insert((due, id));
+    }
+
+    /// A picked endpoint is looked at soon, unless it is failing: then picks are no reason to hurry.
+    fn hint(&mut self, id: EndpointRef, intervals: Intervals) {
+        let endpoints = self.by_id.len();
+        let Some(row) = self.by_id.get_mut(&id) else { return };
+        let now = Instant::now();
+        row.pace.busy(now);
+        let soon = now + row.pace.pause(intervals, endpoints, now, chance());
+        if row.pace.failures() == 0 && row.due.is_some_and(|due| soon < due) {
+            self.schedule(id, soon);
+        }
+    }
+}
+
+async fn wait_until(due: Option<Instant>) {
+    match due {
+        Some(due) => sleep_until(due).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn chance() -> f64 {
+    rand::rng().random()
+}

@@ -1,0 +1,444 @@
+//! What each engine calls things: ONE table from engine to metric names, and the configuration that adds to it.
+//!
+//! The engine of an endpoint comes from its label [`ENGINE_LABEL`] (or the older [`ENGINE_LABEL_OLDER`]), else the default. A meaning has its
+//! names in order of preference, newest first; the first that a page has wins. The scale of KV-cache utilisation is a column of the table,
+//! never guessed from the value: 0.5 may be half full or half a per cent. A configured engine replaces the built-in one of the same name,
+//! in the shape of the `engineConfigs` of the reference's `core-metrics-extractor`.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use serde::Deserialize;
+
+use super::metric_spec::{InvalidMetricSpec, MetricSpec};
+
+/// Endpoint label that names the engine.
+pub const ENGINE_LABEL: &str = "llm-d.ai/engine-type";
+
+/// What the label was called before.
+pub const ENGINE_LABEL_OLDER: &str = "inference.networking.k8s.io/engine-type";
+
+/// Engine of an endpoint without a label.
+pub const DEFAULT_ENGINE: &str = "vllm";
+
+/// The most metrics of one engine: one bit each in [`Families`].
+pub const METRICS_MAX: usize = 64;
+
+/// What a metric tells us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Meaning {
+    /// Requests waiting. Several series: their sum.
+    Queued,
+    /// Requests running. Several series: their sum.
+    Running,
+    /// Share of KV-cache blocks in use. Several series: their mean, which for caches of equal size is the share of the whole.
+    KvUtilization,
+    /// Tokens of a KV-cache block. Several series: the smallest.
+    BlockTokens,
+    /// KV-cache blocks. Several series: their sum.
+    Blocks,
+    /// LoRA adapters in labels; the value is a time stamp, the newest series counts.
+    Lora,
+    /// Start of the process, in Unix seconds. Several series: the newest.
+    ProcessStart,
+    /// Only grows while the engine lives. Several series: their sum.
+    Counter,
+    /// A metric asked for by configuration, by position. Several series: the last.
+    Custom(usize),
+}
+
+/// Set of positions in [`EngineSpec::metrics`].
+pub(super) type Families = u64;
+
+/// One metric that is looked for.
+#[derive(Clone, Debug)]
+pub(super) struct Metric {
+    pub(super) meaning: Meaning,
+    pub(super) spec: MetricSpec,
+    /// The value is this label's, not the sample's.
+    pub(super) label: Option<Box<str>>,
+}
+
+/// All that is looked for on the page of one engine.
+#[derive(Clone, Debug)]
+pub struct EngineSpec {
+    /// Name of the engine, as in the endpoint label.
+    pub name: Box<str>,
+    /// Where the engine serves its exposition unless the endpoint says otherwise.
+    pub metrics_path: &'static str,
+    /// On which port, if not the one that takes requests.
+    pub metrics_port: Option<u16>,
+    pub(super) kv_scale: f64,
+    pub(super) shard_labels: &'static [&'static str],
+    pub(super) part_label: Option<&'static str>,
+    /// Within one meaning in order of preference.
+    pub(super) metrics: Vec<Metric>,
+    pub(super) custom_keys: Vec<Arc<str>>,
+}
+
+/// The engines known, built in and configured.
+#[derive(Clone, Debug)]
+pub struct Engines {
+    by_name: HashMap<Box<str>, Arc<EngineSpec>>,
+    default: Arc<EngineSpec>,
+    label: Box<str>,
+}
+
+/// Metric names of one engine as users configure them: `engineConfigs[]` of the reference's `core-metrics-extractor`, and a scale.
+/// Specs look like `metric` or `metric{label=value}`; an empty one means the engine does not say.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct EngineConfig {
+    /// The engine, as in the endpoint label.
+    pub name: String,
+    /// Requests waiting.
+    #[serde(default)]
+    pub queued_requests_spec: String,
+    /// Requests running.
+    #[serde(default)]
+    pub running_requests_spec: String,
+    /// KV-cache utilisation.
+    #[serde(default)]
+    pub kv_usage_spec: String,
+    /// Factor that takes the KV-cache utilisation to 0..1: 1 unless said otherwise, 0.01 for a metric in per cent. Ours; the reference has none.
+    #[serde(default)]
+    pub kv_usage_scale: Option<f64>,
+    /// LoRA adapters: labels `running_lora_adapters`, `waiting_lora_adapters`, `max_lora`.
+    #[serde(default, rename = "loraSpec")]
+    pub lora_spec: String,
+    /// Cache configuration in labels.
+    #[serde(default)]
+    pub cache_info_spec: String,
+    /// Label of `cacheInfoSpec` with the tokens of a block; `block_size` unless said otherwise.
+    #[serde(default)]
+    pub cache_block_size_label_name: String,
+    /// Label of `cacheInfoSpec` with the number of blocks; `num_gpu_blocks` unless said otherwise.
+    #[serde(default)]
+    pub cache_num_blocks_label_name: String,
+    /// Tokens of a block as a value.
+    #[serde(default)]
+    pub cache_block_size_spec: String,
+    /// Number of blocks as a value.
+    #[serde(default)]
+    pub cache_num_blocks_spec: String,
+    /// Further scalars, handed on under their keys.
+    #[serde(default)]
+    pub custom_metrics: Vec<CustomMetric>,
+}
+
+/// A scalar to hand on under a key.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct CustomMetric {
+    /// The key.
+    pub attribute_key: String,
+    /// Where it is found.
+    pub metric_spec: String,
+}
+
+/// Why a configured engine was refused. The configuration is at fault; only changing it helps.
+#[derive(Debug, thiserror::Error)]
+pub enum InvalidEngine {
+    /// `name` is missing or reserved.
+    #[error("engineConfigs: the name {0:?} is empty or reserved")]
+    Name(String),
+    /// Two have one name.
+    #[error("engineConfigs: engine {0:?} is defined twice")]
+    Duplicate(String),
+    /// A spec cannot be read.
+    #[error("engineConfigs: engine {engine:?}: {field}: {source}")]
+    Spec {
+        /// The engine.
+        engine: String,
+        /// The field as written in the configuration.
+        field: &'static str,
+        /// What is wrong with it.
+        source: InvalidMetricSpec,
+    },
+    /// The scale is no positive number.
+    #[error("engineConfigs: engine {0:?}: kvUsageScale must be a positive number")]
+    Scale(String),
+    /// More than [`METRICS_MAX`] metrics.
+    #[error("engineConfigs: engine {0:?}: more than {METRICS_MAX} metrics")]
+    TooManyMetrics(String),
+    /// `defaultEngine` names no engine.
+    #[error("defaultEngine {0:?} is neither built in nor in engineConfigs")]
+    UnknownDefault(String),
+}
+
+/// Where a built-in meaning is found.
+enum Source {
+    /// The value of the series.
+    Value(&'static str),
+    /// The named label of the series.
+    Label(&'static str, &'static str),
+}
+use Source::{Label, Value};
+
+/// A row of the table.
+struct BuiltIn {
+    name: &'static str,
+    metrics_path: &'static str,
+    metrics_port: Option<u16>,
+    /// Series with equal values of these labels show the same scheduler (every tensor-parallel rank reports it) and count once, by
+    /// their largest value. Empty: every series is its own.
+    shard_labels: &'static [&'static str],
+    /// A series where this label is not empty is a part of the one where it is, and is not counted again.
+    part_label: Option<&'static str>,
+    kv_scale: f64,
+    queued: &'static [&'static str],
+    running: &'static [&'static str],
+    kv_utilization: &'static [&'static str],
+    block_tokens: &'static [Source],
+    blocks: &'static [Source],
+    lora: &'static [&'static str],
+    counters: &'static [&'static str],
+}
+
+/// Names verified in the engines' sources: vLLM v1 `vllm/v1/metrics/loggers.py` (data-parallel ranks as label `engine`) and v0
+/// `engine/metrics.py`; SGLang `observability/metrics_collector.py` (`priority=""` is the total, ranks in labels); TensorRT-LLM
+/// `metrics/collector.py`, mounted by `serve/openai_server.py` at `/prometheus/metrics` (`/metrics` is JSON there); Triton's documentation.
+/// All of them count KV-cache utilisation from 0 to 1, vLLM's `_perc` too.
+const TABLE: &[BuiltIn] = &[
+    BuiltIn {
+        name: "vllm",
+        metrics_path: "/metrics",
+        metrics_port: None,
+        shard_labels: &[],
+        part_label: None,
+        kv_scale: 1.0,
+        queued: &["vllm:num_requests_waiting"],
+        running: &["vllm:num_requests_running"],
+        kv_utilization: &["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"], // renamed in 0.9
+        block_tokens: &[Label("vllm:cache_config_info", "block_size")],
+        blocks: &[Label("vllm:cache_config_info", "num_gpu_blocks")],
+        lora: &["vllm:lora_requests_info"],
+        counters: &["vllm:generation_tokens_total", "vllm:prompt_tokens_total"],
+    },
+    BuiltIn {
+        name: "sglang",
+        metrics_path: "/metrics",
+        metrics_port: None,
+        shard_labels: &["dp_rank", "dp"],
+        part_label: Some("priority"),
+        kv_scale: 1.0,
+        queued: &["sglang:num_queue_reqs"],
+        running: &["sglang:num_running_reqs"],
+        kv_utilization: &["sglang:token_usage"],
+        block_tokens: &[Value("sglang:page_size"), Label("sglang:cache_config_info", "page_size")], // a gauge since 0.5.11
+        blocks: &[Value("sglang:num_pages"), Label("sglang:cache_config_info", "num_pages")],
+        lora: &[],
+        counters: &["sglang:generation_tokens_total", "sglang:prompt_tokens_total"],
+    },
+    BuiltIn {
+        name: "trtllm-serve",
+        metrics_path: "/prometheus/metrics",
+        metrics_port: None,
+        shard_labels: &[],
+        part_label: None,
+        kv_scale: 1.0,
+        queued: &["trtllm_num_requests_waiting"],
+        running: &["trtllm_num_requests_running"],
+        kv_utilization: &["trtllm_kv_cache_utilization"],
+        block_tokens: &[Value("trtllm_kv_cache_tokens_per_block")],
+        blocks: &[Value("trtllm_kv_cache_max_blocks")],
+        lora: &[],
+        counters: &["trtllm_generation_tokens_total", "trtllm_num_requests_completed_total"],
+    },
+    BuiltIn {
+        name: "triton-tensorrt-llm",
+        metrics_path: "/metrics",
+        metrics_port: Some(8002),
+        shard_labels: &[],
+        part_label: None,
+        kv_scale: 1.0,
+        queued: &["nv_trt_llm_request_metrics{request_type=waiting}"],
+        running: &["nv_trt_llm_request_metrics{request_type=scheduled}"],
+        kv_utilization: &["nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=fraction}"],
+        block_tokens: &[Value("nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=tokens_per}")],
+        blocks: &[Value("nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=max}")],
+        lora: &[],
+        counters: &["nv_inference_request_success"],
+    },
+    BuiltIn {
+        name: "triton",
+        metrics_path: "/metrics",
+        metrics_port: Some(8002),
+        shard_labels: &[],
+        part_label: None,
+        kv_scale: 1.0,
+        queued: &["nv_inference_pending_request_count"],
+        running: &[], // the reference reads nv_inference_exec_count, which counts all executions ever: it only grows
+        kv_utilization: &[],
+        block_tokens: &[],
+        blocks: &[],
+        lora: &[],
+        counters: &["nv_inference_exec_count", "nv_inference_request_success"],
+    },
+];
+
+/// Of every process that uses a Prometheus client library; not in the multi-process mode of the Python one (SGLang, vLLM with several API servers).
+const PROCESS_START: &str = "process_start_time_seconds";
+
+impl Engines {
+    /// The built-in engines and those of the configuration. Empty `default_engine` and `label` mean [`DEFAULT_ENGINE`] and [`ENGINE_LABEL`].
+    ///
+    /// # Errors
+    /// [`InvalidEngine`] names the engine and the field.
+    pub fn try_new(configs: &[EngineConfig], default_engine: &str, label: &str) -> Result<Self, InvalidEngine> {
+        let mut configured: HashMap<Box<str>, Arc<EngineSpec>> = HashMap::new();
+        for config in configs {
+            let spec = EngineSpec::configured(config)?;
+            if configured.insert(spec.name.clone(), Arc::new(spec)).is_some() {
+                return Err(InvalidEngine::Duplicate(config.name.clone()));
+            }
+        }
+        let mut by_name = HashMap::new();
+        for row in TABLE {
+            by_name.insert(row.name.into(), Arc::new(EngineSpec::built_in(row)?));
+        }
+        by_name.extend(configured);
+        let wanted = if default_engine.is_empty() { DEFAULT_ENGINE } else { default_engine };
+        let default = by_name.get(wanted).cloned().ok_or_else(|| InvalidEngine::UnknownDefault(wanted.into()))?;
+        Ok(Self { by_name, default, label: if label.is_empty() { ENGINE_LABEL } else { label }.into() })
+    }
+
+    /// The engine of that name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Arc<EngineSpec>> {
+        self.by_name.get(name)
+    }
+
+    /// The engine of an endpoint with these labels. A label that names no engine counts as none.
+    #[must_use]
+    pub fn of_labels(&self, labels: &[(Box<str>, Box<str>)]) -> Arc<EngineSpec> {
+        let value = |key: &str| labels.iter().find(|(k, _)| &**k == key).map(|(_, v)| &**v);
+        let named = value(&self.label).or_else(|| value(ENGINE_LABEL_OLDER)).and_then(|name| self.get(name));
+        Arc::clone(named.unwrap_or(&self.default))
+    }
+}
+
+impl EngineSpec {
+    /// Series names to ask for, each once.
+    #[must_use]
+    pub fn names(&self) -> Vec<&str> {
+        let mut names: Vec<&str> = self.metrics.iter().map(|metric| metric.spec.name()).collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+
+    fn built_in(row: &BuiltIn) -> Result<Self, InvalidEngine> {
+        let mut builder = Builder::new(row.name);
+        let columns = [
+            (Meaning::Queued, row.queued),
+            (Meaning::Running, row.running),
+            (Meaning::KvUtilization, row.kv_utilization),
+            (Meaning::Lora, row.lora),
+            (Meaning::Counter, row.counters),
+            (Meaning::ProcessStart, &[PROCESS_START]),
+        ];
+        for (meaning, specs) in columns {
+            for spec in specs {
+                builder.value("built-in", meaning, spec)?;
+            }
+        }
+        for (meaning, sources) in [(Meaning::BlockTokens, row.block_tokens), (Meaning::Blocks, row.blocks)] {
+            for source in sources {
+                match source {
+                    Value(spec) => builder.value("built-in", meaning, spec)?,
+                    Label(spec, label) => builder.label("built-in", meaning, spec, label)?,
+                }
+            }
+        }
+        builder.build(Some(row), row.kv_scale, Vec::new())
+    }
+
+    fn configured(config: &EngineConfig) -> Result<Self, InvalidEngine> {
+        let EngineConfig {
+            name,
+            queued_requests_spec,
+            running_requests_spec,
+            kv_usage_spec,
+            kv_usage_scale,
+            lora_spec,
+            cache_info_spec,
+            cache_block_size_label_name,
+            cache_num_blocks_label_name,
+            cache_block_size_spec,
+            cache_num_blocks_spec,
+            custom_metrics,
+        } = config;
+        if name.is_empty() || name == "default" {
+            return Err(InvalidEngine::Name(name.clone())); // the reference reserves "default"
+        }
+        let scale = kv_usage_scale.unwrap_or(1.0);
+        if !(scale.is_finite() && scale > 0.0) {
+            return Err(InvalidEngine::Scale(name.clone()));
+        }
+        let mut builder = Builder::new(name);
+        builder.value("queuedRequestsSpec", Meaning::Queued, queued_requests_spec)?;
+        builder.value("runningRequestsSpec", Meaning::Running, running_requests_spec)?;
+        builder.value("kvUsageSpec", Meaning::KvUtilization, kv_usage_spec)?;
+        builder.value("loraSpec", Meaning::Lora, lora_spec)?;
+        builder.value("cacheBlockSizeSpec", Meaning::BlockTokens, cache_block_size_spec)?;
+        builder.value("cacheNumBlocksSpec", Meaning::Blocks, cache_num_blocks_spec)?;
+        let or = |label: &'_ str, default: &'static str| -> Box<str> { if label.is_empty() { default } else { label }.into() };
+        builder.label("cacheInfoSpec", Meaning::BlockTokens, cache_info_spec, &or(cache_block_size_label_name, "block_size"))?;
+        builder.label("cacheInfoSpec", Meaning::Blocks, cache_info_spec, &or(cache_num_blocks_label_name, "num_gpu_blocks"))?;
+        for (index, custom) in custom_metrics.iter().enumerate() {
+            builder.value("customMetrics", Meaning::Custom(index), &custom.metric_spec)?;
+        }
+        let row = TABLE.iter().find(|row| row.name == name);
+        for counter in row.map_or(&[][..], |row| row.counters) {
+            builder.value("built-in", Meaning::Counter, counter)?;
+        }
+        builder.value("built-in", Meaning::ProcessStart, PROCESS_START)?;
+        builder.build(row, scale, custom_metrics.iter().map(|custom| custom.attribute_key.as_str().into()).collect())
+    }
+}
+
+/// Gathers the metrics of one engine and says which field was wrong.
+struct Builder<'a> {
+    engine: &'a str,
+    metrics: Vec<Metric>,
+}
+
+impl<'a> Builder<'a> {
+    fn new(engine: &'a str) -> Self {
+        Self { engine, metrics: Vec::new() }
+    }
+
+    fn value(&mut self, field: &'static str, meaning: Meaning, spec: &str) -> Result<(), InvalidEngine> {
+        self.push(field, meaning, spec, None)
+    }
+
+    fn label(&mut self, field: &'static str, meaning: Meaning, spec: &str, label: &str) -> Result<(), InvalidEngine> {
+        self.push(field, meaning, spec, Some(label.into()))
+    }
+
+    fn push(&mut self, field: &'static str, meaning: Meaning, spec: &str, label: Option<Box<str>>) -> Result<(), InvalidEngine> {
+        if spec.trim().is_empty() {
+            return Ok(());
+        }
+        let spec = MetricSpec::parse(spec).map_err(|source| InvalidEngine::Spec { engine: self.engine.into(), field, source })?;
+        self.metrics.push(Metric { meaning, spec, label });
+        Ok(())
+    }
+
+    fn build(self, row: Option<&BuiltIn>, kv_scale: f64, custom_keys: Vec<Arc<str>>) -> Result<EngineSpec, InvalidEngine> {
+        if self.metrics.len() > METRICS_MAX {
+            return Err(InvalidEngine::TooManyMetrics(self.engine.into()));
+        }
+        Ok(EngineSpec {
+            name: self.engine.into(),
+            metrics_path: row.map_or("/metrics", |row| row.metrics_path),
+            metrics_port: row.and_then(|row| row.metrics_port),
+            kv_scale,
+            shard_labels: row.map_or(&[], |row| row.shard_labels),
+            part_label: row.and_then(|row| row.part_label),
+            metrics: self.metrics,
+            custom_keys,
+        })
+    }
+}

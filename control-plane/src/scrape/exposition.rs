@@ -1,0 +1,351 @@
+//! Prometheus text exposition: bytes in, samples out. Pure.
+//!
+//! Own parser rather than a library because of what a scraper of model servers needs and none offers together: it is fed chunks as they arrive,
+//! borrows from them, looks no further than the name of a sample nobody wants (nine lines in ten of an engine's page are histogram
+//! buckets), stops at the line after the last wanted family, and survives anything: a bad line is skipped and counted, never the page.
+//!
+//! Reads the text format 0.0.4, UTF-8 names in quotes (`{"name",label="x"} 1`), and the sample lines of OpenMetrics (exemplars are
+//! dropped, `# EOF` is a comment like any other). Bytes that are not UTF-8 are handed on as they are. Comments, HELP and TYPE are not looked at:
+//! what a family means is decided by the engine table, not by what the page says of itself.
+//!
+//! Law: cutting the same bytes into other chunks changes neither the samples nor the counts.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use memchr::memchr;
+
+/// The most bytes of one line. The longest real ones are `vllm:lora_requests_info` with hundreds of adapter names and
+/// `vllm:cache_config_info` with all settings as labels: some KB. A longer line is skipped, so it bounds what is carried between chunks.
+pub const LINE_BYTES_MAX: usize = 64 * 1024;
+
+/// The most labels of one sample: `vllm:cache_config_info` has about forty. Bounds the quadratic search for duplicates.
+pub const LABELS_MAX: usize = 256;
+
+/// What a visitor wants of the sample whose name was just read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interest {
+    /// Parse it and hand it over.
+    Take,
+    /// Skip the line unread: it is neither checked nor counted as bad.
+    Ignore,
+    /// Everything wanted has been seen: read no further.
+    Stop,
+}
+
+/// Receives what a page says.
+pub trait Visitor {
+    /// Is a sample of this name wanted? Asked once a sample line, in order.
+    fn interest(&mut self, name: &[u8]) -> Interest;
+    /// A well-formed sample of a wanted name.
+    fn sample(&mut self, sample: &Sample<'_>);
+}
+
+/// Whether the rest of the page matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Feed on.
+    More,
+    /// The visitor said [`Interest::Stop`].
+    Done,
+}
+
+/// Lines of a page that had something on them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LineCounts {
+    /// All, comments included.
+    pub read: u64,
+    /// Skipped: malformed, or longer than [`LINE_BYTES_MAX`].
+    pub skipped: u64,
+}
+
+/// One sample; everything in it borrows from the line.
+#[derive(Debug)]
+pub struct Sample<'a> {
+    /// Name of the series, unescaped.
+    pub name: Cow<'a, [u8]>,
+    /// Value; may be NaN or infinite.
+    pub value: f64,
+    /// As written: milliseconds in the text format, seconds in OpenMetrics.
+    pub timestamp: Option<f64>,
+    line: &'a [u8],
+    spans: &'a [LabelSpan],
+}
+
+/// Incremental parser of one page.
+#[derive(Debug, Default)]
+pub struct Parser {
+    /// Start of a line whose end has not arrived.
+    carry: Vec<u8>,
+    /// The line being carried is too long: drop up to its end.
+    overlong: bool,
+    done: bool,
+    counts: LineCounts,
+    /// Reused from line to line.
+    spans: Vec<LabelSpan>,
+}
+
+/// Where a label lies in its line, quotes excluded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct LabelSpan {
+    name: Range<usize>,
+    value: Range<usize>,
+}
+
+/// A line that is not a sample.
+struct Malformed;
+
+/// The parts of a sample line that are not labels.
+struct Head {
+    name: Range<usize>,
+    value: f64,
+    timestamp: Option<f64>,
+}
+
+impl<'a> Sample<'a> {
+    /// Labels in order, unescaped; names are unique.
+    pub fn labels(&self) -> impl Iterator<Item = (Cow<'a, [u8]>, Cow<'a, [u8]>)> {
+        let line = self.line;
+        self.spans.iter().map(move |span| (unescape(slice(line, &span.name)), unescape(slice(line, &span.value))))
+    }
+
+    /// Value of a label; `None` where there is no such label.
+    #[must_use]
+    pub fn label(&self, name: &[u8]) -> Option<Cow<'a, [u8]>> {
+        self.labels().find(|(key, _)| &**key == name).map(|(_, value)| value)
+    }
+}
+
+impl Parser {
+    /// Reads the next bytes of the page. After [`Progress::Done`] further bytes are ignored.
+    pub fn feed(&mut self, mut chunk: &[u8], visitor: &mut impl Visitor) -> Progress {
+        while !self.done {
+            let Some(end) = memchr(b'\n', chunk) else {
+                self.carry(chunk);
+                break;
+            };
+            let (line, rest) = chunk.split_at(end);
+            chunk = rest.get(1..).unwrap_or_default();
+            self.end_line(line, visitor);
+        }
+        self.progress()
+    }
+
+    /// Reads the last line, which may lack its newline, and returns the counts. The parser is ready for the next page.
+    pub fn finish(&mut self, visitor: &mut impl Visitor) -> LineCounts {
+        if !self.done {
+            self.end_line(&[], visitor);
+        }
+        self.carry.clear();
+        (self.done, self.overlong) = (false, false);
+        std::mem::take(&mut self.counts)
+    }
+
+    fn progress(&self) -> Progress {
+        if self.done { Progress::Done } else { Progress::More }
+    }
+
+    fn carry(&mut self, part: &[u8]) {
+        if self.overlong || self.carry.len() + part.len() > LINE_BYTES_MAX {
+            self.overlong = true;
+            self.carry.clear();
+        } else {
+            self.carry.extend_from_slice(part);
+        }
+    }
+
+    fn end_line(&mut self, tail: &[u8], visitor: &mut impl Visitor) {
+        if self.overlong || self.carry.len() + tail.len() > LINE_BYTES_MAX {
+            self.counts.read += 1;
+            self.counts.skipped += 1;
+            self.overlong = false;
+            self.carry.clear();
+        } else if self.carry.is_empty() {
+            self.line(tail, visitor);
+        } else {
+            let mut line = std::mem::take(&mut self.carry);
+            line.extend_from_slice(tail);
+            self.line(&line, visitor);
+            line.clear();
+            self.carry = line;
+        }
+    }
+
+    fn line(&mut self, line: &[u8], visitor: &mut impl Visitor) {
+        let line = trim(line);
+        let Some(&first) = line.first() else { return };
+        self.counts.read += 1;
+        if first == b'#' {
+            return;
+        }
+        let bare = name_len(line);
+        let bounded = matches!(line.get(bare), Some(b' ' | b'\t' | b'{'));
+        if bare > 0 && bounded {
+            match visitor.interest(slice(line, &(0..bare))) {
+                Interest::Take => {}
+                Interest::Ignore => return,
+                Interest::Stop => return self.done = true,
+            }
+        }
+        let Ok(head) = parse_sample(line, bare, &mut self.spans) else {
+            self.counts.skipped += 1;
+            return;
+        };
+        let name = unescape(slice(line, &head.name));
+        if bare == 0 {
+            match visitor.interest(&name) {
+                Interest::Take => {}
+                Interest::Ignore => return,
+                Interest::Stop => return self.done = true,
+            }
+        }
+        visitor.sample(&Sample { name, value: head.value, timestamp: head.timestamp, line, spans: &self.spans });
+    }
+}
+
+/// `bare` is the length of the unquoted name at the start; 0 where the name must be in the braces.
+fn parse_sample(line: &[u8], bare: usize, spans: &mut Vec<LabelSpan>) -> Result<Head, Malformed> {
+    spans.clear();
+    let mut at = skip_blanks(line, bare);
+    let mut name = (bare > 0).then_some(0..bare);
+    if line.get(at) == Some(&b'{') {
+        let (end, quoted) = parse_labels(line, at + 1, spans)?;
+        at = end;
+        name = match (name, quoted) {
+            (Some(only), None) | (None, Some(only)) => Some(only),
+            _ => return Err(Malformed),
+        };
+    } else if at == bare {
+        return Err(Malformed); // neither a blank nor a brace behind the name
+    }
+    let (value, timestamp) = parse_value(line.get(at..).unwrap_or_default())?;
+    Ok(Head { name: name.ok_or(Malformed)?, value, timestamp })
+}
+
+/// From behind `{` to behind `}`; also the span of a quoted metric name among the labels.
+fn parse_labels(line: &[u8], mut at: usize, spans: &mut Vec<LabelSpan>) -> Result<(usize, Option<Range<usize>>), Malformed> {
+    let mut metric = None;
+    at = skip_comma(line, at); // prometheus_client takes one leading comma as well as one trailing
+    while line.get(at) != Some(&b'}') {
+        let quoted = line.get(at) == Some(&b'"');
+        let name = if quoted { quoted_span(line, at)? } else { at..at + name_len(line.get(at..).unwrap_or_default()) };
+        at = skip_blanks(line, name.end + usize::from(quoted));
+        if line.get(at) == Some(&b'=') {
+            let value = quoted_span(line, skip_blanks(line, at + 1))?;
+            at = skip_blanks(line, value.end + 1);
+            push_label(line, spans, LabelSpan { name, value }, quoted)?;
+        } else if quoted && metric.is_none() && !name.is_empty() {
+            metric = Some(name);
+        } else {
+            return Err(Malformed);
+        }
+        match line.get(at) {
+            Some(b',') => at = skip_comma(line, at),
+            Some(b'}') => {}
+            _ => return Err(Malformed),
+        }
+    }
+    Ok((at + 1, metric))
+}
+
+fn push_label(line: &[u8], spans: &mut Vec<LabelSpan>, label: LabelSpan, quoted: bool) -> Result<(), Malformed> {
+    let name = slice(line, &label.name);
+    let legal = if quoted { !name.is_empty() } else { !name.is_empty() && !name.contains(&b':') };
+    let key = unescape(name);
+    if !legal || spans.len() == LABELS_MAX || spans.iter().any(|other| unescape(slice(line, &other.name)) == key) {
+        return Err(Malformed);
+    }
+    spans.push(label);
+    Ok(())
+}
+
+/// The inside of the quoted string that starts at `at`.
+fn quoted_span(line: &[u8], at: usize) -> Result<Range<usize>, Malformed> {
+    if line.get(at) != Some(&b'"') {
+        return Err(Malformed);
+    }
+    let start = at + 1;
+    let mut from = start;
+    loop {
+        let end = from + memchr(b'"', line.get(from..).unwrap_or_default()).ok_or(Malformed)?;
+        let inside = slice(line, &(start..end));
+        let backslashes = inside.iter().rev().take_while(|&&b| b == b'\\').count();
+        if backslashes % 2 == 0 {
+            return Ok(start..end);
+        }
+        from = end + 1;
+    }
+}
+
+/// Value, optional timestamp, optional exemplar (` # {..} 1 2`), which is dropped.
+fn parse_value(rest: &[u8]) -> Result<(f64, Option<f64>), Malformed> {
+    let mut tokens = rest.split(|&b| is_blank(b)).filter(|token| !token.is_empty());
+    let value = number(tokens.next().ok_or(Malformed)?)?;
+    let timestamp = match tokens.next() {
+        None | Some(b"#") => return Ok((value, None)),
+        Some(token) => number(token)?,
+    };
+    match tokens.next() {
+        None | Some(b"#") => Ok((value, Some(timestamp))),
+        Some(_) => Err(Malformed),
+    }
+}
+
+/// Rust reads the same numbers as Go and Python here: decimal with exponent, `NaN`, `Inf`, `Infinity`, in any case, with a sign.
+fn number(token: &[u8]) -> Result<f64, Malformed> {
+    std::str::from_utf8(token).ok().and_then(|text| text.parse().ok()).ok_or(Malformed)
+}
+
+/// Length of `[a-zA-Z_:][a-zA-Z0-9_:]*` at the start.
+fn name_len(text: &[u8]) -> usize {
+    if text.first().is_none_or(u8::is_ascii_digit) {
+        return 0;
+    }
+    text.iter().position(|&b| !(b.is_ascii_alphanumeric() || b == b'_' || b == b':')).unwrap_or(text.len())
+}
+
+/// `\\`, `\n` and `\"`; any other backslash stands for itself, as in `prometheus_client`.
+fn unescape(text: &[u8]) -> Cow<'_, [u8]> {
+    if memchr(b'\\', text).is_none() {
+        return Cow::Borrowed(text);
+    }
+    let mut out = Vec::with_capacity(text.len());
+    let mut bytes = text.iter().copied().peekable();
+    while let Some(byte) = bytes.next() {
+        let escaped = match (byte, bytes.peek()) {
+            (b'\\', Some(b'n')) => Some(b'\n'),
+            (b'\\', Some(&next @ (b'\\' | b'"'))) => Some(next),
+            _ => None,
+        };
+        out.push(escaped.unwrap_or(byte));
+        if escaped.is_some() {
+            bytes.next();
+        }
+    }
+    Cow::Owned(out)
+}
+
+fn is_blank(byte: u8) -> bool {
+    byte == b' ' || byte == b'\t'
+}
+
+/// Past the blanks, one comma, if there is one, and the blanks behind it.
+fn skip_comma(line: &[u8], from: usize) -> usize {
+    let at = skip_blanks(line, from);
+    if line.get(at) == Some(&b',') { skip_blanks(line, at + 1) } else { at }
+}
+
+fn skip_blanks(line: &[u8], from: usize) -> usize {
+    line.iter().skip(from).position(|&b| !is_blank(b)).map_or(line.len().max(from), |blanks| from + blanks)
+}
+
+fn trim(line: &[u8]) -> &[u8] {
+    let blank = |&b: &u8| is_blank(b) || b == b'\r';
+    let start = line.iter().position(|b| !blank(b)).unwrap_or(line.len());
+    let end = line.iter().rposition(|b| !blank(b)).map_or(start, |last| last + 1);
+    slice(line, &(start..end))
+}
+
+fn slice<'a>(line: &'a [u8], span: &Range<usize>) -> &'a [u8] {
+    line.get(span.clone()).unwrap_or_default()
+}

@@ -1,0 +1,283 @@
+//! From the samples of a page to what the scheduler is told: the engine table applied. Pure.
+//!
+//! What a page does not say, or says in numbers that cannot be (NaN, infinite, negative, a share above one), is unknown: `None`, never zero and
+//! never the older metric in its place. One engine process may show several series of a metric (data-parallel ranks, models, tensor-parallel
+//! ranks that all report the one scheduler): [`Meaning`] says how they fold into one number.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use scheduler::{EndpointMetrics, LoraMetrics};
+
+use super::engine::{EngineSpec, Families, Meaning, Metric};
+use super::exposition::{Interest, Sample, Visitor};
+
+/// The most schedulers behind one endpoint. Data-parallel deployments have tens; it bounds the search for a rank already seen.
+const SHARDS_MAX: usize = 1024;
+
+/// The most requests an engine can mean to report; beyond it, a number is noise (and would lose precision as `f32`).
+const REQUESTS_MAX: f64 = 1e7;
+
+/// How far above 1 a utilisation may be by rounding and still count as full.
+const UTILIZATION_ROUNDING: f64 = 0.01;
+
+/// A process that started this much earlier or later, in seconds, is another one. Below it, client libraries round.
+const PROCESS_START_TOLERANCE_S: f64 = 0.5;
+
+/// What one page said.
+#[derive(Debug)]
+pub struct Reading {
+    /// For the scheduler.
+    pub metrics: EndpointMetrics,
+    /// Metrics asked for by configuration, under their keys; unknown ones are left out.
+    pub custom: Vec<(Arc<str>, f64)>,
+    /// Start of the process in Unix seconds.
+    pub process_start: Option<f64>,
+    /// In the order of the table.
+    pub(super) counters: Vec<Option<Counter>>,
+    /// Which metrics of the table the page has, by name.
+    pub(super) present: Families,
+}
+
+/// The sum of a counter's series and how many there were.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Counter {
+    sum: f64,
+    series: usize,
+}
+
+/// Reads one page of an engine.
+#[derive(Debug)]
+pub struct Extraction<'e> {
+    engine: &'e EngineSpec,
+    /// Parallel to the engine's metrics.
+    cells: Vec<Cell>,
+    /// Metrics whose name has come by.
+    present: Families,
+    /// Read on until these are complete; to the end of the page if `None`.
+    until: Option<Families>,
+    last_name: Vec<u8>,
+    last: Families,
+}
+
+/// Notices that the process behind an address is not the one it was.
+#[derive(Debug, Default)]
+pub struct RestartWatch {
+    process_start: Option<f64>,
+    counters: Vec<Option<Counter>>,
+}
+
+/// The series of one metric.
+#[derive(Debug, Default)]
+struct Cell {
+    /// By scheduler, in order of appearance.
+    shards: Vec<(u64, f64)>,
+    /// Some series has a value that cannot be: a sum without it would be invented.
+    invalid: bool,
+    lora: Option<(f64, LoraMetrics)>,
+}
+
+impl Reading {
+    /// Does it say anything about load?
+    #[must_use]
+    pub fn says_load(&self) -> bool {
+        let EndpointMetrics { queue_depth, running_requests, kv_cache_utilization, .. } = &self.metrics;
+        queue_depth.is_some() || running_requests.is_some() || kv_cache_utilization.is_some()
+    }
+
+    /// Does it lack something of that kind the engine has a name for?
+    #[must_use]
+    pub(super) fn lacks_load(&self, engine: &EngineSpec) -> bool {
+        let present = |meaning| {
+            let mut named = engine.metrics.iter().enumerate().filter(|(_, metric)| metric.meaning == meaning).peekable();
+            named.peek().is_none() || named.any(|(at, _)| self.present & (1 << at) != 0)
+        };
+        ![Meaning::Queued, Meaning::Running, Meaning::KvUtilization].into_iter().all(present)
+    }
+
+    /// Has the engine work?
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        [self.metrics.queue_depth, self.metrics.running_requests].iter().flatten().any(|&requests| requests > 0.0)
+    }
+}
+
+impl<'e> Extraction<'e> {
+    /// Reads on until the families of `until` are complete; `None` or none: to the end of the page.
+    #[must_use]
+    pub(super) fn new(engine: &'e EngineSpec, until: Option<Families>) -> Self {
+        let cells = engine.metrics.iter().map(|_| Cell::default()).collect();
+        Self { engine, cells, present: 0, until: until.filter(|&set| set != 0), last_name: Vec::new(), last: 0 }
+    }
+
+    /// Reads to the end of the page.
+    #[must_use]
+    pub fn whole(engine: &'e EngineSpec) -> Self {
+        Self::new(engine, None)
+    }
+
+    /// Folds the series into what they mean.
+    #[must_use]
+    pub fn finish(self) -> Reading {
+        let Self { engine, cells, present, .. } = self;
+        let rows = || engine.metrics.iter().zip(&cells);
+        let first = |meaning: Meaning| rows().find(|(metric, cell)| metric.meaning == meaning && cell.has_series()).map(|(_, cell)| cell);
+        let requests = |meaning| first(meaning).and_then(Cell::sum).filter(|&sum| sum <= REQUESTS_MAX).map(|sum| sum as f32);
+        let metrics = EndpointMetrics {
+            queue_depth: requests(Meaning::Queued),
+            running_requests: requests(Meaning::Running),
+            kv_cache_utilization: first(Meaning::KvUtilization).and_then(Cell::mean).and_then(|mean| utilization(mean * engine.kv_scale)),
+            kv_block_tokens: first(Meaning::BlockTokens).and_then(Cell::min).and_then(positive),
+            kv_blocks: first(Meaning::Blocks).and_then(Cell::sum).and_then(positive),
+            lora: first(Meaning::Lora).and_then(|cell| cell.lora.as_ref()).map(|(_, lora)| lora.clone()),
+        };
+        let custom = engine.custom_keys.iter().enumerate();
+        Reading {
+            metrics,
+            custom: custom.filter_map(|(at, key)| Some((Arc::clone(key), first(Meaning::Custom(at))?.last()?))).collect(),
+            process_start: first(Meaning::ProcessStart).and_then(Cell::max),
+            counters: rows().filter(|(metric, _)| metric.meaning == Meaning::Counter).map(|(_, cell)| cell.counter()).collect(),
+            present,
+        }
+    }
+
+    fn read(&mut self, at: usize, metric: &'e Metric, sample: &Sample<'_>) {
+        let Some(cell) = self.cells.get_mut(at) else { return };
+        if metric.meaning == Meaning::Lora {
+            return cell.add_lora(sample);
+        }
+        let value = match &metric.label {
+            None => Some(sample.value),
+            Some(label) => sample.label(label.as_bytes()).and_then(|text| std::str::from_utf8(&text).ok()?.trim().parse().ok()),
+        };
+        let sign_free = matches!(metric.meaning, Meaning::Custom(_));
+        let valid = value.filter(|value: &f64| value.is_finite() && (sign_free || *value >= 0.0));
+        cell.add(shard(self.engine.shard_labels, sample), valid);
+    }
+}
+
+impl Visitor for Extraction<'_> {
+    fn interest(&mut self, name: &[u8]) -> Interest {
+        if name != self.last_name {
+            // A family's lines stand together, so another name ends all families before it.
+            if self.until.is_some_and(|until| until & !self.present == 0) {
+                return Interest::Stop;
+            }
+            self.last_name.clear();
+            self.last_name.extend_from_slice(name);
+            let named = |metric: &Metric| metric.spec.name().as_bytes() == name;
+            self.last = self.engine.metrics.iter().enumerate().fold(0, |set, (at, metric)| set | (u64::from(named(metric)) << at));
+            self.present |= self.last;
+        }
+        if self.last == 0 { Interest::Ignore } else { Interest::Take }
+    }
+
+    fn sample(&mut self, sample: &Sample<'_>) {
+        let engine = self.engine;
+        let part = |label: &str| sample.label(label.as_bytes()).is_some_and(|value| !value.is_empty());
+        if engine.part_label.is_some_and(part) {
+            return;
+        }
+        for (at, metric) in engine.metrics.iter().enumerate() {
+            if self.last & (1 << at) != 0 && metric.spec.selects(sample) {
+                self.read(at, metric, sample);
+            }
+        }
+    }
+}
+
+impl RestartWatch {
+    /// Takes in a page; true if another process wrote it than the page before. What a page does not say is compared when it next does.
+    /// A counter that lost series may fall without a restart and only sets a new mark.
+    pub fn observe(&mut self, reading: &Reading) -> bool {
+        let moved = |(old, new): (f64, f64)| (new - old).abs() > PROCESS_START_TOLERANCE_S;
+        let mut restarted = self.process_start.zip(reading.process_start).is_some_and(moved);
+        self.process_start = reading.process_start.or(self.process_start);
+        self.counters.resize(reading.counters.len(), None);
+        for (old, new) in self.counters.iter_mut().zip(&reading.counters) {
+            let fell = |(old, new): (Counter, Counter)| new.sum < old.sum && new.series >= old.series;
+            restarted |= old.zip(*new).is_some_and(fell);
+            *old = new.or(*old);
+        }
+        restarted
+    }
+}
+
+impl Cell {
+    fn add(&mut self, shard: Option<u64>, value: Option<f64>) {
+        let Some(value) = value else { return self.invalid = true };
+        let full = self.shards.len() == SHARDS_MAX;
+        match self.shards.iter_mut().find(|(key, _)| shard == Some(*key)) {
+            Some((_, largest)) => *largest = largest.max(value),
+            None if full => self.invalid = true,
+            None => self.shards.push((shard.unwrap_or_default(), value)),
+        }
+    }
+
+    fn add_lora(&mut self, sample: &Sample<'_>) {
+        let newest = self.lora.as_ref().is_none_or(|(time, _)| sample.value >= *time);
+        if sample.value.is_finite() && newest {
+            let text = |label: &[u8]| sample.label(label).map(|value| String::from_utf8_lossy(&value).into_owned()).unwrap_or_default();
+            let Ok(max) = text(b"max_lora").trim().parse() else { return };
+            let lora =
+                LoraMetrics { running: names(&text(b"running_lora_adapters")), waiting: names(&text(b"waiting_lora_adapters")), max };
+            self.lora = Some((sample.value, lora));
+        }
+    }
+
+    fn has_series(&self) -> bool {
+        self.invalid || self.lora.is_some() || !self.shards.is_empty()
+    }
+
+    fn values(&self) -> Option<impl Iterator<Item = f64>> {
+        (!self.invalid && !self.shards.is_empty()).then(|| self.shards.iter().map(|(_, value)| *value))
+    }
+
+    fn sum(&self) -> Option<f64> {
+        self.values().map(Iterator::sum)
+    }
+
+    fn mean(&self) -> Option<f64> {
+        self.sum().map(|sum| sum / self.shards.len() as f64)
+    }
+
+    fn min(&self) -> Option<f64> {
+        self.values()?.reduce(f64::min)
+    }
+
+    fn max(&self) -> Option<f64> {
+        self.values()?.reduce(f64::max)
+    }
+
+    fn last(&self) -> Option<f64> {
+        self.values()?.last()
+    }
+
+    fn counter(&self) -> Option<Counter> {
+        self.sum().map(|sum| Counter { sum, series: self.shards.len() })
+    }
+}
+
+/// Which scheduler a series shows; `None`: one of its own.
+fn shard(labels: &[&str], sample: &Sample<'_>) -> Option<u64> {
+    if labels.is_empty() {
+        return None;
+    }
+    let mut hasher = DefaultHasher::new();
+    for label in labels {
+        sample.label(label.as_bytes()).unwrap_or_default().hash(&mut hasher);
+    }
+    Some(hasher.finish())
+}
+
+fn utilization(share: f64) -> Option<f32> {
+    (share <= 1.0 + UTILIZATION_ROUNDING).then(|| share.min(1.0) as f32)
+}
+
+fn positive(value: f64) -> Option<u32> {
+    (value >= 1.0 && value <= f64::from(u32::MAX)).then_some(value as u32)
+}
+
+fn names(list: &str) -> Box<[Box<str>]> {
+    list.split(',').map(str::trim).filter(|name| !name.is_empty()).map(Box::from).collect()
+}

@@ -1,0 +1,232 @@
+//! One scrape over HTTP: asks for the needed families alone, falls back to the whole page, reads within bounds.
+//!
+//! ```text
+//!            families come back                     families come back
+//!  Filtered ───────────────────▶ Filtered    Whole ───────────────────▶ Whole, read up to the last family the page has
+//!     │  some are missing: the whole page, at once    │ after FILTER_RETRY
+//!     │  has it more? ──▶ Whole                       └──▶ Filtered
+//!     └─ no: they do not exist; not asked again for their sake
+//! ```
+//! A restart forgets all of it. `prometheus_client` in its multi-process mode (SGLang; vLLM with several API servers) answers a filter with
+//! nothing, which is what `Whole` is for. No redirect is followed and no proxy of the environment used: the page comes from the endpoint or not at all.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Duration;
+
+use reqwest::header::{ACCEPT, CONTENT_ENCODING, HeaderValue};
+use reqwest::{Client, Response, StatusCode, Url};
+use tokio::time::Instant;
+
+use super::engine::Families;
+use super::exposition::{Parser, Progress};
+use super::extract::{Extraction, Reading};
+use super::stats::ScrapeStats;
+use super::target::Target;
+
+/// The most bytes of one page. An engine's page has 40-200 KB and grows with label values; a hundred times that is an endpoint gone wrong, and
+/// reading more would only feed it memory bandwidth (nothing is stored).
+pub const PAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
+
+/// What is left of a page after its last wanted family is read to keep the connection, if it is no more than this: below it, reading is cheaper
+/// than a new TCP connection.
+const DRAIN_BYTES_MAX: usize = 64 * 1024;
+
+/// How long a whole page is taken to have no other families than when last read to its end. A family may appear late (LoRA, with its first use).
+const RELEARN_AFTER: Duration = Duration::from_secs(10);
+
+/// When an endpoint that did not honour the filter is asked with one again: a proxy or configuration in front may have changed.
+const FILTER_RETRY: Duration = Duration::from_secs(300);
+
+/// The most bytes of an error's text that are kept for the log.
+const DETAIL_BYTES_MAX: usize = 200;
+
+/// The text format and nothing else: OpenMetrics costs the engine more to write and says nothing more that is needed.
+const ACCEPTED: HeaderValue = HeaderValue::from_static("text/plain;version=0.0.4");
+
+/// Why a scrape failed. The endpoint (or the way to it) is at fault; the scraper tries again by itself.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FailReason {
+    /// Not finished by the deadline.
+    #[error("no complete answer in time")]
+    Timeout,
+    /// No connection, or no TLS session.
+    #[error("cannot connect: {0}")]
+    Connect(Box<str>),
+    /// Answered with a redirect, which is not followed.
+    #[error("answered {0}, and redirects are not followed")]
+    Redirect(u16),
+    /// Answered with another status than 200.
+    #[error("answered {0}")]
+    Status(u16),
+    /// Compressed, though that was not asked for.
+    #[error("answered in a content encoding that was not asked for")]
+    Encoding,
+    /// Longer than [`PAGE_BYTES_MAX`].
+    #[error("page longer than {PAGE_BYTES_MAX} bytes")]
+    TooLarge,
+    /// The connection broke in the middle, or did not speak HTTP.
+    #[error("answer broke off: {0}")]
+    Broken(Box<str>),
+    /// A page without any metric of load that the engine should have.
+    #[error("no load metric of the engine on the page: is the engine label right?")]
+    NoMetrics,
+}
+
+/// How an endpoint is asked, learned from its answers.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Habit {
+    /// Since when the whole page is asked for.
+    whole_since: Option<Instant>,
+    /// Families the endpoint is known to have or lack; `None` before the first comparison.
+    settled: Option<Families>,
+    /// When a whole page was last read to its end.
+    learned_at: Option<Instant>,
+}
+
+/// What a scrape brought.
+#[derive(Debug)]
+pub(super) struct Scraped {
+    pub(super) reading: Reading,
+    /// When the answer began to arrive: the page was written just before.
+    pub(super) observed_at: Instant,
+    pub(super) habit: Habit,
+}
+
+/// Asks endpoints.
+#[derive(Clone, Debug)]
+pub(super) struct Fetcher {
+    pub(super) client: Client,
+    pub(super) stats: Arc<ScrapeStats>,
+}
+
+struct Page {
+    reading: Reading,
+    observed_at: Instant,
+    /// Read to its end?
+    complete: bool,
+}
+
+impl FailReason {
+    /// All kinds, as label values of a metric.
+    pub const KINDS: [&'static str; 8] = ["timeout", "connect", "redirect", "status", "encoding", "too_large", "broken", "no_metrics"];
+
+    /// Short name of the kind.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Timeout => "timeout",
+            Self::Connect(_) => "connect",
+            Self::Redirect(_) => "redirect",
+            Self::Status(_) => "status",
+            Self::Encoding => "encoding",
+            Self::TooLarge => "too_large",
+            Self::Broken(_) => "broken",
+            Self::NoMetrics => "no_metrics",
+        }
+    }
+}
+
+impl Fetcher {
+    /// One scrape. The caller bounds its time.
+    pub(super) async fn scrape(&self, target: &Target, habit: Habit) -> Result<Scraped, FailReason> {
+        let whole = habit.whole_since.is_some_and(|since| since.elapsed() < FILTER_RETRY);
+        let (page, habit) = if whole { self.whole(target, habit).await? } else { self.filtered(target, habit).await? };
+        if !page.reading.says_load() {
+            return Err(FailReason::NoMetrics);
+        }
+        Ok(Scraped { reading: page.reading, observed_at: page.observed_at, habit })
+    }
+
+    async fn filtered(&self, target: &Target, habit: Habit) -> Result<(Page, Habit), FailReason> {
+        let engine = &target.engine;
+        self.stats.asked(true);
+        let present = match self.page(target.url.filtered(engine), Extraction::whole(engine)).await {
+            Ok(page) => {
+                let lacks = match habit.settled {
+                    None => page.reading.lacks_load(engine),
+                    Some(settled) => settled & !page.reading.present != 0 || !page.reading.says_load(),
+                };
+                if !lacks {
+                    let settled = Some(page.reading.present);
+                    return Ok((page, Habit { settled, ..Habit::default() }));
+                }
+                page.reading.present
+            }
+            Err(FailReason::Status(400..=499)) => 0, // a server that refuses queries
+            Err(reason) => return Err(reason),
+        };
+        let (page, learned) = self.whole(target, Habit::default()).await?;
+        let honoured = page.reading.present & !present == 0;
+        let whole_since = (!honoured).then(Instant::now);
+        Ok((page, Habit { whole_since, ..learned }))
+    }
+
+    async fn whole(&self, target: &Target, habit: Habit) -> Result<(Page, Habit), FailReason> {
+        let fresh = habit.learned_at.is_some_and(|at| at.elapsed() < RELEARN_AFTER);
+        let until = habit.settled.filter(|_| fresh);
+        self.stats.asked(false);
+        let page = self.page(target.url.whole(), Extraction::new(&target.engine, until)).await?;
+        let habit = match page.complete {
+            true => Habit { settled: Some(page.reading.present), learned_at: Some(Instant::now()), ..habit },
+            false => habit,
+        };
+        Ok((page, habit))
+    }
+
+    async fn page(&self, url: Url, mut extraction: Extraction<'_>) -> Result<Page, FailReason> {
+        let mut response = self.client.get(url).header(ACCEPT, ACCEPTED).send().await.map_err(|error| failure(&error))?;
+        let observed_at = Instant::now();
+        check(&response)?;
+        let mut parser = Parser::default();
+        let (mut bytes, mut drained, mut progress) = (0usize, 0usize, Progress::More);
+        let outcome = loop {
+            match response.chunk().await {
+                Ok(Some(chunk)) if progress == Progress::More => {
+                    bytes += chunk.len();
+                    if bytes > PAGE_BYTES_MAX {
+                        break Err(FailReason::TooLarge);
+                    }
+                    progress = parser.feed(&chunk, &mut extraction);
+                }
+                Ok(Some(chunk)) if drained + chunk.len() <= DRAIN_BYTES_MAX => drained += chunk.len(),
+                Err(error) if progress == Progress::More => break Err(failure(&error)),
+                _ => break Ok(()),
+            }
+        };
+        let lines = parser.finish(&mut extraction);
+        self.stats.page(bytes + drained, lines);
+        outcome?;
+        Ok(Page { reading: extraction.finish(), observed_at, complete: progress == Progress::More })
+    }
+}
+
+fn check(response: &Response) -> Result<(), FailReason> {
+    let status = response.status();
+    if status.is_redirection() {
+        return Err(FailReason::Redirect(status.as_u16()));
+    }
+    if status != StatusCode::OK {
+        return Err(FailReason::Status(status.as_u16()));
+    }
+    if response.headers().get(CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
+        return Err(FailReason::Encoding);
+    }
+    if response.content_length().is_some_and(|length| length > PAGE_BYTES_MAX as u64) {
+        return Err(FailReason::TooLarge);
+    }
+    Ok(())
+}
+
+fn failure(error: &reqwest::Error) -> FailReason {
+    if error.is_timeout() {
+        return FailReason::Timeout;
+    }
+    let mut innermost: &dyn Error = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    let mut detail = innermost.to_string();
+    detail.truncate(detail.floor_char_boundary(DETAIL_BYTES_MAX));
+    if error.is_connect() { FailReason::Connect(detail.into()) } else { FailReason::Broken(detail.into()) }
+}

@@ -1,0 +1,97 @@
+//! When an endpoint is scraped next. Pure: time and chance are arguments.
+//!
+//! Idle endpoints are asked every `idle`; those with work, or picked in the last moments, every `busy`; failing ones ever more seldom. However
+//! many there are, the intervals stretch so that no more than [`SCRAPES_PER_SECOND_MAX`] are begun: picks do not wait for metrics
+//! (the in-flight ledger is fresher than any scrape), so nothing is worth more CPU than that.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// The most scrapes begun in a second, over all endpoints of a pool: at about 0.2 ms each for filtered pages, a tenth of a core.
+pub const SCRAPES_PER_SECOND_MAX: f64 = 500.0;
+
+/// Endpoints count as busy this long after they were last seen with work or picked.
+const BUSY_HOLD: Duration = Duration::from_secs(2);
+
+/// The longest pause after failures: how late a recovery may be noticed.
+const BACK_OFF_MAX: Duration = Duration::from_secs(5);
+
+/// Intervals vary by this share either way, so that endpoints found together drift apart.
+const JITTER: f64 = 0.1;
+
+/// New endpoints are first asked within this much time each, so that a large pool does not begin all at once.
+const FIRST_SPREAD: Duration = Duration::from_millis(5);
+
+/// How often to scrape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Intervals {
+    /// An endpoint without work.
+    pub idle: Duration,
+    /// An endpoint with work.
+    pub busy: Duration,
+}
+
+/// How a scrape went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Idle,
+    Busy,
+    Failed,
+}
+
+/// The pace of one endpoint.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Pace {
+    failures: u32,
+    busy_until: Option<Instant>,
+}
+
+impl Default for Intervals {
+    /// 1 s idle; 100 ms busy, some tens of engine steps: the ledger covers what happens between.
+    fn default() -> Self {
+        Self { idle: Duration::from_secs(1), busy: Duration::from_millis(100) }
+    }
+}
+
+impl Pace {
+    /// Failures since the last success.
+    pub(super) fn failures(&self) -> u32 {
+        self.failures
+    }
+
+    /// Somebody just picked the endpoint, or saw it work.
+    pub(super) fn busy(&mut self, now: Instant) {
+        self.busy_until = Some(now + BUSY_HOLD);
+    }
+
+    /// Takes in how a scrape went.
+    pub(super) fn record(&mut self, outcome: Outcome, now: Instant) {
+        self.failures = if outcome == Outcome::Failed { self.failures.saturating_add(1) } else { 0 };
+        if outcome == Outcome::Busy {
+            self.busy(now);
+        }
+    }
+
+    /// Pause before the next scrape of one among `endpoints`; `chance` in [0, 1).
+    pub(super) fn pause(&self, intervals: Intervals, endpoints: usize, now: Instant, chance: f64) -> Duration {
+        let busy = self.busy_until.is_some_and(|until| now < until);
+        let wanted = match self.failures {
+            0 if busy => intervals.busy,
+            0 => intervals.idle,
+            failures => back_off(intervals.idle, failures),
+        };
+        let affordable = Duration::from_secs_f64(endpoints as f64 / SCRAPES_PER_SECOND_MAX);
+        wanted.max(affordable).mul_f64(1.0 + JITTER * (2.0 * chance - 1.0))
+    }
+}
+
+/// Pause before the first scrape of one of `new` endpoints that came together; `chance` in [0, 1).
+pub(super) fn first_pause(intervals: Intervals, new: usize, chance: f64) -> Duration {
+    FIRST_SPREAD.mul_f64(new.saturating_sub(1) as f64).min(intervals.idle).mul_f64(chance)
+}
+
+fn back_off(first: Duration, failures: u32) -> Duration {
+    let doublings = (failures - 1).min(16); // far beyond the cap already
+    first.saturating_mul(1 << doublings).min(BACK_OFF_MAX.max(first))
+}

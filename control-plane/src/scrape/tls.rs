@@ -1,0 +1,83 @@
+//! The HTTP client for endpoints, with TLS as configured.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use reqwest::{Certificate, Client, Identity, redirect};
+
+/// Idle connections are dropped before uvicorn does (5 s), so that none is picked up in the moment it closes.
+const IDLE_CONNECTION_MAX: Duration = Duration::from_secs(4);
+
+/// One connection an endpoint: scrapes of one endpoint never overlap.
+const IDLE_CONNECTIONS_PER_ENDPOINT_MAX: usize = 1;
+
+/// TLS towards endpoints whose metrics location says `https`.
+#[derive(Clone, Debug, Default)]
+pub struct EndpointTls {
+    /// PEM file with the authorities that may have signed an endpoint's certificate; the system's if unset.
+    pub ca_file: Option<PathBuf>,
+    /// PEM files with our certificate chain and its key, for endpoints that ask for one.
+    pub identity: Option<(PathBuf, PathBuf)>,
+    /// Accept any certificate. For tests and self-signed engines inside a trusted network.
+    pub insecure_skip_verify: bool,
+}
+
+/// Why no client could be made. The configuration is at fault.
+#[derive(Debug, thiserror::Error)]
+pub enum InvalidTls {
+    /// A file cannot be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// A file holds no usable certificate or key.
+    #[error("{path}: {source}")]
+    Pem {
+        /// The file.
+        path: PathBuf,
+        /// What the TLS library says.
+        source: reqwest::Error,
+    },
+    /// A file holds no certificate at all.
+    #[error("{0}: no certificate in it")]
+    Empty(PathBuf),
+    /// The parts do not fit together.
+    #[error("TLS towards endpoints: {0}")]
+    Client(#[from] reqwest::Error),
+}
+
+/// Makes the client: HTTP/1.1, no redirects, no proxy, no decompression.
+pub(super) fn client(tls: &EndpointTls, deadline: Duration) -> Result<Client, InvalidTls> {
+    let EndpointTls { ca_file, identity, insecure_skip_verify } = tls;
+    // Already installed is as good: every user in this process installs the same.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let mut builder = Client::builder()
+        .http1_only()
+        .no_proxy()
+        .redirect(redirect::Policy::none())
+        .connect_timeout(deadline)
+        .pool_idle_timeout(IDLE_CONNECTION_MAX)
+        .pool_max_idle_per_host(IDLE_CONNECTIONS_PER_ENDPOINT_MAX)
+        .tls_danger_accept_invalid_certs(*insecure_skip_verify);
+    if let Some(path) = ca_file {
+        let authorities = Certificate::from_pem_bundle(&read(path)?).map_err(|source| InvalidTls::Pem { path: path.clone(), source })?;
+        if authorities.is_empty() {
+            return Err(InvalidTls::Empty(path.clone()));
+        }
+        builder = builder.tls_certs_only(authorities);
+    }
+    if let Some((certificate, key)) = identity {
+        let mut pem = read(certificate)?;
+        pem.push(b'\n');
+        pem.extend(read(key)?);
+        builder = builder.identity(Identity::from_pem(&pem).map_err(|source| InvalidTls::Pem { path: certificate.clone(), source })?);
+    }
+    Ok(builder.build()?)
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, InvalidTls> {
+    std::fs::read(path).map_err(|source| InvalidTls::Read { path: path.into(), source })
+}
