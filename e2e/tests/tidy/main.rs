@@ -1,0 +1,81 @@
+//! What no compiler lint can hold, held by reading the sources.
+//!
+//! A rule is a pure function from files to complaints, with a sample it must complain about: each yields two tests, that the
+//! repository keeps the rule and that the rule can fail at all. This folder is not read, since the samples live in it.
+
+#![allow(clippy::expect_used, reason = "a test stops where it cannot go on")]
+
+mod rules;
+mod tree;
+
+use tree::{File, Tree};
+
+/// Declares the rules: `name: function, [bad sample: path => text, ...]`.
+macro_rules! rules {
+    ($($name:ident: [$($path:literal => $text:expr),+ $(,)?];)+) => {$(
+        mod $name {
+            use super::{File, Tree, rules};
+
+            #[test]
+            fn holds() {
+                let complaints = rules::$name(&Tree::of_repository());
+                assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
+            }
+
+            #[test]
+            fn can_fail() {
+                let bad = Tree(vec![$(File { path: $path.into(), text: $text.into() }),+]);
+                assert!(!rules::$name(&bad).is_empty(), "the sample should have been refused");
+            }
+        }
+    )+};
+}
+
+rules! {
+    hostcalls_stay_in_host: [
+        "filter/src/http.rs" => "fn f(&self) { self.get_http_request_header(\":path\"); }",
+        "filter/src/headers.rs" => "use proxy_wasm::types::Action;",
+        "filter/src/host/shared.rs" => "proxy_wasm::hostcalls::get_current_time()",
+    ];
+    adapter_is_thin: ["filter/src/http.rs" => "let x = 1;\n".repeat(801)];
+    files_are_short: ["proto/src/lib.rs" => "const X: u8 = 1;\n".repeat(501)];
+    scheduler_is_pure: ["scheduler/Cargo.toml" => "[dependencies]\nserde.workspace = true\n"];
+    direct_dependencies_are_few: ["scheduler/Cargo.toml" => "[dependencies]\na = \"1\"\nb = \"1\"\nc = \"1\"\nd = \"1\"\n"];
+    unsafe_stays_in_host: ["filter/src/root.rs" => "#[allow(unsafe_code)] // fast\nfn f() {}"];
+    allows_have_a_reason: ["proto/src/lib.rs" => "#[allow(clippy::all)]\nfn f() {}"];
+    tests_are_never_ignored: ["proto/src/lib.rs" => "#[test]\n#[ignore]\nfn f() {}"];
+    modules_have_names: ["proto/src/wire/mod.rs" => ""];
+    members_take_the_lints: ["proto/Cargo.toml" => "[package]\nname = \"proto\"\n"];
+    fuzz_crates_stand_alone: ["proto/fuzz/Cargo.toml" => "[package]\nname = \"proto-fuzz\"\n"];
+    pure_crates_repeat_the_bans: [
+        "clippy.toml" => "disallowed-methods = [\n  { path = \"std::env::set_var\", reason = \"races\" },\n]\n",
+        "exchange/clippy.toml" => "disallowed-methods = []\n",
+    ];
+    envoy_is_configured_in_one_place: ["e2e/tests/it/copy.yaml" => "static_resources:\n  listeners: []\n"];
+    nothing_is_of_one_machine: ["README.md" => concat!("see /ro", "ot/notes.txt")];
+    documented_verbs_exist: ["README.md" => "Type `make dinner`.", "Makefile" => "lint:\n\ttrue\n"];
+    documented_flags_exist: [
+        "README.md" => "    switchpointd serve --endpoint 127.0.0.1:8000 --dry-run\n",
+        "control-plane/src/args.rs" => "pub endpoint: Vec<String>,",
+    ];
+    documented_ports_exist: [
+        "envoy-config/README.md" => "| 8081 | Envoy | clients |\n",
+        "envoy-config/standalone.yaml" => "port_value: 8080",
+    ];
+}
+
+/// The arrow that deny.toml cannot draw, since it sees one graph for all: what the module is built from.
+#[test]
+fn the_module_is_built_without_the_daemons_stack() {
+    let output = std::process::Command::new(env!("CARGO"))
+        .args(["tree", "--locked", "-p", "filter", "--target", "wasm32-wasip1", "-e", "normal", "--prefix", "none"])
+        .current_dir(tree::root())
+        .output()
+        .expect("cargo tree runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let crates = String::from_utf8(output.stdout).expect("UTF-8");
+    let complaints = rules::daemon_crates(&crates);
+    assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
+    assert!(crates.contains("proxy-wasm "), "this is not the tree of the filter:\n{crates}");
+    assert_eq!(rules::daemon_crates("filter v0.1.0\ntokio v1.54.1\n").len(), 1, "the check can fail");
+}

@@ -1,0 +1,263 @@
+//! The rules. Each returns one complaint a line, and none where all is well.
+
+use std::collections::BTreeSet;
+
+use crate::tree::{File, Tree};
+
+/// The files that may speak to the host; the last is the only one that may call it.
+const ADAPTER: &[&str] = &["filter/src/lib.rs", "filter/src/root.rs", "filter/src/http.rs", HOST];
+const HOST: &str = "filter/src/host.rs";
+
+/// Lines of the adapter together, before tests: it translates, it does not think.
+const ADAPTER_LINES_MAX: usize = 800;
+
+/// Lines of one file before its tests: one idea a file.
+const FILE_LINES_MAX: usize = 500;
+
+/// Files that may be longer, each with why.
+const LONG: &[(&str, &str)] = &[(GENERATED, "generated")];
+const GENERATED: &str = "proto/src/gen/";
+
+/// Methods of the SDK's context traits that are calls to the host. They panic on a host status, so the adapter may implement
+/// the traits but not use these.
+const HOST_METHODS: &[&str] = &[
+    "self.get_http_",
+    "self.set_http_",
+    "self.add_http_",
+    "self.remove_http_",
+    "self.resume_http_",
+    "self.reset_http_",
+    "self.send_http_response",
+    "self.get_property",
+    "self.set_property",
+    "self.get_shared_data",
+    "self.set_shared_data",
+    "self.register_shared_queue",
+    "self.resolve_shared_queue",
+    "self.dequeue_shared_queue",
+    "self.enqueue_shared_queue",
+    "self.dispatch_",
+    "self.open_grpc_stream",
+    "self.send_grpc_",
+    "self.cancel_grpc_",
+    "self.close_grpc_",
+    "self.get_grpc_",
+    "self.get_current_time",
+    "self.get_vm_configuration",
+    "self.get_plugin_configuration",
+    "self.set_tick_period",
+    "self.call_foreign_function",
+    "self.done()",
+];
+
+/// Most direct dependencies of the crates that end up in a proxy: each is code on the request path.
+const DEPENDENCIES_MAX: &[(&str, usize)] = &[("scheduler/Cargo.toml", 3), ("exchange/Cargo.toml", 5), ("filter/Cargo.toml", 8)];
+
+/// Crates that bring an operating system with them.
+const DAEMON_CRATES: &[&str] = &["tokio", "tonic", "hyper", "axum", "reqwest", "rustls", "ring", "kube", "rand", "getrandom"];
+
+// === the filter ===
+
+pub(crate) fn hostcalls_stay_in_host(tree: &Tree) -> Vec<String> {
+    complain(tree.under("filter/src/", ".rs").filter(|file| file.path != HOST), |file, line| {
+        if line.contains("proxy_wasm") && !ADAPTER.contains(&file.path.as_str()) {
+            return Some("only the adapter imports proxy_wasm");
+        }
+        let calls = line.contains("hostcalls") || line.contains("extern \"C\"") || line.contains("wasm_import_module");
+        (calls || HOST_METHODS.iter().any(|method| line.contains(method))).then_some("only filter/src/host.rs calls the host")
+    })
+}
+
+pub(crate) fn adapter_is_thin(tree: &Tree) -> Vec<String> {
+    let lines: usize = tree.where_path(|path| ADAPTER.contains(&path)).map(|file| file.before_tests().count()).sum();
+    Vec::from_iter((lines > ADAPTER_LINES_MAX).then(|| format!("{ADAPTER:?} have {lines} lines, at most {ADAPTER_LINES_MAX}")))
+}
+
+pub(crate) fn unsafe_stays_in_host(tree: &Tree) -> Vec<String> {
+    complain(tree.under("", ".rs").filter(|file| file.path != HOST), |_, line| {
+        ["allow(unsafe_code", "expect(unsafe_code"]
+            .iter()
+            .any(|lift| line.contains(lift))
+            .then_some("only filter/src/host.rs may lift the ban on unsafe code")
+    })
+}
+
+// === all sources ===
+
+pub(crate) fn files_are_short(tree: &Tree) -> Vec<String> {
+    let long = |file: &&File| file.before_tests().count() > FILE_LINES_MAX;
+    let exempt = |path: &str| LONG.iter().any(|(start, _why)| path.starts_with(start));
+    let files = tree.under("", ".rs").filter(long).filter(|file| !exempt(&file.path));
+    files.map(|file| format!("{}: more than {FILE_LINES_MAX} lines before its tests", file.path)).collect()
+}
+
+pub(crate) fn allows_have_a_reason(tree: &Tree) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for file in tree.under("", ".rs").filter(|file| !file.path.starts_with(GENERATED)) {
+        let lines: Vec<&str> = file.text.lines().map(str::trim_start).collect();
+        for (at, line) in lines.iter().enumerate() {
+            let lifts = ["#[allow(", "#![allow(", "#[expect(", "#![expect("].iter().any(|start| line.starts_with(start));
+            let end = at + lines[at..].iter().position(|line| line.contains(")]")).unwrap_or(0);
+            let beside = lines[at..=end].iter().any(|line| line.contains("reason =") || line.contains("//"));
+            let above = at > 0 && lines[at - 1].starts_with("//");
+            if lifts && !beside && !above {
+                complaints.push(format!("{}:{}: a lint is lifted without its reason beside it", file.path, at + 1));
+            }
+        }
+    }
+    complaints
+}
+
+pub(crate) fn tests_are_never_ignored(tree: &Tree) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for file in tree.under("", ".rs") {
+        let ignored = file.lines().filter(|(_, line)| line.trim_start().starts_with("#[ignore"));
+        complaints.extend(ignored.map(|(number, _)| format!("{}:{number}: an ignored test shows nothing", file.path)));
+    }
+    complaints
+}
+
+pub(crate) fn modules_have_names(tree: &Tree) -> Vec<String> {
+    tree.under("", "/mod.rs").map(|file| format!("{}: write foo.rs beside foo/", file.path)).collect()
+}
+
+pub(crate) fn nothing_is_of_one_machine(tree: &Tree) -> Vec<String> {
+    let places = ["/root/", "/work/", "/home/", "/Users/", "/tmp/venv"];
+    let registries = ["pypi.org", "pythonhosted.org", "://crates.io", "index.crates.io", "static.crates.io"];
+    let mut complaints = Vec::new();
+    for file in &tree.0 {
+        for (number, line) in file.lines() {
+            for needle in places.iter().chain(&registries).filter(|needle| line.contains(*needle)) {
+                complaints.push(format!("{}:{number}: {needle} is a place of one machine or registry", file.path));
+            }
+        }
+    }
+    complaints
+}
+
+// === manifests ===
+
+pub(crate) fn scheduler_is_pure(tree: &Tree) -> Vec<String> {
+    let named = dependencies(tree.text("scheduler/Cargo.toml"));
+    let formats = named.iter().filter(|name| ["serde", "serde_json", "prost"].contains(&name.as_str()));
+    formats.map(|name| format!("scheduler/Cargo.toml: {name} (its types know no format)")).collect()
+}
+
+pub(crate) fn direct_dependencies_are_few(tree: &Tree) -> Vec<String> {
+    let counted = DEPENDENCIES_MAX.iter().map(|(path, most)| (path, most, dependencies(tree.text(path)).len()));
+    let over = counted.filter(|(_, most, count)| count > most);
+    over.map(|(path, most, count)| format!("{path}: {count} direct dependencies, at most {most}")).collect()
+}
+
+pub(crate) fn members_take_the_lints(tree: &Tree) -> Vec<String> {
+    let members = tree.where_path(|path| path.ends_with("/Cargo.toml") && path.matches('/').count() == 1);
+    let bare = members.filter(|file| !file.text.contains("[lints]\nworkspace = true"));
+    bare.map(|file| format!("{}: does not take the workspace's lints", file.path)).collect()
+}
+
+pub(crate) fn fuzz_crates_stand_alone(tree: &Tree) -> Vec<String> {
+    let joined = tree.under("", "/fuzz/Cargo.toml").filter(|file| !file.text.contains("[workspace]"));
+    joined.map(|file| format!("{}: a fuzz crate needs nightly, so it is no member: give it [workspace]", file.path)).collect()
+}
+
+/// Clippy reads one file a crate and does not merge it with the root's.
+pub(crate) fn pure_crates_repeat_the_bans(tree: &Tree) -> Vec<String> {
+    let bans = |text: &str| -> BTreeSet<String> {
+        text.split("path = \"").skip(1).filter_map(|rest| rest.split('"').next().map(str::to_owned)).collect()
+    };
+    let root = bans(tree.text("clippy.toml"));
+    let mut complaints = Vec::new();
+    for file in tree.where_path(|path| path.ends_with("/clippy.toml")) {
+        let missing = root.difference(&bans(&file.text)).cloned().collect::<Vec<_>>();
+        complaints.extend(missing.iter().map(|path| format!("{}: does not repeat the ban on {path}", file.path)));
+    }
+    complaints
+}
+
+pub(crate) fn daemon_crates(cargo_tree: &str) -> Vec<String> {
+    let names = cargo_tree.lines().filter_map(|line| line.split(' ').next());
+    let found = names.filter(|name| DAEMON_CRATES.contains(name));
+    found.map(|name| format!("switchpoint.wasm is built from {name}")).collect()
+}
+
+// === what users read and mount ===
+
+pub(crate) fn envoy_is_configured_in_one_place(tree: &Tree) -> Vec<String> {
+    let elsewhere = tree.where_path(|path| !path.starts_with("envoy-config/"));
+    complain(elsewhere, |_, line| {
+        line.starts_with("static_resources:").then_some("an Envoy config outside envoy-config/: the tests run the shipped files")
+    })
+}
+
+/// Verbs as documents show them: in backquotes, or at the start of a line of a code block.
+pub(crate) fn documented_verbs_exist(tree: &Tree) -> Vec<String> {
+    let verbs = BTreeSet::from_iter(tree.text("Makefile").lines().filter_map(|line| line.split(':').next()));
+    let mut complaints = Vec::new();
+    for file in tree.under("", ".md") {
+        let mut in_block = false;
+        for line in file.text.lines() {
+            in_block ^= line.starts_with("```");
+            let typed = line.strip_prefix("make ").filter(|_| in_block).into_iter();
+            let shown = typed.chain(line.split("`make ").skip(1));
+            for verb in shown.filter_map(|rest| rest.split([' ', '`']).next()).filter(|verb| !verbs.contains(verb)) {
+                complaints.push(format!("{}: `make {verb}` is no verb of the Makefile", file.path));
+            }
+        }
+    }
+    complaints
+}
+
+/// Flags of the daemon in the documents, found among its arguments as a field (clap derives the flag from it) or a literal.
+pub(crate) fn documented_flags_exist(tree: &Tree) -> Vec<String> {
+    let source: String = tree.under("control-plane/src/", ".rs").map(|file| file.text.as_str()).collect();
+    let mut complaints = Vec::new();
+    for file in tree.under("", ".md") {
+        let lines = file.text.lines().filter_map(|line| line.split_once("switchpointd "));
+        for flag in lines.flat_map(|(_, rest)| after(rest, "--").collect::<Vec<_>>()) {
+            let field = flag.replace('-', "_");
+            if !source.contains(&format!("{field}:")) && !source.contains(&format!("\"{flag}\"")) && flag != "help" {
+                complaints.push(format!("{}: switchpointd has no --{flag}", file.path));
+            }
+        }
+    }
+    complaints
+}
+
+pub(crate) fn documented_ports_exist(tree: &Tree) -> Vec<String> {
+    let config = tree.text("envoy-config/standalone.yaml");
+    let rows = tree.text("envoy-config/README.md").lines().filter(|line| line.contains("| Envoy |"));
+    let ports = rows.filter_map(|line| line.trim_start_matches('|').split('|').next()).map(str::trim);
+    let missing = ports.filter(|port| !config.contains(&format!("port_value: {port}")));
+    missing.map(|port| format!("envoy-config/README.md: port {port} is not in standalone.yaml")).collect()
+}
+
+// === helpers ===
+
+/// One complaint for each line of code that `judge` objects to.
+fn complain<'a>(files: impl Iterator<Item = &'a File>, judge: impl Fn(&File, &str) -> Option<&'static str>) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for file in files {
+        for (number, line) in file.code() {
+            complaints.extend(judge(file, line).map(|why| format!("{}:{number}: {why}: {}", file.path, line.trim())));
+        }
+    }
+    complaints
+}
+
+/// Names under `[dependencies]` of a manifest.
+fn dependencies(manifest: &str) -> Vec<String> {
+    let section = manifest.lines().skip_while(|line| line.trim() != "[dependencies]").skip(1);
+    let lines = section.take_while(|line| !line.starts_with('['));
+    let names = lines.filter_map(|line| line.split(['.', '=', ' ']).next()).map(str::trim);
+    names.filter(|name| !name.is_empty() && !name.starts_with('#')).map(str::to_owned).collect()
+}
+
+/// The word (letters, digits, dashes, underscores) after each occurrence of `marker` that starts a word itself.
+fn after<'a>(text: &'a str, marker: &'a str) -> impl Iterator<Item = &'a str> {
+    text.match_indices(marker).filter_map(move |(at, _)| {
+        let starts_word = text[..at].chars().next_back().is_none_or(|before| !before.is_alphanumeric() && before != '-');
+        let rest = &text[at + marker.len()..];
+        let word = rest.split(|c: char| !c.is_ascii_alphanumeric() && c != '-' && c != '_').next().unwrap_or_default();
+        (starts_word && !word.is_empty()).then_some(word)
+    })
+}

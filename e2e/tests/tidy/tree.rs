@@ -1,0 +1,90 @@
+//! The repository as a list of files, small enough to hold.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Folders that hold nothing written by hand, and this test's own samples.
+const UNREAD: &[&str] = &[".git", ".venv", ".venv-1.38", ".tools", "target", "node_modules", "e2e/tests/tidy"];
+
+/// What is read of the repository: everything a person edits.
+const READ: &[&str] = &["rs", "toml", "yaml", "yml", "md", "py", "sh", "proto", "txt", "json"];
+
+/// One file, by its path from the root.
+pub(crate) struct File {
+    pub(crate) path: String,
+    pub(crate) text: String,
+}
+
+/// Some files, in order of path.
+pub(crate) struct Tree(pub(crate) Vec<File>);
+
+// === impl Tree ===
+
+impl Tree {
+    /// Everything in the working tree that a person edits.
+    pub(crate) fn of_repository() -> Self {
+        let root = root();
+        let mut files = Vec::new();
+        read(&root, &root, &mut files);
+        files.sort_by(|a, b| a.path.cmp(&b.path));
+        assert!(files.len() > 20, "the repository was not found at {}", root.display());
+        Self(files)
+    }
+
+    /// The files whose path satisfies `wanted`.
+    pub(crate) fn where_path(&self, wanted: impl Fn(&str) -> bool) -> impl Iterator<Item = &File> {
+        self.0.iter().filter(move |file| wanted(&file.path))
+    }
+
+    /// The files under `folder` (which ends in `/`, or is empty for all) that end in `suffix`.
+    pub(crate) fn under(&self, folder: &'static str, suffix: &'static str) -> impl Iterator<Item = &File> {
+        self.where_path(move |path| path.starts_with(folder) && path.ends_with(suffix))
+    }
+
+    /// The text of one file; empty if there is none.
+    pub(crate) fn text(&self, path: &str) -> &str {
+        self.0.iter().find(|file| file.path == path).map_or("", |file| &file.text)
+    }
+}
+
+// === impl File ===
+
+impl File {
+    /// Numbered lines of code: no comments, nothing after the unit tests begin.
+    pub(crate) fn code(&self) -> impl Iterator<Item = (usize, &str)> {
+        self.before_tests().filter(|(_, line)| !line.trim_start().starts_with("//"))
+    }
+
+    /// Numbered lines up to the unit tests at the end of a file.
+    pub(crate) fn before_tests(&self) -> impl Iterator<Item = (usize, &str)> {
+        self.lines().take_while(|(_, line)| !line.starts_with("#[cfg(test)]"))
+    }
+
+    /// All lines, numbered from 1.
+    pub(crate) fn lines(&self) -> impl Iterator<Item = (usize, &str)> {
+        self.text.lines().enumerate().map(|(at, line)| (at + 1, line))
+    }
+}
+
+/// The root of the repository.
+pub(crate) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn read(root: &Path, folder: &Path, files: &mut Vec<File>) {
+    for entry in fs::read_dir(folder).expect("a readable folder").flatten() {
+        let full = entry.path();
+        let path = full.strip_prefix(root).expect("under the root").to_string_lossy().into_owned();
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            let ours = !path.ends_with("/target") && !path.contains("/corpus") && !path.contains("/artifacts");
+            if ours && !UNREAD.contains(&path.as_str()) {
+                read(root, &full, files);
+            }
+        } else if path == "Makefile" || READ.iter().any(|suffix| path.ends_with(&format!(".{suffix}"))) {
+            // What is not text, or went away meanwhile, is not for us.
+            if let Ok(text) = fs::read_to_string(&full) {
+                files.push(File { path, text });
+            }
+        }
+    }
+}
