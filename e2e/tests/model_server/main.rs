@@ -1,0 +1,1 @@
+//! The simulated model server as its clients and its operators see it.

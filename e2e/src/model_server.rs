@@ -1,0 +1,318 @@
+//! A simulated model server: a vLLM pod as its clients see it, on a laptop.
+//!
+//! ```text
+//!  socket ──▶ http ──▶ request ──▶ driver (owns engine) ──▶ reply ──▶ client
+//!  can close   faults,   prompts,    engine: batching, KV     SSE or
+//!  and reset   echo      limits      blocks, step times       JSON
+//! ```
+//! What tests steer is real: sockets close and reset, streams break in the middle, queues build up because steps take as long as measured
+//! ones, prefixes hit because the blocks are there. What nobody downstream can tell is not: text is seeded filler, and a token is four bytes.
+//!
+//! The engine is a pure state machine ([`engine`]) owned by one task ([`driver`]); everything else reads what that task publishes.
+
+mod admin;
+mod blocks;
+mod driver;
+mod engine;
+mod faults;
+mod http;
+mod lora;
+mod metrics;
+mod reply;
+mod request;
+mod socket;
+mod stats;
+mod step_time;
+mod text;
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use driver::EngineHandle;
+use engine::EngineConfig;
+use faults::Faults;
+use metrics::PageOptions;
+use request::{Api, Served};
+
+pub use faults::{Fault, FaultMode, FaultPaths};
+pub use metrics::{EngineNames, Lies};
+pub use step_time::Profile;
+
+/// What a server is like.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Engine")]
+pub struct Options {
+    /// Where to listen; port 0 takes a free one.
+    #[arg(skip = Options::default().listen)]
+    pub listen: SocketAddr,
+
+    /// Model and GPU whose measured step times and KV memory to use
+    #[arg(long, value_enum, default_value_t = Options::default().profile)]
+    pub profile: Profile,
+
+    /// Name the model is served under; repeat for more names of the one model [default: the profile's]
+    #[arg(long = "model", value_name = "NAME")]
+    pub models: Vec<String>,
+
+    /// LoRA adapter served beside the model; repeat for more
+    #[arg(long = "lora", value_name = "NAME")]
+    pub loras: Vec<String>,
+
+    /// Adapters that fit into GPU memory at once
+    #[arg(long, value_name = "N", default_value_t = Options::default().max_lora)]
+    pub max_lora: usize,
+
+    /// Time to load an adapter into GPU memory, ms of engine time
+    #[arg(long, value_name = "MS", default_value_t = Options::default().lora_load_ms)]
+    pub lora_load_ms: f64,
+
+    /// How much faster than the real engine; 0 answers at once (for overhead benches)
+    #[arg(long, value_name = "X", default_value_t = Options::default().speed)]
+    pub speed: f64,
+
+    /// Seed of output lengths and text: with one seed, every server answers a prompt alike
+    #[arg(long, default_value_t = Options::default().seed)]
+    pub seed: u64,
+
+    /// Mean output length in tokens where the request does not fix it
+    #[arg(long, value_name = "TOKENS", default_value_t = Options::default().output_tokens_mean)]
+    pub output_tokens_mean: u32,
+
+    /// Sequences running at once
+    #[arg(long, value_name = "N", default_value_t = Options::default().max_num_seqs)]
+    pub max_num_seqs: usize,
+
+    /// Tokens computed in one step (chunked prefill)
+    #[arg(long, value_name = "TOKENS", default_value_t = Options::default().max_num_batched_tokens)]
+    pub max_num_batched_tokens: u32,
+
+    /// Longest prompt and output together, in tokens (of four bytes); at most what KV memory holds
+    #[arg(long, value_name = "TOKENS", default_value_t = Options::default().max_model_len)]
+    pub max_model_len: u32,
+
+    /// KV blocks of 16 tokens [default: the profile's]
+    #[arg(long, value_name = "N")]
+    pub num_gpu_blocks: Option<u32>,
+
+    /// Whose names the core gauges of /metrics have
+    #[arg(long, value_enum, default_value_t = Options::default().engine, help_heading = "Behaviour")]
+    pub engine: EngineNames,
+
+    /// vllm:gpu_cache_usage_perc, as older vLLM said, instead of vllm:kv_cache_usage_perc
+    #[arg(long, help_heading = "Behaviour")]
+    pub old_metric_names: bool,
+
+    /// Ignore ?name[]= on /metrics and always answer with the whole page
+    #[arg(long, help_heading = "Behaviour")]
+    pub no_name_filter: bool,
+
+    /// Send the ORCA header on streamed replies too, which vLLM does not
+    #[arg(long, help_heading = "Behaviour")]
+    pub orca_on_streams: bool,
+
+    /// Wait before each write of a stream, ms
+    #[arg(long, value_name = "MS", default_value_t = Options::default().chunk_delay_ms, help_heading = "Behaviour")]
+    pub chunk_delay_ms: u64,
+
+    /// Stream events sent in one write
+    #[arg(long, value_name = "N", default_value_t = Options::default().chunks_per_write, help_heading = "Behaviour")]
+    pub chunks_per_write: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            profile: Profile::Llama8bH100,
+            models: Vec::new(),
+            loras: Vec::new(),
+            max_lora: 4,
+            // Reading a rank-16 adapter of an 8B model from host memory and laying it out.
+            lora_load_ms: 50.0,
+            speed: 1.0,
+            seed: 0,
+            // Azure's conversation trace has 211, its code trace 28.
+            output_tokens_mean: 128,
+            max_num_seqs: 256,
+            max_num_batched_tokens: 8192,
+            max_model_len: 131_072,
+            num_gpu_blocks: None,
+            engine: EngineNames::Vllm,
+            old_metric_names: false,
+            no_name_filter: false,
+            orca_on_streams: false,
+            chunk_delay_ms: 0,
+            chunks_per_write: 1,
+        }
+    }
+}
+
+impl Options {
+    fn kv_blocks(&self) -> u32 {
+        self.num_gpu_blocks.unwrap_or_else(|| self.profile.kv_blocks()).max(1)
+    }
+
+    fn engine_config(&self) -> EngineConfig {
+        EngineConfig {
+            step_times: self.profile.step_times(),
+            kv_blocks: self.kv_blocks(),
+            batch_tokens_max: self.max_num_batched_tokens.max(u32::try_from(self.max_num_seqs).unwrap_or(u32::MAX)),
+            sequences_max: self.max_num_seqs.max(1),
+            lora_slots: if self.loras.is_empty() { 0 } else { self.max_lora.max(1) },
+            lora_load_ms: self.lora_load_ms,
+        }
+    }
+
+    fn served(&self) -> Served {
+        let models = if self.models.is_empty() { vec![self.profile.model().to_owned()] } else { self.models.clone() };
+        let model_len = self.max_model_len.min(self.kv_blocks().saturating_mul(blocks::BLOCK_TOKENS));
+        Served { models, adapters: self.loras.clone(), model_len }
+    }
+}
+
+/// What the parts of one server share.
+#[derive(Debug)]
+struct Server {
+    address: SocketAddr,
+    options: Options,
+    served: Served,
+    engine: EngineHandle,
+    socket: mpsc::UnboundedSender<socket::Order>,
+    faults: Mutex<Faults>,
+    lies: Mutex<Lies>,
+    log: Mutex<http::Log>,
+    replies: AtomicU64,
+}
+
+impl Server {
+    fn faults(&self) -> MutexGuard<'_, Faults> {
+        self.faults.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lies(&self) -> MutexGuard<'_, Lies> {
+        self.lies.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn log(&self) -> MutexGuard<'_, http::Log> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell_socket(&self, order: socket::Order) {
+        let _ = self.socket.send(order); // the server is stopping
+    }
+
+    fn page_options(&self) -> PageOptions {
+        PageOptions {
+            names: self.options.engine,
+            old_names: self.options.old_metric_names,
+            model: self.served.models.first().cloned().unwrap_or_default(),
+            kv_blocks: self.options.kv_blocks(),
+            max_lora: self.options.engine_config().lora_slots,
+        }
+    }
+
+    fn reply_id(&self, api: Api) -> String {
+        let kind = match api {
+            Api::Chat => "chatcmpl",
+            Api::Completions => "cmpl",
+            Api::Responses => "resp",
+            Api::Messages | Api::CountTokens => "msg",
+            Api::Embeddings => "embd",
+        };
+        format!("{kind}-{:04x}{:012x}", self.address.port(), self.replies.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// A running server; dropping it stops it at once, connections and all.
+#[derive(Debug)]
+pub struct ModelServer {
+    server: Arc<Server>,
+    task: JoinHandle<()>,
+}
+
+impl ModelServer {
+    /// Starts a server. Must be called in a tokio runtime.
+    ///
+    /// # Errors
+    /// If `options.listen` cannot be bound.
+    pub fn start(options: Options) -> io::Result<Self> {
+        let listener = socket::listen(options.listen)?;
+        let address = listener.local_addr()?;
+        let (orders, inbox) = mpsc::unbounded_channel();
+        let server = Arc::new(Server {
+            address,
+            served: options.served(),
+            engine: EngineHandle::spawn(options.engine_config(), options.speed, options.loras.clone()),
+            socket: orders,
+            faults: Mutex::default(),
+            lies: Mutex::default(),
+            log: Mutex::default(),
+            replies: AtomicU64::default(),
+            options,
+        });
+        let shared = server.clone();
+        let handler = move |connection, request| http::handle(shared.clone(), connection, request);
+        let task = tokio::spawn(socket::serve(address, listener, inbox, handler));
+        Ok(Self { server, task })
+    }
+
+    /// Where it listens.
+    pub fn addr(&self) -> SocketAddr {
+        self.server.address
+    }
+
+    /// Orders a fault; [`FaultMode::None`] ends all of them.
+    pub fn fault(&self, fault: Fault) {
+        self.server.order(fault, None);
+    }
+
+    /// Replaces the lies told on `/metrics` and in the ORCA header; none tells the truth again.
+    pub fn lie(&self, lies: Lies) {
+        *self.server.lies() = lies;
+    }
+
+    /// Restarts cold: KV cache, queue and counters gone, all connections reset, a new start time; refusing connections for `down`.
+    pub fn restart(&self, down: Option<Duration>) {
+        self.server.restart(down, None);
+    }
+
+    /// The report of `GET /admin/state`.
+    ///
+    /// # Errors
+    /// If the engine has stopped.
+    pub async fn state(&self) -> io::Result<Value> {
+        self.server.state().await.map_err(io::Error::other)
+    }
+
+    /// Stops gracefully: no new connections, requests in flight may end within `limit`.
+    pub async fn drain(mut self, limit: Duration) {
+        self.server.tell_socket(socket::Order::Drain);
+        if tokio::time::timeout(limit, &mut self.task).await.is_err() {
+            tracing::warn!(address = %self.addr(), "requests were still in flight");
+        }
+    }
+}
+
+impl Drop for ModelServer {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Serves orders for `servers` on `listen` until dropped; returns where it listens.
+///
+/// # Errors
+/// If `listen` cannot be bound.
+pub fn serve_admin(listen: SocketAddr, servers: &[ModelServer]) -> io::Result<(SocketAddr, JoinHandle<io::Result<()>>)> {
+    let listener = socket::listen(listen)?;
+    let address = listener.local_addr()?;
+    let servers = servers.iter().map(|running| running.server.clone()).collect();
+    Ok((address, tokio::spawn(admin::serve(listener, servers))))
+}

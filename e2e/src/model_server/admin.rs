@@ -1,0 +1,154 @@
+//! Orders to a model server, on its own port under `/admin/` and for all servers of a process on the control listener.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, State};
+use http::{HeaderValue, Method, Response, StatusCode, header};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::time::Instant;
+
+use super::Server;
+use super::faults::{Fault, FaultMode};
+use super::http::{header_pairs, json_reply};
+use super::metrics::Lies;
+use super::socket::Order;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Restart {
+    /// How long the socket stays closed, ms.
+    for_ms: Option<u64>,
+}
+
+/// Carries out an order. `spare` is the connection it came on: it alone survives a closing of the socket, and closes after the answer.
+pub(super) async fn handle(server: &Server, action: &str, method: &Method, body: &[u8], spare: Option<u64>) -> Response<Body> {
+    let outcome = match (method, action) {
+        (&Method::GET, "state") => server.state().await,
+        (&Method::GET, "faults") => Ok(json!(server.faults().list())),
+        (&Method::POST, "faults") => read::<Fault>(body).map(|fault| {
+            server.order(fault, spare);
+            json!(server.faults().list())
+        }),
+        (&Method::GET, "lie") => Ok(json!(*server.lies())),
+        (&Method::POST, "lie") => read::<Value>(body).and_then(|lies| lies_of(&lies)).map(|lies| {
+            *server.lies() = lies;
+            json!(*server.lies())
+        }),
+        (&Method::POST, "restart") => read::<Restart>(if body.is_empty() { b"{}" } else { body }).map(|restart| {
+            server.restart(restart.for_ms.map(Duration::from_millis), spare);
+            json!({})
+        }),
+        _ => Err("No such order. GET state, faults, lie; POST faults, lie, restart.".to_owned()),
+    };
+    let mut reply = match outcome {
+        Ok(value) => json_reply(&value),
+        Err(message) => {
+            let mut reply = json_reply(&json!({"error": {"message": message}}));
+            *reply.status_mut() = StatusCode::BAD_REQUEST;
+            reply
+        }
+    };
+    if spare.is_some() && *method == Method::POST {
+        reply.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    reply
+}
+
+fn read<T: for<'de> Deserialize<'de>>(body: &[u8]) -> Result<T, String> {
+    serde_json::from_slice(body).map_err(|error| error.to_string())
+}
+
+/// `{"name": number or text}`; text stands on the page as it is.
+fn lies_of(value: &Value) -> Result<Lies, String> {
+    let object = value.as_object().ok_or("An object of names and values is expected.")?;
+    let lie = |(name, value): (&String, &Value)| match value {
+        Value::String(text) => Ok((name.clone(), text.clone())),
+        Value::Number(number) => Ok((name.clone(), number.to_string())),
+        _ => Err(format!("`{name}` must be a number or a text.")),
+    };
+    object.iter().map(lie).collect()
+}
+
+/// The control listener: `GET /servers` lists addresses, `/servers/<host:port>/<order>` is `/admin/<order>` of that server.
+pub(super) async fn serve(listener: TcpListener, servers: Vec<Arc<Server>>) -> std::io::Result<()> {
+    let router = Router::new()
+        .route("/servers", axum::routing::get(list))
+        .route("/servers/{address}/{action}", axum::routing::any(one))
+        .with_state(Arc::new(servers));
+    axum::serve(listener, router).await
+}
+
+async fn list(State(servers): State<Arc<Vec<Arc<Server>>>>) -> Response<Body> {
+    json_reply(&json!(servers.iter().map(|server| server.address.to_string()).collect::<Vec<_>>()))
+}
+
+async fn one(
+    State(servers): State<Arc<Vec<Arc<Server>>>>,
+    Path((address, action)): Path<(String, String)>,
+    method: Method,
+    body: Bytes,
+) -> Response<Body> {
+    match servers.iter().find(|server| server.address.to_string() == address) {
+        Some(server) => handle(server, &action, &method, &body, None).await,
+        None => {
+            let mut reply = json_reply(&json!({"error": {"message": format!("No server at {address}.")}}));
+            *reply.status_mut() = StatusCode::NOT_FOUND;
+            reply
+        }
+    }
+}
+
+impl Server {
+    /// Puts a fault in force, or ends all of them.
+    pub(super) fn order(&self, fault: Fault, spare: Option<u64>) {
+        match fault.mode {
+            FaultMode::None => {
+                self.faults().clear();
+                self.tell_socket(Order::Open);
+            }
+            FaultMode::Refuse => self.tell_socket(Order::Close { reopen_after: fault.for_ms.map(Duration::from_millis), spare }),
+            _ => self.faults().order(fault, Instant::now()),
+        }
+    }
+
+    /// A new process at the same address: cold, counters at zero; down for `down` if given.
+    pub(super) fn restart(&self, down: Option<Duration>, spare: Option<u64>) {
+        self.engine.restart();
+        self.tell_socket(match down {
+            Some(_) => Order::Close { reopen_after: down, spare },
+            None => Order::ResetAll { spare },
+        });
+    }
+
+    pub(super) async fn state(&self) -> Result<Value, String> {
+        let report = self.engine.report().await.ok_or("The engine has stopped.")?;
+        let log = self.log();
+        let requests = log.records.iter().map(|record| {
+            json!({
+                "method": record.method.as_str(), "path": record.path, "version": format!("{:?}", record.version),
+                "headers": header_pairs(&record.headers), "body_bytes": record.body_bytes,
+            })
+        });
+        Ok(json!({
+            "address": self.address.to_string(),
+            "started_at": report.stats.started_at,
+            "running": report.load.running,
+            "waiting": report.load.waiting,
+            "kv_usage": report.load.kv_usage,
+            "prefix_query_tokens": report.stats.prefix_queries,
+            "prefix_hit_tokens": report.stats.prefix_hits,
+            "prompt_tokens": report.stats.prompt_tokens,
+            "generation_tokens": report.stats.generation_tokens,
+            "finished": {"stop": report.stats.finished[0], "length": report.stats.finished[1], "abort": report.stats.finished[2]},
+            "preemptions": report.preemptions,
+            "requests_served": log.requests,
+            "scrapes": log.scrapes,
+            "requests": requests.collect::<Vec<_>>(),
+        }))
+    }
+}

@@ -1,0 +1,276 @@
+//! The task that owns an engine: commands in, tokens out, time mapped between the wall and the engine.
+//!
+//! Engine time runs `speed` times as fast as the wall. A timer that fires late makes tokens late, never steps longer: the task catches up
+//! step by step at the times the engine planned. At speed 0 there is no waiting at all.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
+
+use super::engine::{Engine, EngineConfig, Event, Finish, Load, Sequence, SequenceId};
+use super::stats::{Asked, Stats};
+
+/// Series of `lora_requests_info` kept: real pages keep one per combination ever seen, readers must take the newest.
+const LORA_SERIES_MAX: usize = 8;
+
+/// What a request hears from the engine about its `index`th sequence.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Output {
+    pub index: usize,
+    pub kind: OutputKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum OutputKind {
+    Admitted { cached_tokens: u32 },
+    Token,
+    Finished(Finish),
+}
+
+/// Everything a metrics page or a state report needs, taken at one moment.
+#[derive(Clone, Debug)]
+pub(super) struct Report {
+    pub load: Load,
+    pub preemptions: u64,
+    pub stats: Stats,
+    /// (running adapters, waiting adapters) -> seconds since the epoch.
+    pub lora_series: BTreeMap<[String; 2], f64>,
+}
+
+#[derive(Debug)]
+enum Command {
+    Submit { sequences: Vec<(SequenceId, Sequence)>, asked: Asked, outputs: mpsc::UnboundedSender<Output> },
+    Abort(Vec<SequenceId>),
+    Report(oneshot::Sender<Report>),
+    Restart,
+}
+
+/// A handle to the task; it ends with its last handle.
+#[derive(Clone, Debug)]
+pub(super) struct EngineHandle {
+    commands: mpsc::UnboundedSender<Command>,
+    load: watch::Receiver<Load>,
+    next_id: Arc<AtomicU64>,
+}
+
+/// Sequences of one request. Dropping it aborts those still running, as a client that goes away does.
+pub(super) struct Generation {
+    outputs: mpsc::UnboundedReceiver<Output>,
+    commands: mpsc::UnboundedSender<Command>,
+    ids: Vec<SequenceId>,
+    open: usize,
+}
+
+impl Generation {
+    /// The next output; `None` once all sequences have ended, or the engine was restarted.
+    pub(super) async fn next(&mut self) -> Option<Output> {
+        if self.open == 0 {
+            return None;
+        }
+        let output = self.outputs.recv().await?;
+        self.open -= usize::from(matches!(output.kind, OutputKind::Finished(_)));
+        Some(output)
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.open == 0
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        if self.open > 0 {
+            let _ = self.commands.send(Command::Abort(std::mem::take(&mut self.ids))); // no task left: nothing to abort
+        }
+    }
+}
+
+impl EngineHandle {
+    /// Starts the task. `adapters` are the names behind [`Sequence::adapter`].
+    pub(super) fn spawn(config: EngineConfig, speed: f64, adapters: Vec<String>) -> Self {
+        let (commands, inbox) = mpsc::unbounded_channel();
+        let (load_out, load) = watch::channel(Load::default());
+        let driver = Driver {
+            engine: Engine::new(config.clone()),
+            config,
+            speed,
+            adapters,
+            epoch: Instant::now(),
+            now_ms: 0.0,
+            stats: Stats::new(unix_seconds(), ms_scale(speed)),
+            requests: HashMap::new(),
+            lora_series: BTreeMap::new(),
+            load: load_out,
+        };
+        tokio::spawn(driver.run(inbox));
+        Self { commands, load, next_id: Arc::default() }
+    }
+
+    pub(super) fn load(&self) -> Load {
+        *self.load.borrow()
+    }
+
+    pub(super) fn submit(&self, sequences: Vec<Sequence>, asked: Asked) -> Generation {
+        let (sender, outputs) = mpsc::unbounded_channel();
+        let first = self.next_id.fetch_add(sequences.len() as u64, Ordering::Relaxed);
+        let sequences: Vec<_> = (first..).map(SequenceId).zip(sequences).collect();
+        let ids: Vec<_> = sequences.iter().map(|(id, _)| *id).collect();
+        let open = ids.len();
+        let _ = self.commands.send(Command::Submit { sequences, asked, outputs: sender }); // no task: `next` ends at once
+        Generation { outputs, commands: self.commands.clone(), ids, open }
+    }
+
+    /// `None` if the task is gone.
+    pub(super) async fn report(&self) -> Option<Report> {
+        let (sender, report) = oneshot::channel();
+        self.commands.send(Command::Report(sender)).ok()?;
+        report.await.ok()
+    }
+
+    /// Forgets everything: queue, KV memory, counters, start time.
+    pub(super) fn restart(&self) {
+        let _ = self.commands.send(Command::Restart); // no task: nothing to forget
+    }
+}
+
+struct Driver {
+    engine: Engine,
+    config: EngineConfig,
+    speed: f64,
+    adapters: Vec<String>,
+    epoch: Instant,
+    /// Engine time of the last thing that happened.
+    now_ms: f64,
+    stats: Stats,
+    requests: HashMap<SequenceId, (usize, u32, mpsc::UnboundedSender<Output>)>,
+    lora_series: BTreeMap<[String; 2], f64>,
+    load: watch::Sender<Load>,
+}
+
+impl Driver {
+    async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Command>) {
+        loop {
+            let wake = self.engine.next_event_ms().map(|at_ms| self.wall(at_ms));
+            tokio::select! {
+                biased;
+                command = inbox.recv() => {
+                    let Some(command) = command else { return };
+                    self.catch_up();
+                    self.handle(command);
+                }
+                () = tokio::time::sleep_until(wake.unwrap_or(self.epoch)), if wake.is_some() => {}
+            }
+            self.catch_up();
+            self.publish();
+        }
+    }
+
+    fn wall(&self, at_ms: f64) -> Instant {
+        self.epoch + Duration::from_secs_f64(at_ms * ms_scale(self.speed))
+    }
+
+    fn catch_up(&mut self) {
+        let instant = self.speed <= 0.0;
+        let until_ms = if instant { f64::INFINITY } else { self.epoch.elapsed().as_secs_f64() * 1e3 * self.speed };
+        while let Some(at_ms) = self.engine.next_event_ms().filter(|at_ms| *at_ms <= until_ms) {
+            self.now_ms = at_ms;
+            for event in self.engine.step(at_ms) {
+                self.tell(&event);
+            }
+        }
+        if !instant {
+            self.now_ms = until_ms;
+        }
+    }
+
+    fn handle(&mut self, command: Command) {
+        match command {
+            Command::Submit { sequences, asked, outputs } => {
+                self.stats.asked(asked);
+                for (index, (id, sequence)) in sequences.into_iter().enumerate() {
+                    self.requests.insert(id, (index, sequence.prompt_tokens, outputs.clone()));
+                    self.engine.submit(self.now_ms, id, sequence);
+                }
+            }
+            Command::Abort(ids) => {
+                for id in ids {
+                    if let Some(event) = self.engine.abort(self.now_ms, id) {
+                        self.tell(&event);
+                    }
+                }
+            }
+            Command::Report(reply) => {
+                self.note_adapters();
+                let _ = reply.send(Report {
+                    load: self.engine.load(),
+                    preemptions: self.engine.preemptions(),
+                    stats: self.stats.clone(),
+                    lora_series: self.lora_series.clone(),
+                }); // the asker left
+            }
+            Command::Restart => {
+                // Two restarts within the clock's resolution still are two processes.
+                let started_at = unix_seconds().max(self.stats.started_at + 0.01);
+                self.engine = Engine::new(self.config.clone());
+                self.stats = Stats::new(started_at, ms_scale(self.speed));
+                self.requests.clear();
+                self.lora_series.clear();
+            }
+        }
+    }
+
+    fn tell(&mut self, event: &Event) {
+        self.stats.record(event);
+        let (id, kind) = match *event {
+            Event::Stepped { .. } => return,
+            Event::Admitted { id, cached_tokens } => (id, OutputKind::Admitted { cached_tokens }),
+            Event::Token { id, .. } => (id, OutputKind::Token),
+            Event::Finished { id, finish, .. } => (id, OutputKind::Finished(finish)),
+        };
+        if let Some((index, prompt_tokens, outputs)) = self.requests.get(&id) {
+            if let OutputKind::Admitted { cached_tokens } = kind {
+                self.stats.admitted(*prompt_tokens, cached_tokens);
+            }
+            let _ = outputs.send(Output { index: *index, kind }); // the client left: its abort is on the way
+        }
+        if matches!(kind, OutputKind::Finished(_)) {
+            self.requests.remove(&id);
+        }
+    }
+
+    fn publish(&mut self) {
+        let load = self.engine.load();
+        self.load.send_if_modified(|published| std::mem::replace(published, load) != load);
+        self.note_adapters();
+    }
+
+    /// Stamps the series of the present combination of adapters.
+    fn note_adapters(&mut self) {
+        if self.adapters.is_empty() {
+            return;
+        }
+        let names = self.engine.adapters().map(|ids| {
+            let names: Vec<&str> = ids.iter().filter_map(|&id| self.adapters.get(id)).map(String::as_str).collect();
+            names.join(", ")
+        });
+        self.lora_series.insert(names, unix_seconds());
+        if self.lora_series.len() > LORA_SERIES_MAX
+            && let Some(oldest) = self.lora_series.iter().min_by(|a, b| a.1.total_cmp(b.1)).map(|(names, _)| names.clone())
+        {
+            self.lora_series.remove(&oldest);
+        }
+    }
+}
+
+/// Seconds outside per engine ms.
+fn ms_scale(speed: f64) -> f64 {
+    if speed > 0.0 { 1e-3 / speed } else { 0.0 }
+}
+
+fn unix_seconds() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}

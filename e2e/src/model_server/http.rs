@@ -1,0 +1,392 @@
+//! One request to a model server: faults first, then echo, pages, and inference.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::body::{Body, Bytes};
+use axum::extract::Query;
+use futures::stream;
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version, header};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::driver::Generation;
+use super::engine::Sequence;
+use super::faults::{Fault, FaultMode};
+use super::reply::{Choice, Reply};
+use super::request::{Api, ApiError, Inference};
+use super::socket::Connection;
+use super::stats::Asked;
+use super::text::{self, Rng};
+use super::{Server, admin, metrics};
+
+/// Above the largest body a filter lets through (a 1M-token prompt is 4 to 8 MB), below what would hurt the machine.
+const BODY_BYTES_MAX: usize = 128 << 20;
+/// Bodies an echo repeats as text; of larger ones it gives the digest.
+const ECHO_BYTES_MAX: usize = 64 << 10;
+/// Requests remembered for `/admin/state`: a test's worth.
+const RECORDS_MAX: usize = 256;
+/// What was written reaches the socket within this time, before a reset throws it away.
+const FLUSH: Duration = Duration::from_millis(10);
+
+/// Half a head of an HTTP/1 response.
+const PARTIAL_HEAD: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-str";
+/// A HEADERS frame on stream 1 that promises 64 bytes and brings three.
+const PARTIAL_FRAME: &[u8] = &[0, 0, 64, 1, 4, 0, 0, 0, 1, 0x88, 0x5f, 0x8b];
+
+/// A request that reached the engine.
+#[derive(Clone, Debug)]
+pub(super) struct Record {
+    pub method: Method,
+    pub path: String,
+    pub version: Version,
+    pub headers: HeaderMap,
+    pub body_bytes: usize,
+}
+
+/// What the HTTP side remembers.
+#[derive(Debug, Default)]
+pub(super) struct Log {
+    pub records: VecDeque<Record>,
+    pub requests: u64,
+    pub scrapes: u64,
+}
+
+impl Log {
+    fn note(&mut self, parts: &Parts, body_bytes: usize) {
+        if parts.uri.path() == "/metrics" {
+            self.scrapes += 1;
+            return;
+        }
+        self.requests += 1;
+        if self.records.len() == RECORDS_MAX {
+            self.records.pop_front();
+        }
+        self.records.push_back(Record {
+            method: parts.method.clone(),
+            path: parts.uri.path_and_query().map_or_else(String::new, ToString::to_string),
+            version: parts.version,
+            headers: parts.headers.clone(),
+            body_bytes,
+        });
+    }
+}
+
+pub(super) async fn handle(server: Arc<Server>, connection: Arc<Connection>, request: Request<Incoming>) -> Response<Body> {
+    let (parts, body) = request.into_parts();
+    let Ok(body) = Limited::new(body, BODY_BYTES_MAX).collect().await.map(http_body_util::Collected::to_bytes) else {
+        return status_reply(StatusCode::PAYLOAD_TOO_LARGE, &format!("The body was cut off, or is over {BODY_BYTES_MAX} bytes."));
+    };
+    let path = parts.uri.path();
+    if let Some(action) = path.strip_prefix("/admin/") {
+        return admin::handle(&server, action, &parts.method, &body, Some(connection.id)).await;
+    }
+    server.log().note(&parts, body.len());
+    let fault = server.faults().hit(path, Instant::now());
+    let mut cut_after = None;
+    if let Some(fault) = fault {
+        if fault.mode == FaultMode::ResetMidStream {
+            cut_after = Some(fault.after_chunks.unwrap_or(1));
+        } else if let Some(reply) = fail(&fault, &connection, parts.version).await {
+            return served_by(&server, reply);
+        }
+    }
+    let exchange = Exchange { server: server.clone(), connection, cut_after };
+    let reply = Box::pin(exchange.answer(&parts, body)).await;
+    served_by(&server, reply)
+}
+
+/// Does what the fault says; an answer, or none if the mode is not for requests.
+async fn fail(fault: &Fault, connection: &Connection, version: Version) -> Option<Response<Body>> {
+    match fault.mode {
+        FaultMode::None | FaultMode::Refuse | FaultMode::ResetMidStream => return None,
+        FaultMode::Hang => {}
+        FaultMode::ResetBeforeHeaders => connection.reset(b""),
+        FaultMode::ResetMidHeaders => connection.reset(if version == Version::HTTP_2 { PARTIAL_FRAME } else { PARTIAL_HEAD }),
+        FaultMode::Status => return Some(fault_reply(fault)),
+    }
+    std::future::pending().await
+}
+
+fn fault_reply(fault: &Fault) -> Response<Body> {
+    let status = fault.status.and_then(|status| StatusCode::from_u16(status).ok()).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
+    let mut reply = match &fault.body {
+        Some(body) => with_status(status, Response::new(Body::from(body.clone()))),
+        None => status_reply(status, "A fault was ordered."),
+    };
+    if let Some(retry_after) = fault.retry_after {
+        reply.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(retry_after));
+    }
+    reply
+}
+
+fn served_by(server: &Server, mut reply: Response<Body>) -> Response<Body> {
+    if let Ok(address) = HeaderValue::from_str(&server.address.to_string()) {
+        reply.headers_mut().insert(HeaderName::from_static("x-served-by"), address);
+    }
+    reply
+}
+
+fn with_status(status: StatusCode, mut reply: Response<Body>) -> Response<Body> {
+    *reply.status_mut() = status;
+    reply
+}
+
+fn status_reply(status: StatusCode, message: &str) -> Response<Body> {
+    let error = ApiError { status, message: message.to_owned(), param: None };
+    with_status(status, json_reply(&error.body(Api::Chat)))
+}
+
+pub(super) fn json_reply(value: &Value) -> Response<Body> {
+    typed("application/json", value.to_string().into())
+}
+
+fn typed(content_type: &'static str, body: Body) -> Response<Body> {
+    let mut reply = Response::new(body);
+    reply.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    reply
+}
+
+/// One request on its way to an answer.
+struct Exchange {
+    server: Arc<Server>,
+    connection: Arc<Connection>,
+    /// Chunks until the connection is reset.
+    cut_after: Option<u32>,
+}
+
+impl Exchange {
+    async fn answer(self, parts: &Parts, body: Bytes) -> Response<Body> {
+        let wants_echo = parts.headers.get("x-echo").is_some_and(|value| value == "1");
+        match (&parts.method, parts.uri.path()) {
+            _ if wants_echo => self.unstreamed(echo(parts, &body), HeaderMap::new()).await,
+            (&Method::GET, "/health") => Response::new(Body::empty()),
+            (&Method::GET, "/metrics") => self.server.metrics(&wanted(parts)).await,
+            (&Method::GET, "/v1/models") => json_reply(&self.server.models()),
+            (&Method::POST, path) if let Some(api) = Api::of(path) => match Inference::parse(api, &body, &self.server.served) {
+                Ok(inference) => self.infer(parts, inference).await,
+                Err(error) => with_status(error.status, json_reply(&error.body(api))),
+            },
+            _ => self.unstreamed(echo(parts, &body), HeaderMap::new()).await,
+        }
+    }
+
+    async fn infer(self, parts: &Parts, inference: Inference) -> Response<Body> {
+        let (reply, sequences) = self.server.plan(&inference);
+        if inference.api == Api::CountTokens {
+            return json_reply(&reply.whole());
+        }
+        let asked = Asked { n: inference.n, max_tokens: inference.max_tokens.unwrap_or(self.server.served.model_len) };
+        let mut generation = self.server.engine.submit(sequences, asked);
+        let orca = parts.headers.get("endpoint-load-metrics-format").and_then(|format| format.to_str().ok());
+        if inference.stream && inference.api != Api::Embeddings {
+            let load = orca.filter(|_| self.server.options.orca_on_streams);
+            let headers = self.server.orca_headers(load);
+            return self.streamed(reply, generation, headers);
+        }
+        let mut reply = reply;
+        while let Some(output) = generation.next().await {
+            reply.absorb(output);
+        }
+        if !generation.is_over() {
+            return self.lost().await;
+        }
+        let headers = self.server.orca_headers(orca);
+        self.unstreamed(reply.whole(), headers).await
+    }
+
+    /// The engine restarted under the request: the connection goes as the process would have.
+    async fn lost(&self) -> Response<Body> {
+        self.connection.reset(b"");
+        std::future::pending().await
+    }
+
+    async fn unstreamed(self, value: Value, headers: HeaderMap) -> Response<Body> {
+        let bytes = Bytes::from(value.to_string());
+        let mut reply = if self.cut_after.is_some() {
+            let length = bytes.len();
+            let half = stream::iter([Ok::<_, Infallible>(bytes.slice(..length / 2))]);
+            let connection = self.connection;
+            let cut = stream::once(async move { reset_after_flush(&connection).await });
+            let mut reply = typed("application/json", Body::from_stream(stream::StreamExt::chain(half, cut)));
+            reply.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+            reply
+        } else {
+            typed("application/json", bytes.into())
+        };
+        reply.headers_mut().extend(headers);
+        reply
+    }
+
+    fn streamed(self, reply: Reply, generation: Generation, headers: HeaderMap) -> Response<Body> {
+        let events = Events {
+            reply,
+            generation,
+            connection: self.connection,
+            cut_after: self.cut_after,
+            chunks_per_write: self.server.options.chunks_per_write.max(1),
+            chunk_delay: Duration::from_millis(self.server.options.chunk_delay_ms),
+            closed: false,
+        };
+        let body = Body::from_stream(stream::unfold(events, |mut events| async move {
+            let chunk = events.next().await?;
+            Some((Ok::<_, Infallible>(chunk), events))
+        }));
+        let mut reply = typed("text/event-stream; charset=utf-8", body);
+        reply.headers_mut().extend(headers);
+        reply
+    }
+}
+
+async fn reset_after_flush<T>(connection: &Connection) -> T {
+    tokio::time::sleep(FLUSH).await;
+    connection.reset(b"");
+    std::future::pending().await
+}
+
+/// The body of a streamed reply.
+struct Events {
+    reply: Reply,
+    generation: Generation,
+    connection: Arc<Connection>,
+    cut_after: Option<u32>,
+    chunks_per_write: u32,
+    chunk_delay: Duration,
+    closed: bool,
+}
+
+impl Events {
+    async fn next(&mut self) -> Option<Bytes> {
+        if self.closed {
+            return None;
+        }
+        if self.cut_after == Some(0) {
+            return reset_after_flush(&self.connection).await;
+        }
+        let (mut out, mut chunks) = (Vec::new(), 0);
+        while chunks < self.chunks_per_write {
+            match self.generation.next().await {
+                Some(output) => chunks += u32::from(self.reply.stream(output, &mut out)),
+                None if self.generation.is_over() => {
+                    self.reply.close(&mut out);
+                    self.closed = true;
+                    break;
+                }
+                None => return reset_after_flush(&self.connection).await, // the engine restarted
+            }
+        }
+        if !self.chunk_delay.is_zero() {
+            tokio::time::sleep(self.chunk_delay).await;
+        }
+        self.cut_after = self.cut_after.map(|left| left - 1);
+        Some(out.into())
+    }
+}
+
+/// `?name[]=a&name[]=b`.
+fn wanted(parts: &Parts) -> Vec<String> {
+    let Ok(Query(pairs)) = Query::<Vec<(String, String)>>::try_from_uri(&parts.uri) else { return Vec::new() };
+    pairs.into_iter().filter(|(key, _)| key == "name[]").map(|(_, name)| name).collect()
+}
+
+/// Header lists as pairs in order of arrival, every value of a name.
+pub(super) fn header_pairs(headers: &HeaderMap) -> Value {
+    headers.iter().map(|(name, value)| json!([name.as_str(), String::from_utf8_lossy(value.as_bytes())])).collect()
+}
+
+fn echo(parts: &Parts, body: &Bytes) -> Value {
+    let digest = ring::digest::digest(&ring::digest::SHA256, body);
+    let digest: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+    let text = std::str::from_utf8(body).ok().filter(|text| text.len() <= ECHO_BYTES_MAX);
+    json!({
+        "method": parts.method.as_str(),
+        "path": parts.uri.path_and_query().map_or("", |path| path.as_str()),
+        "version": format!("{:?}", parts.version),
+        "authority": parts.uri.authority().map(http::uri::Authority::as_str),
+        "headers": header_pairs(&parts.headers),
+        "body_bytes": body.len(),
+        "body_sha256": digest,
+        "body": text,
+    })
+}
+
+impl Server {
+    async fn metrics(&self, wanted: &[String]) -> Response<Body> {
+        let Some(report) = self.engine.report().await else {
+            return status_reply(StatusCode::INTERNAL_SERVER_ERROR, "The engine has stopped.");
+        };
+        let wanted = if self.options.no_name_filter { &[] } else { wanted };
+        let page = metrics::page(&self.page_options(), &report, &self.lies(), wanted);
+        typed("text/plain; version=0.0.4; charset=utf-8", page.into())
+    }
+
+    fn models(&self) -> Value {
+        let base = self.served.models.first();
+        let model = |name: &String, parent: Option<&String>| {
+            json!({
+                "id": name, "object": "model", "created": unix_seconds(), "owned_by": "vllm", "root": name, "parent": parent,
+                "max_model_len": self.served.model_len,
+            })
+        };
+        let models = self.served.models.iter().map(|name| model(name, None));
+        let adapters = self.served.adapters.iter().map(|name| model(name, base));
+        json!({"object": "list", "data": models.chain(adapters).collect::<Vec<_>>()})
+    }
+
+    /// `endpoint-load-metrics` if asked for.
+    fn orca_headers(&self, format: Option<&str>) -> HeaderMap {
+        let load = self.engine.load();
+        let value = format.and_then(|format| metrics::orca(format, load.kv_usage, load.waiting, &self.lies()));
+        value
+            .and_then(|value| HeaderValue::from_str(&value).ok())
+            .map(|value| (HeaderName::from_static("endpoint-load-metrics"), value))
+            .into_iter()
+            .collect()
+    }
+
+    /// The empty reply, and the sequences that will fill it.
+    fn plan(&self, inference: &Inference) -> (Reply, Vec<Sequence>) {
+        let adapter_name = inference.adapter.and_then(|adapter| self.served.adapters.get(adapter));
+        let salt = text::hash(0, adapter_name.map_or("", String::as_str).as_bytes());
+        let salt = text::hash(salt, inference.cache_salt.as_bytes());
+        let (mut choices, mut sequences) = (Vec::new(), Vec::new());
+        for prompt in &inference.prompts {
+            let prompt_tokens = text::token_count(prompt.len());
+            let mut rng = Rng(text::hash(self.options.seed, prompt));
+            for _ in 0..inference.n {
+                let (output_tokens, finish) = if matches!(inference.api, Api::Embeddings | Api::CountTokens) {
+                    (0, super::engine::Finish::Stop)
+                } else {
+                    inference.output(prompt_tokens, &mut rng, self.options.output_tokens_mean, self.served.model_len)
+                };
+                let mut all = Vec::with_capacity(prompt.len() + output_tokens as usize * text::TOKEN_BYTES);
+                all.extend_from_slice(prompt);
+                text::write_tokens(&mut rng, output_tokens, &mut all);
+                let hashes = text::block_hashes(salt, &all);
+                let said = String::from_utf8_lossy(&all[prompt.len()..]).into_owned();
+                choices.push(Choice::new(prompt_tokens, said));
+                sequences.push(Sequence { prompt_tokens, output_tokens, finish, hashes, adapter: inference.adapter });
+            }
+        }
+        let reply = Reply {
+            api: inference.api,
+            id: self.reply_id(inference.api),
+            created: unix_seconds(),
+            model: inference.model.clone(),
+            n: inference.n,
+            include_usage: inference.include_usage,
+            continuous_usage: inference.continuous_usage,
+            choices,
+        };
+        (reply, sequences)
+    }
+}
+
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}

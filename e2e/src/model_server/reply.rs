@@ -1,0 +1,288 @@
+//! Writing inference replies: one JSON object, or server-sent events as the API family spells them.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+
+use serde_json::{Value, json};
+
+use super::driver::{Output, OutputKind};
+use super::engine::Finish;
+use super::request::Api;
+use super::text::TOKEN_BYTES;
+
+/// Dimensions of an embedding: enough to look like one.
+const EMBEDDING_DIMENSIONS: usize = 16;
+
+/// One sequence of a reply as it grows.
+#[derive(Clone, Debug)]
+pub(super) struct Choice {
+    pub prompt_tokens: u32,
+    /// The text it will have said at its end.
+    pub text: String,
+    pub cached_tokens: u32,
+    pub tokens: u32,
+    pub finish: Option<Finish>,
+}
+
+impl Choice {
+    pub(super) fn new(prompt_tokens: u32, text: String) -> Self {
+        Self { prompt_tokens, text, cached_tokens: 0, tokens: 0, finish: None }
+    }
+
+    fn said(&self) -> &str {
+        &self.text[..(self.tokens as usize * TOKEN_BYTES).min(self.text.len())]
+    }
+
+    fn last_word(&self) -> &str {
+        let said = self.said();
+        &said[said.len().saturating_sub(TOKEN_BYTES)..]
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Reply {
+    pub api: Api,
+    pub id: String,
+    /// Seconds since the epoch.
+    pub created: u64,
+    pub model: String,
+    /// Choices that share a prompt: their prompt tokens count once.
+    pub n: u32,
+    pub include_usage: bool,
+    pub continuous_usage: bool,
+    pub choices: Vec<Choice>,
+}
+
+impl Reply {
+    /// Takes in what the engine did. True if a stream has something to say about it.
+    fn apply(&mut self, output: Output) -> bool {
+        let Some(choice) = self.choices.get_mut(output.index) else { return false };
+        match output.kind {
+            OutputKind::Admitted { cached_tokens } => choice.cached_tokens = cached_tokens,
+            OutputKind::Token => choice.tokens += 1,
+            OutputKind::Finished(finish) => choice.finish = Some(finish),
+        }
+        !matches!(output.kind, OutputKind::Admitted { .. })
+    }
+
+    pub(super) fn absorb(&mut self, output: Output) {
+        self.apply(output);
+    }
+
+    /// Takes an output in and appends its events to `out`; true if there were any.
+    pub(super) fn stream(&mut self, output: Output, out: &mut Vec<u8>) -> bool {
+        if !self.apply(output) {
+            return false;
+        }
+        let first = matches!(output.kind, OutputKind::Token) && self.choices[output.index].tokens == 1;
+        match self.api {
+            Api::Responses => self.stream_response(output, first, out),
+            Api::Messages => self.stream_message(output, first, out),
+            _ => self.stream_chunk(output, first, out),
+        }
+        true
+    }
+
+    /// Appends the events that end a stream.
+    pub(super) fn close(&self, out: &mut Vec<u8>) {
+        match self.api {
+            Api::Responses | Api::Messages => {}
+            _ => {
+                if self.include_usage {
+                    let mut line = self.chunk_head();
+                    let _ = write!(line, r#"[],"usage":{}}}"#, self.usage()); // a String takes everything
+                    event(None, &line, out);
+                }
+                event(None, "[DONE]", out);
+            }
+        }
+    }
+
+    fn totals(&self) -> (u32, u32, u32) {
+        let prompts = self.choices.iter().step_by(self.n.max(1) as usize);
+        (
+            prompts.clone().map(|choice| choice.prompt_tokens).sum(),
+            prompts.map(|choice| choice.cached_tokens).sum(),
+            self.choices.iter().map(|choice| choice.tokens).sum(),
+        )
+    }
+
+    fn usage(&self) -> Value {
+        let (prompt, cached, output) = self.totals();
+        match self.api {
+            Api::Responses => json!({
+                "input_tokens": prompt, "input_tokens_details": {"cached_tokens": cached},
+                "output_tokens": output, "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": prompt + output,
+            }),
+            // Anthropic counts cached input apart.
+            Api::Messages => json!({
+                "input_tokens": prompt - cached, "cache_creation_input_tokens": 0, "cache_read_input_tokens": cached,
+                "output_tokens": output,
+            }),
+            _ => json!({
+                "prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output,
+                "prompt_tokens_details": {"cached_tokens": cached},
+            }),
+        }
+    }
+
+    /// A chat or completion chunk up to its choices: written by hand because benches send hundreds of thousands of them.
+    fn chunk_head(&self) -> String {
+        let object = if self.api == Api::Chat { "chat.completion.chunk" } else { "text_completion" };
+        let (id, created, model) = (&self.id, self.created, Value::from(self.model.as_str()));
+        format!(r#"{{"id":"{id}","object":"{object}","created":{created},"model":{model},"choices":"#)
+    }
+
+    fn stream_chunk(&self, output: Output, first: bool, out: &mut Vec<u8>) {
+        let head = self.chunk_head();
+        let tail = if self.continuous_usage { format!(r#","usage":{}}}"#, self.usage()) } else { "}".to_owned() };
+        let (index, choice) = (output.index, &self.choices[output.index]);
+        let chat = self.api == Api::Chat;
+        if first && chat {
+            let line = format!(
+                r#"{head}[{{"index":{index},"delta":{{"role":"assistant","content":""}},"logprobs":null,"finish_reason":null}}]{tail}"#
+            );
+            event(None, &line, out);
+        }
+        let (word, finish) = match choice.finish {
+            None => (choice.last_word(), Value::Null),
+            Some(finish) => ("", openai_finish(finish)),
+        };
+        let delta = match (chat, choice.finish) {
+            (true, None) => format!(r#""delta":{{"content":"{word}"}}"#),
+            (true, Some(_)) => r#""delta":{}"#.to_owned(),
+            (false, _) => format!(r#""text":"{word}""#),
+        };
+        event(None, &format!(r#"{head}[{{"index":{index},{delta},"logprobs":null,"finish_reason":{finish}}}]{tail}"#), out);
+    }
+
+    fn stream_response(&self, output: Output, first: bool, out: &mut Vec<u8>) {
+        let choice = &self.choices[output.index];
+        let item = json!({"item_id": format!("msg_{}", self.id), "output_index": 0, "content_index": 0});
+        let mut send = |kind: &str, fields: Value| named_event(kind, &item, fields, out);
+        if first {
+            send("response.created", json!({"response": self.response("in_progress")}));
+            send("response.in_progress", json!({"response": self.response("in_progress")}));
+            send("response.output_item.added", json!({"item": {"type": "message", "role": "assistant", "content": []}}));
+            send("response.content_part.added", json!({"part": {"type": "output_text", "text": ""}}));
+        }
+        if choice.finish.is_none() {
+            return send("response.output_text.delta", json!({"delta": choice.last_word()}));
+        }
+        send("response.output_text.done", json!({"text": choice.said()}));
+        send("response.content_part.done", json!({"part": {"type": "output_text", "text": choice.said()}}));
+        send("response.output_item.done", json!({"item": self.response("completed")["output"][0]}));
+        send("response.completed", json!({"response": self.response("completed")}));
+    }
+
+    fn stream_message(&self, output: Output, first: bool, out: &mut Vec<u8>) {
+        let choice = &self.choices[output.index];
+        let mut send = |kind: &str, fields: Value| named_event(kind, &json!({}), fields, out);
+        if first {
+            let mut message = self.message();
+            message["content"] = json!([]);
+            message["stop_reason"] = Value::Null;
+            send("message_start", json!({"message": message}));
+            send("content_block_start", json!({"index": 0, "content_block": {"type": "text", "text": ""}}));
+            send("ping", json!({}));
+        }
+        let Some(finish) = choice.finish else {
+            let delta = json!({"type": "text_delta", "text": choice.last_word()});
+            return send("content_block_delta", json!({"index": 0, "delta": delta}));
+        };
+        send("content_block_stop", json!({"index": 0}));
+        let delta = json!({"stop_reason": anthropic_finish(finish), "stop_sequence": null});
+        send("message_delta", json!({"delta": delta, "usage": self.usage()}));
+        send("message_stop", json!({}));
+    }
+
+    /// The whole reply as one object.
+    pub(super) fn whole(&self) -> Value {
+        match self.api {
+            Api::Responses => self.response("completed"),
+            Api::Messages => self.message(),
+            Api::CountTokens => json!({"input_tokens": self.totals().0}),
+            Api::Embeddings => self.embeddings(),
+            Api::Chat | Api::Completions => {
+                let choice = |(index, choice): (usize, &Choice)| {
+                    let finish = choice.finish.map_or(Value::Null, openai_finish);
+                    if self.api == Api::Chat {
+                        let message = json!({"role": "assistant", "content": choice.said()});
+                        json!({"index": index, "message": message, "logprobs": null, "finish_reason": finish})
+                    } else {
+                        json!({"index": index, "text": choice.said(), "logprobs": null, "finish_reason": finish})
+                    }
+                };
+                let object = if self.api == Api::Chat { "chat.completion" } else { "text_completion" };
+                json!({
+                    "id": self.id, "object": object, "created": self.created, "model": self.model,
+                    "choices": self.choices.iter().enumerate().map(choice).collect::<Vec<_>>(), "usage": self.usage(),
+                })
+            }
+        }
+    }
+
+    fn response(&self, status: &str) -> Value {
+        let done = status == "completed";
+        let content = json!([{"type": "output_text", "text": self.choices[0].said(), "annotations": []}]);
+        let item = json!({"type": "message", "id": format!("msg_{}", self.id), "status": status, "role": "assistant", "content": content});
+        json!({
+            "id": self.id, "object": "response", "created_at": self.created, "status": status, "model": self.model,
+            "output": if done { json!([item]) } else { json!([]) },
+            "usage": if done { self.usage() } else { Value::Null },
+        })
+    }
+
+    fn message(&self) -> Value {
+        json!({
+            "id": self.id, "type": "message", "role": "assistant", "model": self.model,
+            "content": [{"type": "text", "text": self.choices[0].said()}],
+            "stop_reason": self.choices[0].finish.map_or(Value::Null, anthropic_finish), "stop_sequence": null, "usage": self.usage(),
+        })
+    }
+
+    fn embeddings(&self) -> Value {
+        let embedding = |(index, choice): (usize, &Choice)| {
+            let mut rng = super::text::Rng(u64::from(choice.prompt_tokens) ^ index as u64);
+            let vector: Vec<f64> = (0..EMBEDDING_DIMENSIONS).map(|_| rng.unit() * 2.0 - 1.0).collect();
+            json!({"object": "embedding", "index": index, "embedding": vector})
+        };
+        let (prompt, ..) = self.totals();
+        json!({
+            "id": self.id, "object": "list", "created": self.created, "model": self.model,
+            "data": self.choices.iter().enumerate().map(embedding).collect::<Vec<_>>(),
+            "usage": {"prompt_tokens": prompt, "total_tokens": prompt, "completion_tokens": 0},
+        })
+    }
+}
+
+fn openai_finish(finish: Finish) -> Value {
+    json!(match finish {
+        Finish::Stop => "stop",
+        Finish::Length => "length",
+        Finish::Abort => "abort",
+    })
+}
+
+fn anthropic_finish(finish: Finish) -> Value {
+    json!(if finish == Finish::Length { "max_tokens" } else { "end_turn" })
+}
+
+fn named_event(kind: &str, item: &Value, fields: Value, out: &mut Vec<u8>) {
+    let mut data = json!({"type": kind});
+    for part in [fields, item.clone()] {
+        if let (Some(data), Value::Object(part)) = (data.as_object_mut(), part) {
+            for (key, value) in part {
+                data.entry(key).or_insert(value);
+            }
+        }
+    }
+    event(Some(kind), &data.to_string(), out);
+}
+
+fn event(kind: Option<&str>, data: &str, out: &mut Vec<u8>) {
+    if let Some(kind) = kind {
+        let _ = writeln!(out, "event: {kind}"); // a Vec takes everything
+    }
+    let _ = write!(out, "data: {data}\n\n");
+}

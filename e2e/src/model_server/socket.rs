@@ -1,0 +1,254 @@
+//! Sockets that can misbehave: an accept loop that can close its door, and connections that end with a TCP reset.
+//!
+//! A reset is SO_LINGER 0 and close. hyper owns the stream, so the stream carries its own end: when its [`Connection`] was reset, dropping
+//! it sends the parting bytes, if any, and then RST. On HTTP/2 that takes all streams of the connection with it, as a crash would.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+/// Linux's own default; a burst of connections must not be dropped by us.
+const BACKLOG: u32 = 4096;
+/// After a failed accept (out of descriptors) the next try waits this long.
+const ACCEPT_RETRY: Duration = Duration::from_millis(20);
+/// Streams of an HTTP/2 connection; hyper's 200 would queue a proxy's burst in the proxy.
+const H2_STREAMS_MAX: u32 = 4096;
+
+/// A connection as its requests see it.
+#[derive(Debug, Default)]
+pub(super) struct Connection {
+    pub id: u64,
+    resetting: AtomicBool,
+    parting: OnceLock<Bytes>,
+    wake: Notify,
+}
+
+impl Connection {
+    /// Ends the connection with RST after writing `parting` to the bare socket.
+    pub(super) fn reset(&self, parting: &'static [u8]) {
+        let _ = self.parting.set(Bytes::from_static(parting)); // the first reset counts
+        self.resetting.store(true, Ordering::Release);
+        self.wake.notify_one();
+    }
+}
+
+/// What the accept loop can be told.
+#[derive(Debug)]
+pub(super) enum Order {
+    /// Close the listening socket and reset all connections but `spare`; open again after `reopen_after`.
+    Close {
+        reopen_after: Option<Duration>,
+        spare: Option<u64>,
+    },
+    Open,
+    /// Reset all connections but `spare`.
+    ResetAll {
+        spare: Option<u64>,
+    },
+    /// Accept no more, let requests end, then stop.
+    Drain,
+}
+
+enum Door {
+    Open(TcpListener),
+    /// Bound but not listening: connects are refused and nobody else gets the port.
+    Closed {
+        held: Option<TcpSocket>,
+        until: Option<Instant>,
+    },
+}
+
+impl Door {
+    async fn accept(&self) -> io::Result<TcpStream> {
+        match self {
+            Self::Open(listener) => Ok(listener.accept().await?.0),
+            Self::Closed { .. } => std::future::pending().await,
+        }
+    }
+
+    async fn reopens(&self) {
+        match self {
+            Self::Closed { until: Some(until), .. } => tokio::time::sleep_until(*until).await,
+            _ => std::future::pending().await,
+        }
+    }
+
+    fn close(self, address: SocketAddr, reopen_after: Option<Duration>) -> Self {
+        drop(self);
+        let until = reopen_after.map(|after| Instant::now() + after);
+        Self::Closed { held: bind(address).inspect_err(|error| tracing::warn!(%address, %error, "port not held while closed")).ok(), until }
+    }
+
+    fn open(self, address: SocketAddr) -> Self {
+        let Self::Closed { held, .. } = self else { return self };
+        match held.map_or_else(|| bind(address), Ok).and_then(|socket| socket.listen(BACKLOG)) {
+            Ok(listener) => Self::Open(listener),
+            Err(error) => {
+                tracing::warn!(%address, %error, "cannot listen again, trying on");
+                Self::Closed { held: None, until: Some(Instant::now() + ACCEPT_RETRY) }
+            }
+        }
+    }
+}
+
+fn bind(address: SocketAddr) -> io::Result<TcpSocket> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    Ok(socket)
+}
+
+pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    bind(address)?.listen(BACKLOG)
+}
+
+/// Serves until told to drain, or dropped: then all connections go with it.
+pub(super) async fn serve<H, F>(address: SocketAddr, listener: TcpListener, mut orders: mpsc::UnboundedReceiver<Order>, handler: H)
+where
+    H: Fn(Arc<Connection>, Request<Incoming>) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<Body>> + Send + 'static,
+{
+    let mut door = Door::Open(listener);
+    let mut connections = JoinSet::new();
+    let (resets, _) = watch::channel(None);
+    let (drain, _) = watch::channel(());
+    for id in 1.. {
+        let accepted = loop {
+            tokio::select! {
+                accepted = door.accept() => break accepted,
+                () = door.reopens() => door = door.open(address),
+                Some(_) = connections.join_next() => {}
+                order = orders.recv() => match order {
+                    Some(Order::Close { reopen_after, spare }) => {
+                        door = door.close(address, reopen_after);
+                        resets.send_replace(spare);
+                    }
+                    Some(Order::Open) => door = door.open(address),
+                    Some(Order::ResetAll { spare }) => { resets.send_replace(spare); }
+                    Some(Order::Drain) | None => {
+                        drop(door);
+                        drain.send_replace(());
+                        while connections.join_next().await.is_some() {}
+                        return;
+                    }
+                },
+            }
+        };
+        match accepted {
+            Ok(stream) => {
+                let connection = Arc::new(Connection { id, ..Connection::default() });
+                let ends = Ends { resets: resets.subscribe(), drain: drain.subscribe() };
+                connections.spawn(serve_connection(stream, connection, ends, handler.clone()));
+            }
+            Err(error) => {
+                tracing::debug!(%error, "accept failed");
+                tokio::time::sleep(ACCEPT_RETRY).await;
+            }
+        }
+    }
+}
+
+/// What ends a connection from outside.
+struct Ends {
+    /// The connection to spare.
+    resets: watch::Receiver<Option<u64>>,
+    drain: watch::Receiver<()>,
+}
+
+async fn serve_connection<H, F>(stream: TcpStream, connection: Arc<Connection>, mut ends: Ends, handler: H)
+where
+    H: Fn(Arc<Connection>, Request<Incoming>) -> F + Send + Sync + 'static,
+    F: Future<Output = Response<Body>> + Send + 'static,
+{
+    let _ = stream.set_nodelay(true); // worse latency at most
+    let socket = TokioIo::new(Socket { stream, connection: connection.clone() });
+    let for_requests = connection.clone();
+    let service = hyper::service::service_fn(move |request| {
+        let reply = handler(for_requests.clone(), request);
+        async move { Ok::<_, Infallible>(reply.await) }
+    });
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http2().max_concurrent_streams(H2_STREAMS_MAX);
+    let mut serving = pin!(builder.serve_connection(socket, service));
+    loop {
+        tokio::select! {
+            biased;
+            () = connection.wake.notified() => return,
+            reset = ends.resets.changed() => {
+                let spared = reset.is_ok() && *ends.resets.borrow_and_update() == Some(connection.id);
+                if !spared {
+                    connection.reset(b"");
+                    return;
+                }
+            }
+            Ok(()) = ends.drain.changed() => serving.as_mut().graceful_shutdown(),
+            ended = serving.as_mut() => {
+                if let Err(error) = ended {
+                    tracing::debug!(%error, "connection ended");
+                }
+                return;
+            }
+        }
+    }
+}
+
+/// A TCP stream that knows how to end badly.
+struct Socket {
+    stream: TcpStream,
+    connection: Arc<Connection>,
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if self.connection.resetting.load(Ordering::Acquire) {
+            if let Some(parting) = self.connection.parting.get().filter(|parting| !parting.is_empty()) {
+                let _ = self.stream.try_write(parting); // a full buffer: then without farewell
+            }
+            let _ = self.stream.set_zero_linger(); // failing, the close is a clean one and the test says so
+        }
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(mut self: Pin<&mut Self>, cx: &mut Context<'_>, slices: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}

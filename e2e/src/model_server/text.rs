@@ -1,0 +1,110 @@
+//! Text as tokens: four bytes make a token, sixteen tokens make a block.
+//!
+//! No tokenizer: prompts are rendered to bytes and cut every four. Generated tokens are four bytes of text too (a word and a space), so
+//! a client that sends an answer back in its next turn continues the very prefix whose blocks the engine still holds.
+
+use super::blocks::{BLOCK_TOKENS, BlockHash};
+
+/// English text comes to about four bytes a token; llm-d's estimating tokenizer says the same.
+pub(super) const TOKEN_BYTES: usize = 4;
+const BLOCK_BYTES: usize = TOKEN_BYTES * BLOCK_TOKENS as usize;
+
+const WORDS: [&str; 16] =
+    ["the ", "sky ", "was ", "red ", "and ", "one ", "old ", "cat ", "sat ", "for ", "its ", "tea ", "but ", "who ", "can ", "say "];
+
+/// Odd constants for the folded multiply; any with well spread bits do.
+const FOLD: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93];
+
+pub(super) fn token_count(bytes: usize) -> u32 {
+    u32::try_from(bytes.div_ceil(TOKEN_BYTES)).unwrap_or(u32::MAX)
+}
+
+/// A 64-bit hash, the same in every process: engines started with one seed answer alike.
+pub(super) fn hash(seed: u64, bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks::<8>();
+    let mut state = seed ^ FOLD[1].wrapping_mul(bytes.len() as u64 + 1);
+    for word in words {
+        state = fold(state, u64::from_le_bytes(*word));
+    }
+    let mut last = [0; 8];
+    for (to, from) in last.iter_mut().zip(rest) {
+        *to = *from;
+    }
+    fold(state, u64::from_le_bytes(last))
+}
+
+fn fold(state: u64, word: u64) -> u64 {
+    let product = u128::from(state ^ word ^ FOLD[0]) * u128::from(FOLD[1]);
+    (product as u64) ^ ((product >> 64) as u64).rotate_left(29) ^ state.rotate_left(7)
+}
+
+/// Chained hashes of the full blocks of `text`; `salt` separates adapters and tenants.
+pub(super) fn block_hashes(salt: u64, text: &[u8]) -> Vec<BlockHash> {
+    let (blocks, _) = text.as_chunks::<BLOCK_BYTES>();
+    blocks
+        .iter()
+        .scan(salt, |chain, block| {
+            *chain = hash(*chain, block);
+            Some(*chain)
+        })
+        .collect()
+}
+
+/// Small seeded generator (splitmix64).
+#[derive(Clone, Debug)]
+pub(super) struct Rng(pub u64);
+
+impl Rng {
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(FOLD[0]);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// Uniform in (0, 1].
+    pub(super) fn unit(&mut self) -> f64 {
+        ((self.next() >> 11) + 1) as f64 / (1_u64 << 53) as f64
+    }
+}
+
+/// Appends `tokens` tokens of seeded text.
+pub(super) fn write_tokens(rng: &mut Rng, tokens: u32, text: &mut Vec<u8>) {
+    text.reserve(tokens as usize * TOKEN_BYTES);
+    for _ in 0..tokens {
+        text.extend_from_slice(WORDS[(rng.next() % WORDS.len() as u64) as usize].as_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_token_is_four_bytes_and_a_part_counts_as_one() {
+        assert_eq!([0, 1, 4, 5].map(token_count), [0, 1, 1, 2]);
+        assert!(WORDS.iter().all(|word| word.len() == TOKEN_BYTES));
+    }
+
+    #[test]
+    fn salt_separates_equal_texts() {
+        let text = [b'x'; BLOCK_BYTES * 2];
+        assert_ne!(block_hashes(1, &text), block_hashes(2, &text));
+        assert_ne!(block_hashes(1, &text)[0], block_hashes(1, &text)[1], "equal blocks at other positions differ");
+    }
+
+    proptest! {
+        #[test]
+        fn equal_prefixes_and_only_they_share_hashes(
+            head in proptest::collection::vec(any::<u8>(), 0..300), a in any::<u8>(), b in any::<u8>(), tail in 0..200_usize,
+        ) {
+            let text = |byte: u8| head.iter().copied().chain(std::iter::repeat_n(byte, tail)).collect::<Vec<u8>>();
+            let (one, other) = (block_hashes(0, &text(a)), block_hashes(0, &text(b)));
+            let shared = if a == b { one.len() } else { (head.len() / BLOCK_BYTES).min(one.len()) };
+            prop_assert_eq!(&one[..shared], &other[..shared]);
+            prop_assert!(one[shared..].iter().zip(&other[shared..]).all(|(x, y)| x != y));
+        }
+    }
+}
