@@ -1,6 +1,14 @@
 //! The ledger of what this proxy has outstanding, by endpoint slot.
+//!
+//! Fresher than any scrape: a row changes at the pick, not when the engine confirms. Every request accounted for is a [`Ticket`], which
+//! cannot be copied and which [`InFlight::release`] consumes, so nothing is released twice. A ticket that is dropped unreleased stays
+//! counted for as long as the ledger lives: callers release in the one place where a request's state ends, and a VM that traps takes its
+//! ledger with it.
+//!
+//! A row belongs to one life of one endpoint. The first admission of another life starts the row afresh; tickets of the former life then
+//! count nowhere and change nothing.
 
-use crate::snapshot::EndpointRef;
+use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
 
 /// What one endpoint has outstanding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,13 +23,346 @@ pub struct Load {
 
 /// The ledger. One writer; reads are array look-ups.
 #[derive(Debug, Default)]
-pub struct InFlight {}
+pub struct InFlight {
+    /// By slot; grows to the highest slot seen, at most [`ENDPOINTS_MAX`].
+    rows: Vec<Row>,
+    lives_started: u64,
+}
+
+/// One request's place in the ledger.
+#[derive(Debug)]
+#[must_use = "a ticket that is never released counts for ever"]
+pub struct Ticket {
+    endpoint: EndpointRef,
+    /// The life of the row that counts it; [`NOWHERE`] when none does.
+    life: u64,
+    /// What it adds to that row.
+    share: Load,
+    past_first_token: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    incarnation: Incarnation,
+    /// Which start of a row this is, of all the ledger ever made: an incarnation that comes back does not get its old tickets back.
+    life: u64,
+    load: Load,
+}
+
+const NOWHERE: u64 = 0;
+
+const EMPTY: Row = Row { incarnation: Incarnation(0), life: NOWHERE, load: Load { requests: 0, prefill_tokens: 0, decode_tokens: 0 } };
+
+// === impl InFlight ===
 
 impl InFlight {
+    /// Counts one more request at `endpoint`, with `prefill_tokens` uncached prompt tokens to work through first. `endpoint` is of the
+    /// current snapshot: where the row is another life's, it starts afresh. A slot at or above [`ENDPOINTS_MAX`], which no snapshot has, is
+    /// counted nowhere.
+    pub fn admit(&mut self, endpoint: EndpointRef, prefill_tokens: u32) -> Ticket {
+        let share = Load { requests: 1, prefill_tokens: u64::from(prefill_tokens), decode_tokens: 0 };
+        let mut ticket = Ticket { endpoint, life: NOWHERE, share, past_first_token: false };
+        if self.life(endpoint) == NOWHERE {
+            self.start_row(endpoint);
+        }
+        ticket.life = self.life(endpoint);
+        self.add(&ticket);
+        ticket
+    }
+
+    /// The request's first token is out: its prefill is done, and `prompt_tokens` (the whole prompt, cached or not) are context that every
+    /// further token attends to. A second call changes nothing.
+    pub fn first_token(&mut self, ticket: &mut Ticket, prompt_tokens: u32) {
+        if !std::mem::replace(&mut ticket.past_first_token, true) {
+            self.subtract(ticket);
+            ticket.share.prefill_tokens = 0;
+            ticket.share.decode_tokens = ticket.share.decode_tokens.saturating_add(u64::from(prompt_tokens));
+            self.add(ticket);
+        }
+    }
+
+    /// The request's output grew by `tokens`.
+    pub fn decoded(&mut self, ticket: &mut Ticket, tokens: u32) {
+        self.subtract(ticket);
+        ticket.share.decode_tokens = ticket.share.decode_tokens.saturating_add(u64::from(tokens));
+        self.add(ticket);
+    }
+
+    /// The request is served by `to` instead (a retry went on to the next of the ranked list): all it counts for moves there. `to` may be of
+    /// an older snapshot, so it takes over another life's row only when that row is empty; else the request counts nowhere.
+    pub fn transfer(&mut self, ticket: &mut Ticket, to: EndpointRef) {
+        if to == ticket.endpoint {
+            return;
+        }
+        self.subtract(ticket);
+        if self.life(to) == NOWHERE && self.row(to.slot).is_none_or(|row| row.load == EMPTY.load) {
+            self.start_row(to);
+        }
+        ticket.endpoint = to;
+        ticket.life = self.life(to);
+        self.add(ticket);
+    }
+
+    /// The request has ended, in whatever way.
+    #[expect(clippy::needless_pass_by_value, reason = "taking the ticket is what rules out a second release")]
+    pub fn release(&mut self, ticket: Ticket) {
+        self.subtract(&ticket);
+    }
+
     /// What `endpoint` has outstanding; nothing for another incarnation than the row's.
     #[must_use]
     pub fn load(&self, endpoint: EndpointRef) -> Load {
-        let _ = endpoint;
-        Load::default()
+        self.row(endpoint.slot).filter(|row| row.is_of(endpoint)).map_or(EMPTY.load, |row| row.load)
+    }
+
+    /// Every endpoint that has anything outstanding, by slot.
+    pub fn rows(&self) -> impl Iterator<Item = (EndpointRef, Load)> + '_ {
+        let endpoint = |(slot, row): (u16, &Row)| (EndpointRef { slot: Slot(slot), incarnation: row.incarnation }, row.load);
+        (0_u16..).zip(&self.rows).filter(|(_, row)| row.load != EMPTY.load).map(endpoint)
+    }
+
+    fn row(&self, slot: Slot) -> Option<&Row> {
+        self.rows.get(usize::from(slot.0))
+    }
+
+    fn start_row(&mut self, endpoint: EndpointRef) {
+        let slot = usize::from(endpoint.slot.0);
+        if slot >= ENDPOINTS_MAX {
+            return;
+        }
+        if self.rows.len() <= slot {
+            self.rows.resize(slot + 1, EMPTY);
+        }
+        if let Some(row) = self.rows.get_mut(slot) {
+            self.lives_started += 1;
+            *row = Row { incarnation: endpoint.incarnation, life: self.lives_started, load: EMPTY.load };
+        }
+    }
+
+    /// The life a request at `endpoint` is counted in from now on.
+    fn life(&self, endpoint: EndpointRef) -> u64 {
+        self.row(endpoint.slot).filter(|row| row.is_of(endpoint)).map_or(NOWHERE, |row| row.life)
+    }
+
+    /// The load that counts the ticket, if any does.
+    fn counting(&mut self, ticket: &Ticket) -> Option<&mut Load> {
+        let row = self.rows.get_mut(usize::from(ticket.endpoint.slot.0))?;
+        (ticket.life != NOWHERE && row.life == ticket.life).then_some(&mut row.load)
+    }
+
+    fn add(&mut self, ticket: &Ticket) {
+        let Some(load) = self.counting(ticket) else { return };
+        load.requests = load.requests.saturating_add(ticket.share.requests);
+        load.prefill_tokens = load.prefill_tokens.saturating_add(ticket.share.prefill_tokens);
+        load.decode_tokens = load.decode_tokens.saturating_add(ticket.share.decode_tokens);
+    }
+
+    fn subtract(&mut self, ticket: &Ticket) {
+        let Some(load) = self.counting(ticket) else { return };
+        let share = ticket.share;
+        debug_assert!(
+            load.requests >= share.requests && load.prefill_tokens >= share.prefill_tokens && load.decode_tokens >= share.decode_tokens,
+            "a row holds at least what each of its tickets added: {load:?} < {share:?}"
+        );
+        load.requests = load.requests.saturating_sub(share.requests);
+        load.prefill_tokens = load.prefill_tokens.saturating_sub(share.prefill_tokens);
+        load.decode_tokens = load.decode_tokens.saturating_sub(share.decode_tokens);
+    }
+}
+
+// === impl Row ===
+
+impl Row {
+    fn is_of(&self, endpoint: EndpointRef) -> bool {
+        self.life != NOWHERE && self.incarnation == endpoint.incarnation
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    fn endpoint(slot: u16, incarnation: u32) -> EndpointRef {
+        EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) }
+    }
+
+    fn load(requests: u32, prefill_tokens: u64, decode_tokens: u64) -> Load {
+        Load { requests, prefill_tokens, decode_tokens }
+    }
+
+    #[test]
+    fn a_request_from_pick_to_end() {
+        let (a, mut ledger) = (endpoint(3, 1), InFlight::default());
+        let mut ticket = ledger.admit(a, 900);
+        assert_eq!(ledger.load(a), load(1, 900, 0));
+        ledger.first_token(&mut ticket, 1000);
+        assert_eq!(ledger.load(a), load(1, 0, 1000));
+        ledger.first_token(&mut ticket, 1000);
+        assert_eq!(ledger.load(a), load(1, 0, 1000), "once");
+        ledger.decoded(&mut ticket, 7);
+        assert_eq!(ledger.load(a), load(1, 0, 1007));
+        assert_eq!(ledger.rows().collect::<Vec<_>>(), [(a, load(1, 0, 1007))]);
+        ledger.release(ticket);
+        assert_eq!(ledger.load(a), Load::default());
+        assert_eq!(ledger.rows().count(), 0);
+    }
+
+    #[test]
+    fn a_retry_takes_all_of_it_along() {
+        let (a, b, mut ledger) = (endpoint(0, 1), endpoint(9, 4), InFlight::default());
+        let (mut one, two) = (ledger.admit(a, 10), ledger.admit(a, 20));
+        ledger.transfer(&mut one, b);
+        assert_eq!((ledger.load(a), ledger.load(b)), (load(1, 20, 0), load(1, 10, 0)));
+        ledger.first_token(&mut one, 30);
+        ledger.transfer(&mut one, a);
+        assert_eq!((ledger.load(a), ledger.load(b)), (load(2, 20, 30), load(0, 0, 0)));
+        ledger.first_token(&mut one, 30);
+        assert_eq!(ledger.load(a), load(2, 20, 30), "past its first token it stays, wherever it is served");
+        ledger.release(one);
+        ledger.release(two);
+        assert_eq!(ledger.rows().count(), 0);
+    }
+
+    #[test]
+    fn a_new_life_starts_clean() {
+        let (old, new, mut ledger) = (endpoint(5, 1), endpoint(5, 2), InFlight::default());
+        let mut before = ledger.admit(old, 100);
+        let after = ledger.admit(new, 1);
+        assert_eq!((ledger.load(old), ledger.load(new)), (Load::default(), load(1, 1, 0)));
+        ledger.first_token(&mut before, 100);
+        ledger.decoded(&mut before, 5);
+        ledger.release(before);
+        assert_eq!(ledger.load(new), load(1, 1, 0), "nothing of the old life reaches the new");
+        ledger.release(after);
+        assert_eq!(ledger.load(new), Load::default());
+    }
+
+    #[test]
+    fn a_life_that_comes_back_does_not_get_its_tickets_back() {
+        let (one, two, mut ledger) = (endpoint(5, 1), endpoint(5, 2), InFlight::default());
+        let first = ledger.admit(one, 100);
+        let second = ledger.admit(two, 10);
+        let third = ledger.admit(one, 1);
+        ledger.release(first);
+        assert_eq!(ledger.load(one), load(1, 1, 0));
+        ledger.release(second);
+        ledger.release(third);
+        assert_eq!(ledger.rows().count(), 0);
+    }
+
+    #[test]
+    fn a_transfer_to_a_past_life_does_not_wipe_the_present_one() {
+        let (old, new, other, mut ledger) = (endpoint(5, 1), endpoint(5, 2), endpoint(0, 1), InFlight::default());
+        let present = ledger.admit(new, 10);
+        let mut late = ledger.admit(other, 7);
+        ledger.transfer(&mut late, old);
+        assert_eq!((ledger.load(new), ledger.load(old), ledger.load(other)), (load(1, 10, 0), Load::default(), Load::default()));
+        ledger.transfer(&mut late, other);
+        assert_eq!(ledger.load(other), load(1, 7, 0), "it counts again where it can");
+        ledger.release(late);
+        ledger.release(present);
+        assert_eq!(ledger.rows().count(), 0);
+    }
+
+    #[test]
+    fn a_slot_out_of_range_is_counted_nowhere() {
+        let (far, mut ledger) = (endpoint(u16::MAX, 1), InFlight::default());
+        let mut ticket = ledger.admit(far, 10);
+        ledger.first_token(&mut ticket, 10);
+        assert_eq!(ledger.load(far), Load::default());
+        let last = endpoint(ENDPOINTS_MAX as u16 - 1, 1);
+        ledger.transfer(&mut ticket, last);
+        assert_eq!(ledger.load(last), load(1, 0, 10));
+        ledger.release(ticket);
+        assert_eq!(ledger.rows().count(), 0);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Admit(u16, u32),
+        Restart(u16),
+        FirstToken(prop::sample::Index, u32),
+        Decoded(prop::sample::Index, u32),
+        Transfer(prop::sample::Index, u16, bool),
+        Release(prop::sample::Index),
+    }
+
+    const SLOTS: u16 = 4;
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            4 => (0..SLOTS, 0..1000_u32).prop_map(|(slot, tokens)| Op::Admit(slot, tokens)),
+            1 => (0..SLOTS).prop_map(Op::Restart),
+            2 => (any::<prop::sample::Index>(), 0..1000_u32).prop_map(|(i, tokens)| Op::FirstToken(i, tokens)),
+            2 => (any::<prop::sample::Index>(), 0..1000_u32).prop_map(|(i, tokens)| Op::Decoded(i, tokens)),
+            2 => (any::<prop::sample::Index>(), 0..SLOTS, any::<bool>()).prop_map(|(i, slot, late)| Op::Transfer(i, slot, late)),
+            3 => any::<prop::sample::Index>().prop_map(Op::Release),
+        ]
+    }
+
+    /// The naive twin: every live ticket with what it adds, summed up anew each time. `lives` says how often a slot restarted.
+    fn sums(live: &[(Ticket, EndpointRef, Load)], lives: &[u32]) -> BTreeMap<EndpointRef, Load> {
+        let mut sums = BTreeMap::new();
+        for (_, at, share) in live.iter().filter(|(_, at, _)| at.incarnation.0 == lives[usize::from(at.slot.0)]) {
+            let sum: &mut Load = sums.entry(*at).or_default();
+            *sum = load(sum.requests + 1, sum.prefill_tokens + share.prefill_tokens, sum.decode_tokens + share.decode_tokens);
+        }
+        sums
+    }
+
+    proptest! {
+        /// Whatever happens in whatever order, rows are the sum of the live tickets of present lives, and in the end zero.
+        #[test]
+        fn rows_are_the_sum_of_live_tickets(ops in prop::collection::vec(op(), 0..120)) {
+            let mut ledger = InFlight::default();
+            let mut lives = vec![1_u32; usize::from(SLOTS)];
+            let mut live: Vec<(Ticket, EndpointRef, Load)> = Vec::new();
+            for op in ops {
+                match op {
+                    Op::Admit(slot, tokens) => {
+                        let at = endpoint(slot, lives[usize::from(slot)]);
+                        live.push((ledger.admit(at, tokens), at, load(1, u64::from(tokens), 0)));
+                    }
+                    Op::Restart(slot) => {
+                        lives[usize::from(slot)] += 1;
+                        // The ledger learns of a new life by its first request.
+                        let at = endpoint(slot, lives[usize::from(slot)]);
+                        live.push((ledger.admit(at, 0), at, load(1, 0, 0)));
+                    }
+                    Op::FirstToken(i, tokens) if !live.is_empty() => {
+                        let (ticket, _, share) = i.get_mut(&mut live);
+                        if !ticket.past_first_token {
+                            *share = load(1, 0, share.decode_tokens + u64::from(tokens));
+                        }
+                        ledger.first_token(ticket, tokens);
+                    }
+                    Op::Decoded(i, tokens) if !live.is_empty() => {
+                        let (ticket, _, share) = i.get_mut(&mut live);
+                        share.decode_tokens += u64::from(tokens);
+                        ledger.decoded(ticket, tokens);
+                    }
+                    Op::Transfer(i, slot, late) if !live.is_empty() => {
+                        let (ticket, at, _) = i.get_mut(&mut live);
+                        let present = lives[usize::from(slot)];
+                        // A life past is only in question where the present one has work; an empty row adopts whoever comes.
+                        let busy = ledger.load(endpoint(slot, present)) != Load::default() && *at != endpoint(slot, present);
+                        *at = endpoint(slot, if late && busy && present > 1 { present - 1 } else { present });
+                        ledger.transfer(ticket, *at);
+                    }
+                    Op::Release(i) if !live.is_empty() => {
+                        let (ticket, _, _) = live.swap_remove(i.index(live.len()));
+                        ledger.release(ticket);
+                    }
+                    _ => {}
+                }
+                prop_assert_eq!(ledger.rows().collect::<BTreeMap<_, _>>(), sums(&live, &lives));
+            }
+            for (ticket, _, _) in live {
+                ledger.release(ticket);
+            }
+            prop_assert_eq!(ledger.rows().count(), 0);
+        }
     }
 }

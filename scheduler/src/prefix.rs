@@ -1,1 +1,17 @@
 //! Prompt prefixes: block hashes, and the index of which endpoint is believed to hold which.
+//!
+//! An engine keeps the KV blocks of prompts it has served and skips their prefill when a prompt begins the same way. So the picker cuts a
+//! prompt into blocks, hashes each over everything before it ([`BlockHasher`]), and remembers at every pick which endpoint was given which
+//! hashes ([`PrefixIndex`]). What comes out of the index is a belief, right most of the time and cheap always: engines tell nobody what
+//! they evict.
+
+mod xxh64;
+
+mod hash;
+pub use hash::{BLOCK_BYTES_DEFAULT, BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BLOCKS_MAX, BlockHasher};
+
+mod owners;
+mod table;
+
+mod index;
+pub use index::{ENTRIES_DEFAULT, ENTRIES_MAX, PrefixIndex, PrefixStats};

@@ -1,0 +1,220 @@
+//! A prompt as a chain of block hashes.
+//!
+//! ```text
+//! seed    = xxh64(secret; len(model) model len(lora) lora len(cache_salt) cache_salt)      lengths as 8 bytes, little end first
+//! text    = the prompt's pieces in order, with one byte 0xFF at each separator
+//! hash(i) = xxh64(seed; first (i + 1) * block_bytes bytes of text)                         the last: all of text
+//! ```
+//!
+//! Each hash covers all bytes before it, so equal hashes mean equal prefixes. Hashing every prefix from its start is one pass over the text,
+//! because xxh64 gives a digest at any point of its stream; the four lanes that run on (256 bits) also chain more than a 64-bit hash fed
+//! into the next block would. Model, LoRA and cache salt seed the chain because engines share no KV block between two of any. The secret is
+//! the deployment's: hashes leave the process, and without it nobody can tell which prompt one stands for.
+//!
+//! A trailing partial block counts, as it does in llm-d's approximate prefix producer. An engine caches full blocks only, but of its own
+//! smaller size (16 tokens against our 64), so most of such a tail is held; and a prompt shorter than one block keeps its affinity. The
+//! price is a belief too long by less than a block, in prompts that come again unchanged.
+
+use super::xxh64::{STRIPE_BYTES, Xxh64};
+
+/// Bytes of a block when nothing else is configured: 64 tokens of 4 bytes, the smallest block llm-d's producer allows.
+pub const BLOCK_BYTES_DEFAULT: usize = 256;
+
+/// The smallest block: one stripe of xxh64, about 8 tokens. No engine caches in smaller pieces than that by default.
+pub const BLOCK_BYTES_MIN: usize = STRIPE_BYTES;
+
+/// The largest block: 16,384 tokens of 4 bytes. Beyond it whole prompts would fall into one block and match all or nothing.
+pub const BLOCK_BYTES_MAX: usize = 65_536;
+
+/// The most blocks of one prompt: a prompt of 1M tokens at [`BLOCK_BYTES_DEFAULT`]. llm-d stops at 131,072 tokens (2,048 blocks), but agents
+/// of today send 200,000 tokens in the median and what lies beyond the cap would look uncached everywhere. The cost at the cap is bounded:
+/// 128 KB of hashes and about half a millisecond to record, for a prompt whose prefill takes minutes.
+pub const BLOCKS_MAX: usize = 16_384;
+
+/// Stands between two pieces of a prompt (messages). It occurs nowhere in UTF-8, so nowhere in JSON text.
+const SEPARATOR: [u8; 1] = [0xFF];
+
+/// Hashes one prompt, piece by piece. How the bytes are cut into calls of [`update`](Self::update) changes nothing.
+#[derive(Clone, Debug)]
+pub struct BlockHasher {
+    text: Xxh64,
+    block_bytes: usize,
+    block_left: usize,
+    blocks_left: usize,
+}
+
+// === impl BlockHasher ===
+
+impl BlockHasher {
+    /// A hasher for a prompt to `model` with adapter `lora` (empty: none) and the client's `cache_salt` (empty: none). `block_bytes` is
+    /// brought into [`BLOCK_BYTES_MIN`]`..=`[`BLOCK_BYTES_MAX`] and down to a multiple of [`BLOCK_BYTES_MIN`].
+    #[must_use]
+    pub fn new(secret: u64, model: &[u8], lora: &[u8], cache_salt: &[u8], block_bytes: usize) -> Self {
+        let mut seed = Xxh64::new(secret);
+        for field in [model, lora, cache_salt] {
+            seed.write(&(field.len() as u64).to_le_bytes());
+            seed.write(field);
+        }
+        let block_bytes = block_bytes.clamp(BLOCK_BYTES_MIN, BLOCK_BYTES_MAX);
+        let block_bytes = block_bytes - block_bytes % STRIPE_BYTES;
+        Self { text: Xxh64::new(seed.digest()), block_bytes, block_left: block_bytes, blocks_left: BLOCKS_MAX }
+    }
+
+    /// Takes the next bytes of the prompt and appends the hash of every block they complete. What lies beyond [`BLOCKS_MAX`] is left out.
+    pub fn update(&mut self, mut bytes: &[u8], blocks: &mut Vec<u64>) {
+        while self.blocks_left > 0 && bytes.len() >= self.block_left {
+            let (head, rest) = bytes.split_at(self.block_left);
+            self.text.write(head);
+            blocks.push(self.text.digest());
+            self.block_left = self.block_bytes;
+            self.blocks_left -= 1;
+            bytes = rest;
+        }
+        if self.blocks_left > 0 {
+            self.text.write(bytes);
+            self.block_left -= bytes.len();
+        }
+    }
+
+    /// Ends a message, so that `"ab"`, `"c"` differs from `"a"`, `"bc"`.
+    pub fn separator(&mut self, blocks: &mut Vec<u64>) {
+        self.update(&SEPARATOR, blocks);
+    }
+
+    /// Ends the prompt: what is left over since the last full block counts as one more.
+    pub fn finish(self, blocks: &mut Vec<u64>) {
+        if self.blocks_left > 0 && self.block_left < self.block_bytes {
+            blocks.push(self.text.digest());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const BLOCK: usize = BLOCK_BYTES_DEFAULT;
+
+    fn hasher() -> BlockHasher {
+        BlockHasher::new(7, b"llama", b"", b"", BLOCK)
+    }
+
+    fn chain(messages: &[&[u8]]) -> Vec<u64> {
+        let (mut hasher, mut blocks) = (hasher(), Vec::new());
+        for message in messages {
+            hasher.update(message, &mut blocks);
+            hasher.separator(&mut blocks);
+        }
+        hasher.finish(&mut blocks);
+        blocks
+    }
+
+    #[test]
+    fn each_hash_is_the_xxh64_of_the_prefix() {
+        let text: Vec<u8> = (0..BLOCK * 3 + 17).map(|i| (i % 251) as u8).collect();
+        let mut seed = Xxh64::new(7);
+        seed.write(b"\x05\0\0\0\0\0\0\0llama\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0");
+        let of = |bytes: &[u8]| {
+            let mut hash = Xxh64::new(seed.digest());
+            hash.write(bytes);
+            hash.digest()
+        };
+        let (mut hasher, mut blocks) = (hasher(), Vec::new());
+        hasher.update(&text, &mut blocks);
+        assert_eq!(blocks, [of(&text[..BLOCK]), of(&text[..BLOCK * 2]), of(&text[..BLOCK * 3])]);
+        hasher.finish(&mut blocks);
+        assert_eq!(blocks[3..], [of(&text)]);
+    }
+
+    #[test]
+    fn a_tail_counts_and_nothing_does_not() {
+        let count = |len: usize| {
+            let (mut hasher, mut blocks) = (hasher(), Vec::new());
+            hasher.update(&vec![b'x'; len], &mut blocks);
+            hasher.finish(&mut blocks);
+            blocks.len()
+        };
+        assert_eq!([0, 1, BLOCK - 1, BLOCK, BLOCK + 1, BLOCK * 2].map(count), [0, 1, 1, 1, 2, 2]);
+    }
+
+    #[test]
+    fn messages_do_not_run_together() {
+        assert_ne!(chain(&[b"ab", b"c"]), chain(&[b"a", b"bc"]));
+        assert_ne!(chain(&[b"ab", b""]), chain(&[b"ab"]));
+        assert_ne!(chain(&[b"", b"ab"]), chain(&[b"ab", b""]));
+    }
+
+    #[test]
+    fn seed_fields_do_not_run_together() {
+        let first = |secret, model: &[u8], lora: &[u8], salt: &[u8]| {
+            let (mut hasher, mut blocks) = (BlockHasher::new(secret, model, lora, salt, BLOCK), Vec::new());
+            hasher.update(&[b'x'; BLOCK], &mut blocks);
+            blocks[0]
+        };
+        let mut all = vec![
+            first(1, b"ab", b"", b""),
+            first(1, b"a", b"b", b""),
+            first(1, b"", b"ab", b""),
+            first(1, b"", b"", b"ab"),
+            first(1, b"a", b"", b"b"),
+            first(2, b"ab", b"", b""),
+        ];
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 6);
+    }
+
+    #[test]
+    fn stops_at_the_cap() {
+        let (mut hasher, mut blocks) = (BlockHasher::new(0, b"", b"", b"", BLOCK_BYTES_MIN), Vec::new());
+        hasher.update(&vec![b'x'; BLOCK_BYTES_MIN * (BLOCKS_MAX + 2) + 1], &mut blocks);
+        hasher.separator(&mut blocks);
+        hasher.update(b"more", &mut blocks);
+        hasher.finish(&mut blocks);
+        assert_eq!(blocks.len(), BLOCKS_MAX);
+    }
+
+    #[test]
+    fn odd_block_sizes_are_brought_into_range() {
+        for (asked, got) in [(0, 32), (31, 32), (33, 32), (100, 96), (256, 256), (usize::MAX, BLOCK_BYTES_MAX)] {
+            assert_eq!(BlockHasher::new(0, b"", b"", b"", asked).block_bytes, got, "{asked}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn cuts_do_not_matter(text in prop::collection::vec(any::<u8>(), 0..2000), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6)) {
+            let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(text.len() + 1)).collect();
+            cuts.sort_unstable();
+            let (mut whole, mut whole_blocks) = (hasher(), Vec::new());
+            whole.update(&text, &mut whole_blocks);
+            whole.finish(&mut whole_blocks);
+            let (mut parts, mut parts_blocks, mut from) = (hasher(), Vec::new(), 0);
+            for cut in cuts {
+                parts.update(&text[from..cut], &mut parts_blocks);
+                from = cut;
+            }
+            parts.update(&text[from..], &mut parts_blocks);
+            parts.finish(&mut parts_blocks);
+            prop_assert_eq!(whole_blocks, parts_blocks);
+        }
+
+        #[test]
+        fn chains_agree_as_far_as_the_text_does(a in prop::collection::vec(0_u8..2, 1..1500), b in prop::collection::vec(0_u8..2, 1..1500), common in 0..1500_usize) {
+            let mut b = b;
+            for (to, from) in b.iter_mut().zip(a.iter().take(common)) {
+                *to = *from;
+            }
+            let same = a.iter().zip(&b).take_while(|(x, y)| x == y).count();
+            let (chain_a, chain_b) = (chain(&[&a]), chain(&[&b]));
+            let agree = chain_a.iter().zip(&chain_b).take_while(|(x, y)| x == y).count();
+            if a == b {
+                prop_assert_eq!(chain_a, chain_b);
+            } else {
+                prop_assert_eq!(agree, same / BLOCK);
+                prop_assert!(chain_a[agree..].iter().zip(&chain_b[agree..]).all(|(x, y)| x != y), "once apart, apart for ever");
+            }
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! Whose the entries are: internal ids for lives of endpoints, and how much each is believed to hold.
+//!
+//! Entries carry an id of 16 bits. A (slot, incarnation) pair gets an id of its own, so what is known of a former life stops matching at
+//! once, without a walk of the table; an id is lent again only after a whole sweep has passed since it was retired.
+//!
+//! An engine's cache is close to least-recently-used. So for each owner we count its entries by the epoch of their last touch, in a few
+//! *generations*: the newest ones that together fill its capacity count as held, older ones as evicted. Only whole generations are told
+//! apart, so what counts is seven to eight eighths of the capacity: short rather than long, since the engine needs room for output too.
+
+use super::table::NOBODY;
+use crate::snapshot::{ENDPOINTS_MAX, EndpointRef};
+use std::collections::VecDeque;
+
+/// Ids: one for each endpoint there can be, and as many again for lives whose entries are not swept yet. Id 0 is [`NOBODY`].
+pub(super) const OWNERS_MAX: usize = 2 * ENDPOINTS_MAX;
+
+/// Owners whose entries of a block share buckets: one look-up answers for all of them. More would make look-ups fewer, but a block that
+/// everybody holds would crowd a pair of buckets (of sixteen entries) out.
+pub(super) const REGION_OWNERS: usize = 8;
+
+/// Regions there are.
+pub(super) const REGIONS: usize = OWNERS_MAX / REGION_OWNERS;
+
+/// An owner's capacity is cut into this many generations ...
+const PARTS: u32 = 8;
+
+/// ... and this many are kept: those, the one being filled, and some that have shrunk because their entries were touched again.
+const GENERATIONS: usize = 12;
+
+/// The owners.
+pub(super) struct Owners {
+    /// By id.
+    rows: Vec<Owner>,
+    /// Id of the life that a slot has now, or [`NOBODY`].
+    by_slot: Vec<u16>,
+    /// Ids whose entries are being swept, oldest first, each with the number of buckets to have been swept when it is free.
+    retired: VecDeque<(u16, u64)>,
+}
+
+#[derive(Clone, Copy)]
+struct Owner {
+    life: Life,
+    /// Blocks the endpoint's cache can hold.
+    capacity: u32,
+    /// Entries touched in this epoch or later count as held.
+    oldest: u64,
+    /// Oldest first; those from `len` on are unused. Never empty for a live owner.
+    generations: [Generation; GENERATIONS],
+    len: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Life {
+    Free,
+    Live(EndpointRef),
+    Retired,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Generation {
+    /// Its first epoch.
+    start: u64,
+    /// Entries last touched in it.
+    entries: u32,
+}
+
+/// Which region an owner belongs to.
+pub(super) fn region(owner: u16) -> u16 {
+    owner / REGION_OWNERS as u16
+}
+
+/// The bit of an owner within its region.
+pub(super) fn region_bit(owner: u16) -> u8 {
+    1 << (owner % REGION_OWNERS as u16)
+}
+
+// === impl Owners ===
+
+impl Owners {
+    /// Nobody yet; `present` false for an index that holds nothing and needs no room for them.
+    pub(super) fn new(present: bool) -> Self {
+        let (owners, slots) = if present { (OWNERS_MAX, ENDPOINTS_MAX) } else { (0, 0) };
+        Self { rows: vec![Owner::FREE; owners], by_slot: vec![NOBODY; slots], retired: VecDeque::with_capacity(owners) }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.rows.len() * size_of::<Owner>() + self.by_slot.len() * size_of::<u16>() + self.rows.len() * size_of::<(u16, u64)>()
+    }
+
+    /// The id of `endpoint`, if it has one.
+    pub(super) fn get(&self, endpoint: EndpointRef) -> Option<u16> {
+        let id = *self.by_slot.get(usize::from(endpoint.slot.0))?;
+        (self.row(id)?.life == Life::Live(endpoint)).then_some(id)
+    }
+
+    /// Lends the lowest free id to `endpoint`, which has none. `None` when there is no free one, or no such slot.
+    pub(super) fn lend(&mut self, endpoint: EndpointRef, epoch: u64) -> Option<u16> {
+        let slot = usize::from(endpoint.slot.0);
+        let free = |row: &Owner| row.life == Life::Free;
+        let id = self.rows.iter().skip(1).position(free)? + 1;
+        *self.by_slot.get_mut(slot)? = id as u16;
+        *self.rows.get_mut(id)? = Owner::new(endpoint, epoch);
+        Some(id as u16)
+    }
+
+    /// Takes the slot's id away from whichever life has it; it is free again when `clean_at` buckets have been swept.
+    pub(super) fn retire_slot(&mut self, endpoint: EndpointRef, clean_at: u64) {
+        let Some(held) = self.by_slot.get_mut(usize::from(endpoint.slot.0)) else { return };
+        let id = std::mem::replace(held, NOBODY);
+        if id == NOBODY {
+            return;
+        }
+        if let Some(row) = self.rows.get_mut(usize::from(id)) {
+            *row = Owner { life: Life::Retired, ..Owner::FREE };
+            self.retired.push_back((id, clean_at));
+        }
+    }
+
+    /// Frees the ids that a whole sweep has passed over. True when none is left waiting.
+    pub(super) fn swept(&mut self, buckets: u64) -> bool {
+        while let Some(&(id, clean_at)) = self.retired.front()
+            && clean_at <= buckets
+        {
+            self.retired.pop_front();
+            if let Some(row) = self.rows.get_mut(usize::from(id)) {
+                row.life = Life::Free;
+            }
+        }
+        self.retired.is_empty()
+    }
+
+    pub(super) fn is_live(&self, id: u16) -> bool {
+        self.row(id).is_some_and(|row| matches!(row.life, Life::Live(_)))
+    }
+
+    /// Does an entry of `id` last touched in `epoch` count as held?
+    pub(super) fn holds(&self, id: u16, epoch: u64) -> bool {
+        self.row(id).is_some_and(|row| epoch >= row.oldest)
+    }
+
+    /// Counts an entry of `id` touched in `epoch`.
+    pub(super) fn gained(&mut self, id: u16, epoch: u64) {
+        if let Some(generation) = self.generation_mut(id, epoch) {
+            generation.entries = generation.entries.saturating_add(1);
+        }
+    }
+
+    /// An entry of `id` last touched in `epoch` is gone.
+    pub(super) fn lost(&mut self, id: u16, epoch: u64) {
+        if let Some(generation) = self.generation_mut(id, epoch) {
+            debug_assert!(generation.entries > 0, "an entry that was never counted");
+            generation.entries = generation.entries.saturating_sub(1);
+        }
+    }
+
+    pub(super) fn set_capacity(&mut self, id: u16, capacity: u32) {
+        if let Some(row) = self.rows.get_mut(usize::from(id)) {
+            row.capacity = capacity;
+            row.settle();
+        }
+    }
+
+    /// After touches up to `epoch`: starts a generation when the newest has its share, and decides anew what counts as held.
+    pub(super) fn touched(&mut self, id: u16, epoch: u64) {
+        if let Some(row) = self.rows.get_mut(usize::from(id)) {
+            row.age(epoch);
+            row.settle();
+        }
+    }
+
+    /// Live owners, and entries they have.
+    pub(super) fn totals(&self) -> (usize, usize) {
+        let live = self.rows.iter().filter(|row| matches!(row.life, Life::Live(_)));
+        live.fold((0, 0), |(owners, entries), row| (owners + 1, entries + row.live().iter().map(|g| g.entries as usize).sum::<usize>()))
+    }
+
+    /// Ids waiting for the sweep.
+    pub(super) fn retired(&self) -> usize {
+        self.retired.len()
+    }
+
+    fn row(&self, id: u16) -> Option<&Owner> {
+        self.rows.get(usize::from(id))
+    }
+
+    fn generation_mut(&mut self, id: u16, epoch: u64) -> Option<&mut Generation> {
+        let live = self.rows.get_mut(usize::from(id))?.live_mut();
+        let newest_not_after = live.iter().rposition(|generation| generation.start <= epoch).unwrap_or(0);
+        live.get_mut(newest_not_after)
+    }
+}
+
+// === impl Owner ===
+
+impl Owner {
+    const FREE: Self =
+        Self { life: Life::Free, capacity: u32::MAX, oldest: 0, generations: [Generation { start: 0, entries: 0 }; GENERATIONS], len: 0 };
+
+    fn new(endpoint: EndpointRef, epoch: u64) -> Self {
+        let mut new = Self { life: Life::Live(endpoint), len: 1, ..Self::FREE };
+        if let Some(first) = new.generations.first_mut() {
+            first.start = epoch;
+        }
+        new
+    }
+
+    fn live(&self) -> &[Generation] {
+        self.generations.get(..self.len).unwrap_or(&[])
+    }
+
+    fn live_mut(&mut self) -> &mut [Generation] {
+        self.generations.get_mut(..self.len).unwrap_or(&mut [])
+    }
+
+    /// Starts a generation with the next epoch when the newest has an eighth of the capacity. With the next, not this one: entries already
+    /// stamped with this epoch stay counted where they are.
+    fn age(&mut self, epoch: u64) {
+        let Some(newest) = self.live().last() else { return };
+        if newest.start > epoch || newest.entries < (self.capacity / PARTS).max(1) {
+            return;
+        }
+        if self.len == GENERATIONS {
+            self.merge_smallest();
+        }
+        if let Some(next) = self.generations.get_mut(self.len) {
+            *next = Generation { start: epoch + 1, entries: 0 };
+            self.len += 1;
+        }
+    }
+
+    /// Joins the two neighbours that have the fewest entries together.
+    fn merge_smallest(&mut self) {
+        let sums = self.live().iter().zip(self.live().iter().skip(1)).map(|(older, newer)| older.entries.saturating_add(newer.entries));
+        let Some((at, sum)) = (0..).zip(sums).min_by_key(|&(_, sum): &(usize, u32)| sum) else { return };
+        let live = self.live_mut();
+        if let Some(older) = live.get_mut(at) {
+            older.entries = sum;
+        }
+        live.copy_within(at + 2.., at + 1);
+        self.len -= 1;
+    }
+
+    /// Counts back from the newest generation until the capacity is used but for less than one more eighth.
+    fn settle(&mut self) {
+        let enough = self.capacity - self.capacity / PARTS;
+        let (mut sum, mut oldest) = (0_u32, u64::MAX);
+        for generation in self.live().iter().rev() {
+            if sum >= enough {
+                break;
+            }
+            sum = sum.saturating_add(generation.entries);
+            oldest = generation.start;
+        }
+        self.oldest = oldest;
+    }
+}

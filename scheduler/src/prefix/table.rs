@@ -1,0 +1,284 @@
+//! The entries: a flat two-choice table in one allocation that is never moved, grown or rehashed.
+//!
+//! A bucket is one 64-byte cache line of eight entries: eight 32-bit fingerprints, then eight words of owner and stamp. An entry of a key
+//! lies in the key's first bucket, or, if that was ever full, in its second; so a look-up touches one line until the table fills up. A
+//! bucket was ever full when its last fingerprint is set: entries are freed by their owner alone, fingerprints stay.
+//!
+//! Measured against a hash map of owner sets: a third of the memory, a quarter of the insertion time, and no stall of milliseconds when it
+//! grows. Two choices matter: with one, 2.5 % of the entries are lost at a load of 0.6; with two 0.25 %.
+
+/// Entries of a bucket: as many as fill a cache line.
+pub(super) const LANES: usize = 8;
+
+const LINE_WORDS: usize = 2 * LANES;
+const LINE_BYTES: usize = LINE_WORDS * size_of::<u32>();
+
+/// Nobody's: the owner of an unused or freed entry.
+pub(super) const NOBODY: u16 = 0;
+
+type Line = [u32; LINE_WORDS];
+
+/// The table.
+pub(super) struct Table {
+    /// Zeroed at allocation, so that untouched pages cost nothing where the operating system hands them out lazily.
+    words: Vec<u32>,
+    /// Words before the first cache line boundary.
+    offset: usize,
+    buckets: usize,
+}
+
+/// Where entries of one block held by one region of owners may lie, and how they are told apart.
+#[derive(Clone, Copy)]
+pub(super) struct Key {
+    fingerprint: u32,
+    buckets: [usize; 2],
+}
+
+/// What is kept of one (owner, block) pair beside its fingerprint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) owner: u16,
+    /// Low bits of the epoch of its last touch.
+    pub(super) stamp: u16,
+}
+
+/// Position of an entry.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    bucket: usize,
+    lane: usize,
+}
+
+// === impl Table ===
+
+impl Table {
+    /// Room for `entries`, rounded up to whole buckets.
+    pub(super) fn new(entries: usize) -> Self {
+        let buckets = entries.div_ceil(LANES);
+        let spare = if buckets == 0 { 0 } else { LINE_WORDS };
+        let words = vec![0_u32; buckets * LINE_WORDS + spare];
+        let offset = words.as_ptr().align_offset(LINE_BYTES).min(spare);
+        Self { words, offset, buckets }
+    }
+
+    pub(super) fn buckets(&self) -> usize {
+        self.buckets
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.words.len() * size_of::<u32>()
+    }
+
+    /// The key of `block` among the owners of `region`.
+    pub(super) fn key(&self, block: u64, region: u16) -> Key {
+        // Three xor-shift-multiply steps (constants of SplitMix64): the block is a hash already, but which region it is must reach every
+        // bit, and callers may have weaker hashes than ours.
+        let mut x = block ^ u64::from(region).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        x ^= x >> 31;
+        let second = x.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        Key { fingerprint: (x as u32).max(1), buckets: [self.reduce(x), self.reduce(second)] }
+    }
+
+    /// Calls `each` with every entry of `key`.
+    pub(super) fn for_each(&self, key: Key, mut each: impl FnMut(Entry)) {
+        for bucket in key.buckets {
+            let Some(line) = self.line(bucket) else { return };
+            let mut hits = hits(line, key.fingerprint);
+            while hits != 0 {
+                let lane = hits.trailing_zeros() as usize;
+                each(entry(line, lane));
+                hits &= hits - 1;
+            }
+            if !was_full(line) {
+                return;
+            }
+        }
+    }
+
+    /// Where the entry of `key` and `owner` is, and its stamp.
+    pub(super) fn find(&self, key: Key, owner: u16) -> Option<(Place, u16)> {
+        for bucket in key.buckets {
+            let line = self.line(bucket)?;
+            let mut hits = hits(line, key.fingerprint);
+            while hits != 0 {
+                let lane = hits.trailing_zeros() as usize;
+                let found = entry(line, lane);
+                if found.owner == owner {
+                    return Some((Place { bucket, lane }, found.stamp));
+                }
+                hits &= hits - 1;
+            }
+            if !was_full(line) {
+                return None;
+            }
+        }
+        None
+    }
+
+    /// Where a new entry of `key` goes: the first place nobody has, else the one whose entry `rank` puts highest.
+    pub(super) fn choose(&self, key: Key, rank: impl Fn(Entry) -> u32) -> Option<(Place, Entry)> {
+        let mut best: Option<(u32, Place, Entry)> = None;
+        for bucket in key.buckets {
+            let line = self.line(bucket)?;
+            for lane in 0..LANES {
+                let (place, held) = (Place { bucket, lane }, entry(line, lane));
+                if held.owner == NOBODY {
+                    return Some((place, held));
+                }
+                let rank = rank(held);
+                if best.is_none_or(|(highest, ..)| rank > highest) {
+                    best = Some((rank, place, held));
+                }
+            }
+        }
+        best.map(|(_, place, held)| (place, held))
+    }
+
+    /// Writes an entry of `key` to `place`.
+    pub(super) fn put(&mut self, place: Place, key: Key, new: Entry) {
+        if let Some((fingerprints, entries)) = self.line_mut(place.bucket).map(|line| line.split_at_mut(LANES)) {
+            if let Some(fingerprint) = fingerprints.get_mut(place.lane) {
+                *fingerprint = key.fingerprint;
+            }
+            if let Some(entry) = entries.get_mut(place.lane) {
+                *entry = new.pack();
+            }
+        }
+    }
+
+    /// Changes the entry at `place`, keeping its key.
+    pub(super) fn set(&mut self, place: Place, new: Entry) {
+        if let Some(entry) = self.line_mut(place.bucket).and_then(|line| line.get_mut(LANES + place.lane)) {
+            *entry = new.pack();
+        }
+    }
+
+    /// Frees every entry of `bucket` that `keep` refuses.
+    pub(super) fn retain(&mut self, bucket: usize, mut keep: impl FnMut(Entry) -> bool) {
+        let Some(line) = self.line_mut(bucket) else { return };
+        for word in line.iter_mut().skip(LANES) {
+            let held = Entry::unpack(*word);
+            if held.owner != NOBODY && !keep(held) {
+                *word = 0;
+            }
+        }
+    }
+
+    fn reduce(&self, x: u64) -> usize {
+        // The high half of x, scaled to the number of buckets (Lemire's multiply and shift); `ENTRIES_MAX` keeps that below 2^32.
+        (((x >> 32) * self.buckets as u64) >> 32) as usize
+    }
+
+    fn line(&self, bucket: usize) -> Option<&Line> {
+        self.words.get(self.offset..)?.as_chunks::<LINE_WORDS>().0.get(bucket)
+    }
+
+    fn line_mut(&mut self, bucket: usize) -> Option<&mut Line> {
+        self.words.get_mut(self.offset..)?.as_chunks_mut::<LINE_WORDS>().0.get_mut(bucket)
+    }
+}
+
+// === impl Entry ===
+
+impl Entry {
+    fn pack(self) -> u32 {
+        u32::from(self.owner) << 16 | u32::from(self.stamp)
+    }
+
+    fn unpack(word: u32) -> Self {
+        Self { owner: (word >> 16) as u16, stamp: word as u16 }
+    }
+}
+
+/// A bit for each lane with that fingerprint. Without branches, so that it compiles to vector compares.
+fn hits(line: &Line, fingerprint: u32) -> u32 {
+    line.iter().take(LANES).zip(0_u32..).fold(0, |hits, (&have, lane)| hits | u32::from(have == fingerprint) << lane)
+}
+
+fn entry(line: &Line, lane: usize) -> Entry {
+    Entry::unpack(line.get(LANES + lane).copied().unwrap_or(0))
+}
+
+fn was_full(line: &Line) -> bool {
+    line.get(LANES - 1).is_some_and(|&fingerprint| fingerprint != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn owners(table: &Table, key: Key) -> Vec<u16> {
+        let mut owners = Vec::new();
+        table.for_each(key, |entry| owners.push(entry.owner));
+        owners
+    }
+
+    #[test]
+    fn lines_are_cache_lines() {
+        for entries in [1, 8, 100, 10_000] {
+            let table = Table::new(entries);
+            assert_eq!(table.line(0).unwrap().as_ptr() as usize % LINE_BYTES, 0);
+            assert!(table.line(table.buckets() - 1).is_some());
+        }
+    }
+
+    #[test]
+    fn an_empty_table_holds_nothing() {
+        let table = Table::new(0);
+        let key = table.key(1, 0);
+        assert!(table.find(key, 1).is_none() && table.choose(key, |_| 0).is_none() && owners(&table, key).is_empty());
+        assert_eq!(table.bytes(), 0);
+    }
+
+    #[test]
+    fn a_freed_place_does_not_hide_the_second_bucket() {
+        let mut table = Table::new(2 * LANES);
+        let keys: Vec<Key> = (0..10_000).map(|block| table.key(block, 0)).filter(|key| key.buckets == [0, 1]).take(LANES + 1).collect();
+        for (owner, &key) in (1..).zip(&keys) {
+            let (place, held) = table.choose(key, |_| 0).unwrap();
+            assert_eq!(held.owner, NOBODY);
+            table.put(place, key, Entry { owner, stamp: 0 });
+        }
+        table.retain(0, |entry| entry.owner == 5);
+        let last = keys[LANES];
+        assert_eq!(owners(&table, last), [LANES as u16 + 1], "it lies in the second bucket and is still found");
+        assert_eq!(owners(&table, keys[4]), [5]);
+        assert!(owners(&table, keys[0]).iter().all(|&owner| owner == NOBODY));
+    }
+
+    #[test]
+    fn the_highest_rank_goes() {
+        let mut table = Table::new(2 * LANES);
+        let keys: Vec<Key> = (0..10_000).map(|block| table.key(block, 0)).filter(|key| key.buckets == [0, 1]).take(2 * LANES).collect();
+        for (owner, &key) in (1_u16..).zip(&keys) {
+            let (place, _) = table.choose(key, |_| 0).unwrap();
+            table.put(place, key, Entry { owner, stamp: owner * 7 % 16 });
+        }
+        let (_, victim) = table.choose(keys[0], |entry| u32::from(entry.stamp)).unwrap();
+        assert_eq!(victim, Entry { owner: 9, stamp: 15 });
+    }
+
+    /// Each compared entry agrees by chance on k bits of fingerprint with probability 2^-k. The 32 bits of the real thing would take days to
+    /// see fail; so count agreement on 12 of them among the entries that look-ups of absent blocks compare.
+    #[test]
+    fn false_positives_are_as_rare_as_theory_says() {
+        let mut table = Table::new(100_000);
+        for block in 0..60_000 {
+            let key = table.key(block, 0);
+            let (place, _) = table.choose(key, |_| 0).unwrap();
+            table.put(place, key, Entry { owner: 1, stamp: 0 });
+        }
+        let (mut compared, mut agree) = (0_u64, 0_u64);
+        for block in 0..1_000_000 {
+            let key = table.key(block, 1);
+            for have in table.line(key.buckets[0]).unwrap().iter().take(LANES).filter(|&&have| have != 0) {
+                compared += 1;
+                agree += u64::from((have ^ key.fingerprint) & 0xFFF == 0);
+            }
+        }
+        let expected = compared as f64 / 4096.0;
+        assert!((agree as f64 - expected).abs() < 5.0 * expected.sqrt(), "{agree} of {compared}, expected {expected}");
+    }
+}
