@@ -21,10 +21,10 @@ mod forward;
 
 use scheduler::{Explanation, Request};
 
-use crate::api::Api;
+use crate::api::{Api, Family};
 use crate::body;
 use crate::hint;
-use crate::pool::{BLOCK_TOKENS, BYTES_PER_TOKEN, Pool};
+use crate::pool::{BLOCK_TOKENS, Pool};
 use crate::prompt;
 use crate::reply::{Refusal, Reply};
 use crate::settings::{FailureMode, Settings};
@@ -34,7 +34,7 @@ use crate::{explain, headers};
 pub use flight::{Origin, Outcome, ResponseHead, ResponseStep};
 pub use forward::Forward;
 
-use flight::Flight;
+use flight::{Flight, Prompt};
 
 /// One exchange.
 #[derive(Debug)]
@@ -103,7 +103,7 @@ impl Exchange {
     /// A new exchange.
     #[must_use]
     pub fn new(now: Time) -> Self {
-        Self { phase: Phase::Started, api: Api::Other, family: crate::api::Family::OpenAi, started: now, explain: false }
+        Self { phase: Phase::Started, api: Api::Other { family: Family::OpenAi }, family: Family::OpenAi, started: now, explain: false }
     }
 
     /// Reads the request headers. Names are lower-case. The caller removes control headers ([`headers::is_control`]) itself.
@@ -133,7 +133,8 @@ impl Exchange {
 
     /// The buffered body is `bytes` long now, or will be. A reply when that is too long.
     pub fn body_grew(&mut self, settings: &Settings, bytes: usize) -> Option<Reply> {
-        (bytes > settings.body_limit_bytes).then(|| {
+        let undecided = matches!(self.phase, Phase::Started | Phase::Buffering);
+        (undecided && bytes > settings.body_limit_bytes).then(|| {
             self.phase = Phase::Done;
             Refusal::TooLarge(settings.body_limit_bytes).reply(self.family)
         })
@@ -141,6 +142,7 @@ impl Exchange {
 
     /// Decides where the request goes. `hint` is the raw subset hint, `None` when absent; `body` is the whole body on an inference path.
     pub fn decide(&mut self, settings: &Settings, pool: &mut Pool, hint: Option<&[u8]>, body: &[u8], now: Time) -> Step {
+        let _ = self.end(pool, now); // a host that decides twice must not leak the first pick
         let parsed = match self.parse(body) {
             Ok(parsed) => parsed,
             Err(refusal) => return self.refuse(pool, &refusal),
@@ -150,7 +152,7 @@ impl Exchange {
         }
         let hint = hint.map(hint::parse);
         let blocks = parsed.as_ref().map(|p| prompt::blocks(p, pool.hash_secret())).unwrap_or_default();
-        let prompt_tokens = parsed.as_ref().map_or(0, |p| u32::try_from(p.prompt_bytes / BYTES_PER_TOKEN).unwrap_or(u32::MAX));
+        let prompt_tokens = parsed.as_ref().map_or(0, prompt::tokens);
         let model = parsed.as_ref().map_or("", |p| &*p.model);
         let request = Request {
             model,
@@ -173,7 +175,8 @@ impl Exchange {
         row.requests += 1;
         row.running += 1;
         row.request_bytes += body.len() as u64;
-        self.phase = Phase::Routed(Box::new(Flight::new(self.api, model.into(), picked, blocks, decision, now)));
+        self.phase =
+            Phase::Routed(Box::new(Flight::new(self.api, model.into(), picked, Prompt { blocks, tokens: prompt_tokens }, decision, now)));
         Step::Forward(forward)
     }
 

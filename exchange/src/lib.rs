@@ -19,7 +19,7 @@ pub use time::Time;
 
 pub mod api;
 pub mod body;
-mod json;
+pub mod json;
 pub mod sse;
 pub mod usage;
 

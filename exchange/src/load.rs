@@ -50,7 +50,9 @@ mod tests {
 
     #[test]
     fn lies_are_not_believed() {
-        for lie in ["", "TEXT", "JSON {}", "TEXT kv_cache_usage_perc=NaN", "TEXT kv_cache_usage_perc=inf, num_requests_waiting=-1", "TEXT ="] {
+        for lie in
+            ["", "TEXT", "JSON {}", "TEXT kv_cache_usage_perc=NaN", "TEXT kv_cache_usage_perc=inf, num_requests_waiting=-1", "TEXT ="]
+        {
             assert_eq!(parse(lie.as_bytes()), None, "{lie}");
         }
         assert_eq!(parse(b"TEXT kv_cache_usage_perc=7").unwrap().kv_cache_utilization, Some(1.0));

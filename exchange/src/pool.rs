@@ -6,7 +6,7 @@
 mod counters;
 mod ejection;
 
-pub use counters::{Counters, DURATION_BOUNDS_MS, EndpointCounters, Histogram, MODELS_MAX, ModelCounters, PICK_BOUNDS_US};
+pub use counters::{Counters, DURATION_BOUNDS_MS, EndpointCounters, Histogram, MODELS_MAX, ModelCounters};
 pub use ejection::Ejections;
 
 use scheduler::in_flight::{InFlight, Ticket};
@@ -58,8 +58,6 @@ pub(crate) struct Picked {
     pub(crate) ranked: Vec<(EndpointRef, Box<str>)>,
     /// Releases what the pick holds in the ledger.
     pub(crate) ticket: Ticket,
-    /// Prompt tokens the first of them is believed to hold already.
-    pub(crate) matched_tokens: u32,
 }
 
 // === impl Pool ===
@@ -163,9 +161,9 @@ impl Pool {
         let ranked = state.addresses(&ranked);
         let Some((first, _)) = ranked.first() else { return Err(Refusal::NoState) };
         self.prefixes.record(*first, request.prefix_blocks);
-        self.counters.picked(*first);
+        self.counters.picked(*first, request.prompt_tokens, matched);
         let ticket = self.in_flight.admit(*first, request.prompt_tokens.saturating_sub(matched));
-        Ok(Picked { ranked, ticket, matched_tokens: matched })
+        Ok(Picked { ranked, ticket })
     }
 
     /// Another endpoint of the list served: accounting and placement move to it.

@@ -66,11 +66,13 @@ impl Refusal {
     fn row(&self) -> Row {
         let row = |status, code, reason, message: &str| Row { status, code, reason, message: message.to_owned() };
         match self {
-            Self::Body(error) => row(400, error.code(), "invalid-request", &error.to_string()),
+            Self::Body(error) => row(400, code(error), "invalid-request", &error.to_string()),
             Self::TooLarge(limit) => {
                 row(413, "request_too_large", "request-too-large", &format!("request body is larger than the limit of {limit} bytes"))
             }
-            Self::Unavailable(Unavailable::NoReadyEndpoint) => row(503, "no_ready_endpoint", "rejected-no-endpoints", "no model server is ready"),
+            Self::Unavailable(Unavailable::NoReadyEndpoint) => {
+                row(503, "no_ready_endpoint", "rejected-no-endpoints", "no model server is ready")
+            }
             Self::Unavailable(Unavailable::SubsetEmpty) => {
                 row(503, "no_eligible_endpoint", "rejected-no-endpoints", "no ready model server is in the subset allowed for this request")
             }
@@ -80,6 +82,16 @@ impl Refusal {
             Self::Shed(Shed::Saturated) => row(429, "saturated", "rejected-saturated", "the model servers are saturated; try again later"),
             Self::NoState => row(503, "not_ready", "rejected-no-endpoints", "the gateway does not know its model servers yet; try again"),
         }
+    }
+}
+
+/// A word for programs, beside the message for people.
+fn code(error: &BodyError) -> &'static str {
+    match error {
+        BodyError::InvalidJson { .. } => "invalid_json",
+        BodyError::TooDeep { .. } => "nested_too_deep",
+        BodyError::NotAnObject => "not_an_object",
+        BodyError::MissingModel | BodyError::ModelNotAString | BodyError::EmptyModel => "missing_model",
     }
 }
 

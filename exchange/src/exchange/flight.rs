@@ -69,13 +69,22 @@ pub struct Outcome {
     pub usage: Usage,
 }
 
+/// What of the prompt is still needed once it was sent on.
+#[derive(Debug)]
+pub(super) struct Prompt {
+    /// Hashes of its blocks.
+    pub(super) blocks: Vec<u64>,
+    /// Estimated tokens.
+    pub(super) tokens: u32,
+}
+
 #[derive(Debug)]
 pub(super) struct Flight {
     api: Api,
     model: Box<str>,
     ranked: Vec<(EndpointRef, Box<str>)>,
     ticket: Ticket,
-    blocks: Vec<u64>,
+    prompt: Prompt,
     decision: Option<String>,
     picked_at: Time,
     status: u16,
@@ -91,13 +100,13 @@ pub(super) struct Flight {
 // === impl Flight ===
 
 impl Flight {
-    pub(super) fn new(api: Api, model: Box<str>, picked: Picked, blocks: Vec<u64>, decision: Option<String>, now: Time) -> Self {
+    pub(super) fn new(api: Api, model: Box<str>, picked: Picked, prompt: Prompt, decision: Option<String>, now: Time) -> Self {
         Self {
             api,
             model,
             ranked: picked.ranked,
             ticket: picked.ticket,
-            blocks,
+            prompt,
             decision,
             picked_at: now,
             status: 0,
@@ -140,7 +149,7 @@ impl Flight {
         let progress = reader.chunk(bytes);
         if progress.first_token {
             self.first_token_at = Some(now);
-            pool.ledger().first_token(&mut self.ticket);
+            pool.ledger().first_token(&mut self.ticket, self.prompt.tokens);
         }
         if progress.events > 0 {
             self.last_token_at = Some(now);
@@ -181,7 +190,7 @@ impl Flight {
         let Some(position) = self.position(head.upstream_address) else { return };
         let Some(&(server, _)) = self.ranked.get(position) else { return };
         if position > 0 {
-            pool.moved(&mut self.ticket, server, &self.blocks);
+            pool.moved(&mut self.ticket, server, &self.prompt.blocks);
         }
         pool.answered(server);
         if let Some(load) = head.load.and_then(load::parse) {

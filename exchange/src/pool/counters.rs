@@ -12,9 +12,6 @@ const MODEL_NAME_BYTES_MAX: usize = 256;
 pub const DURATION_BOUNDS_MS: [u32; 20] =
     [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 20_000, 30_000, 60_000, 120_000, 300_000, 600_000];
 
-/// Upper bounds of the pick's buckets, in µs: the same numbers, another unit.
-pub const PICK_BOUNDS_US: [u32; 20] = DURATION_BOUNDS_MS;
-
 /// Counts by bucket.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Histogram {
@@ -72,8 +69,10 @@ pub struct Counters {
     endpoints: Vec<EndpointCounters>,
     models: Vec<ModelCounters>,
     dropped: Vec<(&'static str, u64)>,
-    /// Time a pick took, µs.
-    pub pick_us: Histogram,
+    /// Estimated prompt tokens of all picks.
+    pub prompt_tokens: u64,
+    /// How many of them the picked endpoint was believed to hold.
+    pub matched_tokens: u64,
 }
 
 // === impl Histogram ===
@@ -129,7 +128,9 @@ impl Counters {
         self.endpoints.retain(|e| e.endpoint != endpoint);
     }
 
-    pub(super) fn picked(&mut self, endpoint: EndpointRef) {
+    pub(super) fn picked(&mut self, endpoint: EndpointRef, prompt_tokens: u32, matched_tokens: u32) {
+        self.prompt_tokens += u64::from(prompt_tokens);
+        self.matched_tokens += u64::from(matched_tokens);
         self.with(endpoint, |e| e.picked += 1);
     }
 

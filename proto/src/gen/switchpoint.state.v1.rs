@@ -67,6 +67,9 @@ pub struct Welcome {
     /// For people: the daemon's release.
     #[prost(string, tag = "2")]
     pub release: ::prost::alloc::string::String,
+    /// Pools asked for that this daemon is not configured with: no roster of them will come.
+    #[prost(string, repeated, tag = "3")]
+    pub unknown_pools: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Ack {
@@ -224,6 +227,11 @@ pub struct VmCounters {
     /// The version in force in this VM.
     #[prost(message, optional, tag = "9")]
     pub version: ::core::option::Option<Version>,
+    /// Estimated prompt tokens of all picks, and how many of them the picked endpoint was believed to hold.
+    #[prost(uint64, tag = "10")]
+    pub prompt_tokens: u64,
+    #[prost(uint64, tag = "11")]
+    pub matched_tokens: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct EndpointCounters {

@@ -1,0 +1,196 @@
+//! What picking needs from an inference request's body, read in one pass that also proves the body is JSON.
+//!
+//! **Lenient.** The engine judges its own fields. Only what we cannot do without is an error: JSON, an object, a model. Any other field of an
+//! unexpected type reads as absent, unknown fields are passed over.
+//!
+//! **As engines read it.** Of duplicate top-level keys the last counts, and names may be written with escapes (`"mod\u0065l"`).
+//!
+//! **The prompt** comes out as [`Piece`]s, in the order in which the engine's template lays them out: tools, system, then the turns (within one
+//! message: as the client wrote it). Pieces are the body's own bytes, still escaped: they are only ever hashed, to find requests that
+//! begin alike, and one client escapes the same way each time. So a prefix is not recognised across clients that escape differently, which costs a
+//! cache hit and nothing else. What differs between turns without changing the prompt (`cache_control`, ids) is left out.
+
+use crate::api::Api;
+use crate::json::{DEPTH_MAX, JsonError, Kind, Reader, Str};
+use std::borrow::Cow;
+use std::fmt;
+use std::ops::Range;
+
+mod pieces;
+
+pub use pieces::{PIECES_MAX, Piece};
+use pieces::{Pieces, Section};
+
+/// A request body, read.
+#[derive(Clone, Debug)]
+pub struct Parsed<'b> {
+    /// The model asked for, unescaped; never empty.
+    pub model: Cow<'b, str>,
+    /// Where its JSON string stands in the body, quotes included.
+    pub model_span: Range<usize>,
+    /// The client asked for a stream of events.
+    pub stream: bool,
+    /// The client asked for a last event with `usage` (`stream_options.include_usage`).
+    pub include_usage: bool,
+    /// Most tokens the engine may generate, clamped to `u32`.
+    pub max_tokens: Option<u32>,
+    /// Contents of `cache_salt`, still escaped; empty if absent.
+    pub cache_salt: &'b [u8],
+    /// Images, videos, audio clips and files in the prompt.
+    pub media_items: u32,
+    /// Bytes of text in the prompt, as the body spells them; media and token ids not included.
+    pub prompt_bytes: usize,
+    /// Token ids in the prompt, where the client sent those instead of text.
+    pub prompt_token_ids: u32,
+    pieces: Pieces<'b>,
+}
+
+/// Why a body is refused. The client caused each of these; sending the same again does not help.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BodyError {
+    /// Not JSON, first seen at this byte.
+    InvalidJson {
+        /// Bytes from the start of the body.
+        offset: usize,
+    },
+    /// JSON, but no object.
+    NotAnObject,
+    /// No `model`.
+    MissingModel,
+    /// `model` is not a string.
+    ModelNotAString,
+    /// `model` is the empty string.
+    EmptyModel,
+    /// Nested deeper than we read.
+    TooDeep {
+        /// The deepest we read.
+        max: u32,
+    },
+}
+
+/// Reads `body` as a request to `api`. [`Api::Other`] is not to be read: its body is opaque.
+///
+/// # Errors
+/// [`BodyError`]: invalid JSON first, wherever it stands, then a missing or unusable model.
+pub fn parse<'b>(api: Api, body: &'b [u8]) -> Result<Parsed<'b>, BodyError> {
+    let mut reader = Reader::new(body);
+    let object = reader.peek()? == Kind::Object;
+    let mut fields = Fields::new(body);
+    reader.members(|reader, key| fields.read(api, reader, &key))?;
+    reader.end()?;
+    if !object {
+        return Err(BodyError::NotAnObject);
+    }
+    let model = match fields.model {
+        Model::Missing => return Err(BodyError::MissingModel),
+        Model::NotAString => return Err(BodyError::ModelNotAString),
+        Model::Named(model) if model.raw().is_empty() => return Err(BodyError::EmptyModel),
+        Model::Named(model) => model,
+    };
+    Ok(Parsed {
+        model: model.text(),
+        model_span: model.literal_span(),
+        stream: fields.stream,
+        include_usage: fields.include_usage,
+        max_tokens: fields.max_completion_tokens.or(fields.max_tokens),
+        cache_salt: fields.cache_salt,
+        media_items: fields.pieces.media_items(),
+        prompt_bytes: fields.pieces.text_bytes(),
+        prompt_token_ids: fields.pieces.token_ids(),
+        pieces: fields.pieces,
+    })
+}
+
+/// The top-level fields seen so far.
+struct Fields<'b> {
+    model: Model<'b>,
+    stream: bool,
+    include_usage: bool,
+    max_completion_tokens: Option<u32>,
+    max_tokens: Option<u32>,
+    cache_salt: &'b [u8],
+    pieces: Pieces<'b>,
+}
+
+enum Model<'b> {
+    Missing,
+    NotAString,
+    Named(Str<'b>),
+}
+
+// === impl Parsed ===
+
+impl<'b> Parsed<'b> {
+    /// The prompt, in the order the engine sees it. A boundary belongs behind each piece (`["ab","c"]` is not `["a","bc"]`).
+    pub fn prompt(&self) -> impl Iterator<Item = Piece<'b>> + '_ {
+        self.pieces.iter()
+    }
+}
+
+// === impl Fields ===
+
+impl<'b> Fields<'b> {
+    fn new(body: &'b [u8]) -> Self {
+        Self {
+            model: Model::Missing,
+            stream: false,
+            include_usage: false,
+            max_completion_tokens: None,
+            max_tokens: None,
+            cache_salt: &[],
+            pieces: Pieces::new(body),
+        }
+    }
+
+    /// Reads the value of one top-level field. A later duplicate overwrites all that an earlier one left.
+    fn read(&mut self, api: Api, reader: &mut Reader<'b>, key: &Str<'b>) -> Result<(), JsonError> {
+        match (key.name().as_ref(), api) {
+            (b"model", _) => self.model = reader.string()?.map_or(Model::NotAString, Model::Named),
+            (b"stream", _) => self.stream = reader.boolean()?.unwrap_or(false),
+            (b"stream_options", _) => {
+                self.include_usage = false;
+                return reader.members(|reader, key| match key.name().as_ref() {
+                    b"include_usage" => reader.boolean().map(|value| self.include_usage = value.unwrap_or(false)),
+                    _ => reader.skip().map(drop),
+                });
+            }
+            (b"max_completion_tokens", Api::ChatCompletions) => self.max_completion_tokens = reader.count()?,
+            (b"max_tokens", Api::ChatCompletions | Api::Completions | Api::Messages) => self.max_tokens = reader.count()?,
+            (b"max_output_tokens", Api::Responses) => self.max_tokens = reader.count()?,
+            (b"cache_salt", _) => self.cache_salt = reader.string()?.map_or(&[], |salt| salt.raw()),
+            (b"tools", _) => return self.pieces.raw(Section::Tools, reader),
+            (b"system", Api::Messages) | (b"instructions", Api::Responses) => return self.pieces.content(Section::System, reader),
+            (b"messages", Api::ChatCompletions | Api::Messages | Api::Embeddings)
+            | (b"prompt", Api::Completions)
+            | (b"input", Api::Responses | Api::Embeddings) => return self.pieces.content(Section::Turns, reader),
+            _ => return reader.skip().map(drop),
+        }
+        Ok(())
+    }
+}
+
+// === impl BodyError ===
+
+impl From<JsonError> for BodyError {
+    fn from(error: JsonError) -> Self {
+        match error {
+            JsonError::Invalid { offset } => Self::InvalidJson { offset },
+            JsonError::TooDeep => Self::TooDeep { max: DEPTH_MAX },
+        }
+    }
+}
+
+impl fmt::Display for BodyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InvalidJson { offset } => write!(f, "the request body is not valid JSON (at byte {offset})"),
+            Self::NotAnObject => write!(f, "the request body must be a JSON object"),
+            Self::MissingModel => write!(f, "the request body has no `model`"),
+            Self::ModelNotAString => write!(f, "`model` must be a string"),
+            Self::EmptyModel => write!(f, "`model` must not be empty"),
+            Self::TooDeep { max } => write!(f, "the request body is nested deeper than {max} levels"),
+        }
+    }
+}
+
+impl std::error::Error for BodyError {}

@@ -1,0 +1,220 @@
+//! The prompt inside a body, as the pieces that are hashed.
+//!
+//! Every API nests the same few things differently: text, media, and objects (messages, parts, items, tool calls) that hold more of
+//! them. So one walk serves all: a string is text, an array is walked, an object is sorted by the names of its fields ([`Holds`]).
+
+use crate::json::{JsonError, Kind, Reader};
+use std::ops::Range;
+
+/// Pieces kept of each section. Agents send thousands of messages at most; this bounds the memory for one request to about 1.6 MB. Beyond it the
+/// last piece is stretched over everything that follows, so that nothing of the prompt goes unhashed.
+pub const PIECES_MAX: usize = 65_536;
+
+/// Levels of objects inside objects (message, part, tool result, its part) that are told apart; what lies deeper is one piece of text.
+const LEVELS_MAX: u32 = 4;
+
+/// A run of the body that belongs to the prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Piece<'b> {
+    /// Text, tool definitions or token ids.
+    Text(&'b [u8]),
+    /// One image, video, audio clip or file: its URL, data URI or description, whole. How many tokens it becomes cannot be told from its bytes.
+    Media(&'b [u8]),
+}
+
+/// The parts of a prompt, in the order templates lay them out, whatever the order of the fields in the body.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Section {
+    Tools,
+    System,
+    Turns,
+}
+
+/// All pieces found so far.
+#[derive(Clone, Debug)]
+pub(super) struct Pieces<'b> {
+    body: &'b [u8],
+    tools: Found,
+    system: Found,
+    turns: Found,
+}
+
+/// The pieces of one section, in the order of the body.
+#[derive(Clone, Debug, Default)]
+struct Found {
+    pieces: Vec<Span>,
+    media_items: u32,
+    text_bytes: usize,
+    token_ids: u32,
+}
+
+#[derive(Clone, Debug)]
+struct Span {
+    range: Range<usize>,
+    media: bool,
+}
+
+/// What a field of a message, part or item holds.
+enum Holds {
+    /// Text or more objects.
+    Content,
+    /// Something the template prints as it is.
+    Text,
+    /// An image, video, audio clip or file.
+    Media,
+    /// Nothing of the prompt.
+    Nothing,
+}
+
+type Result<T> = std::result::Result<T, JsonError>;
+
+// === impl Pieces ===
+
+impl<'b> Pieces<'b> {
+    pub(super) fn new(body: &'b [u8]) -> Self {
+        Self { body, tools: Found::default(), system: Found::default(), turns: Found::default() }
+    }
+
+    /// Takes the next value whole, in place of all that the section had.
+    pub(super) fn raw(&mut self, section: Section, reader: &mut Reader<'b>) -> Result<()> {
+        let found = self.restart(section);
+        if reader.peek()? == Kind::Null { reader.skip().map(drop) } else { found.text(reader) }
+    }
+
+    /// Walks the next value, in place of all that the section had.
+    pub(super) fn content(&mut self, section: Section, reader: &mut Reader<'b>) -> Result<()> {
+        self.restart(section).content(reader, 0)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = Piece<'b>> + '_ {
+        let spans = self.sections().into_iter().flat_map(|found| &found.pieces);
+        spans.filter_map(|Span { range, media }| {
+            let bytes = self.body.get(range.clone())?;
+            Some(if *media { Piece::Media(bytes) } else { Piece::Text(bytes) })
+        })
+    }
+
+    pub(super) fn media_items(&self) -> u32 {
+        self.sections().into_iter().map(|found| found.media_items).sum()
+    }
+
+    pub(super) fn text_bytes(&self) -> usize {
+        self.sections().into_iter().map(|found| found.text_bytes).sum()
+    }
+
+    pub(super) fn token_ids(&self) -> u32 {
+        self.sections().into_iter().map(|found| found.token_ids).sum()
+    }
+
+    fn sections(&self) -> [&Found; 3] {
+        [&self.tools, &self.system, &self.turns]
+    }
+
+    fn restart(&mut self, section: Section) -> &mut Found {
+        let found = match section {
+            Section::Tools => &mut self.tools,
+            Section::System => &mut self.system,
+            Section::Turns => &mut self.turns,
+        };
+        found.pieces.clear();
+        (found.media_items, found.text_bytes, found.token_ids) = (0, 0, 0);
+        found
+    }
+}
+
+// === impl Found ===
+
+impl Found {
+    /// A string, or an array of strings, objects and token ids in any mix; anything else is no prompt.
+    fn content(&mut self, reader: &mut Reader<'_>, level: u32) -> Result<()> {
+        if level >= LEVELS_MAX {
+            return self.text(reader);
+        }
+        match reader.peek()? {
+            Kind::String => self.text(reader),
+            Kind::Object => self.object(reader, level + 1),
+            Kind::Array => self.array(reader, level),
+            Kind::Number | Kind::Boolean | Kind::Null => reader.skip().map(drop),
+        }
+    }
+
+    fn array(&mut self, reader: &mut Reader<'_>, level: u32) -> Result<()> {
+        let start = reader.offset();
+        let mut numbers = 0;
+        reader.elements(|reader| match reader.peek()? {
+            Kind::Number => {
+                numbers += 1;
+                reader.skip().map(drop)
+            }
+            Kind::Array => self.array_inside(reader, level),
+            _ => self.content(reader, level),
+        })?;
+        if numbers > 0 {
+            self.token_ids = self.token_ids.saturating_add(numbers);
+            self.push(start..reader.offset(), false);
+        }
+        Ok(())
+    }
+
+    /// One prompt of several, or a list in a place where no API has one: a level of its own, so that brackets alone nest no deeper than objects.
+    fn array_inside(&mut self, reader: &mut Reader<'_>, level: u32) -> Result<()> {
+        self.content(reader, level + 1)
+    }
+
+    fn object(&mut self, reader: &mut Reader<'_>, level: u32) -> Result<()> {
+        reader.members(|reader, key| match Holds::of(&key.name()) {
+            Holds::Content => self.content(reader, level),
+            Holds::Text => self.text(reader),
+            Holds::Media => self.media(reader),
+            Holds::Nothing => reader.skip().map(drop),
+        })
+    }
+
+    fn text(&mut self, reader: &mut Reader<'_>) -> Result<()> {
+        let range = value(reader)?;
+        self.text_bytes += range.len();
+        self.push(range, false);
+        Ok(())
+    }
+
+    fn media(&mut self, reader: &mut Reader<'_>) -> Result<()> {
+        if reader.peek()? == Kind::Null {
+            return reader.skip().map(drop);
+        }
+        let range = value(reader)?;
+        self.media_items = self.media_items.saturating_add(1);
+        self.push(range, true);
+        Ok(())
+    }
+
+    fn push(&mut self, range: Range<usize>, media: bool) {
+        if self.pieces.len() < PIECES_MAX {
+            self.pieces.push(Span { range, media });
+        } else if let Some(last) = self.pieces.last_mut() {
+            *last = Span { range: last.range.start..range.end, media: false };
+        }
+    }
+}
+
+/// Where the next value stands; of a string, where its contents do.
+fn value(reader: &mut Reader<'_>) -> Result<Range<usize>> {
+    let kind = reader.peek()?;
+    let range = reader.skip()?;
+    Ok(if kind == Kind::String { range.start + 1..range.end - 1 } else { range })
+}
+
+// === impl Holds ===
+
+impl Holds {
+    /// The fields of messages, parts and items of all APIs. Left out on purpose: ids, `type`, `status`, `cache_control`, `signature`, `detail`.
+    fn of(name: &[u8]) -> Self {
+        match name {
+            b"content" | b"output" | b"summary" => Self::Content,
+            b"role" | b"name" | b"text" | b"refusal" | b"reasoning" | b"reasoning_content" | b"thinking" | b"tool_calls"
+            | b"function_call" | b"arguments" | b"input" => Self::Text,
+            b"image_url" | b"input_image" | b"image" | b"video_url" | b"video" | b"audio_url" | b"input_audio" | b"audio" | b"file"
+            | b"file_data" | b"file_url" | b"file_id" | b"image_embeds" | b"source" => Self::Media,
+            _ => Self::Nothing,
+        }
+    }
+}

@@ -1,0 +1,395 @@
+//! A reader of JSON that validates everything it passes, copies nothing and never recurses.
+//!
+//! Chat bodies are a few long strings in a thin frame, so nearly all the time goes into finding where strings end ([`scan`]); the frame is
+//! read byte by byte. The caller walks the parts it knows with [`Reader::members`] and [`Reader::elements`] and gets the rest skipped:
+//! a field of an unexpected type reads as absent, since the engine behind us, not we, is the judge of its own fields. Skipping is a loop with
+//! one bit for each open container, so no input can exhaust the stack.
+//!
+//! What is accepted is RFC 8259, no more (no byte order mark, no `NaN`), with one freedom that the RFC leaves and Python uses: an escaped
+//! surrogate without its other half is allowed in a string. Numbers are checked for form and never converted unless asked for, so
+//! `1e999999` costs nothing.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+pub mod scan;
+
+/// Containers that may be open at once. Real bodies (tool schemas are the deepest part) stay below 30; `serde_json` and pydantic stop between
+/// 128 and 200, so a body refused here would hardly be served; and it is what fits the bits of a `u128`.
+pub const DEPTH_MAX: u32 = u128::BITS;
+
+/// Why the bytes are not JSON we read. The sender caused it; sending the same again does not help.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JsonError {
+    /// Not JSON, first seen at this byte (the length of the input: it ended too early).
+    Invalid {
+        /// Bytes from the start of the input.
+        offset: usize,
+    },
+    /// More than [`DEPTH_MAX`] containers inside each other.
+    TooDeep,
+}
+
+/// What the next value is, told by its first byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `{`
+    Object,
+    /// `[`
+    Array,
+    /// `"`
+    String,
+    /// `-` or a digit
+    Number,
+    /// `true` or `false`
+    Boolean,
+    /// `null`
+    Null,
+}
+
+/// A string as it stands in the input, valid but still escaped.
+#[derive(Clone, Copy, Debug)]
+pub struct Str<'b> {
+    raw: &'b [u8],
+    start: usize,
+    escaped: bool,
+}
+
+/// A cursor over JSON text.
+#[derive(Clone, Debug)]
+pub struct Reader<'b> {
+    bytes: &'b [u8],
+    at: usize,
+    depth: u32,
+}
+
+type Result<T> = std::result::Result<T, JsonError>;
+
+// === impl Reader ===
+
+impl<'b> Reader<'b> {
+    /// Starts at the first byte.
+    #[must_use]
+    pub fn new(bytes: &'b [u8]) -> Self {
+        Self { bytes, at: 0, depth: 0 }
+    }
+
+    /// The kind of the next value; nothing is consumed but white space.
+    pub fn peek(&mut self) -> Result<Kind> {
+        match self.next_byte() {
+            Some(b'{') => Ok(Kind::Object),
+            Some(b'[') => Ok(Kind::Array),
+            Some(b'"') => Ok(Kind::String),
+            Some(b'-' | b'0'..=b'9') => Ok(Kind::Number),
+            Some(b't' | b'f') => Ok(Kind::Boolean),
+            Some(b'n') => Ok(Kind::Null),
+            _ => self.invalid(),
+        }
+    }
+
+    /// Walks an object: `member` is given each key and must consume its value. Anything but an object is skipped.
+    pub fn members(&mut self, member: impl FnMut(&mut Self, Str<'b>) -> Result<()>) -> Result<()> {
+        if self.peek()? != Kind::Object {
+            return self.skip().map(drop);
+        }
+        self.open()?;
+        if self.eat(b'}') {
+            self.depth -= 1;
+            return Ok(());
+        }
+        self.rest_of_members(member)
+    }
+
+    /// Walks the members of an object whose beginning is not there: the input starts at some key of it.
+    pub fn members_from_key(&mut self, member: impl FnMut(&mut Self, Str<'b>) -> Result<()>) -> Result<()> {
+        self.depth += 1;
+        self.rest_of_members(member)
+    }
+
+    fn rest_of_members(&mut self, mut member: impl FnMut(&mut Self, Str<'b>) -> Result<()>) -> Result<()> {
+        loop {
+            let key = self.key()?;
+            member(self, key)?;
+            if self.eat(b'}') {
+                self.depth -= 1;
+                return Ok(());
+            }
+            self.expect(b',')?;
+        }
+    }
+
+    /// Walks an array: `element` must consume one value each time. Anything but an array is skipped.
+    pub fn elements(&mut self, mut element: impl FnMut(&mut Self) -> Result<()>) -> Result<()> {
+        if self.peek()? != Kind::Array {
+            return self.skip().map(drop);
+        }
+        self.open()?;
+        if self.eat(b']') {
+            self.depth -= 1;
+            return Ok(());
+        }
+        loop {
+            element(self)?;
+            if self.eat(b']') {
+                self.depth -= 1;
+                return Ok(());
+            }
+            self.expect(b',')?;
+        }
+    }
+
+    /// Reads a string; `None` if the value was something else.
+    pub fn string(&mut self) -> Result<Option<Str<'b>>> {
+        if self.peek()? == Kind::String { self.read_string().map(Some) } else { self.skip().map(|_| None) }
+    }
+
+    /// Reads `true` or `false`; `None` if the value was something else.
+    pub fn boolean(&mut self) -> Result<Option<bool>> {
+        let kind = self.peek()?;
+        let span = self.skip()?;
+        Ok((kind == Kind::Boolean).then(|| self.bytes.get(span) == Some(b"true")))
+    }
+
+    /// Reads a number of things: its whole part, clamped to `u32`. `None` if the value was no number, or negative.
+    pub fn count(&mut self) -> Result<Option<u32>> {
+        let kind = self.peek()?;
+        let span = self.skip()?;
+        let text = self.bytes.get(span).filter(|_| kind == Kind::Number).and_then(|b| std::str::from_utf8(b).ok());
+        // `as` saturates, which is the clamp meant; an exponent that f64 cannot hold reads as infinity.
+        let value = text.and_then(|t| t.parse::<f64>().ok()).filter(|v| !v.is_sign_negative());
+        Ok(value.map(|v| v as u32))
+    }
+
+    /// Passes one value of any kind and returns where it stands, without the white space around it.
+    pub fn skip(&mut self) -> Result<Range<usize>> {
+        self.peek()?;
+        let start = self.at;
+        let depth = self.depth;
+        let mut objects: u128 = 0; // one bit for each container opened here, the innermost lowest: is it an object?
+        loop {
+            match self.peek()? {
+                Kind::Object => {
+                    self.open()?;
+                    if self.eat(b'}') {
+                        self.depth -= 1;
+                    } else {
+                        objects = objects << 1 | 1;
+                        self.key()?;
+                        continue;
+                    }
+                }
+                Kind::Array => {
+                    self.open()?;
+                    if self.eat(b']') {
+                        self.depth -= 1;
+                    } else {
+                        objects <<= 1;
+                        continue;
+                    }
+                }
+                Kind::String => self.read_string().map(drop)?,
+                Kind::Number => self.number()?,
+                Kind::Boolean | Kind::Null => self.literal()?,
+            }
+            // One value has ended; so have all containers that close right behind it.
+            while self.depth > depth {
+                let object = objects & 1 == 1;
+                if self.eat(if object { b'}' } else { b']' }) {
+                    self.depth -= 1;
+                    objects >>= 1;
+                    continue;
+                }
+                self.expect(b',')?;
+                if object {
+                    self.key()?;
+                }
+                break;
+            }
+            if self.depth == depth {
+                return Ok(start..self.at);
+            }
+        }
+    }
+
+    /// Nothing but white space may follow.
+    pub fn end(&mut self) -> Result<()> {
+        if self.next_byte().is_none() { Ok(()) } else { self.invalid() }
+    }
+
+    /// The byte the cursor is at.
+    #[must_use]
+    pub fn offset(&self) -> usize {
+        self.at
+    }
+
+    fn open(&mut self) -> Result<()> {
+        if self.depth >= DEPTH_MAX {
+            return Err(JsonError::TooDeep);
+        }
+        self.depth += 1;
+        self.at += 1;
+        Ok(())
+    }
+
+    fn key(&mut self) -> Result<Str<'b>> {
+        if self.next_byte() != Some(b'"') {
+            return self.invalid();
+        }
+        let key = self.read_string()?;
+        self.expect(b':')?;
+        Ok(key)
+    }
+
+    /// The cursor is on the opening quote.
+    fn read_string(&mut self) -> Result<Str<'b>> {
+        let start = self.at + 1;
+        let found = scan::string(self.bytes, start).map_err(|offset| JsonError::Invalid { offset })?;
+        let raw = self.bytes.get(start..found.end).unwrap_or_default();
+        if !found.ascii
+            && let Err(error) = std::str::from_utf8(raw)
+        {
+            return Err(JsonError::Invalid { offset: start + error.valid_up_to() });
+        }
+        self.at = found.end + 1;
+        Ok(Str { raw, start, escaped: found.escaped })
+    }
+
+    fn number(&mut self) -> Result<()> {
+        self.at += usize::from(self.bytes.get(self.at) == Some(&b'-'));
+        if self.bytes.get(self.at) == Some(&b'0') {
+            self.at += 1;
+        } else {
+            self.digits()?;
+        }
+        if self.bytes.get(self.at) == Some(&b'.') {
+            self.at += 1;
+            self.digits()?;
+        }
+        if let Some(b'e' | b'E') = self.bytes.get(self.at) {
+            self.at += 1;
+            if let Some(b'+' | b'-') = self.bytes.get(self.at) {
+                self.at += 1;
+            }
+            self.digits()?;
+        }
+        Ok(())
+    }
+
+    fn digits(&mut self) -> Result<()> {
+        let start = self.at;
+        while let Some(b'0'..=b'9') = self.bytes.get(self.at) {
+            self.at += 1;
+        }
+        if self.at == start { self.invalid() } else { Ok(()) }
+    }
+
+    fn literal(&mut self) -> Result<()> {
+        let rest = self.bytes.get(self.at..).unwrap_or_default();
+        match [&b"true"[..], b"false", b"null"].into_iter().find(|word| rest.starts_with(word)) {
+            Some(word) => {
+                self.at += word.len();
+                Ok(())
+            }
+            None => self.invalid(),
+        }
+    }
+
+    fn next_byte(&mut self) -> Option<u8> {
+        loop {
+            match self.bytes.get(self.at) {
+                Some(b' ' | b'\n' | b'\r' | b'\t') => self.at += 1,
+                byte => return byte.copied(),
+            }
+        }
+    }
+
+    fn eat(&mut self, byte: u8) -> bool {
+        let there = self.next_byte() == Some(byte);
+        self.at += usize::from(there);
+        there
+    }
+
+    fn expect(&mut self, byte: u8) -> Result<()> {
+        if self.eat(byte) { Ok(()) } else { self.invalid() }
+    }
+
+    fn invalid<T>(&self) -> Result<T> {
+        Err(JsonError::Invalid { offset: self.at })
+    }
+}
+
+// === impl Str ===
+
+impl<'b> Str<'b> {
+    /// The bytes between the quotes, still escaped.
+    #[must_use]
+    pub fn raw(&self) -> &'b [u8] {
+        self.raw
+    }
+
+    /// Where [`Str::raw`] stands in the input.
+    #[must_use]
+    pub fn span(&self) -> Range<usize> {
+        self.start..self.start + self.raw.len()
+    }
+
+    /// Where the literal stands in the input, quotes included.
+    #[must_use]
+    pub fn literal_span(&self) -> Range<usize> {
+        self.start - 1..self.start + self.raw.len() + 1
+    }
+
+    /// The text meant. An escaped surrogate without its other half, which no Rust string can hold, becomes U+FFFD.
+    #[must_use]
+    pub fn text(&self) -> Cow<'b, str> {
+        if self.escaped { Cow::Owned(unescape(self.raw)) } else { String::from_utf8_lossy(self.raw) }
+    }
+
+    /// The bytes of the text meant, to compare names by: borrowed, unless somebody escaped the name of a field.
+    #[must_use]
+    pub fn name(&self) -> Cow<'b, [u8]> {
+        if self.escaped { Cow::Owned(unescape(self.raw).into_bytes()) } else { Cow::Borrowed(self.raw) }
+    }
+}
+
+/// `raw` has passed the reader, so every escape in it is well formed.
+fn unescape(raw: &[u8]) -> String {
+    let mut text = Vec::with_capacity(raw.len());
+    let mut rest = raw;
+    while let Some(at) = memchr::memchr(b'\\', rest) {
+        let (plain, escape) = rest.split_at_checked(at).unwrap_or((rest, &[]));
+        text.extend_from_slice(plain);
+        let (decoded, len) = decode_escape(escape);
+        text.extend_from_slice(decoded.encode_utf8(&mut [0; 4]).as_bytes());
+        rest = escape.get(len..).unwrap_or_default();
+    }
+    text.extend_from_slice(rest);
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+/// The character that an escape stands for, and the escape's length in bytes.
+fn decode_escape(escape: &[u8]) -> (char, usize) {
+    match escape.get(1) {
+        Some(b'b') => ('\u{8}', 2),
+        Some(b'f') => ('\u{c}', 2),
+        Some(b'n') => ('\n', 2),
+        Some(b'r') => ('\r', 2),
+        Some(b't') => ('\t', 2),
+        Some(b'u') => match (code_unit(escape, 0), code_unit(escape, 6)) {
+            (high @ 0xd800..0xdc00, low @ 0xdc00..0xe000) => {
+                let code = 0x1_0000 + ((high - 0xd800) << 10) + (low - 0xdc00);
+                (char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER), 12)
+            }
+            (unit, _) => (char::from_u32(unit).unwrap_or(char::REPLACEMENT_CHARACTER), 6),
+        },
+        Some(byte) => (char::from(*byte), 2),
+        None => (char::REPLACEMENT_CHARACTER, 1),
+    }
+}
+
+/// The four hexadecimal digits of the `\uXXXX` at `at`; 0 if there is no such escape.
+fn code_unit(bytes: &[u8], at: usize) -> u32 {
+    let digits = bytes.get(at..at + 6).and_then(|escape| escape.strip_prefix(b"\\u"));
+    let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
+    digits.and_then(|digits| u32::from_str_radix(digits, 16).ok()).unwrap_or(0)
+}
