@@ -88,7 +88,7 @@ impl<'b> Reader<'b> {
     }
 
     /// Walks an object: `member` is given each key and must consume its value. Anything but an object is skipped.
-    pub fn members(&mut self, member: impl FnMut(&mut Self, Str<'b>) -> Result<()>) -> Result<()> {
+    pub fn members(&mut self, mut member: impl FnMut(&mut Self, Str<'b>) -> Result<()>) -> Result<()> {
         if self.peek()? != Kind::Object {
             return self.skip().map(drop);
         }
@@ -97,16 +97,6 @@ impl<'b> Reader<'b> {
             self.depth -= 1;
             return Ok(());
         }
-        self.rest_of_members(member)
-    }
-
-    /// Walks the members of an object whose beginning is not there: the input starts at some key of it.
-    pub fn members_from_key(&mut self, member: impl FnMut(&mut Self, Str<'b>) -> Result<()>) -> Result<()> {
-        self.depth += 1;
-        self.rest_of_members(member)
-    }
-
-    fn rest_of_members(&mut self, mut member: impl FnMut(&mut Self, Str<'b>) -> Result<()>) -> Result<()> {
         loop {
             let key = self.key()?;
             member(self, key)?;
@@ -116,6 +106,16 @@ impl<'b> Reader<'b> {
             }
             self.expect(b',')?;
         }
+    }
+
+    /// From behind a member of an object: passes the members that are left and the closing brace. For input that starts inside an object.
+    pub fn rest_of_object(&mut self) -> Result<()> {
+        while !self.eat(b'}') {
+            self.expect(b',')?;
+            self.key()?;
+            self.skip()?;
+        }
+        Ok(())
     }
 
     /// Walks an array: `element` must consume one value each time. Anything but an array is skipped.
@@ -231,7 +231,8 @@ impl<'b> Reader<'b> {
         Ok(())
     }
 
-    fn key(&mut self) -> Result<Str<'b>> {
+    /// Reads a key and the colon behind it.
+    pub fn key(&mut self) -> Result<Str<'b>> {
         if self.next_byte() != Some(b'"') {
             return self.invalid();
         }

@@ -1,0 +1,97 @@
+//! One event of a stream: does it carry generated content, and what does it say of usage?
+//!
+//! | API | content is | usage is in |
+//! |---|---|---|
+//! | chat completions | `choices[].delta`: a non-empty text, reasoning or tool call | `usage` |
+//! | completions | a non-empty `choices[].text` | `usage` |
+//! | responses | a non-empty string `delta` | `response.usage` |
+//! | messages | `delta` with text, thinking or a piece of a tool call; a `content_block` that opens with any of them | `message.usage`, `usage` |
+//!
+//! An opening event (only a role, `message_start`, `ping`) is no content, and neither is `[DONE]` or anything that is not JSON.
+
+use super::held::Held;
+use crate::api::Api;
+use crate::json::{JsonError, Kind, Reader};
+use crate::usage::Usage;
+
+/// Reads `data`; true if it carries content. Of an event too long to be held only the usage is read: the one event that grows that long is the
+/// closing one of the Responses API, which repeats the whole response.
+pub(super) fn read(api: Api, data: &Held, usage: &mut Usage) -> bool {
+    if data.is_cut() {
+        let closing = api == Api::Responses;
+        data.read_usage_at_end(if closing { 2 } else { 1 }, usage);
+        return !closing;
+    }
+    let mut seen = *usage;
+    match read_json(api, data.bytes(), &mut seen) {
+        Ok(content) => {
+            *usage = seen;
+            content
+        }
+        Err(_) => false,
+    }
+}
+
+fn read_json(api: Api, data: &[u8], usage: &mut Usage) -> Result<bool, JsonError> {
+    let mut content = false;
+    let mut reader = Reader::new(data);
+    reader.members(|reader, key| match (key.name().as_ref(), api) {
+        (b"usage", _) => usage.read(reader),
+        (b"delta", Api::Responses) => string_with_content(reader, &mut content),
+        (b"response", Api::Responses) => nested_usage(reader, usage),
+        (b"delta" | b"content_block", Api::Messages) => object_with_content(reader, &mut content),
+        (b"message", Api::Messages) => {
+            // The count of generated tokens in it is of the moment the stream opened.
+            let completion_tokens = usage.completion_tokens;
+            nested_usage(reader, usage)?;
+            usage.completion_tokens = completion_tokens;
+            Ok(())
+        }
+        (b"choices", _) => reader.elements(|reader| {
+            reader.members(|reader, key| match key.name().as_ref() {
+                b"delta" => object_with_content(reader, &mut content),
+                b"text" => string_with_content(reader, &mut content),
+                _ => reader.skip().map(drop),
+            })
+        }),
+        _ => reader.skip().map(drop),
+    })?;
+    reader.end()?;
+    Ok(content)
+}
+
+fn nested_usage(reader: &mut Reader<'_>, usage: &mut Usage) -> Result<(), JsonError> {
+    reader.members(|reader, key| match key.name().as_ref() {
+        b"usage" => usage.read(reader),
+        _ => reader.skip().map(drop),
+    })
+}
+
+fn object_with_content(reader: &mut Reader<'_>, content: &mut bool) -> Result<(), JsonError> {
+    reader.members(|reader, key| match key.name().as_ref() {
+        b"content" | b"reasoning_content" | b"reasoning" | b"refusal" | b"tool_calls" | b"function_call" | b"audio" | b"text"
+        | b"thinking" | b"partial_json" | b"name" => value_with_content(reader, content),
+        _ => reader.skip().map(drop),
+    })
+}
+
+fn string_with_content(reader: &mut Reader<'_>, content: &mut bool) -> Result<(), JsonError> {
+    *content |= reader.string()?.is_some_and(|text| !text.raw().is_empty());
+    Ok(())
+}
+
+/// A string, array or object that is not empty.
+fn value_with_content(reader: &mut Reader<'_>, content: &mut bool) -> Result<(), JsonError> {
+    match reader.peek()? {
+        Kind::String => string_with_content(reader, content),
+        Kind::Array => reader.elements(|reader| {
+            *content = true;
+            reader.skip().map(drop)
+        }),
+        Kind::Object => reader.members(|reader, _| {
+            *content = true;
+            reader.skip().map(drop)
+        }),
+        Kind::Number | Kind::Boolean | Kind::Null => reader.skip().map(drop),
+    }
+}

@@ -1,0 +1,71 @@
+//! Bytes remembered between chunks, of which only the end is kept when they become many.
+
+use crate::json::{JsonError, Reader};
+use crate::usage::Usage;
+
+/// Most bytes remembered of one event or body: four full wasm body chunks of 16 KiB. Replies to chats are shorter and are read whole.
+pub const HELD_BYTES_MAX: usize = 65_536;
+
+/// Bytes that remain when they became more than [`HELD_BYTES_MAX`]: `usage` takes 300, and what engines write behind it is mostly short.
+pub const HELD_BYTES_MIN: usize = 16_384;
+
+/// Occurrences of a `usage` key looked at, from the end. More than a few mean that somebody plays games.
+const CANDIDATES_MAX: usize = 8;
+
+const KEY: &[u8] = b"\"usage\"";
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Held {
+    bytes: Vec<u8>,
+    cut: bool,
+}
+
+// === impl Held ===
+
+impl Held {
+    pub(super) fn push(&mut self, mut bytes: &[u8]) {
+        if self.bytes.len() + bytes.len() > HELD_BYTES_MAX {
+            self.cut = true;
+            bytes = bytes.last_chunk::<HELD_BYTES_MIN>().map_or(bytes, |end| end);
+            let kept = self.bytes.len().min(HELD_BYTES_MIN - bytes.len());
+            self.bytes.drain(..self.bytes.len() - kept);
+        }
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.bytes.clear();
+        self.cut = false;
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Is the beginning gone?
+    pub(super) fn is_cut(&self) -> bool {
+        self.cut
+    }
+
+    /// Finds the `usage` object that stands `levels` deep in a JSON object whose beginning is not there.
+    ///
+    /// No string can pose as that key: inside a string each quote has a backslash before it. And a `usage` somewhere deeper is told by what
+    /// follows it: from the right one, exactly `levels` objects close up to the end.
+    pub(super) fn read_usage_at_end(&self, levels: u32, usage: &mut Usage) {
+        for at in memchr::memmem::rfind_iter(&self.bytes, KEY).take(CANDIDATES_MAX) {
+            let mut seen = *usage;
+            if self.read_usage_at(at, levels, &mut seen).is_ok() {
+                *usage = seen;
+                return;
+            }
+        }
+    }
+
+    fn read_usage_at(&self, at: usize, levels: u32, usage: &mut Usage) -> Result<(), JsonError> {
+        let mut reader = Reader::new(self.bytes.get(at..).unwrap_or_default());
+        reader.key()?;
+        usage.read(&mut reader)?;
+        (0..levels).try_for_each(|_| reader.rest_of_object())?;
+        reader.end()
+    }
+}
