@@ -1,0 +1,145 @@
+//! Whatever the host does, in whatever order: what a pick holds is released exactly once, and nothing panics.
+
+use exchange::{Exchange, HeadersStep, Origin, Pool, ResponseHead, Settings, Step, Time};
+use proptest::prelude::*;
+use scheduler::{Endpoint, EndpointMetrics, EndpointRef, Incarnation, Profile, ProfileSpec, Readiness, Slot, Snapshot, Version};
+
+#[derive(Clone, Debug)]
+enum Event {
+    Headers { end: bool, path: usize },
+    Grow(usize),
+    Decide(usize),
+    Response { origin: usize, address: usize, attempts: u32, stream: bool },
+    Chunk(usize),
+    NewRoster(u8),
+    End,
+}
+
+const PATHS: [&[u8]; 4] = [b"/v1/chat/completions", b"/v1/messages", b"/v1/models", b""];
+const BODIES: [&[u8]; 4] =
+    [br#"{"model":"m","messages":[{"role":"user","content":"hello"}],"stream":true}"#, b"{", b"", br#"{"model":"m","prompt":"x"}"#];
+const CHUNKS: [&[u8]; 5] = [
+    b"data: {\"choices\":[{\"delta\":{\"content\":\"hi\"}}]}\n\n",
+    b"data: {\"choices\":[{\"delta\":{\"cont",
+    b"ent\":\"hi\"}}]}\n\ndata: {\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":2}}\n\n",
+    b"data: [DONE]\n\n",
+    b"\xff\xfe",
+];
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        (any::<bool>(), 0..4usize).prop_map(|(end, path)| Event::Headers { end, path }),
+        (0..30_000_000usize).prop_map(Event::Grow),
+        (0..4usize).prop_map(Event::Decide),
+        (0..3usize, 0..5usize, 0..5u32, any::<bool>()).prop_map(|(origin, address, attempts, stream)| Event::Response {
+            origin,
+            address,
+            attempts,
+            stream
+        }),
+        (0..5usize).prop_map(Event::Chunk),
+        (0..4u8).prop_map(Event::NewRoster),
+        Just(Event::End),
+    ]
+}
+
+fn address(i: usize) -> String {
+    format!("10.0.0.{i}:8000")
+}
+
+fn roster(n: u8, incarnation: u32) -> Snapshot {
+    let endpoints: Vec<Endpoint> = (0..u16::from(n))
+        .map(|i| Endpoint {
+            id: EndpointRef { slot: Slot(i), incarnation: Incarnation(incarnation) },
+            name: format!("pod-{i}").into(),
+            address: address(usize::from(i)).into(),
+            readiness: Readiness::Ready,
+            labels: Box::new([]),
+            age_ms: 60_000,
+        })
+        .collect();
+    let metrics = vec![EndpointMetrics::default(); endpoints.len()];
+    let version = Version { term: 1, sequence: u64::from(incarnation) };
+    Snapshot::try_new(version, endpoints, metrics, Profile::build(&ProfileSpec::default_profile()).unwrap()).unwrap()
+}
+
+struct Host {
+    settings: Settings,
+    pool: Pool,
+    exchange: Exchange,
+    now: Time,
+    incarnation: u32,
+    forwarded: u32,
+    ended: u32,
+}
+
+impl Host {
+    fn decide(&mut self, body: &[u8]) {
+        if let Step::Forward(_) = self.exchange.decide(&self.settings, &mut self.pool, None, body, self.now) {
+            self.forwarded += 1;
+        }
+    }
+
+    fn apply(&mut self, event: Event) {
+        self.now = self.now.plus_ms(7);
+        match event {
+            Event::Headers { end, path } => {
+                self.ended += u32::from(self.exchange.end(&mut self.pool, self.now).is_some());
+                self.exchange = Exchange::new(self.now);
+                let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", PATHS[path])];
+                if self.exchange.request_headers(&self.settings, pairs, end) == HeadersStep::Decide {
+                    self.decide(b"");
+                }
+            }
+            Event::Grow(bytes) => drop(self.exchange.body_grew(&self.settings, bytes)),
+            Event::Decide(body) => {
+                self.ended += u32::from(self.exchange.end(&mut self.pool, self.now).is_some());
+                self.decide(BODIES[body]);
+            }
+            Event::Response { origin, address: at, attempts, stream } => {
+                let address = address(at);
+                let head = ResponseHead {
+                    origin: [Origin::Upstream, Origin::Proxy, Origin::Ours][origin],
+                    status: 200,
+                    upstream_address: Some(address.as_bytes()),
+                    attempts,
+                    content_type: stream.then_some(b"text/event-stream"),
+                    encoded: false,
+                    load: None,
+                };
+                self.exchange.response_headers(&mut self.pool, &head, self.now);
+            }
+            Event::Chunk(i) => self.exchange.response_chunk(&mut self.pool, CHUNKS[i], self.now),
+            Event::NewRoster(n) => {
+                self.incarnation += 1;
+                self.pool.install(roster(n, self.incarnation), 7, 1000);
+            }
+            Event::End => self.ended += u32::from(self.exchange.end(&mut self.pool, self.now).is_some()),
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_ledger_is_empty_when_all_is_over(events in prop::collection::vec(event(), 0..60)) {
+        let mut host = Host {
+            settings: Settings::default(),
+            pool: Pool::new(1, 1024),
+            exchange: Exchange::new(Time(0)),
+            now: Time(0),
+            incarnation: 0,
+            forwarded: 0,
+            ended: 0,
+        };
+        host.apply(Event::NewRoster(3));
+        for event in events {
+            host.apply(event);
+            let held: u32 = host.pool.in_flight().rows().map(|(_, load)| load.requests).sum();
+            prop_assert!(held <= 1, "one exchange holds one request at most");
+        }
+        host.apply(Event::End);
+        prop_assert_eq!(host.pool.in_flight().rows().count(), 0);
+        prop_assert_eq!(host.forwarded, host.ended, "each request sent on ended once");
+        prop_assert_eq!(host.pool.counters().models().iter().map(|m| m.running).sum::<u64>(), 0);
+    }
+}

@@ -1,0 +1,264 @@
+//! Exchanges as readable scripts: each line says what happens, the `=>` lines below it what the exchange asks of its host.
+//!
+//! `UPDATE_GOLDENS=1` writes what came out into the files; read the diff before committing it.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use exchange::{DestinationFormat, Exchange, FailureMode, HeadersStep, Origin, Pool, Reply, ResponseHead, Settings, Step, Time, headers};
+use scheduler::{
+    Endpoint, EndpointMetrics, EndpointRef, Incarnation, PluginSpec, Profile, ProfileSpec, Readiness, Slot, Snapshot, Version,
+};
+
+struct Script {
+    settings: Settings,
+    pool: Pool,
+    endpoints: Vec<(Endpoint, EndpointMetrics)>,
+    sequence: u64,
+    exchange: Exchange,
+    request: Vec<(String, String)>,
+    hint: Option<Vec<u8>>,
+    now: Time,
+    out: String,
+}
+
+#[test]
+fn every_script_says_what_happens() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/exchanges");
+    let mut files: Vec<_> = std::fs::read_dir(&dir).unwrap().map(|f| f.unwrap().path()).collect();
+    files.sort();
+    assert!(files.len() >= 8, "the scripts are gone from {}", dir.display());
+    let mut wrong = Vec::new();
+    for file in files {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let now = Script::new().run(&text);
+        if std::env::var_os("UPDATE_GOLDENS").is_some() {
+            std::fs::write(&file, &now).unwrap();
+        } else if now != text {
+            wrong.push(format!("{}:\n{now}", file.display()));
+        }
+    }
+    assert!(wrong.is_empty(), "these went otherwise:\n{}", wrong.join("\n"));
+}
+
+impl Script {
+    fn new() -> Self {
+        Self {
+            settings: Settings::default(),
+            pool: Pool::new(1, 4096),
+            endpoints: Vec::new(),
+            sequence: 0,
+            exchange: Exchange::new(Time(0)),
+            request: Vec::new(),
+            hint: None,
+            now: Time(0),
+            out: String::new(),
+        }
+    }
+
+    fn run(mut self, text: &str) -> String {
+        for line in text.lines().filter(|l| !l.starts_with("=> ")) {
+            writeln!(self.out, "{line}").unwrap();
+            let (verb, rest) = line.trim_start().split_once(' ').unwrap_or((line.trim_start(), ""));
+            match verb {
+                "" | "#" => {}
+                "setting" => self.setting(rest),
+                "endpoint" => self.endpoint(rest),
+                "roster" => self.install(),
+                "request" => self.request(rest),
+                "header" => self.request.push(pair(rest)),
+                "hint" => self.hint = Some(rest.as_bytes().to_vec()),
+                "headers" => self.headers(rest == "end"),
+                "body" => self.decide(rest.replace("\\n", "\n").as_bytes()),
+                "body-bytes" => self.decide(&vec![b' '; rest.parse().unwrap()]),
+                "grows" => self.grows(rest.parse().unwrap()),
+                "wait" => self.now = self.now.plus_ms(rest.trim_end_matches("ms").parse().unwrap()),
+                "response" => self.response(rest),
+                "chunk" => self.exchange.response_chunk(&mut self.pool, rest.replace("\\n", "\n").as_bytes(), self.now),
+                "end" => self.end(),
+                "ledger" => self.ledger(),
+                other => panic!("no such verb: {other}"),
+            }
+        }
+        self.out
+    }
+
+    fn say(&mut self, text: &str) {
+        for line in text.lines() {
+            writeln!(self.out, "=> {line}").unwrap();
+        }
+    }
+
+    fn setting(&mut self, rest: &str) {
+        match rest {
+            "destination_format single" => self.settings.destination_format = DestinationFormat::Single,
+            "failure_mode open" => self.settings.failure_mode = FailureMode::Open,
+            "explain" => self.settings.explain = true,
+            "body_limit 100" => self.settings.body_limit_bytes = 100,
+            "per_try_timeout 300" => self.settings.per_try_timeout_ms = 300,
+            other => panic!("no such setting: {other}"),
+        }
+    }
+
+    /// `endpoint 10.0.0.1:8000 queue=3 kv=0.5 not-ready`
+    fn endpoint(&mut self, rest: &str) {
+        let mut words = rest.split(' ');
+        let address = words.next().unwrap();
+        let slot = Slot(u16::try_from(self.endpoints.len()).unwrap());
+        let mut endpoint = Endpoint {
+            id: EndpointRef { slot, incarnation: Incarnation(1) },
+            name: format!("pod-{}", slot.0).into(),
+            address: address.into(),
+            readiness: Readiness::Ready,
+            labels: Box::new([]),
+            age_ms: 60_000,
+        };
+        let mut metrics = EndpointMetrics::default();
+        for word in words {
+            match word.split_once('=') {
+                None => endpoint.readiness = Readiness::NotReady,
+                Some(("queue", n)) => metrics.queue_depth = Some(n.parse().unwrap()),
+                Some(("kv", n)) => metrics.kv_cache_utilization = Some(n.parse().unwrap()),
+                Some((other, _)) => panic!("no such metric: {other}"),
+            }
+        }
+        self.endpoints.push((endpoint, metrics));
+    }
+
+    fn install(&mut self) {
+        self.sequence += 1;
+        let plugin = |t: &str, weight| PluginSpec { plugin_type: t.into(), name: t.into(), weight, parameters: vec![] };
+        let plugins = vec![plugin("queue-scorer", 1.0), plugin("prefix-cache-scorer", 10.0), plugin("max-score-picker", 1.0)];
+        let profile = Profile::build(&ProfileSpec { name: "default".into(), plugins, ranked_max: 3 }).unwrap();
+        let (endpoints, metrics): (Vec<_>, Vec<_>) = std::mem::take(&mut self.endpoints).into_iter().unzip();
+        let version = Version { term: 1, sequence: self.sequence };
+        let snapshot = Snapshot::try_new(version, endpoints, metrics.clone(), profile).unwrap();
+        let fresh = snapshot.with_metrics(version, metrics).unwrap();
+        self.pool.install(snapshot, 42, 5_000);
+        self.pool.refresh(fresh, self.now);
+    }
+
+    fn request(&mut self, rest: &str) {
+        let (method, path) = rest.split_once(' ').unwrap();
+        self.exchange = Exchange::new(self.now);
+        self.request = vec![(":method".into(), method.into()), (":path".into(), path.into())];
+        self.hint = None;
+    }
+
+    fn headers(&mut self, end: bool) {
+        let pairs = self.request.clone();
+        let stripped: Vec<&str> = pairs.iter().map(|(n, _)| n.as_str()).filter(|n| headers::is_control(n.as_bytes())).collect();
+        if !stripped.is_empty() {
+            self.say(&format!("strip {}", stripped.join(", ")));
+        }
+        let pairs = pairs.iter().map(|(n, v)| (n.as_bytes(), v.as_bytes()));
+        match self.exchange.request_headers(&self.settings, pairs, end) {
+            HeadersStep::Buffer => self.say("buffer"),
+            HeadersStep::Decide => self.decide(b""),
+            HeadersStep::Ready => self.say("ready path"),
+            HeadersStep::Reply(reply) => self.reply(&reply),
+        }
+    }
+
+    fn grows(&mut self, bytes: usize) {
+        match self.exchange.body_grew(&self.settings, bytes) {
+            Some(reply) => self.reply(&reply),
+            None => self.say("go on"),
+        }
+    }
+
+    fn decide(&mut self, body: &[u8]) {
+        let hint = self.hint.clone();
+        match self.exchange.decide(&self.settings, &mut self.pool, hint.as_deref(), body, self.now) {
+            Step::Forward(forward) => {
+                for (name, value) in forward.set {
+                    self.say(&format!("set {name}: {value}"));
+                }
+            }
+            Step::Reply(reply) => self.reply(&reply),
+            Step::Park { deadline } => self.say(&format!("park until {} ms", deadline.ms_since(Time(0)))),
+        }
+    }
+
+    fn reply(&mut self, reply: &Reply) {
+        self.say(&format!("reply {}", reply.status));
+        for (name, value) in &reply.headers {
+            self.say(&format!("  {name}: {value}"));
+        }
+        self.say(&format!("  {}", String::from_utf8_lossy(&reply.body)));
+    }
+
+    /// `response upstream 200 10.0.0.1:8000 attempts=2 type=text/event-stream load=TEXT…`
+    fn response(&mut self, rest: &str) {
+        let mut words = rest.split(' ');
+        let origin = match words.next().unwrap() {
+            "upstream" => Origin::Upstream,
+            "proxy" => Origin::Proxy,
+            _ => Origin::Ours,
+        };
+        let mut head = ResponseHead {
+            origin,
+            status: words.next().unwrap().parse().unwrap(),
+            upstream_address: words.next().map(str::as_bytes),
+            attempts: 1,
+            content_type: Some(b"application/json"),
+            encoded: false,
+            load: None,
+        };
+        for word in words {
+            match word.split_once('=').unwrap() {
+                ("attempts", n) => head.attempts = n.parse().unwrap(),
+                ("type", t) => head.content_type = Some(t.as_bytes()),
+                ("encoding", _) => head.encoded = true,
+                (_, _) => head.load = Some(b"TEXT named_metrics.kv_cache_usage_perc=0.4, named_metrics.num_requests_waiting=9"),
+            }
+        }
+        let step = self.exchange.response_headers(&mut self.pool, &head, self.now);
+        for name in step.remove {
+            self.say(&format!("remove {name}"));
+        }
+        for (name, value) in step.set {
+            self.say(&format!("set {name}: {value}"));
+        }
+        self.say(if step.read_body { "read the body" } else { "ignore the body" });
+    }
+
+    fn end(&mut self) {
+        match self.exchange.end(&mut self.pool, self.now) {
+            Some(o) => self.say(&format!(
+                "status {} served {} failed_attempts {} ttft {:?} duration {} prompt {:?} completion {:?} cached {:?} estimated {}",
+                o.status,
+                o.served,
+                o.failed_attempts,
+                o.ttft_ms,
+                o.duration_ms,
+                o.usage.prompt_tokens,
+                o.usage.completion_tokens,
+                o.usage.cached_tokens,
+                o.usage.estimated
+            )),
+            None => self.say("nothing held"),
+        }
+    }
+
+    fn ledger(&mut self) {
+        let rows: Vec<String> = self
+            .pool
+            .in_flight()
+            .rows()
+            .map(|(e, l)| {
+                format!(
+                    "slot {}: {} requests, {} prefill tokens, {} decode tokens",
+                    e.slot.0, l.requests, l.prefill_tokens, l.decode_tokens
+                )
+            })
+            .collect();
+        self.say(if rows.is_empty() { "empty" } else { "" });
+        self.say(&rows.join("\n"));
+    }
+}
+
+fn pair(text: &str) -> (String, String) {
+    let (name, value) = text.split_once(": ").unwrap();
+    (name.into(), value.into())
+}
