@@ -1,0 +1,139 @@
+//! What hashing, recording and looking up prefixes cost, on this host or in wasm:
+//!
+//! ```sh
+//! cargo run --release -p scheduler --example prefix_bench
+//! RUSTFLAGS="-C target-feature=+simd128" cargo build --release -p scheduler --example prefix_bench --target wasm32-wasip1
+//! ```
+//!
+//! Each figure is the median of eleven batches; look-ups are hot unless it says cold. The load is the worst there is: 100 endpoints of 66
+//! chains of 100 blocks, all 660,000 blocks distinct.
+#![expect(clippy::disallowed_methods, reason = "measures time; no part of the crate")]
+#![expect(clippy::print_stdout, reason = "prints its figures")]
+
+use scheduler::prefix::{BLOCK_BYTES_DEFAULT, BlockHasher, ENTRIES_DEFAULT, PrefixIndex};
+use scheduler::{EndpointRef, Incarnation, Rng, Slot};
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+const BATCHES: usize = 11;
+const BATCH: Duration = Duration::from_millis(10);
+const CHAIN: usize = 100;
+const PAIRS: usize = 660_000;
+
+fn main() {
+    hash();
+    for endpoints in [100, 1000] {
+        index(endpoints, ENTRIES_DEFAULT, PAIRS);
+    }
+    index(100, PAIRS * 10 / 8, PAIRS);
+    index(100, 2 * ENTRIES_DEFAULT, 3_125_000);
+}
+
+/// ns of one call.
+fn time(mut call: impl FnMut()) -> f64 {
+    let mut each = Vec::new();
+    for _ in 0..BATCHES {
+        let (start, mut calls) = (Instant::now(), 0_u32);
+        while start.elapsed() < BATCH {
+            for _ in 0..4 {
+                call();
+            }
+            calls += 4;
+        }
+        each.push(start.elapsed().as_nanos() as f64 / f64::from(calls));
+    }
+    each.sort_by(f64::total_cmp);
+    each.get(BATCHES / 2).copied().unwrap_or(0.0)
+}
+
+fn hash() {
+    for kilobytes in [1, 10, 100, 1000] {
+        let text = vec![b'x'; kilobytes * 1000];
+        let mut blocks = Vec::with_capacity(4096);
+        let ns = time(|| {
+            blocks.clear();
+            let mut hasher = BlockHasher::new(1, b"model", b"", b"", BLOCK_BYTES_DEFAULT);
+            hasher.update(black_box(&text), &mut blocks);
+            hasher.finish(&mut blocks);
+            black_box(&blocks);
+        });
+        println!("hash {kilobytes} KB: {:.2} us, {:.1} GB/s", ns / 1000.0, text.len() as f64 / ns);
+    }
+}
+
+fn endpoint(slot: usize) -> EndpointRef {
+    EndpointRef { slot: Slot(slot as u16), incarnation: Incarnation(1) }
+}
+
+fn blocks(rng: &mut Rng, count: usize) -> Vec<u64> {
+    (0..count).map(|_| rng.next_u64()).collect()
+}
+
+fn index(endpoints: usize, entries: usize, pairs: usize) {
+    let start = Instant::now();
+    let mut index = PrefixIndex::with_capacity(entries);
+    println!(
+        "\n{endpoints} endpoints, {pairs} pairs in {entries} places: {:.1} MB, made in {:?}",
+        index.bytes() as f64 / 1e6,
+        start.elapsed()
+    );
+    let all: Vec<EndpointRef> = (0..endpoints).map(endpoint).collect();
+    for &endpoint in &all {
+        index.set_capacity(endpoint, (pairs / endpoints) as u32 * 2);
+    }
+    let mut rng = Rng::seeded(1);
+    let chains: Vec<Vec<u64>> = (0..pairs / CHAIN).map(|_| blocks(&mut rng, CHAIN)).collect();
+    let (mut total, mut worst) = (Duration::ZERO, Duration::ZERO);
+    for (chain, endpoint) in chains.iter().zip(all.iter().cycle()) {
+        let start = Instant::now();
+        index.record(*endpoint, chain);
+        total += start.elapsed();
+        worst = worst.max(start.elapsed());
+    }
+    println!("  insert {:.0} ns a block, worst chain of {CHAIN} {worst:?}", total.as_nanos() as f64 / pairs as f64);
+    let stats = index.stats();
+    println!("  lost {:.4} %", 100.0 * (pairs - stats.entries) as f64 / pairs as f64);
+    look_up(&mut index, &all, &chains, &mut rng);
+}
+
+fn look_up(index: &mut PrefixIndex, all: &[EndpointRef], chains: &[Vec<u64>], rng: &mut Rng) {
+    let mut out = Vec::new();
+    let start = Instant::now();
+    for chain in chains {
+        index.matched(black_box(chain), all, &mut out);
+        black_box(&out);
+    }
+    println!("  look-up {CHAIN} blocks, one holder, cold: {:.0} ns", start.elapsed().as_nanos() as f64 / chains.len() as f64);
+    let none: Vec<Vec<u64>> = (0..10_000).map(|_| blocks(rng, 4)).collect();
+    let start = Instant::now();
+    for chain in &none {
+        index.matched(black_box(chain), all, &mut out);
+        black_box(&out);
+    }
+    println!("  look-up of unknown chains, cold: {:.0} ns", start.elapsed().as_nanos() as f64 / none.len() as f64);
+    for (count, holders) in [(400, 1), (400, 11), (4096, 1), (4096, 11), (4096, 100)] {
+        let chain = blocks(rng, count);
+        for holder in 0..holders {
+            let length = count * (holder + 1) / holders;
+            if let (Some(endpoint), Some(part)) = (all.get(holder * 37 % all.len()), chain.get(..length)) {
+                index.record(*endpoint, part);
+            }
+        }
+        let ns = time(|| {
+            index.matched(black_box(&chain), all, &mut out);
+            black_box(&out);
+        });
+        println!("  look-up {count} blocks, {holders} holders: {ns:.0} ns");
+    }
+    if let (Some(first), chain) = (all.first(), blocks(rng, 4096)) {
+        index.record(*first, &chain);
+        let ns = time(|| index.record(*first, black_box(&chain)));
+        println!("  refresh {:.1} ns a block", ns / 4096.0);
+        let ns = time(|| index.record(*first, &blocks(rng, 400)));
+        println!("  insert into the filled table {:.0} ns a block", ns / 400.0);
+        index.forget(*first);
+        let start = Instant::now();
+        index.sweep(usize::MAX);
+        println!("  sweep of the whole table: {:?}", start.elapsed());
+    }
+}

@@ -1,0 +1,334 @@
+//! A golden case: a pool, a request and a profile as readable text, and what the scheduler decides, as text again.
+//!
+//! ```text
+//! # What it shows, in a sentence.
+//!
+//! profile                        the default one when left out
+//!   queue-scorer 2               type, weight, parameter=value ...
+//!   ranked_max 3
+//!
+//! pool                           a table; unknown metrics are `-`, columns left out have their default
+//!   name  ready  queue  kv
+//!   a     yes    3      0.2
+//!
+//! request
+//!   model  llama
+//!   seed   1
+//!
+//! expect
+//!   ...
+//! ```
+//!
+//! The same file serves the tests and the example `golden`, which runs in wasm too.
+
+use std::fmt::Write;
+
+use scheduler::in_flight::InFlight;
+use scheduler::plugin::Value;
+use scheduler::{
+    Decision, Endpoint, EndpointIndex, EndpointMetrics, EndpointRef, Explanation, Incarnation, Local, LoraMetrics, PluginSpec, Profile,
+    ProfileSpec, Readiness, Request, Rng, Slot, Snapshot, SubsetHint, Version, schedule,
+};
+
+/// One endpoint with all that is known of it.
+#[derive(Clone, Debug)]
+pub struct Row {
+    pub endpoint: Endpoint,
+    pub metrics: EndpointMetrics,
+    pub in_flight: u32,
+    pub prefill_tokens: u32,
+    pub matched_blocks: u32,
+    pub ejected: bool,
+}
+
+/// All that goes into one decision, and the text of what should come out.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub profile: ProfileSpec,
+    pub pool: Vec<Row>,
+    pub model: String,
+    pub subset: Option<Vec<String>>,
+    pub prompt_tokens: u32,
+    pub blocks: u32,
+    pub block_tokens: u32,
+    pub metrics_stale: bool,
+    pub seed: u64,
+    pub expected: String,
+}
+
+/// What came out, with the names it is told by.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    pub names: Vec<String>,
+    pub decision: Decision,
+    pub explanation: Explanation,
+}
+
+/// How many digits of a score are shown.
+#[derive(Clone, Copy, Debug)]
+pub enum Digits {
+    /// Three, for people.
+    Few,
+    /// As many as tell any two scores apart.
+    All,
+}
+
+// === impl Row ===
+
+impl Row {
+    /// A ready endpoint, the `at`th of its pool, settled, of which nothing else is known.
+    pub fn new(at: usize, name: &str) -> Self {
+        let endpoint = Endpoint {
+            id: EndpointRef { slot: Slot(u16::try_from(at).unwrap_or(u16::MAX)), incarnation: Incarnation(1) },
+            name: name.into(),
+            address: format!("10.0.0.{}:8000", at + 1).into(),
+            readiness: Readiness::Ready,
+            labels: Box::new([]),
+            age_ms: 60_000,
+        };
+        Self { endpoint, metrics: EndpointMetrics::default(), in_flight: 0, prefill_tokens: 0, matched_blocks: 0, ejected: false }
+    }
+
+    fn set(&mut self, column: &str, cell: &str) -> Result<(), String> {
+        match column {
+            "name" => {}
+            "address" => self.endpoint.address = cell.into(),
+            "ready" => self.endpoint.readiness = if yes(cell)? { Readiness::Ready } else { Readiness::NotReady },
+            "age_ms" => self.endpoint.age_ms = number(cell)?,
+            "queue" => self.metrics.queue_depth = known(cell)?,
+            "running" => self.metrics.running_requests = known(cell)?,
+            "kv" => self.metrics.kv_cache_utilization = known(cell)?,
+            "adapters" => self.lora().running = names(cell),
+            "adapters_waiting" => self.lora().waiting = names(cell),
+            "adapters_max" if cell == "-" => self.metrics.lora = None,
+            "adapters_max" => self.lora().max = number(cell)?,
+            "in_flight" => self.in_flight = number(cell)?,
+            "prefill_tokens" => self.prefill_tokens = number(cell)?,
+            "matched_blocks" => self.matched_blocks = number(cell)?,
+            "ejected" => self.ejected = yes(cell)?,
+            _ => return Err(format!("unknown column `{column}`")),
+        }
+        Ok(())
+    }
+
+    fn lora(&mut self) -> &mut LoraMetrics {
+        self.metrics.lora.get_or_insert_with(LoraMetrics::default)
+    }
+}
+
+// === impl Case ===
+
+impl Case {
+    /// A request without a prompt, for this pool.
+    pub fn new(profile: ProfileSpec, pool: Vec<Row>) -> Self {
+        Self {
+            profile,
+            pool,
+            model: String::new(),
+            subset: None,
+            prompt_tokens: 0,
+            blocks: 0,
+            block_tokens: 64,
+            metrics_stale: false,
+            seed: 1,
+            expected: String::new(),
+        }
+    }
+
+    /// Reads a case; the error says which line is wrong.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let mut case = Self::new(ProfileSpec::default_profile(), Vec::new());
+        let (mut section, mut columns) = ("", Vec::new());
+        for line in text.lines() {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let at = |error: String| format!("{error}, in line: {line}");
+            match (section, words.as_slice()) {
+                ("expect", _) => {
+                    case.expected.push_str(line.trim());
+                    case.expected.push('\n');
+                }
+                (_, []) => {}
+                (_, [first, ..]) if first.starts_with('#') => {}
+                (_, ["profile"]) => {
+                    section = "profile";
+                    case.profile.plugins.clear();
+                }
+                (_, [name @ ("pool" | "request" | "expect")]) => section = name,
+                ("profile", words) => case.plugin(words).map_err(at)?,
+                ("pool", words) if columns.is_empty() => columns = words.iter().map(|&word| word.to_owned()).collect(),
+                ("pool", words) => case.row(&columns, words).map_err(at)?,
+                ("request", [key, values @ ..]) => case.fact(key, values).map_err(at)?,
+                _ => return Err(at("before any section".to_owned())),
+            }
+        }
+        Ok(case)
+    }
+
+    fn plugin(&mut self, words: &[&str]) -> Result<(), String> {
+        let (&plugin_type, rest) = words.split_first().ok_or("no plugin")?;
+        if plugin_type == "ranked_max" {
+            self.profile.ranked_max = number(rest.first().ok_or("no number")?)?;
+            return Ok(());
+        }
+        let (weights, parameters): (Vec<&str>, Vec<&str>) = rest.iter().partition(|word| !word.contains('='));
+        let parameters = parameters.iter().filter_map(|word| word.split_once('='));
+        let parameters =
+            parameters.map(|(name, value)| Ok((name.to_owned(), Value::Number(number(value)?)))).collect::<Result<_, String>>()?;
+        let weight = weights.first().map_or(Ok(1.0), |word| number(word))?;
+        self.profile.plugins.push(PluginSpec { plugin_type: plugin_type.to_owned(), name: String::new(), weight, parameters });
+        Ok(())
+    }
+
+    fn row(&mut self, columns: &[String], cells: &[&str]) -> Result<(), String> {
+        if cells.len() != columns.len() {
+            return Err(format!("{} cells under {} columns", cells.len(), columns.len()));
+        }
+        let name = columns.iter().position(|column| column == "name").and_then(|at| cells.get(at)).ok_or("no name")?;
+        let mut row = Row::new(self.pool.len(), name);
+        for (column, cell) in columns.iter().zip(cells) {
+            row.set(column, cell)?;
+        }
+        self.pool.push(row);
+        Ok(())
+    }
+
+    fn fact(&mut self, key: &str, values: &[&str]) -> Result<(), String> {
+        let first = || values.first().copied().ok_or("no value");
+        match key {
+            "model" => self.model = first()?.to_owned(),
+            "subset" => self.subset = Some(values.iter().map(|value| value.trim_end_matches(',').to_owned()).collect()),
+            "prompt_tokens" => self.prompt_tokens = number(first()?)?,
+            "blocks" => self.blocks = number(first()?)?,
+            "block_tokens" => self.block_tokens = number(first()?)?,
+            "metrics_stale" => self.metrics_stale = yes(first()?)?,
+            "seed" => self.seed = number(first()?)?,
+            _ => return Err(format!("unknown fact `{key}`")),
+        }
+        Ok(())
+    }
+
+    /// The pool as a snapshot.
+    pub fn snapshot(&self) -> Result<Snapshot, String> {
+        let profile = Profile::build(&self.profile).map_err(|e| e.to_string())?;
+        let endpoints = self.pool.iter().map(|row| row.endpoint.clone()).collect();
+        let metrics = self.pool.iter().map(|row| row.metrics.clone()).collect();
+        Snapshot::try_new(Version { term: 1, sequence: 1 }, endpoints, metrics, profile).map_err(|e| e.to_string())
+    }
+
+    /// The ledger as the rows say it.
+    pub fn in_flight(&self) -> InFlight {
+        let mut in_flight = InFlight::default();
+        for row in &self.pool {
+            for request in 0..row.in_flight {
+                // Never released: the case ends before its requests do.
+                let _ticket = in_flight.admit(row.endpoint.id, if request == 0 { row.prefill_tokens } else { 0 });
+            }
+        }
+        in_flight
+    }
+
+    /// Schedules it.
+    pub fn decide(&self) -> Result<Outcome, String> {
+        let (snapshot, in_flight) = (self.snapshot()?, self.in_flight());
+        let mut explanation = Explanation::default();
+        let decision = self.decide_with(&snapshot, &in_flight, Some(&mut explanation));
+        let names = self.pool.iter().map(|row| row.endpoint.name.to_string()).collect();
+        Ok(Outcome { names, decision, explanation })
+    }
+
+    /// Schedules it on a snapshot and a ledger made before.
+    pub fn decide_with(&self, snapshot: &Snapshot, in_flight: &InFlight, explanation: Option<&mut Explanation>) -> Decision {
+        let hint = self.subset.as_ref().map(|entries| SubsetHint::parse(entries.iter().map(String::as_str)));
+        let matched_blocks: Vec<u32> = self.pool.iter().map(|row| row.matched_blocks).collect();
+        let ejected: Vec<bool> = self.pool.iter().map(|row| row.ejected).collect();
+        let prefix_blocks: Vec<u64> = (0..u64::from(self.blocks)).collect();
+        let request = Request {
+            model: &self.model,
+            subset: hint.as_ref(),
+            prompt_tokens: self.prompt_tokens,
+            prefix_blocks: &prefix_blocks,
+            prefix_block_tokens: self.block_tokens,
+            ..Request::default()
+        };
+        let local = Local { in_flight, matched_blocks: &matched_blocks, ejected: &ejected, metrics_stale: self.metrics_stale };
+        schedule(snapshot, &request, local, &mut Rng::seeded(self.seed), explanation)
+    }
+}
+
+// === impl Outcome ===
+
+impl Outcome {
+    /// The picked, best first; nobody when the decision is another.
+    pub fn ranked(&self) -> Vec<usize> {
+        match &self.decision {
+            Decision::Route(ranked) => ranked.iter().map(EndpointIndex::get).collect(),
+            Decision::Shed(_) | Decision::Unavailable(_) => Vec::new(),
+        }
+    }
+
+    /// The decision, and a table of who was dropped by whom, scores and totals.
+    pub fn render(&self, digits: Digits) -> String {
+        let score = |value: f32| match digits {
+            Digits::Few => format!("{value:.3}"),
+            Digits::All => format!("{value}"),
+        };
+        let mut header = vec!["endpoint".to_owned(), "dropped by".to_owned()];
+        header.extend(self.explanation.scores.iter().map(|column| format!("{} x {}", column.weight, column.scorer)));
+        header.push("total".to_owned());
+        let mut table = vec![header];
+        for (at, name) in self.names.iter().enumerate() {
+            let is = |index: &EndpointIndex| index.get() == at;
+            let dropped = self.explanation.dropped.iter().find(|drop| is(&drop.endpoint)).map(|drop| drop.by.to_string());
+            let cell = |scores: &[(EndpointIndex, f32)]| scores.iter().find(|(index, _)| is(index)).map(|(_, value)| score(*value));
+            let mut cells = vec![Some(name.clone()), dropped];
+            cells.extend(self.explanation.scores.iter().map(|column| cell(&column.scores)));
+            cells.push(cell(&self.explanation.totals));
+            table.push(cells.into_iter().map(|cell| cell.unwrap_or_else(|| "-".to_owned())).collect());
+        }
+        format!("{}\n\n{}", self.headline(), aligned(&table))
+    }
+
+    fn headline(&self) -> String {
+        match &self.decision {
+            Decision::Route(_) => {
+                let names: Vec<&str> = self.ranked().iter().filter_map(|&at| self.names.get(at)).map(String::as_str).collect();
+                format!("route to {}", names.join(", then "))
+            }
+            Decision::Shed(why) => format!("shed: {why:?}"),
+            Decision::Unavailable(why) => format!("unavailable: {why:?}"),
+        }
+    }
+}
+
+fn aligned(table: &[Vec<String>]) -> String {
+    let width = |column: usize| table.iter().filter_map(|row| row.get(column)).map(String::len).max().unwrap_or(0);
+    let mut text = String::new();
+    for row in table {
+        let mut line = String::new();
+        for (column, cell) in row.iter().enumerate() {
+            let _ = write!(line, "{cell:<width$}", width = width(column) + 2);
+        }
+        let _ = writeln!(text, "{}", line.trim_end());
+    }
+    text
+}
+
+fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| format!("`{text}` is no such number"))
+}
+
+fn known(cell: &str) -> Result<Option<f32>, String> {
+    if cell == "-" { Ok(None) } else { number(cell).map(Some) }
+}
+
+fn yes(cell: &str) -> Result<bool, String> {
+    match cell {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err(format!("`{cell}` is neither yes nor no")),
+    }
+}
+
+fn names(cell: &str) -> Box<[Box<str>]> {
+    cell.split(',').filter(|name| *name != "-").map(Into::into).collect()
+}

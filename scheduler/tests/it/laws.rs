@@ -1,0 +1,213 @@
+//! What holds for every pool, request and profile.
+
+use proptest::prelude::*;
+use scheduler::{Decision, EndpointMetrics, Readiness};
+
+use crate::case::{Case, Outcome, Row};
+use crate::pools;
+
+/// The score of a pod in every column, and its total; nothing when it was dropped.
+fn scores_of(outcome: &Outcome, name: &str) -> Vec<f32> {
+    let explanation = &outcome.explanation;
+    let named = |at: usize| outcome.names[at] == name;
+    let columns = explanation.scores.iter().flat_map(|column| column.scores.iter().filter(|(index, _)| named(index.get())));
+    columns.chain(explanation.totals.iter().filter(|(index, _)| named(index.get()))).map(|(_, score)| *score).collect()
+}
+
+fn metrics_unknown_where(case: &Case, wrong: fn(f32) -> bool) -> Case {
+    let mut case = case.clone();
+    for metrics in case.pool.iter_mut().map(|row| &mut row.metrics) {
+        for metric in [&mut metrics.queue_depth, &mut metrics.running_requests, &mut metrics.kv_cache_utilization] {
+            *metric = metric.filter(|value| !wrong(*value));
+        }
+    }
+    case
+}
+
+/// Raises one kind of load of a pod by `more` above 0; false when that load is unknown, so that there is nothing to raise.
+fn raise(row: &mut Row, load: usize, more: u16) -> bool {
+    let metrics = &mut row.metrics;
+    let raised = |metric: &mut Option<f32>, more: f32| match metric {
+        Some(value) if value.is_finite() && *value >= 0.0 && *value < 1e30 => {
+            *value += more;
+            true
+        }
+        _ => false,
+    };
+    match load {
+        0 => raised(&mut metrics.queue_depth, f32::from(more)),
+        1 => raised(&mut metrics.running_requests, f32::from(more)),
+        2 => raised(&mut metrics.kv_cache_utilization, f32::from(more) / 1000.0),
+        3 => {
+            row.in_flight += u32::from(more % 64);
+            true
+        }
+        _ => {
+            row.in_flight = row.in_flight.max(1);
+            row.prefill_tokens += u32::from(more);
+            true
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
+
+    #[test]
+    fn never_outside_the_hint_never_unready_never_twice(case in pools::case(pools::any_profile())) {
+        let ranked = case.decide().unwrap().ranked();
+        for (place, &at) in ranked.iter().enumerate() {
+            let endpoint = &case.pool[at].endpoint;
+            prop_assert_eq!(endpoint.readiness, Readiness::Ready);
+            if let Some(entries) = &case.subset {
+                let bare = endpoint.address.trim_end_matches(":8000");
+                prop_assert!(entries.iter().any(|entry| entry.trim() == bare || entry.trim() == &*endpoint.address));
+            }
+            prop_assert!(!ranked[..place].contains(&at), "{ranked:?}");
+        }
+        prop_assert!(ranked.len() <= case.profile.ranked_max as usize);
+    }
+
+    #[test]
+    fn every_score_is_from_0_to_1_and_every_total_finite(case in pools::case(pools::any_profile())) {
+        let explanation = case.decide().unwrap().explanation;
+        for (_, score) in explanation.scores.iter().flat_map(|column| &column.scores) {
+            prop_assert!((0.0..=1.0).contains(score), "{score}");
+        }
+        for (_, total) in &explanation.totals {
+            prop_assert!(total.is_finite() && *total >= 0.0, "{total}");
+        }
+    }
+
+    #[test]
+    fn same_seed_same_decision_with_and_without_reasons(case in pools::case(pools::any_profile())) {
+        let outcome = case.decide().unwrap();
+        prop_assert_eq!(&case.decide().unwrap(), &outcome);
+        let unexplained = case.decide_with(&case.snapshot().unwrap(), &case.in_flight(), None);
+        prop_assert_eq!(unexplained, outcome.decision);
+    }
+
+    #[test]
+    fn everyone_is_dropped_once_or_scored(case in pools::case(pools::any_profile())) {
+        let outcome = case.decide().unwrap();
+        let explanation = &outcome.explanation;
+        let mut seen: Vec<usize> = explanation.dropped.iter().map(|drop| drop.endpoint.get()).collect();
+        seen.extend(explanation.totals.iter().map(|(index, _)| index.get()));
+        seen.sort_unstable();
+        prop_assert_eq!(seen, (0..case.pool.len()).collect::<Vec<_>>());
+        for drop in &explanation.dropped {
+            let row = &case.pool[drop.endpoint.get()];
+            let by = if row.endpoint.readiness == Readiness::NotReady { "ready" } else if row.ejected { "ejected" } else { "subset" };
+            prop_assert!(&*drop.by == by || &*drop.by == "subset" && row.ejected, "{} dropped by {}", row.endpoint.name, drop.by);
+        }
+    }
+
+    #[test]
+    fn order_of_the_pool_changes_nothing_but_ties(
+        (case, order) in pools::case(pools::profile("max-score-picker"))
+            .prop_flat_map(|case| (Just((0..case.pool.len()).collect::<Vec<_>>()).prop_shuffle(), Just(case)).prop_map(|(order, case)| (case, order)))
+    ) {
+        let mut permuted = case.clone();
+        permuted.pool = order.iter().map(|&at| case.pool[at].clone()).collect();
+        let (a, b) = (case.decide().unwrap(), permuted.decide().unwrap());
+        let close = |x: f32, y: f32| (x - y).abs() <= 1e-5 * x.abs().max(1.0);
+        for name in &a.names {
+            let (x, y) = (scores_of(&a, name), scores_of(&b, name));
+            prop_assert!(x.len() == y.len() && x.iter().zip(&y).all(|(x, y)| close(*x, *y)), "{name}: {x:?} and {y:?}");
+        }
+        let totals = |outcome: &Outcome| -> Vec<f32> {
+            outcome.ranked().iter().filter_map(|&at| scores_of(outcome, &outcome.names[at]).last().copied()).collect()
+        };
+        let (x, y) = (totals(&a), totals(&b));
+        prop_assert!(x.len() == y.len() && x.iter().zip(&y).all(|(x, y)| close(*x, *y)), "{x:?} and {y:?}");
+    }
+
+    #[test]
+    fn more_load_never_raises_a_score(
+        case in pools::case(pools::any_profile()), at in any::<prop::sample::Index>(), load in 0_usize..5, more in 0_u16..5_000
+    ) {
+        prop_assume!(!case.pool.is_empty());
+        let at = at.index(case.pool.len());
+        let mut loaded = case.clone();
+        prop_assume!(raise(&mut loaded.pool[at], load, more));
+        let (before, after) = (case.decide().unwrap(), loaded.decide().unwrap());
+        let name = &before.names[at];
+        for (before, after) in scores_of(&before, name).iter().zip(scores_of(&after, name)) {
+            prop_assert!(after <= *before, "{name}: {before} rose to {after}");
+        }
+    }
+
+    #[test]
+    fn nonsense_counts_as_unknown(case in pools::case(pools::any_profile())) {
+        let without = metrics_unknown_where(&case, |value| !(value.is_finite() && value >= 0.0));
+        prop_assert_eq!(case.decide().unwrap(), without.decide().unwrap());
+    }
+
+    #[test]
+    fn stale_counts_as_unknown(case in pools::case(pools::any_profile())) {
+        let mut unknown = case.clone();
+        unknown.metrics_stale = false;
+        unknown.pool.iter_mut().for_each(|row| row.metrics = EndpointMetrics::default());
+        let stale = Case { metrics_stale: true, ..case };
+        prop_assert_eq!(stale.decide().unwrap(), unknown.decide().unwrap());
+    }
+}
+
+/// How often each pod comes first, over many seeds.
+fn firsts(case: &Case, seeds: u64) -> Vec<u32> {
+    let mut firsts = vec![0; case.pool.len()];
+    let (snapshot, in_flight) = (case.snapshot().unwrap(), case.in_flight());
+    for seed in 0..seeds {
+        let case = Case { seed, ..case.clone() };
+        if let Decision::Route(ranked) = case.decide_with(&snapshot, &in_flight, None) {
+            firsts[ranked.first().get()] += 1;
+        }
+    }
+    firsts
+}
+
+const EQUALS: &str = "profile\nqueue-scorer 1\nPICKER\npool\nname queue\na 3\nb 3\nc 3\nd 3\ne 9";
+
+#[test]
+fn ties_spread_evenly() {
+    let case = Case::parse(&EQUALS.replace("PICKER", "max-score-picker")).unwrap();
+    let firsts = firsts(&case, 4_000);
+    assert_eq!(firsts[4], 0, "the loaded one is no tie");
+    assert!(firsts[..4].iter().all(|n| (900..1_100).contains(n)), "{firsts:?}");
+}
+
+#[test]
+fn a_tie_for_the_last_place_spreads_evenly_too() {
+    let case = Case::parse(&EQUALS.replace("a 3", "a 0").replace("PICKER", "max-score-picker\nranked_max 2")).unwrap();
+    let mut seconds = [0; 5];
+    for seed in 0..3_000 {
+        let ranked = Case { seed, ..case.clone() }.decide().unwrap().ranked();
+        assert_eq!(ranked[0], 0);
+        seconds[ranked[1]] += 1;
+    }
+    assert!(seconds[1..4].iter().all(|n| (900..1_100).contains(n)), "{seconds:?}");
+}
+
+#[test]
+fn random_is_even_whatever_the_scores() {
+    let case = Case::parse(&EQUALS.replace("PICKER", "random-picker")).unwrap();
+    let firsts = firsts(&case, 5_000);
+    assert!(firsts.iter().all(|n| (900..1_100).contains(n)), "{firsts:?}");
+}
+
+#[test]
+fn weighted_random_follows_the_totals() {
+    let case =
+        Case::parse("profile\nkv-cache-utilization-scorer 2\nweighted-random-picker\npool\nname kv\na 0.9\nb 0.7\nc 0.4\nd 1.0").unwrap();
+    let firsts = firsts(&case, 10_000);
+    for (n, share) in firsts.iter().zip([0.1, 0.3, 0.6, 0.0]) {
+        assert!((f64::from(*n) - share * 10_000.0).abs() < 200.0, "{firsts:?}");
+    }
+}
+
+#[test]
+fn weighted_random_without_weights_is_even() {
+    let case = Case::parse("profile\nprefix-cache-scorer 1\nweighted-random-picker\npool\nname\na\nb\nc\nd").unwrap();
+    let firsts = firsts(&case, 4_000);
+    assert!(firsts.iter().all(|n| (900..1_100).contains(n)), "{firsts:?}");
+}

@@ -1,0 +1,9 @@
+//! The scheduler as its users meet it: through the public API alone.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod case;
+mod golden;
+mod laws;
+mod oracle;
+mod pools;
+mod wasm;

@@ -1,0 +1,104 @@
+//! Pools, profiles and requests of any kind, for the laws.
+
+use proptest::prelude::*;
+use scheduler::plugin::{Kind, PLUGINS};
+use scheduler::{LoraMetrics, PluginSpec, ProfileSpec, Readiness};
+
+use crate::case::{Case, Row};
+
+/// A metric as a model server might report it: absent, sane, or nonsense.
+pub fn metric(sane: impl Strategy<Value = f32> + 'static) -> BoxedStrategy<Option<f32>> {
+    prop_oneof![
+        1 => Just(None),
+        6 => sane.prop_map(Some),
+        1 => prop::num::f32::ANY.prop_map(Some),
+        1 => prop::sample::select(vec![f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1.0, -0.0, f32::MAX, f32::MIN_POSITIVE]).prop_map(Some),
+    ]
+    .boxed()
+}
+
+fn adapters() -> impl Strategy<Value = Box<[Box<str>]>> {
+    prop::sample::subsequence(vec!["chat", "code", "sql"], 0..=3).prop_map(|names| names.into_iter().map(Into::into).collect())
+}
+
+fn lora() -> impl Strategy<Value = Option<LoraMetrics>> {
+    prop::option::of((adapters(), adapters(), 0_u32..5).prop_map(|(running, waiting, max)| LoraMetrics { running, waiting, max }))
+}
+
+fn row() -> impl Strategy<Value = Row> {
+    let ages = prop::sample::select(vec![0_u64, 4_999, 5_000, 60_000]);
+    // Few distinct values, so that ties and exact extremes are common.
+    let loads = (metric((0_u8..6).prop_map(f32::from)), metric((0_u8..6).prop_map(f32::from)), metric(0.0_f32..=1.0));
+    let own = (0_u32..5, 0_u32..10_000, 0_u32..20);
+    let rare = || prop::bool::weighted(0.2);
+    (ages, loads, own, lora(), rare(), rare()).prop_map(|(age_ms, loads, own, lora, not_ready, ejected)| {
+        let mut row = Row::new(0, "");
+        row.endpoint.age_ms = age_ms;
+        row.endpoint.readiness = if not_ready { Readiness::NotReady } else { Readiness::Ready };
+        (row.metrics.queue_depth, row.metrics.running_requests, row.metrics.kv_cache_utilization) = loads;
+        row.metrics.lora = lora;
+        (row.in_flight, row.prefill_tokens, row.matched_blocks) = own;
+        row.ejected = ejected;
+        row
+    })
+}
+
+/// Any pool of at most 12, named and addressed by position.
+pub fn pool() -> impl Strategy<Value = Vec<Row>> {
+    prop::collection::vec(row(), 0..12).prop_map(|rows| rows.into_iter().enumerate().map(|(at, row)| placed(at, row)).collect())
+}
+
+fn placed(at: usize, row: Row) -> Row {
+    let Row { mut endpoint, metrics, in_flight, prefill_tokens, matched_blocks, ejected } = row;
+    let place = Row::new(at, &format!("pod-{at}")).endpoint;
+    (endpoint.id, endpoint.name, endpoint.address) = (place.id, place.name, place.address);
+    Row { endpoint, metrics, in_flight, prefill_tokens, matched_blocks, ejected }
+}
+
+fn plugin(plugin_type: &str, weight: f64) -> PluginSpec {
+    PluginSpec { plugin_type: plugin_type.to_owned(), name: String::new(), weight, parameters: Vec::new() }
+}
+
+/// Any scorers of any weights with this picker.
+pub fn profile(picker: &'static str) -> impl Strategy<Value = ProfileSpec> {
+    let scorers: Vec<&str> = PLUGINS.iter().filter(|plugin| plugin.kind == Kind::Scorer).map(|plugin| plugin.name).collect();
+    let weights = prop::sample::select(vec![0.0, 0.5, 1.0, 2.0, 3.0, 100.0]);
+    (prop::collection::vec((prop::sample::select(scorers), weights), 0..8), 1_u32..=8).prop_map(move |(scorers, ranked_max)| {
+        let mut plugins: Vec<_> = scorers.into_iter().map(|(name, weight)| plugin(name, weight)).collect();
+        plugins.push(plugin(picker, 1.0));
+        ProfileSpec { name: "any".to_owned(), plugins, ranked_max }
+    })
+}
+
+/// Any picker's profile.
+pub fn any_profile() -> impl Strategy<Value = ProfileSpec> {
+    prop_oneof![profile("max-score-picker"), profile("weighted-random-picker"), profile("random-picker")]
+}
+
+fn hint() -> impl Strategy<Value = Option<Vec<String>>> {
+    let entry = prop_oneof![
+        8 => (1_usize..14).prop_map(|at| format!("10.0.0.{at}")),
+        8 => (1_usize..14).prop_map(|at| format!("10.0.0.{at}:8000")),
+        2 => (1_usize..14).prop_map(|at| format!("10.0.0.{at}:8001")),
+        1 => "[ -~]{0,12}",
+    ];
+    prop::option::weighted(0.4, prop::collection::vec(entry, 0..10))
+}
+
+/// Any case with a profile of this kind.
+pub fn case(profile: impl Strategy<Value = ProfileSpec>) -> impl Strategy<Value = Case> {
+    let request = (hint(), 0_u32..20_000, 0_u32..20, prop::sample::select(vec![0_u32, 16, 64, u32::MAX]));
+    let model = prop::sample::select(vec!["", "llama", "sql"]);
+    (profile, pool(), request, model, prop::bool::weighted(0.1), any::<u64>()).prop_map(
+        |(profile, pool, (subset, prompt_tokens, blocks, block_tokens), model, metrics_stale, seed)| Case {
+            model: model.to_owned(),
+            subset,
+            prompt_tokens,
+            blocks,
+            block_tokens,
+            metrics_stale,
+            seed,
+            ..Case::new(profile, pool)
+        },
+    )
+}

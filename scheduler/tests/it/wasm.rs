@@ -1,0 +1,45 @@
+//! The same decision natively and in wasm, to the last digit of every score.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::case::{Case, Digits};
+use crate::golden;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+/// Builds the example `golden` for wasm, in a target folder of its own: the build that runs this test holds the lock of the usual one.
+fn build() -> PathBuf {
+    let target = root().join("target/wasm-golden");
+    let status = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--release", "-p", "scheduler", "--example", "golden", "--target", "wasm32-wasip1"])
+        .current_dir(root())
+        .env("CARGO_TARGET_DIR", &target)
+        // What the outer cargo says of its own build must not leak into this one.
+        .env_remove("RUSTFLAGS")
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .status()
+        .unwrap();
+    assert!(status.success(), "the example `golden` does not build for wasm32-wasip1");
+    target.join("wasm32-wasip1/release/examples/golden.wasm")
+}
+
+#[test]
+fn every_golden_case_is_decided_alike() {
+    let python = root().join(".venv/bin/python");
+    assert!(python.exists(), "{} is missing: run `make setup` first", python.display());
+    let files = golden::files();
+    let output = Command::new(python)
+        .arg(root().join("scheduler/tests/wasm_golden.py"))
+        .arg(build())
+        .args(files.iter().map(|(file, _)| file))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{} (is `wasmtime` there? run `make setup`)", String::from_utf8_lossy(&output.stderr));
+    let in_wasm = String::from_utf8(output.stdout).unwrap();
+    let native: String = files.iter().map(|(_, text)| Case::parse(text).unwrap().decide().unwrap().render(Digits::All)).collect();
+    assert!(native.lines().count() > 4 * files.len(), "there is something to compare");
+    assert_eq!(native, in_wasm);
+}
