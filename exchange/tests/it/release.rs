@@ -80,9 +80,9 @@ impl Host {
         }
     }
 
-    fn apply(&mut self, event: Event) {
+    fn apply(&mut self, event: &Event) {
         self.now = self.now.plus_ms(7);
-        match event {
+        match *event {
             Event::Headers { end, path } => {
                 self.ended += u32::from(self.exchange.end(&mut self.pool, self.now).is_some());
                 self.exchange = Exchange::new(self.now);
@@ -131,13 +131,13 @@ proptest! {
             forwarded: 0,
             ended: 0,
         };
-        host.apply(Event::NewRoster(3));
+        host.apply(&Event::NewRoster(3));
         for event in events {
-            host.apply(event);
+            host.apply(&event);
             let held: u32 = host.pool.in_flight().rows().map(|(_, load)| load.requests).sum();
             prop_assert!(held <= 1, "one exchange holds one request at most");
         }
-        host.apply(Event::End);
+        host.apply(&Event::End);
         prop_assert_eq!(host.pool.in_flight().rows().count(), 0);
         prop_assert_eq!(host.forwarded, host.ended, "each request sent on ended once");
         prop_assert_eq!(host.pool.counters().models().iter().map(|m| m.running).sum::<u64>(), 0);
