@@ -32,7 +32,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde_json::Value;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use driver::EngineHandle;
@@ -184,7 +184,7 @@ struct Server {
     options: Options,
     served: Served,
     engine: EngineHandle,
-    socket: mpsc::UnboundedSender<socket::Order>,
+    socket: mpsc::UnboundedSender<(socket::Order, oneshot::Sender<()>)>,
     faults: Mutex<Faults>,
     lies: Mutex<Lies>,
     log: Mutex<http::Log>,
@@ -204,8 +204,11 @@ impl Server {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn tell_socket(&self, order: socket::Order) {
-        let _ = self.socket.send(order); // the server is stopping
+    /// Returns once the order is carried out.
+    async fn tell_socket(&self, order: socket::Order) {
+        let (done, carried_out) = oneshot::channel();
+        let _ = self.socket.send((order, done)); // the server is stopping
+        let _ = carried_out.await; // likewise
     }
 
     fn page_options(&self) -> PageOptions {
@@ -269,8 +272,8 @@ impl ModelServer {
     }
 
     /// Orders a fault; [`FaultMode::None`] ends all of them.
-    pub fn fault(&self, fault: Fault) {
-        self.server.order(fault, None);
+    pub async fn fault(&self, fault: Fault) {
+        self.server.order(fault, None).await;
     }
 
     /// Replaces the lies told on `/metrics` and in the ORCA header; none tells the truth again.
@@ -279,8 +282,8 @@ impl ModelServer {
     }
 
     /// Restarts cold: KV cache, queue and counters gone, all connections reset, a new start time; refusing connections for `down`.
-    pub fn restart(&self, down: Option<Duration>) {
-        self.server.restart(down, None);
+    pub async fn restart(&self, down: Option<Duration>) {
+        self.server.restart(down, None).await;
     }
 
     /// The report of `GET /admin/state`.
@@ -293,7 +296,8 @@ impl ModelServer {
 
     /// Stops gracefully: no new connections, requests in flight may end within `limit`.
     pub async fn drain(mut self, limit: Duration) {
-        self.server.tell_socket(socket::Order::Drain);
+        let (done, _) = oneshot::channel(); // the task ends instead
+        let _ = self.server.socket.send((socket::Order::Drain, done)); // ended before
         if tokio::time::timeout(limit, &mut self.task).await.is_err() {
             tracing::warn!(address = %self.addr(), "requests were still in flight");
         }

@@ -30,19 +30,25 @@ pub(super) async fn handle(server: &Server, action: &str, method: &Method, body:
     let outcome = match (method, action) {
         (&Method::GET, "state") => server.state().await,
         (&Method::GET, "faults") => Ok(json!(server.faults().list())),
-        (&Method::POST, "faults") => read::<Fault>(body).map(|fault| {
-            server.order(fault, spare);
-            json!(server.faults().list())
-        }),
+        (&Method::POST, "faults") => match read::<Fault>(body) {
+            Ok(fault) => {
+                server.order(fault, spare).await;
+                Ok(json!(server.faults().list()))
+            }
+            Err(message) => Err(message),
+        },
         (&Method::GET, "lie") => Ok(json!(*server.lies())),
         (&Method::POST, "lie") => read::<Value>(body).and_then(|lies| lies_of(&lies)).map(|lies| {
             *server.lies() = lies;
             json!(*server.lies())
         }),
-        (&Method::POST, "restart") => read::<Restart>(if body.is_empty() { b"{}" } else { body }).map(|restart| {
-            server.restart(restart.for_ms.map(Duration::from_millis), spare);
-            json!({})
-        }),
+        (&Method::POST, "restart") => match read::<Restart>(if body.is_empty() { b"{}" } else { body }) {
+            Ok(restart) => {
+                server.restart(restart.for_ms.map(Duration::from_millis), spare).await;
+                Ok(json!({}))
+            }
+            Err(message) => Err(message),
+        },
         _ => Err("No such order. GET state, faults, lie; POST faults, lie, restart.".to_owned()),
     };
     let mut reply = match outcome {
@@ -105,24 +111,28 @@ async fn one(
 
 impl Server {
     /// Puts a fault in force, or ends all of them.
-    pub(super) fn order(&self, fault: Fault, spare: Option<u64>) {
+    pub(super) async fn order(&self, fault: Fault, spare: Option<u64>) {
         match fault.mode {
             FaultMode::None => {
                 self.faults().clear();
-                self.tell_socket(Order::Open);
+                self.tell_socket(Order::Open).await;
             }
-            FaultMode::Refuse => self.tell_socket(Order::Close { reopen_after: fault.for_ms.map(Duration::from_millis), spare }),
+            FaultMode::Refuse => {
+                let reopen_after = fault.for_ms.map(Duration::from_millis);
+                self.tell_socket(Order::Close { reopen_after, spare }).await;
+            }
             _ => self.faults().order(fault, Instant::now()),
         }
     }
 
     /// A new process at the same address: cold, counters at zero; down for `down` if given.
-    pub(super) fn restart(&self, down: Option<Duration>, spare: Option<u64>) {
+    pub(super) async fn restart(&self, down: Option<Duration>, spare: Option<u64>) {
         self.engine.restart();
         self.tell_socket(match down {
             Some(_) => Order::Close { reopen_after: down, spare },
             None => Order::ResetAll { spare },
-        });
+        })
+        .await;
     }
 
     pub(super) async fn state(&self) -> Result<Value, String> {

@@ -79,9 +79,11 @@ impl Log {
 
 pub(super) async fn handle(server: Arc<Server>, connection: Arc<Connection>, request: Request<Incoming>) -> Response<Body> {
     let (parts, body) = request.into_parts();
-    let Ok(body) = Limited::new(body, BODY_BYTES_MAX).collect().await.map(http_body_util::Collected::to_bytes) else {
+    let Ok(body) = Limited::new(body, BODY_BYTES_MAX).collect().await else {
         return status_reply(StatusCode::PAYLOAD_TOO_LARGE, &format!("The body was cut off, or is over {BODY_BYTES_MAX} bytes."));
     };
+    let trailers = body.trailers().cloned();
+    let body = body.to_bytes();
     let path = parts.uri.path();
     if let Some(action) = path.strip_prefix("/admin/") {
         return admin::handle(&server, action, &parts.method, &body, Some(connection.id)).await;
@@ -96,7 +98,7 @@ pub(super) async fn handle(server: Arc<Server>, connection: Arc<Connection>, req
             return served_by(&server, reply);
         }
     }
-    let exchange = Exchange { server: server.clone(), connection, cut_after };
+    let exchange = Exchange { server: server.clone(), connection, trailers, cut_after };
     let reply = Box::pin(exchange.answer(&parts, body)).await;
     served_by(&server, reply)
 }
@@ -156,6 +158,8 @@ fn typed(content_type: &'static str, body: Body) -> Response<Body> {
 struct Exchange {
     server: Arc<Server>,
     connection: Arc<Connection>,
+    /// Of the request.
+    trailers: Option<HeaderMap>,
     /// Chunks until the connection is reset.
     cut_after: Option<u32>,
 }
@@ -164,7 +168,7 @@ impl Exchange {
     async fn answer(self, parts: &Parts, body: Bytes) -> Response<Body> {
         let wants_echo = parts.headers.get("x-echo").is_some_and(|value| value == "1");
         match (&parts.method, parts.uri.path()) {
-            _ if wants_echo => self.unstreamed(echo(parts, &body), HeaderMap::new()).await,
+            _ if wants_echo => self.echo(parts, &body).await,
             (&Method::GET, "/health") => Response::new(Body::empty()),
             (&Method::GET, "/metrics") => self.server.metrics(&wanted(parts)).await,
             (&Method::GET, "/v1/models") => json_reply(&self.server.models()),
@@ -172,8 +176,27 @@ impl Exchange {
                 Ok(inference) => self.infer(parts, inference).await,
                 Err(error) => with_status(error.status, json_reply(&error.body(api))),
             },
-            _ => self.unstreamed(echo(parts, &body), HeaderMap::new()).await,
+            _ => self.echo(parts, &body).await,
         }
+    }
+
+    /// The request as it arrived.
+    async fn echo(self, parts: &Parts, body: &Bytes) -> Response<Body> {
+        let digest = ring::digest::digest(&ring::digest::SHA256, body);
+        let digest: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+        let text = std::str::from_utf8(body).ok().filter(|text| text.len() <= ECHO_BYTES_MAX);
+        let echo = json!({
+            "method": parts.method.as_str(),
+            "path": parts.uri.path_and_query().map_or("", |path| path.as_str()),
+            "version": format!("{:?}", parts.version),
+            "authority": parts.uri.authority().map(http::uri::Authority::as_str),
+            "headers": header_pairs(&parts.headers),
+            "trailers": self.trailers.as_ref().map(header_pairs),
+            "body_bytes": body.len(),
+            "body_sha256": digest,
+            "body": text,
+        });
+        self.unstreamed(echo, HeaderMap::new()).await
     }
 
     async fn infer(self, parts: &Parts, inference: Inference) -> Response<Body> {
@@ -297,22 +320,6 @@ fn wanted(parts: &Parts) -> Vec<String> {
 /// Header lists as pairs in order of arrival, every value of a name.
 pub(super) fn header_pairs(headers: &HeaderMap) -> Value {
     headers.iter().map(|(name, value)| json!([name.as_str(), String::from_utf8_lossy(value.as_bytes())])).collect()
-}
-
-fn echo(parts: &Parts, body: &Bytes) -> Value {
-    let digest = ring::digest::digest(&ring::digest::SHA256, body);
-    let digest: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-    let text = std::str::from_utf8(body).ok().filter(|text| text.len() <= ECHO_BYTES_MAX);
-    json!({
-        "method": parts.method.as_str(),
-        "path": parts.uri.path_and_query().map_or("", |path| path.as_str()),
-        "version": format!("{:?}", parts.version),
-        "authority": parts.uri.authority().map(http::uri::Authority::as_str),
-        "headers": header_pairs(&parts.headers),
-        "body_bytes": body.len(),
-        "body_sha256": digest,
-        "body": text,
-    })
 }
 
 impl Server {

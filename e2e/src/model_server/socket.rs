@@ -19,7 +19,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -47,6 +47,9 @@ impl Connection {
         self.wake.notify_one();
     }
 }
+
+/// An order to the accept loop, and who hears that it is done.
+pub(super) type Orders = mpsc::UnboundedReceiver<(Order, oneshot::Sender<()>)>;
 
 /// What the accept loop can be told.
 #[derive(Debug)]
@@ -119,7 +122,7 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 /// Serves until told to drain, or dropped: then all connections go with it.
-pub(super) async fn serve<H, F>(address: SocketAddr, listener: TcpListener, mut orders: mpsc::UnboundedReceiver<Order>, handler: H)
+pub(super) async fn serve<H, F>(address: SocketAddr, listener: TcpListener, mut orders: Orders, handler: H)
 where
     H: Fn(Arc<Connection>, Request<Incoming>) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
@@ -134,20 +137,24 @@ where
                 accepted = door.accept() => break accepted,
                 () = door.reopens() => door = door.open(address),
                 Some(_) = connections.join_next() => {}
-                order = orders.recv() => match order {
-                    Some(Order::Close { reopen_after, spare }) => {
-                        door = door.close(address, reopen_after);
-                        resets.send_replace(spare);
+                order = orders.recv() => {
+                    let (order, done) = order.unzip();
+                    match order {
+                        Some(Order::Close { reopen_after, spare }) => {
+                            door = door.close(address, reopen_after);
+                            resets.send_replace(spare);
+                        }
+                        Some(Order::Open) => door = door.open(address),
+                        Some(Order::ResetAll { spare }) => { resets.send_replace(spare); }
+                        Some(Order::Drain) | None => {
+                            drop(door);
+                            drain.send_replace(());
+                            while connections.join_next().await.is_some() {}
+                            return;
+                        }
                     }
-                    Some(Order::Open) => door = door.open(address),
-                    Some(Order::ResetAll { spare }) => { resets.send_replace(spare); }
-                    Some(Order::Drain) | None => {
-                        drop(door);
-                        drain.send_replace(());
-                        while connections.join_next().await.is_some() {}
-                        return;
-                    }
-                },
+                    let _ = done.map(|done| done.send(())); // nobody waits
+                }
             }
         };
         match accepted {
