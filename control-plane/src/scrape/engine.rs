@@ -442,3 +442,6 @@ impl<'a> Builder<'a> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

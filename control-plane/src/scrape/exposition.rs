@@ -233,11 +233,13 @@ fn parse_labels(line: &[u8], mut at: usize, spans: &mut Vec<LabelSpan>) -> Resul
         if line.get(at) == Some(&b'=') {
             let value = quoted_span(line, skip_blanks(line, at + 1))?;
             at = skip_blanks(line, value.end + 1);
-            push_label(line, spans, LabelSpan { name, value }, quoted)?;
-        } else if quoted && metric.is_none() && !name.is_empty() {
-            metric = Some(name);
+            match slice(line, &name) {
+                b"" => return Err(Malformed),
+                b"__name__" => named(&mut metric, value)?,
+                _ => push_label(line, spans, LabelSpan { name, value })?,
+            }
         } else {
-            return Err(Malformed);
+            named(&mut metric, if quoted { name } else { 0..0 })?;
         }
         match line.get(at) {
             Some(b',') => at = skip_comma(line, at),
@@ -248,11 +250,18 @@ fn parse_labels(line: &[u8], mut at: usize, spans: &mut Vec<LabelSpan>) -> Resul
     Ok((at + 1, metric))
 }
 
-fn push_label(line: &[u8], spans: &mut Vec<LabelSpan>, label: LabelSpan, quoted: bool) -> Result<(), Malformed> {
-    let name = slice(line, &label.name);
-    let legal = if quoted { !name.is_empty() } else { !name.is_empty() && !name.contains(&b':') };
-    let key = unescape(name);
-    if !legal || spans.len() == LABELS_MAX || spans.iter().any(|other| unescape(slice(line, &other.name)) == key) {
+/// A metric has one name, and it is not empty.
+fn named(metric: &mut Option<Range<usize>>, name: Range<usize>) -> Result<(), Malformed> {
+    if name.is_empty() || metric.is_some() {
+        return Err(Malformed);
+    }
+    *metric = Some(name);
+    Ok(())
+}
+
+fn push_label(line: &[u8], spans: &mut Vec<LabelSpan>, label: LabelSpan) -> Result<(), Malformed> {
+    let name = unescape(slice(line, &label.name));
+    if spans.len() == LABELS_MAX || spans.iter().any(|other| unescape(slice(line, &other.name)) == name) {
         return Err(Malformed);
     }
     spans.push(label);
@@ -349,3 +358,6 @@ fn trim(line: &[u8]) -> &[u8] {
 fn slice<'a>(line: &'a [u8], span: &Range<usize>) -> &'a [u8] {
     line.get(span.clone()).unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests;

@@ -281,3 +281,6 @@ fn positive(value: f64) -> Option<u32> {
 fn names(list: &str) -> Box<[Box<str>]> {
     list.split(',').map(str::trim).filter(|name| !name.is_empty()).map(Box::from).collect()
 }
+
+#[cfg(test)]
+pub(super) mod tests;

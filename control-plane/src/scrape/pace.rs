@@ -95,3 +95,6 @@ fn back_off(first: Duration, failures: u32) -> Duration {
     let doublings = (failures - 1).min(16); // far beyond the cap already
     first.saturating_mul(1 << doublings).min(BACK_OFF_MAX.max(first))
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,218 @@
+use super::super::engine::Engines;
+use super::super::exposition::{Parser, Progress};
+use super::*;
+
+pub(crate) fn read(engine: &EngineSpec, page: &str) -> Reading {
+    let mut extraction = Extraction::whole(engine);
+    let mut parser = Parser::default();
+    parser.feed(page.as_bytes(), &mut extraction);
+    assert_eq!(parser.finish(&mut extraction).skipped, 0, "a bad line in the test's own page");
+    extraction.finish()
+}
+
+fn built_in(name: &str) -> Arc<EngineSpec> {
+    Arc::clone(Engines::try_new(&[], "", "").unwrap().get(name).unwrap())
+}
+
+/// As people would say it; `?` is unknown.
+fn told(reading: &Reading) -> String {
+    fn show<T: ToString>(value: Option<T>) -> String {
+        value.map_or("?".into(), |value| value.to_string())
+    }
+    let EndpointMetrics { queue_depth, running_requests, kv_cache_utilization, kv_block_tokens, kv_blocks, lora } = &reading.metrics;
+    let lora = lora.as_ref().map(|l| format!(" lora {} running, {} waiting, max {}", l.running.join("+"), l.waiting.join("+"), l.max));
+    format!(
+        "queued {} running {} kv {} blocks {}x{} started {}{}",
+        show(*queue_depth),
+        show(*running_requests),
+        show(*kv_cache_utilization),
+        show(*kv_blocks),
+        show(*kv_block_tokens),
+        show(reading.process_start),
+        lora.unwrap_or_default()
+    )
+}
+
+#[track_caller]
+fn check(engine: &str, page: &str, expected: &str) {
+    assert_eq!(told(&read(&built_in(engine), page)), expected, "{page}");
+}
+
+#[test]
+fn vllm_today() {
+    check(
+        "vllm",
+        r#"
+process_start_time_seconds 1.76e+09
+vllm:num_requests_running{engine="0",model_name="m"} 7.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",num_gpu_blocks="27648"} 1.0
+vllm:lora_requests_info{max_lora="4",running_lora_adapters="sql, chat",waiting_lora_adapters=""} 1.7e+09
+"#,
+        "queued 2 running 7 kv 0.25 blocks 27648x16 started 1760000000 lora sql+chat running,  waiting, max 4",
+    );
+}
+
+#[test]
+fn vllm_before_0_9() {
+    check(
+        "vllm",
+        "vllm:num_requests_running{model_name=\"m\"} 1\nvllm:num_requests_waiting{model_name=\"m\"} 0\nvllm:gpu_cache_usage_perc{model_name=\"m\"} 0.5\n",
+        "queued 0 running 1 kv 0.5 blocks ?x? started ?",
+    );
+}
+
+#[test]
+fn the_newer_name_wins_wherever_it_stands() {
+    check("vllm", "vllm:gpu_cache_usage_perc 0.1\nvllm:kv_cache_usage_perc 0.7\n", "queued ? running ? kv 0.7 blocks ?x? started ?");
+    check("vllm", "vllm:kv_cache_usage_perc NaN\nvllm:gpu_cache_usage_perc 0.1\n", "queued ? running ? kv ? blocks ?x? started ?");
+}
+
+#[test]
+fn data_parallel_ranks_of_vllm_add_up() {
+    check(
+        "vllm",
+        r#"
+vllm:num_requests_running{engine="0",model_name="m"} 3
+vllm:num_requests_running{engine="1",model_name="m"} 5
+vllm:num_requests_waiting{engine="0",model_name="m"} 0
+vllm:num_requests_waiting{engine="1",model_name="m"} 4
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.75
+vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="100"} 1
+vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="100"} 1
+"#,
+        "queued 4 running 8 kv 0.5 blocks 200x16 started ?",
+    );
+}
+
+#[test]
+fn sglang_with_priorities_and_ranks() {
+    check(
+        "sglang",
+        r#"
+sglang:num_running_reqs{dp_rank="0",tp_rank="0",priority=""} 3
+sglang:num_running_reqs{dp_rank="0",tp_rank="0",priority="1"} 2
+sglang:num_running_reqs{dp_rank="0",tp_rank="0",priority="2"} 1
+sglang:num_running_reqs{dp_rank="0",tp_rank="1",priority=""} 3
+sglang:num_running_reqs{dp_rank="1",tp_rank="0",priority=""} 5
+sglang:num_queue_reqs{dp_rank="0",tp_rank="0",priority=""} 1
+sglang:num_queue_reqs{dp_rank="1",tp_rank="0",priority=""} 0
+sglang:token_usage{dp_rank="0",tp_rank="0"} 0.2
+sglang:token_usage{dp_rank="0",tp_rank="1"} 0.2
+sglang:token_usage{dp_rank="1",tp_rank="0"} 0.4
+sglang:page_size{dp_rank="0",tp_rank="0"} 16
+sglang:page_size{dp_rank="1",tp_rank="0"} 16
+sglang:num_pages{dp_rank="0",tp_rank="0"} 1000
+sglang:num_pages{dp_rank="1",tp_rank="0"} 1000
+"#,
+        "queued 1 running 8 kv 0.3 blocks 2000x16 started ?",
+    );
+}
+
+#[test]
+fn sglang_before_0_5_11() {
+    check(
+        "sglang",
+        "sglang:num_running_reqs 1\nsglang:num_queue_reqs 0\nsglang:token_usage 0.0\nsglang:cache_config_info{page_size=\"1\",num_pages=\"59902\"} 1\n",
+        "queued 0 running 1 kv 0 blocks 59902x1 started ?",
+    );
+}
+
+#[test]
+fn tensorrt_llm_by_itself_and_in_triton() {
+    check(
+        "trtllm-serve",
+        "trtllm_num_requests_running 4\ntrtllm_num_requests_waiting 1\ntrtllm_kv_cache_utilization 0.125\ntrtllm_kv_cache_max_blocks 500\n\
+         trtllm_kv_cache_tokens_per_block 32\n",
+        "queued 1 running 4 kv 0.125 blocks 500x32 started ?",
+    );
+    check(
+        "triton-tensorrt-llm",
+        r#"
+nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="waiting",version="1"} 1
+nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="context",version="1"} 9
+nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="scheduled",version="1"} 2
+nv_trt_llm_request_metrics{model="tensorrt_llm",request_type="max",version="1"} 512
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction",model="tensorrt_llm",version="1"} 0.5
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="tokens_per",model="tensorrt_llm",version="1"} 64
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="tensorrt_llm",version="1"} 1
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max",model="tensorrt_llm",version="1"} 6239
+"#,
+        "queued 1 running 2 kv 0.5 blocks 6239x64 started ?",
+    );
+}
+
+#[test]
+fn triton_does_not_say_how_many_run() {
+    check(
+        "triton",
+        "nv_inference_exec_count{model=\"a\",version=\"1\"} 123456\nnv_inference_pending_request_count{model=\"a\",version=\"1\"} 2\n\
+         nv_inference_pending_request_count{model=\"b\",version=\"1\"} 3\n",
+        "queued 5 running ? kv ? blocks ?x? started ?",
+    );
+}
+
+#[test]
+fn numbers_that_cannot_be_are_unknown() {
+    let unknown = "queued ? running ? kv ? blocks ?x? started ?";
+    for value in ["NaN", "+Inf", "-Inf", "-1", "1e300"] {
+        check("vllm", &format!("vllm:num_requests_waiting {value}\nvllm:kv_cache_usage_perc {value}\n"), unknown);
+    }
+    check("vllm", "vllm:kv_cache_usage_perc 42\n", unknown); // per cent? not by this table
+    check("vllm", "vllm:num_requests_waiting{engine=\"0\"} 1\nvllm:num_requests_waiting{engine=\"1\"} NaN\n", unknown);
+    check("vllm", "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"None\"} 1\n", "queued ? running ? kv ? blocks ?x16 started ?");
+    check("vllm", "vllm:cache_config_info{block_size=\"0\",num_gpu_blocks=\"-5\"} 1\n", unknown);
+    check("vllm", "vllm:kv_cache_usage_perc 1.004\n", "queued ? running ? kv 1 blocks ?x? started ?");
+}
+
+#[test]
+fn the_newest_lora_series_counts() {
+    let page = |lines: &[&str]| lines.iter().map(|line| format!("vllm:lora_requests_info{line}\n")).collect::<String>();
+    let old = r#"{max_lora="2",running_lora_adapters="old",waiting_lora_adapters=""} 1.0"#;
+    let new = r#"{max_lora="2",running_lora_adapters="a, b ,,c",waiting_lora_adapters=" d "} 2.0"#;
+    let expected = "queued ? running ? kv ? blocks ?x? started ? lora a+b+c running, d waiting, max 2";
+    check("vllm", &page(&[old, new]), expected);
+    check("vllm", &page(&[new, old]), expected);
+    check("vllm", &page(&[new, r#"{max_lora="x",running_lora_adapters="bad"} 3.0"#]), expected);
+    check("vllm", &page(&[new, r#"{max_lora="2",running_lora_adapters="bad"} NaN"#]), expected);
+}
+
+#[test]
+fn thousands_of_series_are_refused_not_summed() {
+    let page: String = (0..5000).map(|n| format!("vllm:num_requests_waiting{{engine=\"{n}\"}} 1\n")).collect();
+    check("vllm", &page, "queued ? running ? kv ? blocks ?x? started ?");
+}
+
+#[test]
+fn reads_no_further_than_the_families_it_is_told_of() {
+    let engine = built_in("vllm");
+    let page = "vllm:num_requests_running 1\nvllm:num_requests_waiting{engine=\"0\"} 2\nvllm:num_requests_waiting{engine=\"1\"} 3\nhistogram_bucket 1\nrest 1\n";
+    let present = read(&engine, page).present;
+    let mut extraction = Extraction::new(&engine, Some(present));
+    let mut parser = Parser::default();
+    assert_eq!(parser.feed(page.as_bytes(), &mut extraction), Progress::Done);
+    assert_eq!(parser.finish(&mut extraction).read, 4, "the line after the last wanted one shows that it was the last");
+    assert_eq!(told(&extraction.finish()), "queued 5 running 1 kv ? blocks ?x? started ?");
+}
+
+#[test]
+fn restarts_show_in_the_start_time_and_in_counters() {
+    let engine = built_in("vllm");
+    let page = |start: f64, tokens: &[u32]| {
+        let tokens = tokens.iter().enumerate().map(|(n, count)| format!("vllm:generation_tokens_total{{engine=\"{n}\"}} {count}\n"));
+        let start = if start > 0.0 { format!("process_start_time_seconds {start}\n") } else { String::new() };
+        read(&engine, &(start + &tokens.collect::<String>()))
+    };
+    let restarted = |pages: &[(f64, &[u32])]| -> Vec<bool> {
+        let mut watch = RestartWatch::default();
+        pages.iter().map(|(start, tokens)| watch.observe(&page(*start, tokens))).collect()
+    };
+    assert_eq!(restarted(&[(100.0, &[5]), (100.0, &[9]), (100.01, &[9])]), [false; 3]);
+    assert_eq!(restarted(&[(100.0, &[5]), (160.5, &[9]), (160.5, &[9])]), [false, true, false]);
+    assert_eq!(restarted(&[(0.0, &[5]), (0.0, &[4]), (0.0, &[4])]), [false, true, false]);
+    assert_eq!(restarted(&[(0.0, &[5, 5]), (0.0, &[5, 0])]), [false, true], "one rank restarted");
+    assert_eq!(restarted(&[(0.0, &[5, 5]), (0.0, &[6])]), [false, false], "a series that is gone is not a counter that fell");
+    assert_eq!(restarted(&[(100.0, &[5]), (0.0, &[]), (160.0, &[6])]), [false, false, true], "silence in between hides nothing");
+}

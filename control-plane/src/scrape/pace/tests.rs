@@ -1,0 +1,49 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const MIDDLE: f64 = 0.5; // no jitter
+
+fn pace(outcomes: &[Outcome], now: Instant) -> Pace {
+    let mut pace = Pace::default();
+    outcomes.iter().for_each(|outcome| pace.record(*outcome, now));
+    pace
+}
+
+#[tokio::test(start_paused = true)]
+async fn busy_endpoints_are_asked_often_until_a_while_after() {
+    let now = Instant::now();
+    let intervals = Intervals::default();
+    let pause = |pace: Pace, at| pace.pause(intervals, 1, at, MIDDLE);
+    assert_eq!(pause(pace(&[Outcome::Idle], now), now), intervals.idle);
+    let busy = pace(&[Outcome::Busy, Outcome::Idle], now);
+    assert_eq!(pause(busy, now), intervals.busy);
+    assert_eq!(pause(busy, now + BUSY_HOLD), intervals.idle);
+}
+
+#[tokio::test(start_paused = true)]
+async fn failing_endpoints_are_asked_ever_more_seldom() {
+    let now = Instant::now();
+    let seconds = |failures| pace(&vec![Outcome::Failed; failures], now).pause(Intervals::default(), 1, now, MIDDLE).as_secs();
+    assert_eq!([seconds(1), seconds(2), seconds(3), seconds(4), seconds(1000)], [1, 2, 4, 5, 5]);
+    let recovered = pace(&[Outcome::Failed, Outcome::Failed, Outcome::Idle], now);
+    assert_eq!(recovered.pause(Intervals::default(), 1, now, MIDDLE), Intervals::default().idle);
+}
+
+proptest! {
+    #[test]
+    fn never_more_scrapes_than_affordable(endpoints in 1usize..2000, chance in 0.0..1.0, busy in any::<bool>()) {
+        let now = Instant::now();
+        let outcome = if busy { Outcome::Busy } else { Outcome::Idle };
+        let pause = pace(&[outcome], now).pause(Intervals::default(), endpoints, now, chance);
+        prop_assert!(endpoints as f64 / pause.as_secs_f64() <= SCRAPES_PER_SECOND_MAX / (1.0 - JITTER) * 1.001);
+        prop_assert!(pause <= Duration::from_secs(6));
+    }
+
+    #[test]
+    fn the_first_round_is_spread_but_within_the_interval(new in 1usize..5000, chance in 0.0..1.0) {
+        let pause = first_pause(Intervals::default(), new, chance);
+        prop_assert!(pause <= Intervals::default().idle);
+        prop_assert!(new > 1 || pause == Duration::ZERO);
+    }
+}

@@ -1,0 +1,205 @@
+//! Our exposition parser against the one of `prometheus_client`, which most engines write their pages with.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use control_plane::scrape::exposition::{Interest, Parser, Sample, Visitor};
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use serde::Deserialize;
+use serde_json::json;
+
+/// Name, labels, value, timestamp as read: numbers as text there, as themselves here.
+type Theirs = (String, BTreeMap<String, String>, String, Option<String>);
+
+#[derive(Debug, Clone, PartialEq)]
+struct Read {
+    name: String,
+    labels: BTreeMap<String, String>,
+    value: Value,
+    timestamp: Option<f64>,
+}
+
+/// A number that equals itself even if it is none.
+#[derive(Debug, Clone, Copy)]
+struct Value(f64);
+
+impl PartialEq for Value {
+    fn eq(&self, other: &Self) -> bool {
+        self.0 == other.0 || self.0.is_nan() && other.0.is_nan()
+    }
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    lines: Vec<Option<Vec<Theirs>>>,
+    pages: Vec<Page>,
+}
+
+#[derive(Deserialize)]
+struct Page {
+    text: String,
+    text_samples: Vec<Theirs>,
+    openmetrics: String,
+    openmetrics_samples: Vec<Theirs>,
+}
+
+#[derive(Default)]
+struct All(Vec<Read>);
+
+impl Visitor for All {
+    fn interest(&mut self, _: &[u8]) -> Interest {
+        Interest::Take
+    }
+
+    fn sample(&mut self, sample: &Sample<'_>) {
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+        let labels = sample.labels().map(|(name, value)| (text(&name), text(&value))).collect();
+        self.0.push(Read { name: text(&sample.name), labels, value: Value(sample.value), timestamp: sample.timestamp });
+    }
+}
+
+fn ours(page: &str) -> Vec<Read> {
+    let mut all = All::default();
+    let mut parser = Parser::default();
+    parser.feed(page.as_bytes(), &mut all);
+    parser.finish(&mut all);
+    all.0
+}
+
+fn theirs((name, labels, value, timestamp): &Theirs) -> Read {
+    let number = |text: &String| text.parse::<f64>().unwrap();
+    Read { name: name.clone(), labels: labels.clone(), value: Value(number(value)), timestamp: timestamp.as_ref().map(number) }
+}
+
+fn ask(lines: &[String], seeds: &[u64]) -> Answer {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let python = root.join(".venv/bin/python");
+    assert!(python.exists(), "{} is missing: run `make setup` first", python.display());
+    let mut child = Command::new(python)
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/prometheus_client_parse.py"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let question = json!({ "lines": lines, "seeds": seeds }).to_string();
+    let mut stdin = child.stdin.take().unwrap();
+    let writer = std::thread::spawn(move || stdin.write_all(question.as_bytes()));
+    let output = child.wait_with_output().unwrap();
+    writer.join().unwrap().unwrap();
+    assert!(output.status.success(), "prometheus_client could not be asked: is .venv complete? run `make setup`");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn pages_of_the_real_client_library_read_the_same() {
+    let answer = ask(&[], &(0..200).collect::<Vec<_>>());
+    assert_eq!(answer.pages.len(), 200);
+    for page in &answer.pages {
+        let expected: Vec<Read> = page.text_samples.iter().map(theirs).collect();
+        assert_eq!(ours(&page.text), expected, "{}", page.text);
+        let expected: Vec<Read> = page.openmetrics_samples.iter().map(theirs).collect();
+        assert_eq!(ours(&page.openmetrics), expected, "{}", page.openmetrics);
+    }
+}
+
+/// Lines of tokens that mean something, in orders that often do not.
+fn adversarial_line(rng: &mut StdRng) -> String {
+    const NAMES: &[&str] = &["a", "vllm:x", "_", "1a", "a-b", "a.b", "", "a b", "\"q\"", "nan", "inf"];
+    const KEYS: &[&str] = &["x", "y", "x", "\"z z\"", "x:y", "1", "", "__name__", "é", "\"\\\\\""];
+    const VALUES: &[&str] =
+        &["\"1\"", "\"\"", "\"a, b\"", "\"\\\"\"", "\"\\\\\"", "\"\\n\\t\"", "\"}\"", "\"{=#\"", "1", "\"", "\"é\"", "", "\"\\\""];
+    const NUMBERS: &[&str] = &[
+        "1",
+        "0",
+        "-0",
+        "+1",
+        "1.5e3",
+        ".5",
+        "5.",
+        "NaN",
+        "nan",
+        "+Inf",
+        "-inf",
+        "Infinity",
+        "1e400",
+        "1_0",
+        "0x1",
+        "one",
+        "",
+        "1e",
+        "--1",
+        "99999999999999999999999",
+    ];
+    const BLANKS: &[&str] = &["", " ", "  ", "\t"];
+    const COMMAS: &[&str] = &[",", ",", ",", ", ", " ,", "", ",,"];
+    let mut pick = |from: &[&str]| (*from.choose(rng).unwrap()).to_owned();
+    let mut line = pick(BLANKS) + &pick(NAMES) + &pick(BLANKS);
+    let labels = pick(&["", "0", "1", "1", "2", "3"]);
+    if let Ok(count) = labels.parse::<usize>() {
+        line += &pick(&["{", "{", "{", "{,", "{ "]);
+        for at in 0..count {
+            line += &(pick(KEYS) + &pick(BLANKS) + &pick(&["=", "=", "=", "=", ""]) + &pick(BLANKS) + &pick(VALUES) + &pick(BLANKS));
+            line += &if at + 1 < count { pick(COMMAS) } else { pick(&["", "", "", ",", ",,"]) };
+        }
+        line += &pick(&["}", "}", "}", "}", "", "}}"]);
+    }
+    line += &(pick(&[" ", " ", " ", "\t", ""])
+        + &pick(NUMBERS)
+        + &pick(&["", "", "", " 1700000000000", " -1", "  2", "\t3", " x"])
+        + &pick(&["", "", " ", "\r"]));
+    line
+}
+
+fn is_bare_name(name: &str) -> bool {
+    let legal = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
+    name.starts_with(|c: char| legal(c) && !c.is_ascii_digit()) && name.chars().all(legal)
+}
+
+/// Why we may refuse a line that `prometheus_client` takes. It is the laxer of the two ("successful parsing does not imply that the parsed text
+/// meets the specification", it says of itself); each reason is a rule of the format it does not check.
+fn known_laxity(line: &str, read: &Read) -> Option<&'static str> {
+    let named_in_braces = line.contains("{\"q\"") || line.contains("__name__");
+    if !is_bare_name(&read.name) && !named_in_braces {
+        return Some("takes any text before the braces for a name");
+    }
+    if !line.trim().contains([' ', '\t', '{']) {
+        return Some("reads a lone NaN or Infinity as a value, and its letters but the last as a name");
+    }
+    if read.labels.keys().any(|key| key.contains('"')) {
+        return Some("takes a run of quoted strings for one");
+    }
+    let equals = line.matches('=').count();
+    (equals > read.labels.len()).then_some("drops a label without a value")
+}
+
+#[test]
+fn adversarial_lines_read_the_same_or_are_refused_for_a_reason() {
+    let mut rng = StdRng::seed_from_u64(7);
+    let lines: Vec<String> = (0..30_000).map(|_| adversarial_line(&mut rng)).collect();
+    let answer = ask(&lines, &[]);
+    let (mut taken, mut failures) = (0, Vec::new());
+    for (line, theirs_read) in lines.iter().zip(&answer.lines) {
+        let mine = ours(line);
+        // Milliseconds in the text format; prometheus_client hands out seconds.
+        let expected: Option<Vec<Read>> = theirs_read.as_ref().map(|samples| samples.iter().map(theirs).collect());
+        let mine_s: Vec<Read> = mine.iter().map(|read| Read { timestamp: read.timestamp.map(|ms| ms / 1000.0), ..read.clone() }).collect();
+        match expected {
+            Some(expected) if expected == mine_s => taken += usize::from(!mine.is_empty()),
+            None if mine.is_empty() => {}
+            Some(expected) if mine.is_empty() && expected.iter().all(|read| known_laxity(line, read).is_some()) => {}
+            expected => failures.push(format!("{line:?}: ours {mine_s:?}, theirs {expected:?}")),
+        }
+    }
+    assert!(
+        failures.is_empty(),
+        "{} of {} differ, {taken} taken by both; the first:\n{}",
+        failures.len(),
+        lines.len(),
+        failures[..failures.len().min(20)].join("\n")
+    );
+    assert!(taken > 1000, "only {taken} lines were good: the generator has lost its aim");
+}

@@ -1,0 +1,5 @@
+//! Integration tests of the daemon: its parts through their public face, against real counterparts where there are any.
+
+#![cfg(test)] // so that the lints know helpers outside #[test] functions for tests too
+
+mod exposition;
