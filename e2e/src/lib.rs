@@ -1,3 +1,49 @@
 //! Real Envoy, real filter, real daemon, simulated model servers; the demo and the benches.
+//!
+//! [`stack::Stack`] stands it all up for one test; the other modules are its parts, usable alone.
 
+pub mod client;
+pub mod daemon;
+pub mod envoy;
+pub mod front;
 pub mod model_server;
+pub mod ports;
+pub mod process;
+pub mod replay;
+pub mod stack;
+pub mod trace;
+
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// What went wrong, for the person who reads a failing test; nothing here is handled by kind.
+pub type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// A result for people.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// How often a condition is looked at.
+const POLL: Duration = Duration::from_millis(10);
+
+/// The root of the repository, where the shipped files are relative to.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map_or_else(PathBuf::new, Path::to_owned)
+}
+
+/// Looks at a condition until it gives a value.
+///
+/// # Errors
+/// If it has given none after `limit`, naming `what`.
+pub async fn wait_for<T, F: Future<Output = Option<T>>>(limit: Duration, what: &str, mut look: impl FnMut() -> F) -> Result<T> {
+    let end = Instant::now() + limit;
+    loop {
+        if let Some(value) = look().await {
+            return Ok(value);
+        }
+        if Instant::now() > end {
+            return Err(format!("waited {limit:?} for {what}").into());
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}

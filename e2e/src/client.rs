@@ -1,0 +1,385 @@
+//! Clients: a polite one for HTTP/1 and HTTP/2, and a raw one that writes whatever bytes a test wants.
+//!
+//! Each call of [`send`] opens a connection of its own, so that one test's request says nothing about another's. Everything has a deadline: a test
+//! that waits for ever shows less than one that fails.
+
+use std::convert::Infallible;
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use futures::stream;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Uri, header};
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt, Empty, Full, StreamBody};
+use hyper::body::{Bytes, Frame, Incoming};
+use hyper::client::conn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::Result;
+
+/// What a request may take before the test gives up on it; far above anything that works.
+pub const REPLY_LIMIT: Duration = Duration::from_secs(30);
+
+/// A request body.
+pub type Body = BoxBody<Bytes, Infallible>;
+
+/// A whole reply.
+#[derive(Clone, Debug)]
+pub struct Reply {
+    /// Status code.
+    pub status: u16,
+    /// Headers, all values.
+    pub headers: HeaderMap,
+    /// All of the body.
+    pub body: Bytes,
+    /// Trailers, if there were any.
+    pub trailers: Option<HeaderMap>,
+}
+
+/// An HTTP/2 connection (prior knowledge); requests may run on it at once.
+#[derive(Clone, Debug)]
+pub struct Http2(conn::http2::SendRequest<Body>);
+
+/// A connection for exact bytes, both ways.
+#[derive(Debug)]
+pub struct Raw {
+    stream: TcpStream,
+    /// Read, but not yet taken.
+    buffer: Vec<u8>,
+}
+
+/// Server-sent events of a reply, one by one as they come.
+#[derive(Debug)]
+pub struct Events {
+    body: Incoming,
+    buffer: Vec<u8>,
+}
+
+/// One server-sent event.
+#[derive(Clone, Debug)]
+pub struct Event {
+    /// When its last byte came.
+    pub at: Instant,
+    /// Its `event:` field; empty if it has none.
+    pub name: String,
+    /// Its `data:` lines, joined by line feeds.
+    pub data: String,
+}
+
+// === bodies ===
+
+/// No body.
+pub fn empty() -> Body {
+    Empty::new().boxed()
+}
+
+/// A body of known length.
+pub fn full(bytes: impl Into<Bytes>) -> Body {
+    Full::new(bytes.into()).boxed()
+}
+
+/// A body of unknown length in these pieces: chunked in HTTP/1, DATA frames (empty ones too) and trailers in HTTP/2.
+pub fn frames(frames: Vec<Frame<Bytes>>) -> Body {
+    BodyExt::boxed(StreamBody::new(stream::iter(frames.into_iter().map(Ok))))
+}
+
+// === HTTP/1 ===
+
+/// `GET path`.
+///
+/// # Errors
+/// If there is no whole reply within [`REPLY_LIMIT`].
+pub async fn get(address: SocketAddr, path: &str) -> Result<Reply> {
+    send(address, Request::get(path).body(empty())?).await
+}
+
+/// `POST path` with a JSON content type.
+///
+/// # Errors
+/// If there is no whole reply within [`REPLY_LIMIT`].
+pub async fn post(address: SocketAddr, path: &str, body: impl Into<Bytes>) -> Result<Reply> {
+    send(address, Request::post(path).header(header::CONTENT_TYPE, "application/json").body(full(body))?).await
+}
+
+/// Sends a request by HTTP/1.1 on a connection of its own and reads all of the reply.
+///
+/// # Errors
+/// If there is no whole reply within [`REPLY_LIMIT`].
+pub async fn send(address: SocketAddr, request: Request<Body>) -> Result<Reply> {
+    timeout(REPLY_LIMIT, async { Reply::read(start(address, request).await?).await }).await?
+}
+
+/// Sends a request by HTTP/1.1 on a connection of its own; returns at the reply's headers.
+///
+/// # Errors
+/// If the connection fails first, or [`REPLY_LIMIT`] passes.
+pub async fn start(address: SocketAddr, mut request: Request<Body>) -> Result<Response<Incoming>> {
+    let host = HeaderValue::from_str(&address.to_string())?;
+    request.headers_mut().entry(header::HOST).or_insert(host);
+    let stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    let (mut sender, connection) = conn::http1::handshake(TokioIo::new(stream)).await?;
+    // Ends with the reply's body, or when the reply is dropped.
+    tokio::spawn(connection.with_upgrades());
+    Ok(timeout(REPLY_LIMIT, sender.send_request(request)).await??)
+}
+
+// === impl Http2 ===
+
+impl Http2 {
+    /// Connects.
+    ///
+    /// # Errors
+    /// If nobody speaks HTTP/2 there.
+    pub async fn connect(address: SocketAddr) -> Result<Self> {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        let (sender, connection) = conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;
+        tokio::spawn(connection);
+        Ok(Self(sender))
+    }
+
+    /// Sends a request and reads all of the reply.
+    ///
+    /// # Errors
+    /// If there is no whole reply within [`REPLY_LIMIT`].
+    pub async fn send(&self, request: Request<Body>) -> Result<Reply> {
+        timeout(REPLY_LIMIT, async { Reply::read(self.start(request).await?).await }).await?
+    }
+
+    /// Sends a request (its URI may be a path alone); returns at the reply's headers.
+    ///
+    /// # Errors
+    /// If the connection fails first, or [`REPLY_LIMIT`] passes.
+    pub async fn start(&self, mut request: Request<Body>) -> Result<Response<Incoming>> {
+        if request.uri().authority().is_none() {
+            let mut parts = request.uri().clone().into_parts();
+            parts.scheme = Some(http::uri::Scheme::HTTP);
+            parts.authority = Some(http::uri::Authority::from_static("gateway"));
+            *request.uri_mut() = Uri::from_parts(parts)?;
+        }
+        Ok(timeout(REPLY_LIMIT, self.0.clone().send_request(request)).await??)
+    }
+}
+
+// === impl Reply ===
+
+impl Reply {
+    /// Reads all of a reply.
+    ///
+    /// # Errors
+    /// If its body breaks off.
+    pub async fn read(response: Response<Incoming>) -> Result<Self> {
+        let (parts, body) = response.into_parts();
+        let body = body.collect().await?;
+        let trailers = body.trailers().cloned();
+        Ok(Self { status: parts.status.as_u16(), headers: parts.headers, body: body.to_bytes(), trailers })
+    }
+
+    /// First value of a header; empty if there is none.
+    pub fn header(&self, name: &str) -> &str {
+        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+    }
+
+    /// The body as text.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    /// The body as JSON.
+    ///
+    /// # Errors
+    /// If it is none, quoting it.
+    pub fn json(&self) -> Result<Value> {
+        serde_json::from_slice(&self.body).map_err(|error| format!("{error} in {} {:?}", self.status, self.text()).into())
+    }
+}
+
+// === impl Raw ===
+
+impl Raw {
+    /// Connects.
+    ///
+    /// # Errors
+    /// If nobody listens.
+    pub async fn connect(address: SocketAddr) -> Result<Self> {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        Ok(Self { stream, buffer: Vec::new() })
+    }
+
+    /// Writes these bytes and no others.
+    ///
+    /// # Errors
+    /// If the peer is gone.
+    pub async fn write(&mut self, bytes: impl AsRef<[u8]>) -> Result<()> {
+        Ok(self.stream.write_all(bytes.as_ref()).await?)
+    }
+
+    /// Says that no more will be written.
+    ///
+    /// # Errors
+    /// If the peer is gone.
+    pub async fn half_close(&mut self) -> Result<()> {
+        Ok(self.stream.shutdown().await?)
+    }
+
+    /// Closes with a reset, as a client that crashes does.
+    ///
+    /// # Errors
+    /// If the socket refuses.
+    pub fn reset(self) -> Result<()> {
+        Ok(self.stream.set_zero_linger()?)
+    }
+
+    /// Everything until the peer closes.
+    ///
+    /// # Errors
+    /// If the connection breaks, or [`REPLY_LIMIT`] passes.
+    pub async fn read_to_end(&mut self) -> Result<Vec<u8>> {
+        while self.fill().await? > 0 {}
+        Ok(std::mem::take(&mut self.buffer))
+    }
+
+    /// Everything up to and including `mark`.
+    ///
+    /// # Errors
+    /// If the connection ends before, or [`REPLY_LIMIT`] passes.
+    pub async fn read_until(&mut self, mark: &[u8]) -> Result<Vec<u8>> {
+        loop {
+            if let Some(at) = find(&self.buffer, mark) {
+                return Ok(self.buffer.drain(..at + mark.len()).collect());
+            }
+            self.fill_some().await?;
+        }
+    }
+
+    /// Exactly this many bytes.
+    ///
+    /// # Errors
+    /// If the connection ends before, or [`REPLY_LIMIT`] passes.
+    pub async fn read_exactly(&mut self, bytes: usize) -> Result<Vec<u8>> {
+        while self.buffer.len() < bytes {
+            self.fill_some().await?;
+        }
+        Ok(self.buffer.drain(..bytes).collect())
+    }
+
+    /// One HTTP/1 reply; `100 Continue` counts as one, without a body.
+    ///
+    /// # Errors
+    /// If it is malformed or breaks off, or [`REPLY_LIMIT`] passes.
+    pub async fn read_reply(&mut self) -> Result<Reply> {
+        let head = String::from_utf8(self.read_until(b"\r\n\r\n").await?)?;
+        let mut lines = head.split("\r\n");
+        let status: u16 = lines.next().and_then(|line| line.split(' ').nth(1)).ok_or("no status line")?.parse()?;
+        let mut headers = HeaderMap::new();
+        for (name, value) in lines.filter_map(|line| line.split_once(':')) {
+            headers.append(HeaderName::from_bytes(name.as_bytes())?, HeaderValue::from_str(value.trim())?);
+        }
+        let length = headers.get(header::CONTENT_LENGTH).map(|value| value.to_str()).transpose()?;
+        let body = match length {
+            _ if status < 200 || status == 204 || status == 304 => Vec::new(),
+            Some(length) => self.read_exactly(length.parse()?).await?,
+            None if headers.get(header::TRANSFER_ENCODING).is_some_and(|coding| coding == "chunked") => self.read_chunks().await?,
+            None => self.read_to_end().await?,
+        };
+        Ok(Reply { status, headers, body: body.into(), trailers: None })
+    }
+
+    async fn read_chunks(&mut self) -> Result<Vec<u8>> {
+        let mut body = Vec::new();
+        loop {
+            let line = String::from_utf8(self.read_until(b"\r\n").await?)?;
+            let bytes = usize::from_str_radix(line.trim().split(';').next().unwrap_or_default(), 16)?;
+            body.extend(self.read_exactly(bytes).await?);
+            self.read_until(b"\r\n").await?;
+            if bytes == 0 {
+                return Ok(body);
+            }
+        }
+    }
+
+    async fn fill(&mut self) -> Result<usize> {
+        Ok(timeout(REPLY_LIMIT, self.stream.read_buf(&mut self.buffer)).await??)
+    }
+
+    async fn fill_some(&mut self) -> Result<()> {
+        if self.fill().await? > 0 {
+            return Ok(());
+        }
+        Err(format!("the connection ended after {:?}", String::from_utf8_lossy(&self.buffer)).into())
+    }
+}
+
+// === impl Events ===
+
+impl Events {
+    /// Reads the events of a reply.
+    pub fn new(response: Response<Incoming>) -> Self {
+        Self { body: response.into_body(), buffer: Vec::new() }
+    }
+
+    /// The next event; none at the end of the reply.
+    ///
+    /// # Errors
+    /// If the reply breaks off, or [`REPLY_LIMIT`] passes.
+    pub async fn next(&mut self) -> Result<Option<Event>> {
+        loop {
+            if let Some(at) = find(&self.buffer, b"\n\n") {
+                let block = self.buffer.drain(..at + 2).collect::<Vec<_>>();
+                return Ok(Some(Event::read(&String::from_utf8(block)?)));
+            }
+            match timeout(REPLY_LIMIT, self.body.frame()).await? {
+                None => return Ok(None),
+                Some(frame) => self.buffer.extend(frame?.into_data().unwrap_or_default()),
+            }
+        }
+    }
+
+    /// All events to the end.
+    ///
+    /// # Errors
+    /// If the reply breaks off, or [`REPLY_LIMIT`] passes.
+    pub async fn rest(mut self) -> Result<Vec<Event>> {
+        let mut events = Vec::new();
+        while let Some(event) = self.next().await? {
+            events.push(event);
+        }
+        Ok(events)
+    }
+}
+
+impl Event {
+    fn read(block: &str) -> Self {
+        let field = |name: &str| {
+            let values = block.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+            values.map(|value| value.strip_prefix(' ').unwrap_or(value)).collect::<Vec<_>>().join("\n")
+        };
+        Self { at: Instant::now(), name: field("event"), data: field("data") }
+    }
+}
+
+// === helpers ===
+
+/// A text as it stands in a query.
+pub fn percent_encode(text: &str) -> String {
+    let mut encoded = String::new();
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            encoded.push(char::from(byte));
+        } else {
+            let _ = write!(encoded, "%{byte:02X}"); // writing to a String cannot fail
+        }
+    }
+    encoded
+}
+
+fn find(bytes: &[u8], mark: &[u8]) -> Option<usize> {
+    bytes.windows(mark.len()).position(|window| window == mark)
+}

@@ -1,0 +1,152 @@
+//! `switchpointd`, as users start it.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::ports::Port;
+use crate::process::Process;
+use crate::{Result, client, root};
+
+/// The variable that names another binary than the one built beside the tests.
+const BINARY: &str = "SWITCHPOINT_DAEMON";
+
+/// A running daemon, and all it needs to be started again as it was.
+#[derive(Debug)]
+pub struct Daemon {
+    process: Process,
+    settings: Settings,
+}
+
+/// How to run the daemon.
+#[derive(Debug)]
+pub struct Settings {
+    /// Pool state and EDS.
+    pub state: Port,
+    /// Metrics and admin.
+    pub admin: Port,
+    /// The ext_proc front.
+    pub ext_proc: Port,
+    /// Its health service.
+    pub health: Port,
+    /// Where its files are: `endpoints.yaml`, `snapshot`, its logs.
+    pub folder: PathBuf,
+    /// Further arguments of `serve`.
+    pub arguments: Vec<String>,
+}
+
+// === impl Settings ===
+
+impl Settings {
+    /// Leased ports, files in `folder`.
+    ///
+    /// # Errors
+    /// If no port is free.
+    pub fn new(folder: &Path) -> Result<Self> {
+        Ok(Self {
+            state: Port::lease()?,
+            admin: Port::lease()?,
+            ext_proc: Port::lease()?,
+            health: Port::lease()?,
+            folder: folder.to_owned(),
+            arguments: Vec::new(),
+        })
+    }
+
+    /// Writes the endpoints file by rename, as an editor or a ConfigMap does: a reader never sees half of it.
+    ///
+    /// # Errors
+    /// If the folder cannot be written.
+    pub fn write_endpoints(&self, endpoints: &[(String, SocketAddr)]) -> Result<()> {
+        let entry = |(name, address): &(String, SocketAddr)| json!({"name": name, "address": address.ip().to_string(), "port": address.port().to_string()});
+        let file = json!({"endpoints": endpoints.iter().map(entry).collect::<Vec<_>>()}); // JSON is YAML
+        self.write_endpoints_file(&file.to_string())
+    }
+
+    /// The same with any text, also a broken one.
+    ///
+    /// # Errors
+    /// If the folder cannot be written.
+    pub fn write_endpoints_file(&self, text: &str) -> Result<()> {
+        let draft = self.folder.join("endpoints.draft");
+        std::fs::write(&draft, text)?;
+        Ok(std::fs::rename(draft, self.folder.join("endpoints.yaml"))?)
+    }
+
+    fn command(&self) -> Result<Command> {
+        let mut command = Command::new(binary()?);
+        command.arg("serve").arg("--endpoints-file").arg(self.folder.join("endpoints.yaml"));
+        command.arg("--snapshot-file").arg(self.folder.join("snapshot"));
+        for (flag, port) in [
+            ("--listen-state", &self.state),
+            ("--listen-admin", &self.admin),
+            ("--listen-ext-proc", &self.ext_proc),
+            ("--listen-health", &self.health),
+        ] {
+            command.arg(flag).arg(port.address().to_string());
+        }
+        command.args(&self.arguments);
+        Ok(command)
+    }
+}
+
+// === impl Daemon ===
+
+impl Daemon {
+    /// Starts the daemon on an endpoints file written before.
+    ///
+    /// # Errors
+    /// If it cannot be run.
+    pub fn start(settings: Settings) -> Result<Self> {
+        let process = Process::spawn("switchpointd", &mut settings.command()?, &settings.folder)?;
+        Ok(Self { process, settings })
+    }
+
+    /// Starts it again, with the same ports and files, after it was stopped or killed.
+    ///
+    /// # Errors
+    /// If it cannot be run.
+    pub fn start_again(&mut self) -> Result<()> {
+        self.process = Process::spawn("switchpointd", &mut self.settings.command()?, &self.settings.folder)?;
+        Ok(())
+    }
+
+    /// How it was started.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// The process.
+    pub fn process(&mut self) -> &mut Process {
+        &mut self.process
+    }
+
+    /// A reply of the admin listener.
+    ///
+    /// # Errors
+    /// If it does not answer at all.
+    pub async fn admin(&self, path: &str) -> Result<client::Reply> {
+        client::get(self.settings.admin.address(), path).await
+    }
+
+    /// `/debug/endpoints`.
+    ///
+    /// # Errors
+    /// If it does not answer with JSON.
+    pub async fn endpoints(&self) -> Result<Vec<Value>> {
+        let page = self.admin("/debug/endpoints").await?.json()?;
+        Ok(page["endpoints"].as_array().cloned().unwrap_or_default())
+    }
+}
+
+/// The binary built with the tests: `target/debug/switchpointd` for `target/debug/deps/e2e-…`.
+fn binary() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os(BINARY) {
+        return Ok(root().join(path));
+    }
+    let us = std::env::current_exe()?;
+    let folder = us.ancestors().skip(1).find(|folder| folder.join("switchpointd").is_file());
+    Ok(folder.ok_or("switchpointd is not built: run `make e2e`, or `cargo build --workspace --bins` first")?.join("switchpointd"))
+}

@@ -1,0 +1,276 @@
+//! A real Envoy on a shipped config.
+//!
+//! The file is read as it stands in `envoy-config/` and changed by meaning, not by text: ports become leased ones, and a test may set keys of
+//! the picker's own configuration or put a filter in front of it. Everything else is what users mount. Relative paths in it hold, since Envoy
+//! runs from the repository root, as its header says.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+
+use crate::process::Process;
+use crate::{Result, client, root};
+
+/// The binary, from the repository root; the variable is how the long suite runs another version.
+const BINARY: (&str, &str) = ("SWITCHPOINT_ENVOY", ".venv/bin/envoy");
+
+/// Where the picker stands in `http_filters`.
+const PICKER: &str = "switchpoint";
+
+/// A shipped config, to be changed and run.
+#[derive(Clone, Debug)]
+pub struct Config(Value);
+
+/// How to run Envoy.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Worker threads.
+    pub concurrency: u32,
+    /// Further arguments.
+    pub arguments: Vec<String>,
+}
+
+/// A running Envoy.
+#[derive(Debug)]
+pub struct Envoy {
+    process: Process,
+    listener: SocketAddr,
+    admin: SocketAddr,
+}
+
+// === impl Config ===
+
+impl Config {
+    /// Reads a file of `envoy-config/`.
+    ///
+    /// # Errors
+    /// If it is not there or not YAML.
+    pub fn shipped(file: &str) -> Result<Self> {
+        let text = std::fs::read_to_string(root().join("envoy-config").join(file))?;
+        Ok(Self(serde_saphyr::from_str(&text).map_err(|error| format!("{file}: {error}"))?))
+    }
+
+    /// The whole of it.
+    pub fn value(&mut self) -> &mut Value {
+        &mut self.0
+    }
+
+    /// Replaces a port number wherever it stands.
+    ///
+    /// # Errors
+    /// If the file does not have it: then the file and the tests disagree about ports.
+    pub fn replace_port(&mut self, from: u16, to: u16) -> Result<()> {
+        let replaced = replace_port(&mut self.0, from, to);
+        if replaced == 0 { Err(format!("the config has no port_value {from}").into()) } else { Ok(()) }
+    }
+
+    /// Sets keys of the picker's own configuration.
+    ///
+    /// # Errors
+    /// If the picker is not where it was shipped.
+    pub fn set_picker(&mut self, keys: &Map<String, Value>) -> Result<()> {
+        let filters = self.filters()?;
+        let picker = filters.iter_mut().find(|filter| filter["name"] == PICKER).ok_or("no picker among the filters")?;
+        let text = picker.pointer_mut("/typed_config/config/configuration/value").ok_or("the picker has no configuration")?;
+        let mut configuration: Map<String, Value> = serde_json::from_str(text.as_str().ok_or("the configuration is no text")?)?;
+        configuration.extend(keys.clone());
+        *text = Value::String(Value::Object(configuration).to_string());
+        Ok(())
+    }
+
+    /// Puts a filter right before the picker: where a gateway would put what writes the subset hint.
+    ///
+    /// # Errors
+    /// If the picker is not where it was shipped.
+    pub fn insert_before_picker(&mut self, filter: Value) -> Result<()> {
+        let filters = self.filters()?;
+        let at = filters.iter().position(|filter| filter["name"] == PICKER).ok_or("no picker among the filters")?;
+        filters.insert(at, filter);
+        Ok(())
+    }
+
+    /// The HTTP filters of the one listener, in order.
+    fn filters(&mut self) -> Result<&mut Vec<Value>> {
+        let path = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
+        Ok(self.0.pointer_mut(path).and_then(Value::as_array_mut).ok_or("the config has no HTTP filters")?)
+    }
+}
+
+fn replace_port(value: &mut Value, from: u16, to: u16) -> usize {
+    match value {
+        Value::Object(fields) => {
+            let ports = fields.iter_mut().filter(|(key, value)| *key == "port_value" && **value == json!(from));
+            let replaced = ports.map(|(_, value)| *value = json!(to)).count();
+            replaced + fields.values_mut().map(|value| replace_port(value, from, to)).sum::<usize>()
+        }
+        Value::Array(values) => values.iter_mut().map(|value| replace_port(value, from, to)).sum(),
+        _ => 0,
+    }
+}
+
+/// A filter that writes the subset hint from request headers, as a gateway's own logic would into dynamic metadata: `x-test-subset` as one
+/// string, `x-test-subset-list` (comma-separated; empty is the empty list) as a list.
+pub fn subset_hint_filter() -> Value {
+    let script = r#"
+        local function write(handle, value)
+          handle:streamInfo():dynamicMetadata():set("envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset", value)
+        end
+        function envoy_on_request(handle)
+          local headers = handle:headers()
+          local text, list = headers:get("x-test-subset"), headers:get("x-test-subset-list")
+          if text then write(handle, text) end
+          if list then
+            local items = {}
+            for item in string.gmatch(list, "[^,]+") do table.insert(items, item) end
+            write(handle, items)
+          end
+          headers:remove("x-test-subset")
+          headers:remove("x-test-subset-list")
+        end"#;
+    json!({
+        "name": "test-subset-hint",
+        "typed_config": {
+            "@type": "type.googleapis.com/envoy.extensions.filters.http.lua.v3.Lua",
+            "default_source_code": {"inline_string": script},
+        },
+    })
+}
+
+// === impl Options ===
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { concurrency: 1, arguments: Vec::new() }
+    }
+}
+
+// === impl Envoy ===
+
+impl Envoy {
+    /// The binary that `make setup` put there.
+    pub fn binary() -> PathBuf {
+        root().join(std::env::var_os(BINARY.0).map_or_else(|| BINARY.1.into(), PathBuf::from))
+    }
+
+    /// Starts Envoy on `config`, which listens on `listener` and `admin`; its files go to `folder`.
+    ///
+    /// # Errors
+    /// If it cannot be run.
+    pub fn start(config: &Config, listener: SocketAddr, admin: SocketAddr, options: &Options, folder: &Path) -> Result<Self> {
+        let file = folder.join("envoy.json");
+        std::fs::write(&file, config.0.to_string())?;
+        let mut command = Command::new(Self::binary());
+        command.current_dir(root()).arg("-c").arg(&file).arg("--concurrency").arg(options.concurrency.to_string());
+        // Several run at once, and none hands over to another. The access log is read while it runs.
+        command.args(["--disable-hot-restart", "--log-level", "info", "--file-flush-interval-msec", "20"]);
+        command.args(&options.arguments);
+        Ok(Self { process: Process::spawn("envoy", &mut command, folder)?, listener, admin })
+    }
+
+    /// Where clients connect.
+    pub fn listener(&self) -> SocketAddr {
+        self.listener
+    }
+
+    /// Its admin port.
+    pub fn admin(&self) -> SocketAddr {
+        self.admin
+    }
+
+    /// The process.
+    pub fn process(&mut self) -> &mut Process {
+        &mut self.process
+    }
+
+    /// Body of a page of the admin port.
+    ///
+    /// # Errors
+    /// If it does not answer 200.
+    pub async fn admin_page(&self, path: &str) -> Result<String> {
+        let reply = client::get(self.admin, path).await?;
+        if reply.status == 200 { Ok(reply.text()) } else { Err(format!("admin {path}: {}", reply.status).into()) }
+    }
+
+    /// An order to the admin port.
+    ///
+    /// # Errors
+    /// If it does not answer 200.
+    pub async fn admin_order(&self, path: &str) -> Result<()> {
+        let reply = client::post(self.admin, path, Vec::new()).await?;
+        if reply.status == 200 { Ok(()) } else { Err(format!("admin {path}: {} {}", reply.status, reply.text()).into()) }
+    }
+
+    /// All counters and gauges whose names match `pattern` (a regular expression; empty for all).
+    ///
+    /// # Errors
+    /// If the admin port does not answer.
+    pub async fn stats(&self, pattern: &str) -> Result<BTreeMap<String, i64>> {
+        let page = self.admin_page(&format!("/stats?format=json&filter={}", client::percent_encode(pattern))).await?;
+        let page: Value = serde_json::from_str(&page)?;
+        let stats = page["stats"].as_array().into_iter().flatten();
+        Ok(stats.filter_map(|stat| Some((stat["name"].as_str()?.to_owned(), stat["value"].as_i64()?))).collect())
+    }
+
+    /// One counter or gauge; 0 where Envoy has none of that name (most appear at their first use).
+    ///
+    /// # Errors
+    /// If the admin port does not answer.
+    pub async fn stat(&self, name: &str) -> Result<i64> {
+        let pattern = format!("^{}$", name.replace('.', "\\."));
+        Ok(self.stats(&pattern).await?.get(name).copied().unwrap_or(0))
+    }
+
+    /// The page of `/stats/prometheus`.
+    ///
+    /// # Errors
+    /// If the admin port does not answer.
+    pub async fn prometheus(&self) -> Result<String> {
+        self.admin_page("/stats/prometheus").await
+    }
+
+    /// The access log so far: one JSON object a request, in order of their ends.
+    pub fn access_log(&self) -> Vec<Value> {
+        self.process.stdout().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    }
+
+    /// The line of the request with this `x-request-id`, waiting until it is written.
+    ///
+    /// # Errors
+    /// If it does not come within `limit`.
+    pub async fn access_log_of(&self, request_id: &str, limit: Duration) -> Result<Value> {
+        let line = || async { self.access_log().into_iter().find(|line| line["request_id"] == request_id) };
+        crate::wait_for(limit, &format!("the access log of request {request_id}"), line).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_asked_for_changes() {
+        let shipped = Config::shipped("standalone.yaml").expect("the shipped file");
+        let mut changed = shipped.clone();
+        changed.replace_port(8080, 20_001).expect("the listener's port");
+        changed.replace_port(20_001, 8080).expect("the same port");
+        assert_eq!(changed.0, shipped.0);
+        assert!(changed.replace_port(1, 2).is_err(), "a port that is not there");
+
+        changed.set_picker(&Map::from_iter([("failure_mode".into(), json!("open"))])).expect("the picker");
+        let picker = changed.filters().expect("filters").iter().find(|filter| filter["name"] == PICKER).cloned().expect("the picker");
+        let text = picker.pointer("/typed_config/config/configuration/value").and_then(Value::as_str).expect("text").to_owned();
+        let configuration: Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(configuration["failure_mode"], "open");
+        assert_eq!(configuration["state"]["cluster"], "switchpoint-state", "what was shipped stays");
+
+        changed.insert_before_picker(subset_hint_filter()).expect("the picker");
+        let names = changed.filters().expect("filters").iter().map(|filter| filter["name"].as_str().unwrap_or("").to_owned());
+        let names = names.collect::<Vec<_>>();
+        let at = names.iter().position(|name| name == "test-subset-hint").expect("inserted");
+        assert_eq!(names.get(at + 1).map(String::as_str), Some(PICKER));
+    }
+}

@@ -1,0 +1,84 @@
+//! Ports of 127.0.0.1 that nobody else in this machine's tests holds.
+//!
+//! Asking the kernel for a free port and then letting a child bind it is a race: another test may get the same answer in between. A lease is
+//! a locked file, named by the port, and stands for as long as its holder lives; the kernel unlocks it even for a holder that was killed.
+
+use std::fs::{self, File};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::ops::Range;
+use std::process;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use crate::Result;
+
+/// Below Linux's range for outgoing connections (32768 and up), so that none of those can sit on a leased port.
+const RANGE: Range<u16> = 20_000..30_000;
+
+/// A port of 127.0.0.1 that is ours until this is dropped.
+#[derive(Debug)]
+pub struct Port {
+    number: u16,
+    _lock: File,
+}
+
+// === impl Port ===
+
+impl Port {
+    /// Leases a port that nobody listens on.
+    ///
+    /// # Errors
+    /// If the lock files cannot be written, or all ports are taken.
+    pub fn lease() -> Result<Self> {
+        // Processes start in different places and walk on, so two seldom try the same port.
+        static NEXT: AtomicU16 = AtomicU16::new(0);
+        let spread = u16::try_from(process::id().wrapping_mul(61) % u32::from(RANGE.end - RANGE.start))?;
+        let locks = std::env::temp_dir().join("switchpoint-e2e-ports");
+        fs::create_dir_all(&locks)?;
+        for _ in RANGE {
+            let step = NEXT.fetch_add(1, Ordering::Relaxed);
+            let number = RANGE.start + (u32::from(spread) + u32::from(step)).rem_euclid(u32::from(RANGE.end - RANGE.start)) as u16;
+            let lock = File::create(locks.join(number.to_string()))?;
+            let free = lock.try_lock().is_ok() && TcpListener::bind((Ipv4Addr::LOCALHOST, number)).is_ok();
+            if free {
+                return Ok(Self { number, _lock: lock });
+            }
+        }
+        Err(format!("no free port in {RANGE:?}").into())
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u16 {
+        self.number
+    }
+
+    /// Where to listen, or to connect.
+    pub fn address(&self) -> SocketAddr {
+        SocketAddr::from((Ipv4Addr::LOCALHOST, self.number))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leases_are_exclusive_and_end() {
+        let leases = (0..50).map(|_| Port::lease().expect("a port")).collect::<Vec<_>>();
+        let numbers = std::collections::BTreeSet::from_iter(leases.iter().map(Port::number));
+        assert_eq!(numbers.len(), leases.len());
+        let first = leases.first().expect("one").number();
+        let again = || File::create(std::env::temp_dir().join("switchpoint-e2e-ports").join(first.to_string())).expect("a lock file");
+        assert!(again().try_lock().is_err(), "held");
+        drop(leases);
+        assert!(again().try_lock().is_ok(), "given back");
+    }
+
+    #[test]
+    fn a_port_in_use_is_passed_over() {
+        let lease = Port::lease().expect("a port");
+        let _listener = TcpListener::bind(lease.address()).expect("it was free");
+        let number = lease.number();
+        drop(lease);
+        assert!((0..200).all(|_| Port::lease().expect("a port").number() != number));
+    }
+}

@@ -1,0 +1,127 @@
+//! A child process that cannot outlive its owner, with its output kept for whoever has to explain a failure.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::Result;
+
+/// How often the end of a process is looked for.
+const POLL: Duration = Duration::from_millis(10);
+
+/// A running program; killed when dropped.
+#[derive(Debug)]
+pub struct Process {
+    name: &'static str,
+    child: Child,
+    stdout: PathBuf,
+    stderr: PathBuf,
+}
+
+// === impl Process ===
+
+impl Process {
+    /// Starts `command`; its output goes to `<name>.out` and `<name>.err` in `folder`.
+    ///
+    /// # Errors
+    /// If the program cannot be run, naming it.
+    pub fn spawn(name: &'static str, command: &mut Command, folder: &Path) -> Result<Self> {
+        let stdout = folder.join(format!("{name}.out"));
+        let stderr = folder.join(format!("{name}.err"));
+        // A restarted process goes on in the same files: what the one before said stays readable.
+        let append = |path: &Path| File::options().create(true).append(true).open(path);
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(append(&stdout)?)
+            .stderr(append(&stderr)?)
+            .spawn()
+            .map_err(|error| format!("{} cannot be run: {error}", command.get_program().display()))?;
+        Ok(Self { name, child, stdout, stderr })
+    }
+
+    /// What it is called in messages.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its status, once it has ended.
+    ///
+    /// # Errors
+    /// If it has ended, saying how and what it last said.
+    pub fn check_running(&mut self) -> Result<()> {
+        match self.child.try_wait()? {
+            None => Ok(()),
+            Some(status) => Err(format!("{} ended: {status}\n{}", self.name, self.log_tail(40)).into()),
+        }
+    }
+
+    /// Sends a signal.
+    ///
+    /// # Errors
+    /// If it has ended.
+    pub fn signal(&mut self, signal: Signal) -> Result<()> {
+        self.check_running()?; // the id of one that was waited for may be another's by now
+        let id = Pid::from_raw(i32::try_from(self.child.id())?).ok_or("a process id is not 0")?;
+        Ok(kill_process(id, signal)?)
+    }
+
+    /// Asks it to end and waits for that; after `limit` it is killed.
+    ///
+    /// # Errors
+    /// If it had to be killed, or its end cannot be learnt.
+    pub async fn stop(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let _ = self.signal(Signal::TERM); // it may have ended already
+        let end = Instant::now() + limit;
+        while Instant::now() < end {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            tokio::time::sleep(POLL).await;
+        }
+        self.child.kill()?;
+        self.child.wait()?;
+        Err(format!("{} did not end within {limit:?} of SIGTERM", self.name).into())
+    }
+
+    /// Ends it at once, as a crash would.
+    ///
+    /// # Errors
+    /// If its end cannot be learnt.
+    pub fn kill(&mut self) -> Result<ExitStatus> {
+        self.child.kill()?;
+        Ok(self.child.wait()?)
+    }
+
+    /// All of its standard output so far.
+    pub fn stdout(&self) -> String {
+        std::fs::read_to_string(&self.stdout).unwrap_or_default()
+    }
+
+    /// All of its standard error so far.
+    pub fn stderr(&self) -> String {
+        std::fs::read_to_string(&self.stderr).unwrap_or_default()
+    }
+
+    /// The last `lines` of each stream, for people.
+    pub fn log_tail(&self, lines: usize) -> String {
+        let tail = |stream: &str, text: &str| {
+            let skip = text.lines().count().saturating_sub(lines);
+            text.lines().skip(skip).map(|line| format!("  {} {stream} | {line}\n", self.name)).collect::<String>()
+        };
+        tail("out", &self.stdout()) + &tail("err", &self.stderr())
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.kill(); // it may have ended already
+    }
+}

@@ -1,0 +1,337 @@
+//! The product, standing: simulated model servers, `switchpointd`, Envoy with the picker inside.
+//!
+//! ```text
+//!   client ──▶ Envoy + picker ──▶ model servers (in this process)
+//!                  ▲   ▲              ▲
+//!            state │   │ EDS          │ /metrics
+//!                  └── switchpointd ──┘
+//! ```
+//! Each stack has ports and files of its own, so tests run side by side; it takes its processes with it when it goes, and shows what they last said.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use http::Request;
+use serde_json::{Map, Value};
+use tempfile::TempDir;
+
+use crate::client::{self, Body, Reply};
+use crate::daemon::{Daemon, Settings};
+use crate::envoy::{Config, Envoy, Options};
+use crate::model_server::{self, ModelServer};
+use crate::ports::Port;
+use crate::{Result, wait_for};
+
+/// From nothing to a picker with state, on a machine that compiles at the same time.
+const START_LIMIT: Duration = Duration::from_secs(30);
+
+/// Lines of each log shown when a test fails.
+const LINES_SHOWN: usize = 60;
+
+/// What to build. Every setting has the value that most tests want.
+#[derive(Debug)]
+pub struct Builder {
+    servers: Vec<model_server::Options>,
+    envoy: Options,
+    edits: Vec<Edit>,
+    daemon_arguments: Vec<String>,
+    daemon: bool,
+    ready: bool,
+    quiet: bool,
+}
+
+/// A change to the shipped config.
+#[derive(Debug)]
+enum Edit {
+    Picker(Map<String, Value>),
+    FilterBeforePicker(Value),
+    Anything(fn(&mut Value)),
+}
+
+/// A running stack.
+#[derive(Debug)]
+pub struct Stack {
+    /// The model servers, in order; their endpoints are named `server-0`, `server-1`, …
+    pub servers: Vec<ModelServer>,
+    /// The proxy.
+    pub envoy: Envoy,
+    /// The daemon, unless the stack was built without.
+    pub daemon: Option<Daemon>,
+    _ports: Vec<Port>,
+    folder: TempDir,
+    quiet: bool,
+}
+
+// === impl Builder ===
+
+impl Builder {
+    /// So many model servers that serve the model `demo` and answer at once.
+    #[must_use]
+    pub fn servers(self, count: usize) -> Self {
+        let options = model_server::Options { models: vec!["demo".to_owned()], speed: 0.0, ..model_server::Options::default() };
+        self.servers_like(count, &options)
+    }
+
+    /// So many model servers like this one.
+    #[must_use]
+    pub fn servers_like(mut self, count: usize, options: &model_server::Options) -> Self {
+        self.servers = vec![options.clone(); count];
+        self
+    }
+
+    /// Worker threads of Envoy (1 unless said).
+    #[must_use]
+    pub fn concurrency(mut self, workers: u32) -> Self {
+        self.envoy.concurrency = workers;
+        self
+    }
+
+    /// Further arguments of Envoy.
+    #[must_use]
+    pub fn envoy_arguments(mut self, arguments: &[&str]) -> Self {
+        self.envoy.arguments.extend(arguments.iter().map(ToString::to_string));
+        self
+    }
+
+    /// Sets keys of the picker's configuration; `keys` is a JSON object.
+    #[must_use]
+    pub fn picker(mut self, keys: Value) -> Self {
+        if let Value::Object(keys) = keys {
+            self.edits.push(Edit::Picker(keys));
+        }
+        self
+    }
+
+    /// Puts a filter right before the picker.
+    #[must_use]
+    pub fn filter_before_picker(mut self, filter: Value) -> Self {
+        self.edits.push(Edit::FilterBeforePicker(filter));
+        self
+    }
+
+    /// Changes the shipped config in any way; for what no user can do by the file's own means, say why at the call.
+    #[must_use]
+    pub fn envoy_config(mut self, edit: fn(&mut Value)) -> Self {
+        self.edits.push(Edit::Anything(edit));
+        self
+    }
+
+    /// Further arguments of `switchpointd serve`.
+    #[must_use]
+    pub fn daemon_arguments(mut self, arguments: &[&str]) -> Self {
+        self.daemon_arguments.extend(arguments.iter().map(ToString::to_string));
+        self
+    }
+
+    /// No daemon: how a proxy starts without one. The stack is then up when Envoy is.
+    #[must_use]
+    pub fn without_daemon(mut self) -> Self {
+        self.daemon = false;
+        self.without_waiting()
+    }
+
+    /// Returns as soon as Envoy listens, whether the picker has state or not.
+    #[must_use]
+    pub fn without_waiting(mut self) -> Self {
+        self.ready = false;
+        self
+    }
+
+    /// Says nothing at its end. Else it shows the last lines of its logs, which a test runner keeps to itself unless the test fails.
+    #[must_use]
+    pub fn quiet(mut self) -> Self {
+        self.quiet = true;
+        self
+    }
+
+    /// Starts it all. Must be called in a tokio runtime, which then runs the model servers too.
+    ///
+    /// # Errors
+    /// If a part cannot be started or does not come up, with the last lines of the logs.
+    pub async fn start(self) -> Result<Stack> {
+        let folder = tempfile::Builder::new().prefix("switchpoint-e2e-").tempdir()?;
+        let mut ports = Vec::new();
+        let mut lease = || -> Result<SocketAddr> {
+            let port = Port::lease()?;
+            let address = port.address();
+            ports.push(port);
+            Ok(address)
+        };
+        let mut servers = Vec::new();
+        for options in self.servers {
+            // A leased port: a server that closes its socket, to refuse, keeps its place.
+            servers.push(ModelServer::start(model_server::Options { listen: lease()?, ..options })?);
+        }
+        let (listener, admin) = (lease()?, lease()?);
+        let mut settings = Settings::new(folder.path())?;
+        settings.arguments = self.daemon_arguments;
+        let config = configured(&self.edits, [(8080, listener.port()), (9901, admin.port()), (9004, settings.state.number())])?;
+        settings.write_endpoints(&endpoints(&servers))?;
+        let daemon = if self.daemon { Some(Daemon::start(settings)?) } else { None };
+        let envoy = Envoy::start(&config, listener, admin, &self.envoy, folder.path())?;
+        let mut stack = Stack { servers, envoy, daemon, _ports: ports, folder, quiet: self.quiet };
+        match stack.wait_until_up(self.ready).await {
+            Ok(()) => Ok(stack),
+            Err(error) => Err(format!("{error}\n{}", stack.logs()).into()),
+        }
+    }
+}
+
+fn configured(edits: &[Edit], ports: [(u16, u16); 3]) -> Result<Config> {
+    let mut config = Config::shipped("standalone.yaml")?;
+    for (from, to) in ports {
+        config.replace_port(from, to)?;
+    }
+    for edit in edits {
+        match edit {
+            Edit::Picker(keys) => config.set_picker(keys)?,
+            Edit::FilterBeforePicker(filter) => config.insert_before_picker(filter.clone())?,
+            Edit::Anything(edit) => edit(config.value()),
+        }
+    }
+    Ok(config)
+}
+
+fn endpoints(servers: &[ModelServer]) -> Vec<(String, SocketAddr)> {
+    servers.iter().enumerate().map(|(index, server)| (format!("server-{index}"), server.addr())).collect()
+}
+
+// === impl Stack ===
+
+impl Stack {
+    /// Describes a stack: one model server, one worker, as shipped.
+    pub fn builder() -> Builder {
+        Builder {
+            servers: Vec::new(),
+            envoy: Options::default(),
+            edits: Vec::new(),
+            daemon_arguments: Vec::new(),
+            daemon: true,
+            ready: true,
+            quiet: false,
+        }
+        .servers(1)
+    }
+
+    /// Starts so many model servers behind everything as shipped.
+    ///
+    /// # Errors
+    /// If a part does not come up.
+    pub async fn start(servers: usize) -> Result<Self> {
+        Self::builder().servers(servers).start().await
+    }
+
+    /// Where clients connect.
+    pub fn address(&self) -> SocketAddr {
+        self.envoy.listener()
+    }
+
+    /// `GET path` through Envoy.
+    ///
+    /// # Errors
+    /// If there is no whole reply.
+    pub async fn get(&self, path: &str) -> Result<Reply> {
+        client::get(self.address(), path).await
+    }
+
+    /// `POST path` with JSON through Envoy.
+    ///
+    /// # Errors
+    /// If there is no whole reply.
+    pub async fn post(&self, path: &str, body: &Value) -> Result<Reply> {
+        client::post(self.address(), path, body.to_string()).await
+    }
+
+    /// Sends any request through Envoy by HTTP/1.1.
+    ///
+    /// # Errors
+    /// If there is no whole reply.
+    pub async fn send(&self, request: Request<Body>) -> Result<Reply> {
+        client::send(self.address(), request).await
+    }
+
+    /// Index of the server that answered.
+    ///
+    /// # Errors
+    /// If none of ours did.
+    pub fn server_of(&self, reply: &Reply) -> Result<usize> {
+        let by = reply.header("x-served-by");
+        let index = self.servers.iter().position(|server| server.addr().to_string() == by);
+        index.ok_or_else(|| format!("no server of ours answered: {} {:?} {}", reply.status, by, reply.text()).into())
+    }
+
+    /// The daemon.
+    ///
+    /// # Errors
+    /// If the stack was built without one.
+    pub fn daemon(&mut self) -> Result<&mut Daemon> {
+        Ok(self.daemon.as_mut().ok_or("this stack has no daemon")?)
+    }
+
+    /// Makes these of the servers the pool, by index.
+    ///
+    /// # Errors
+    /// If there is no daemon to read it, or no such server.
+    pub fn set_pool(&mut self, indices: &[usize]) -> Result<()> {
+        let all = endpoints(&self.servers);
+        let chosen = indices.iter().map(|index| all.get(*index).cloned().ok_or("no such server")).collect::<Result<Vec<_>, _>>()?;
+        self.daemon()?.settings().write_endpoints(&chosen)
+    }
+
+    /// The folder of its logs and files.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The last lines of every log.
+    pub fn logs(&mut self) -> String {
+        let daemon = self.daemon.as_mut().map(|daemon| daemon.process().log_tail(LINES_SHOWN)).unwrap_or_default();
+        daemon + &self.envoy.process().log_tail(LINES_SHOWN)
+    }
+
+    /// Waits until the picker has state.
+    ///
+    /// # Errors
+    /// If that takes too long, or a process ended.
+    pub async fn wait_until_ready(&mut self) -> Result<()> {
+        self.wait_until_up(true).await
+    }
+
+    async fn wait_until_up(&mut self, ready: bool) -> Result<()> {
+        let (listener, admin) = (self.envoy.listener(), self.envoy.admin());
+        let up = || async move {
+            // Envoy says LIVE when its workers serve; the picker says ready when it has state.
+            let live = client::get(admin, "/ready").await.is_ok_and(|reply| reply.status == 200);
+            let has_state = || async { client::get(listener, "/switchpoint/ready").await.is_ok_and(|reply| reply.status == 200) };
+            (live && (!ready || has_state().await)).then_some(())
+        };
+        tokio::select! {
+            up = wait_for(START_LIMIT, "the picker's state", up) => up,
+            ended = Self::an_end(&mut self.envoy, self.daemon.as_mut()) => Err(ended),
+        }
+    }
+
+    /// Returns when one of the processes has ended.
+    async fn an_end(envoy: &mut Envoy, mut daemon: Option<&mut Daemon>) -> crate::Error {
+        loop {
+            let daemon_runs = daemon.as_mut().map_or(Ok(()), |daemon| daemon.process().check_running());
+            if let Err(ended) = envoy.process().check_running().and(daemon_runs) {
+                return ended;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+impl Drop for Stack {
+    fn drop(&mut self) {
+        if !self.quiet {
+            let logs = self.logs();
+            #[allow(clippy::print_stdout, reason = "a test that fails, by panic or by error, shows what the processes said")]
+            {
+                println!("{logs}");
+            }
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! What the shipped config sets against Envoy's defaults, each by its effect or, where the effect takes minutes, by what Envoy says it is running.
+
+use std::process::Command;
+
+use e2e::envoy::Envoy;
+use e2e::model_server::{Fault, FaultMode};
+use e2e::stack::Stack;
+use e2e::{Result, client, root};
+use http::Request;
+use serde_json::{Value, json};
+
+/// What Envoy says it runs with, all of it in one tree.
+async fn running(stack: &Stack) -> Result<Value> {
+    Ok(serde_json::from_str(&stack.envoy.admin_page("/config_dump").await?)?)
+}
+
+/// Values of a key, wherever it stands.
+fn values<'a>(tree: &'a Value, key: &str) -> Vec<&'a Value> {
+    match tree {
+        Value::Object(fields) => {
+            let here = fields.get(key);
+            here.into_iter().chain(fields.values().flat_map(|value| values(value, key))).collect()
+        }
+        Value::Array(items) => items.iter().flat_map(|item| values(item, key)).collect(),
+        _ => Vec::new(),
+    }
+}
+
+#[test]
+fn the_file_is_valid_as_it_stands() -> Result<()> {
+    let mut validate = Command::new(Envoy::binary());
+    let output = validate.current_dir(root()).args(["--mode", "validate", "-c", "envoy-config/standalone.yaml"]).output()?;
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+#[tokio::test]
+async fn limits_and_times_fit_long_generations() -> Result<()> {
+    let stack = Stack::start(1).await?;
+    let tree = running(&stack).await?;
+    for (key, expected) in [
+        ("stream_idle_timeout", json!("3600s")),
+        ("request_timeout", json!("300s")),
+        ("delayed_close_timeout", json!("0.100s")),
+        ("request_body_buffer_limit", json!("33554432")),
+        ("max_retries", json!(1_000_000)),
+        ("max_requests", json!(1_000_000)),
+        ("max_pending_requests", json!(1_000_000)),
+        ("max_connections", json!(1_000_000)),
+        ("retry_back_off", json!({"base_interval": "0.005s", "max_interval": "0.020s"})),
+        ("failure_policy", json!("FAIL_RELOAD")),
+        ("reload_config", json!({"backoff": {"base_interval": "0.010s"}})),
+        ("allow_on_headers_stop_iteration", json!(true)),
+    ] {
+        let found = values(&tree, key);
+        assert!(found.contains(&&expected), "{key}: {found:?}");
+    }
+    assert!(values(&tree, "timeout").contains(&&json!("0s")), "the route has no time limit");
+    let upstream = values(&tree, "common_http_protocol_options");
+    assert!(upstream.contains(&&json!({"idle_timeout": "4s"})), "shorter than uvicorn's 5 s: {upstream:?}");
+    let monitors = stack.envoy.stats("^overload\\..*pressure$").await?;
+    assert_eq!(monitors.len(), 2, "memory and connections are watched: {monitors:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn control_headers_of_a_client_go_no_further() -> Result<()> {
+    let stack = Stack::start(2).await?;
+    let elsewhere = "127.0.0.1:1";
+    for path in ["/v1/chat/completions", "/no/such/path"] {
+        let mut request = Request::post(path).header("x-echo", "1");
+        for name in [
+            "x-gateway-destination-endpoint",
+            "X-Gateway-Destination-Endpoint-Fallback",
+            "x-gateway-destination-endpoint-subset",
+            "x-gateway-destination-endpoint-served",
+            "x-gateway-destination-endpoint-scores",
+            "x-prefiller-host-port",
+            "x-encoder-hosts-ports",
+            "x-data-parallel-host-port",
+            "x-switchpoint-open",
+            "x-switchpoint-decision",
+        ] {
+            request = request.header(name, elsewhere).header(name, elsewhere); // twice: all values go
+        }
+        let body = json!({"model": "demo", "messages": []}).to_string();
+        let reply = stack.send(request.body(client::full(body))?).await?;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        assert!(!reply.text().contains(elsewhere), "{path}: {}", reply.text());
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_client_cannot_order_retries() -> Result<()> {
+    let stack = Stack::start(1).await?;
+    stack.servers[0].fault(Fault::new(FaultMode::Status)).await;
+    let request = Request::get("/any").header("x-envoy-retry-on", "5xx").header("x-envoy-max-retries", "5");
+    // As if a trusted proxy stood in front.
+    let request = request.header("x-forwarded-for", "10.0.0.1").header("x-request-id", "retries");
+    let reply = stack.send(request.body(client::empty())?).await?;
+    assert_eq!(reply.status, 503, "the engine's own reply: {}", reply.text());
+    let line = stack.envoy.access_log_of("retries", std::time::Duration::from_secs(5)).await?;
+    assert_eq!(line["attempts"], 1, "a list of one is tried once");
+    Ok(())
+}
+
+#[tokio::test]
+async fn replies_of_envoy_speak_the_language_of_the_api() -> Result<()> {
+    let stack = Stack::start(1).await?;
+    stack.servers[0].fault(Fault::new(FaultMode::ResetBeforeHeaders)).await;
+    let body = json!({"model": "demo", "max_tokens": 1, "messages": []});
+    let openai = stack.post("/v1/chat/completions", &body).await?;
+    assert_eq!((openai.status, openai.header("content-type")), (503, "application/json"));
+    let message = "the model server failed before it answered; retry";
+    assert_eq!(openai.json()?, json!({"error": {"message": message, "type": "service_unavailable", "param": null, "code": 503}}));
+    let anthropic = stack.post("/v1/messages", &body).await?;
+    assert_eq!(anthropic.status, 503);
+    assert_eq!(anthropic.json()?, json!({"type": "error", "error": {"type": "api_error", "message": message}}));
+    for reply in [openai, anthropic] {
+        assert!(!reply.headers.contains_key("x-llm-d-request-dropped-reason"), "nothing was dropped");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn compressed_requests_arrive_in_the_clear() -> Result<()> {
+    use std::io::Write as _;
+    let stack = Stack::start(1).await?;
+    // Very regular: 1000:1, where Envoy's default cuts off at 100:1.
+    let text = json!({"model": "demo", "messages": [{"role": "user", "content": "a".repeat(2_000_000)}]}).to_string();
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    encoder.write_all(text.as_bytes())?;
+    let gzip = encoder.finish()?;
+    assert!(gzip.len() * 500 < text.len(), "{} bytes", gzip.len());
+    let request = Request::post("/v1/chat/completions").header("content-encoding", "gzip").header("x-echo", "1");
+    let reply = stack.send(request.body(client::full(gzip))?).await?;
+    let echo = reply.json()?;
+    assert_eq!((reply.status, &echo["body_bytes"]), (200, &json!(text.len())), "{}", reply.text());
+    let names = echo["headers"].as_array().into_iter().flatten().filter_map(|pair| pair[0].as_str()).collect::<Vec<_>>();
+    assert!(!names.contains(&"content-encoding"), "{names:?}");
+    assert!(names.contains(&"x-gateway-destination-endpoint"), "picked: {names:?}");
+    Ok(())
+}
