@@ -1,0 +1,124 @@
+//! The command line: every option, every default, each also as an environment variable.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+const EXAMPLES: &str = "\
+Examples:
+  Two model servers on this machine:
+    switchpointd serve --endpoint 127.0.0.1:8000 --endpoint 127.0.0.1:8001
+
+  A list that may change while running (names, labels; the format of llm-d's file-discovery):
+    switchpointd serve --endpoints-file endpoints.yaml --snapshot-file state.json
+
+      endpoints:
+      - {name: gpu-0, address: 10.0.0.1, port: 8000}
+      - {name: gpu-1, address: 10.0.0.2, port: 8000, labels: {llm-d.ai/engine-type: sglang}}
+
+  See what it knows:
+    curl -s 127.0.0.1:9090/debug/endpoints
+";
+
+/// Discovers model servers, scrapes them, and tells the Switchpoint filters in Envoy about them.
+#[derive(Debug, Parser)]
+#[command(name = "switchpointd", version, after_help = EXAMPLES, disable_help_subcommand = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the daemon.
+    #[command(after_help = EXAMPLES)]
+    Serve(Box<Serve>),
+}
+
+/// Options of `serve`.
+#[derive(Debug, Args)]
+pub struct Serve {
+    /// Who is in the pool.
+    #[command(flatten)]
+    pub endpoints: EndpointsFrom,
+
+    /// Name of the pool; Envoy's EDS service_name and the filter's pool must be the same.
+    #[arg(long, env = "SWITCHPOINT_POOL", value_name = "NAME", default_value = "default")]
+    pub pool: String,
+
+    /// Where filters get their state and Envoys their EDS, by gRPC.
+    #[arg(long, env = "SWITCHPOINT_LISTEN_STATE", value_name = "IP:PORT", default_value = "127.0.0.1:9004")]
+    pub listen_state: SocketAddr,
+
+    /// Where probes, Prometheus and people look: /livez /readyz /metrics /debug/endpoints /debug/state.
+    #[arg(long, env = "SWITCHPOINT_LISTEN_ADMIN", value_name = "IP:PORT", default_value = "127.0.0.1:9090")]
+    pub listen_admin: SocketAddr,
+
+    /// How often an idle endpoint is scraped.
+    #[arg(long, env = "SWITCHPOINT_SCRAPE_INTERVAL", value_name = "DURATION", default_value = "1s", value_parser = duration)]
+    pub scrape_interval: Duration,
+
+    /// How often an endpoint with work is scraped.
+    #[arg(long, env = "SWITCHPOINT_SCRAPE_INTERVAL_BUSY", value_name = "DURATION", default_value = "100ms", value_parser = duration)]
+    pub scrape_interval_busy: Duration,
+
+    /// Metrics older than this count as unknown (which is neither idle nor full).
+    #[arg(long, env = "SWITCHPOINT_STALENESS_MAX", value_name = "DURATION", default_value = "5s", value_parser = duration)]
+    pub staleness_max: Duration,
+
+    /// How to log.
+    #[command(flatten)]
+    pub log: Log,
+}
+
+/// Where endpoints come from: exactly one of these.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct EndpointsFrom {
+    /// YAML list of endpoints; read again when its content changes.
+    #[arg(long, env = "SWITCHPOINT_ENDPOINTS_FILE", value_name = "FILE")]
+    pub endpoints_file: Option<PathBuf>,
+
+    /// A model server; repeat for more. A host name is resolved once, at start.
+    #[arg(long, env = "SWITCHPOINT_ENDPOINT", value_name = "HOST:PORT", value_delimiter = ',')]
+    pub endpoint: Vec<String>,
+}
+
+/// How to log, to stderr.
+#[derive(Debug, Args)]
+pub struct Log {
+    /// How log lines look.
+    #[arg(long, env = "SWITCHPOINT_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+
+    /// What is logged: error, warn, info, debug, trace, or directives as in RUST_LOG (which counts when this is not given).
+    #[arg(long, env = "SWITCHPOINT_LOG_LEVEL", value_name = "LEVEL")]
+    pub log_level: Option<String>,
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// `250ms`, `2s`, `1.5s`, `1m`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let scale = match unit {
+        "ms" => 0.001,
+        "s" => 1.0,
+        "m" => 60.0,
+        _ => return Err("give a number and a unit: 250ms, 2s or 1m".to_owned()),
+    };
+    let seconds: f64 = number.parse().map_err(|_| format!("{number:?} is not a number"))?;
+    Duration::try_from_secs_f64(seconds * scale).ok().filter(|d| !d.is_zero()).ok_or_else(|| "must be more than nothing".to_owned())
+}

@@ -1,0 +1,102 @@
+//! What one EDS stream is to be sent next: pure, the same for both variants of the protocol.
+//!
+//! One response is out at a time; the next, when its acknowledgement or refusal is in, carries the newest set, whatever came between.
+//! A refused set is not sent again: Envoy keeps its last good one until the set changes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::shared::{EdsAck, Pools};
+
+/// A stream's subscriptions.
+#[derive(Debug, Default)]
+pub struct Subscription {
+    names: BTreeSet<String>,
+    in_flight: Option<InFlight>,
+    /// Generations sent, by pool; answered or not.
+    sent: BTreeMap<String, u64>,
+    acks: BTreeMap<String, EdsAck>,
+    nonce: u64,
+}
+
+#[derive(Debug)]
+struct InFlight {
+    nonce: String,
+    generations: Vec<(String, u64)>,
+}
+
+/// What is to be sent.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Due {
+    /// Comes back with the answer.
+    pub nonce: String,
+    /// Pools to be told, those that changed.
+    pub changed: Vec<String>,
+}
+
+/// How Envoy answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It took the response over.
+    Accepted,
+    /// It did not, for this reason.
+    Refused(String),
+}
+
+// === impl Subscription ===
+
+impl Subscription {
+    /// Replaces the names subscribed to. What is subscribed to anew is sent anew.
+    pub fn set_names(&mut self, names: BTreeSet<String>) {
+        self.sent.retain(|name, _| names.contains(name));
+        self.acks.retain(|name, _| names.contains(name));
+        for name in &names {
+            self.acks.entry(name.clone()).or_default();
+        }
+        self.names = names;
+    }
+
+    /// The names subscribed to.
+    #[must_use]
+    pub fn names(&self) -> &BTreeSet<String> {
+        &self.names
+    }
+
+    /// What was acknowledged, by pool.
+    #[must_use]
+    pub fn acks(&self) -> &BTreeMap<String, EdsAck> {
+        &self.acks
+    }
+
+    /// Envoy answered the response with `nonce`. An answer to any other but the last is out of date and says nothing.
+    pub fn answer(&mut self, nonce: &str, answer: &Answer) -> bool {
+        let Some(in_flight) = self.in_flight.take_if(|f| f.nonce == nonce) else { return false };
+        for (name, generation) in in_flight.generations {
+            let Some(ack) = self.acks.get_mut(&name) else { continue };
+            match answer {
+                Answer::Accepted => *ack = EdsAck { acked: generation, refused: None },
+                Answer::Refused(why) => ack.refused = Some(why.clone()),
+            }
+        }
+        true
+    }
+
+    /// What to send now, if anything; it counts as sent.
+    pub fn due(&mut self, pools: &Pools) -> Option<Due> {
+        if self.in_flight.is_some() {
+            return None;
+        }
+        let current = |name: &String| pools.get(name).map(|view| (name.clone(), view.eds.generation));
+        let known: Vec<(String, u64)> = self.names.iter().filter_map(current).collect();
+        let generations: Vec<(String, u64)> =
+            known.into_iter().filter(|(name, generation)| self.sent.get(name) != Some(generation)).collect();
+        if generations.is_empty() {
+            return None;
+        }
+        self.nonce += 1;
+        let nonce = self.nonce.to_string();
+        self.sent.extend(generations.iter().cloned());
+        let changed = generations.iter().map(|(name, _)| name.clone()).collect();
+        self.in_flight = Some(InFlight { nonce: nonce.clone(), generations });
+        Some(Due { nonce, changed })
+    }
+}

@@ -1,0 +1,481 @@
+//! The state of one pool and its sole writer.
+//!
+//! `[ discovery ] -> [ Pool ] <- [ scraper ]`, and out of it one [`PoolView`] after the other: an immutable value that readers get by a
+//! watch channel, whole, and only when something changed.
+//!
+//! An endpoint's life: discovered, it gets the lowest free slot and an incarnation never used before; gone from discovery it leaves the
+//! roster at once but keeps slot and place in EDS as *departing*, until every connected proxy acknowledged a roster without it (so that
+//! nothing is recorded under a slot that means somebody else, and no list names a host Envoy has forgotten), or [`ACK_WAIT_MAX`] went by.
+//!
+//! Readiness is discovery's word. An endpoint whose metrics cannot be had stays routable, with metrics unknown: a failing scrape is no
+//! evidence that requests fail, and the proxies see for themselves who refuses them.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use discovery::Instance;
+use scheduler::{ENDPOINTS_MAX, Endpoint, EndpointMetrics, EndpointRef, Incarnation, ProfileSpec, Readiness, Slot};
+use tokio::time::Instant;
+
+use crate::scrape::ScrapeEvent;
+
+/// How long a removed endpoint stays in EDS at least: a list picked just before may still name it at a retry.
+pub const EDS_REMOVAL_GRACE: Duration = Duration::from_secs(2);
+
+/// How long the acknowledgement of a removal is waited for: a proxy silent for this long has lost its stream or will resynchronise.
+pub const ACK_WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// One moment on both clocks: durations are measured on the monotonic one, people are told the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Now {
+    /// Monotonic.
+    pub instant: Instant,
+    /// For people and files.
+    pub wall: SystemTime,
+}
+
+/// An endpoint in the pool.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Member {
+    /// Slot and incarnation.
+    pub id: EndpointRef,
+    /// What discovery says of it.
+    pub instance: Arc<Instance>,
+    /// When it joined the pool.
+    pub joined: Instant,
+    /// The first EDS generation that contains its address.
+    pub eds_since: u64,
+    /// How its metrics are doing.
+    pub metrics: MetricsStatus,
+    /// Since when [`Self::metrics`] is of its kind.
+    pub since: SystemTime,
+    observed_at: Option<Instant>,
+}
+
+/// Whether an endpoint's metrics are known, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MetricsStatus {
+    /// Not yet asked.
+    Awaited,
+    /// Known and fresh.
+    Fresh,
+    /// Known, but the last scrape failed, for this reason.
+    Failing(String),
+    /// Unknown: too old, or never had, for this reason.
+    Unknown(String),
+}
+
+/// An endpoint that discovery knows but that is not in the roster.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Absentee {
+    /// What discovery says, or last said, of it.
+    pub instance: Arc<Instance>,
+    /// Why it is not in the roster.
+    pub absence: Absence,
+    /// Since when.
+    pub since: SystemTime,
+}
+
+/// Why an endpoint is not in the roster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Absence {
+    /// Left; its slot is held until the proxies acknowledged that.
+    Departing(EndpointRef),
+    /// Every slot is taken; it joins when one comes free.
+    NoFreeSlot,
+}
+
+/// The set of hosts Envoy may connect to: members and departing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EdsSet {
+    /// Grows with each change of the set; never 0.
+    pub generation: u64,
+    /// The hosts, sorted.
+    pub addresses: Arc<[SocketAddr]>,
+}
+
+/// One version of a pool. What is equal in `generation` is equal in members, profile and `staleness_max`.
+#[derive(Clone, Debug)]
+pub struct PoolView {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Is this a whole set, told by discovery or restored from an earlier life? Until then it is served to nobody: an empty pool would be
+    /// taken for the truth.
+    pub complete: bool,
+    /// Grows with each change of members or profile; never 0.
+    pub generation: u64,
+    /// Who may be picked, by slot.
+    pub members: Arc<[Member]>,
+    /// Metrics, parallel to `members`.
+    pub metrics: Arc<[EndpointMetrics]>,
+    /// Grows with each change of `metrics`.
+    pub metrics_generation: u64,
+    /// How requests are scheduled.
+    pub profile: Arc<ProfileSpec>,
+    /// Metrics older than this are unknown.
+    pub staleness_max: Duration,
+    /// What Envoy is told.
+    pub eds: EdsSet,
+    /// Known, but not to be picked.
+    pub absent: Arc<[Absentee]>,
+    /// The incarnation to be given next: what a later life of the daemon must begin above.
+    pub incarnation_next: u32,
+    /// State of what feeds the pool.
+    pub sources: Sources,
+}
+
+/// State of what feeds a pool, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sources {
+    /// Has discovery told a complete set in this life of the daemon?
+    pub synced: bool,
+    /// Why discovery's source cannot be read now, if so; the last set stays in force.
+    pub discovery_error: Option<String>,
+    /// Why the newest configuration is not in force, if so; the last good one stays.
+    pub config_error: Option<String>,
+    /// How often either error came up.
+    pub errors: u64,
+}
+
+/// The writer. All of it is synchronous and takes time as an argument.
+#[derive(Debug)]
+pub struct Pool {
+    /// As last taken, but for what stands beside it here.
+    view: PoolView,
+    /// By slot.
+    members: Vec<Member>,
+    metrics: Vec<EndpointMetrics>,
+    departing: Vec<Departing>,
+    waiting: Vec<(Arc<Instance>, SystemTime)>,
+    touched: bool,
+}
+
+#[derive(Debug)]
+struct Departing {
+    id: EndpointRef,
+    instance: Arc<Instance>,
+    at: Now,
+    /// The first roster without it.
+    generation: u64,
+}
+
+/// What a pool begins with.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Its name.
+    pub name: Arc<str>,
+    /// How requests are scheduled until configured otherwise.
+    pub profile: ProfileSpec,
+    /// Metrics older than this are unknown.
+    pub staleness_max: Duration,
+    /// The first incarnation to be given.
+    pub incarnation_first: u32,
+}
+
+// === impl Now ===
+
+impl Now {
+    /// This moment.
+    #[must_use]
+    pub fn read() -> Self {
+        Self { instant: Instant::now(), wall: SystemTime::now() }
+    }
+}
+
+// === impl Member ===
+
+impl Member {
+    /// As the scheduler knows it.
+    #[must_use]
+    pub fn endpoint(&self, now: Instant) -> Endpoint {
+        let age = now.saturating_duration_since(self.joined);
+        Endpoint {
+            id: self.id,
+            name: self.instance.name.as_str().into(),
+            address: self.instance.address.to_string().into(),
+            readiness: Readiness::Ready,
+            labels: self.instance.labels.iter().map(|(k, v)| (k.as_str().into(), v.as_str().into())).collect(),
+            age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+
+    /// Says whether anything changed; [`Self::since`] moves only with the kind.
+    fn set_status(&mut self, status: MetricsStatus, wall: SystemTime) -> bool {
+        if self.metrics == status {
+            return false;
+        }
+        if std::mem::discriminant(&self.metrics) != std::mem::discriminant(&status) {
+            self.since = wall;
+        }
+        self.metrics = status;
+        true
+    }
+}
+
+// === impl Pool ===
+
+impl Pool {
+    /// A pool nobody is in yet.
+    #[must_use]
+    pub fn new(settings: Settings) -> Self {
+        let Settings { name, profile, staleness_max, incarnation_first } = settings;
+        let view = PoolView {
+            name,
+            complete: false,
+            generation: 1,
+            members: Arc::from([]),
+            metrics: Arc::from([]),
+            metrics_generation: 1,
+            profile: Arc::new(profile),
+            staleness_max,
+            eds: EdsSet { generation: 1, addresses: Arc::from([]) },
+            absent: Arc::from([]),
+            incarnation_next: incarnation_first,
+            sources: Sources { synced: false, discovery_error: None, config_error: None, errors: 0 },
+        };
+        Self { view, members: Vec::new(), metrics: Vec::new(), departing: Vec::new(), waiting: Vec::new(), touched: true }
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &Arc<str> {
+        &self.view.name
+    }
+
+    /// Takes over the endpoints of an earlier life, slots and incarnations and all. Only before any other verb.
+    pub fn restore(&mut self, saved: Vec<(EndpointRef, Instance)>, now: Now) {
+        let members: Vec<Member> =
+            saved.into_iter().map(|(id, instance)| member(id, Arc::new(instance), self.view.eds.generation + 1, now)).collect();
+        self.view.complete = true;
+        self.replace_members(members);
+    }
+
+    /// Discovery told its whole set.
+    pub fn reset(&mut self, instances: Vec<Instance>, now: Now) {
+        if !self.view.sources.synced || self.view.sources.discovery_error.is_some() {
+            self.view.sources.synced = true;
+            self.view.complete = true;
+            self.view.sources.discovery_error = None;
+            self.touched = true;
+        }
+        let mut wanted: BTreeMap<(String, String, SocketAddr), Instance> =
+            instances.into_iter().map(|i| ((i.namespace.clone(), i.name.clone(), i.address), i)).collect();
+        let mut members = Vec::with_capacity(wanted.len());
+        let mut changed = false;
+        for old in &self.members {
+            let key = (old.instance.namespace.clone(), old.instance.name.clone(), old.instance.address);
+            match wanted.remove(&key) {
+                Some(new) if new == *old.instance => members.push(old.clone()),
+                Some(new) => {
+                    changed = true;
+                    members.push(Member { instance: Arc::new(new), ..old.clone() });
+                }
+                None => {
+                    changed = true;
+                    let generation = self.view.generation + 1;
+                    self.departing.push(Departing { id: old.id, instance: Arc::clone(&old.instance), at: now, generation });
+                }
+            }
+        }
+        self.waiting.clear();
+        self.waiting.extend(wanted.into_values().map(|i| (Arc::new(i), now.wall)));
+        let kept = members.len();
+        self.admit_waiting(&mut members, now);
+        self.touched |= !self.waiting.is_empty();
+        if changed || members.len() > kept {
+            self.replace_members(members);
+        }
+    }
+
+    /// Discovery's source cannot be read; the set stays.
+    pub fn discovery_failed(&mut self, why: String) {
+        if self.view.sources.discovery_error.as_ref() != Some(&why) {
+            self.view.sources.discovery_error = Some(why);
+            self.view.sources.errors += 1;
+            self.touched = true;
+        }
+    }
+
+    /// A new configuration, or why the newest is not in force.
+    pub fn configure(&mut self, config: Result<ProfileSpec, String>) {
+        match config {
+            Ok(profile) => {
+                self.touched |= self.view.sources.config_error.take().is_some();
+                if *self.view.profile != profile {
+                    self.view.profile = Arc::new(profile);
+                    self.view.generation += 1;
+                    self.touched = true;
+                }
+            }
+            Err(why) => {
+                self.view.sources.config_error = Some(why);
+                self.view.sources.errors += 1;
+                self.touched = true;
+            }
+        }
+    }
+
+    /// The scraper heard, or failed to hear, an endpoint. What is said of a life that is over is dropped.
+    pub fn observe(&mut self, event: ScrapeEvent, now: Now) {
+        let (ScrapeEvent::Metrics(id, _) | ScrapeEvent::Failed(id, ..) | ScrapeEvent::Restarted(id)) = &event;
+        let Ok(position) = self.members.binary_search_by_key(&id.slot, |m| m.id.slot) else { return };
+        let (Some(member), Some(metrics)) = (self.members.get_mut(position), self.metrics.get_mut(position)) else { return };
+        if member.id != *id {
+            return;
+        }
+        match event {
+            ScrapeEvent::Metrics(_, observed) => {
+                member.observed_at = Some(observed.observed_at);
+                self.touched |= member.set_status(MetricsStatus::Fresh, now.wall);
+                if *metrics != observed.metrics {
+                    *metrics = observed.metrics;
+                    self.view.metrics_generation += 1;
+                    self.touched = true;
+                }
+            }
+            ScrapeEvent::Failed(_, reason, _) => {
+                let why = reason.to_string();
+                let known = matches!(member.metrics, MetricsStatus::Fresh | MetricsStatus::Failing(_));
+                let status = if known { MetricsStatus::Failing(why) } else { MetricsStatus::Unknown(why) };
+                self.touched |= member.set_status(status, now.wall);
+            }
+            ScrapeEvent::Restarted(_) => {
+                let incarnation = Incarnation(self.view.incarnation_next);
+                self.view.incarnation_next = self.view.incarnation_next.wrapping_add(1);
+                member.id.incarnation = incarnation;
+                member.observed_at = None;
+                member.set_status(MetricsStatus::Awaited, now.wall);
+                *metrics = EndpointMetrics::default();
+                self.view.generation += 1;
+                self.view.metrics_generation += 1;
+                self.touched = true;
+            }
+        }
+    }
+
+    /// Blanks metrics that are too old to count.
+    pub fn expire(&mut self, now: Now) {
+        let staleness_max = self.view.staleness_max;
+        for (member, metrics) in self.members.iter_mut().zip(&mut self.metrics) {
+            let stale = member.observed_at.is_some_and(|at| now.instant.saturating_duration_since(at) > staleness_max);
+            if !stale {
+                continue;
+            }
+            member.observed_at = None;
+            let why = match &member.metrics {
+                MetricsStatus::Failing(why) | MetricsStatus::Unknown(why) => why.clone(),
+                MetricsStatus::Awaited | MetricsStatus::Fresh => format!("not scraped for {} ms", staleness_max.as_millis()),
+            };
+            member.set_status(MetricsStatus::Unknown(why), now.wall);
+            *metrics = EndpointMetrics::default();
+            self.view.metrics_generation += 1;
+            self.touched = true;
+        }
+    }
+
+    /// Lets go of departed endpoints whose removal `acknowledged` (by roster generation) says every proxy knows of, and gives free slots
+    /// to those who wait for one.
+    pub fn settle(&mut self, acknowledged: impl Fn(u64) -> bool, now: Now) {
+        let before = self.departing.len();
+        self.departing.retain(|d| {
+            let elapsed = now.instant.saturating_duration_since(d.at.instant);
+            elapsed < EDS_REMOVAL_GRACE || (elapsed < ACK_WAIT_MAX && !acknowledged(d.generation))
+        });
+        if self.departing.len() == before {
+            return;
+        }
+        if self.waiting.is_empty() {
+            self.touched = true;
+            self.refresh_eds();
+        } else {
+            let mut members = self.members.clone();
+            self.admit_waiting(&mut members, now);
+            self.replace_members(members);
+        }
+    }
+
+    /// Is anybody departing? Only then [`Self::settle`] has work.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.departing.is_empty()
+    }
+
+    /// The state as of now, if it changed since last taken.
+    pub fn take_view(&mut self) -> Option<PoolView> {
+        if !std::mem::take(&mut self.touched) {
+            return None;
+        }
+        let departing = self.departing.iter().map(|d| Absentee {
+            instance: Arc::clone(&d.instance),
+            absence: Absence::Departing(d.id),
+            since: d.at.wall,
+        });
+        let waiting = self.waiting.iter().map(|(instance, since)| Absentee {
+            instance: Arc::clone(instance),
+            absence: Absence::NoFreeSlot,
+            since: *since,
+        });
+        self.view.absent = departing.chain(waiting).collect();
+        if *self.view.members != *self.members {
+            self.view.members = self.members.as_slice().into();
+        }
+        self.view.metrics = self.metrics.as_slice().into();
+        Some(self.view.clone())
+    }
+
+    fn admit_waiting(&mut self, members: &mut Vec<Member>, now: Now) {
+        let mut taken = [false; ENDPOINTS_MAX];
+        for id in members.iter().map(|m| m.id).chain(self.departing.iter().map(|d| d.id)) {
+            if let Some(slot) = taken.get_mut(usize::from(id.slot.0)) {
+                *slot = true;
+            }
+        }
+        let mut free = (0u16..).zip(taken).filter(|(_, taken)| !taken).map(|(slot, _)| Slot(slot));
+        for (instance, since) in std::mem::take(&mut self.waiting) {
+            let Some(slot) = free.next() else {
+                self.waiting.push((instance, since));
+                continue;
+            };
+            let id = EndpointRef { slot, incarnation: self.next_incarnation() };
+            // Should its address still be in EDS, it is known to Envoy already; otherwise it enters with the next generation.
+            let known = self.view.eds.addresses.binary_search(&instance.address).is_ok();
+            let eds_since = self.view.eds.generation + u64::from(!known);
+            members.push(member(id, instance, eds_since, now));
+        }
+    }
+
+    fn next_incarnation(&mut self) -> Incarnation {
+        let next = self.view.incarnation_next;
+        self.view.incarnation_next = next.wrapping_add(1);
+        Incarnation(next)
+    }
+
+    /// Puts a new set in force; metrics follow the lives they belong to.
+    fn replace_members(&mut self, mut members: Vec<Member>) {
+        members.sort_by_key(|m| m.id.slot);
+        let mut known: BTreeMap<EndpointRef, EndpointMetrics> =
+            self.members.iter().map(|m| m.id).zip(std::mem::take(&mut self.metrics)).collect();
+        self.metrics = members.iter().map(|m| known.remove(&m.id).unwrap_or_default()).collect();
+        self.members = members;
+        self.view.generation += 1;
+        self.view.metrics_generation += 1;
+        self.touched = true;
+        self.refresh_eds();
+    }
+
+    fn refresh_eds(&mut self) {
+        let members = self.members.iter().map(|m| m.instance.address);
+        let mut addresses: Vec<SocketAddr> = members.chain(self.departing.iter().map(|d| d.instance.address)).collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        if *addresses != *self.view.eds.addresses {
+            self.view.eds = EdsSet { generation: self.view.eds.generation + 1, addresses: addresses.into() };
+        }
+    }
+}
+
+fn member(id: EndpointRef, instance: Arc<Instance>, eds_since: u64, now: Now) -> Member {
+    Member { id, instance, joined: now.instant, eds_since, metrics: MetricsStatus::Awaited, since: now.wall, observed_at: None }
+}

@@ -1,0 +1,131 @@
+//! An endpoints file, in the format of the reference's `file-discovery`:
+//!
+//! ```yaml
+//! endpoints:
+//! - {name: gpu-0, address: "10.0.0.1", port: "8000", labels: {llm-d.ai/engine-type: vllm}}
+//! - {name: gpu-1, address: "fd00::2", port: 8000, namespace: prod, metrics: {port: 9400, path: /metrics}}
+//! ```
+//!
+//! Beyond the reference: a port may be a number, an address IPv6, and `metrics` may say where the metrics of one endpoint are.
+//! Unknown keys are refused, since a misspelt key would be a setting ignored in silence.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use futures::stream::StreamExt;
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, Visitor};
+
+use crate::content::Follow;
+use crate::{Change, Changes, Instance, MetricsLocation, NAMESPACE_DEFAULT, Scheme, validate};
+
+/// Follows the endpoints file at `path`, which need not exist yet.
+#[must_use]
+pub fn follow(path: impl Into<PathBuf>) -> Changes {
+    futures::stream::unfold(Follow::new(path), |mut file| async move {
+        let change = match file.changed().await {
+            Ok(text) => parse(&text).map_or_else(|why| Change::Unreadable(format!("{}: {why}", file.path().display())), Change::Reset),
+            Err(unreadable) => Change::Unreadable(unreadable.to_string()),
+        };
+        Some((change, file))
+    })
+    .boxed()
+}
+
+/// Reads the text of an endpoints file.
+///
+/// # Errors
+/// Says what is wrong and where. Whoever wrote the file is at fault.
+pub fn parse(text: &str) -> Result<Vec<Instance>, String> {
+    let file: File = serde_saphyr::from_str(text).map_err(|e| e.without_snippet().to_string())?;
+    let instances = file.endpoints.into_iter().map(instance).collect::<Result<Vec<_>, _>>()?;
+    validate(&instances)?;
+    Ok(instances)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    endpoints: Vec<Row>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    name: String,
+    namespace: Option<String>,
+    address: String,
+    port: Port,
+    #[serde(default)]
+    labels: BTreeMap<String, String>,
+    #[serde(default)]
+    metrics: MetricsRow,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MetricsRow {
+    scheme: Option<String>,
+    port: Option<Port>,
+    path: Option<String>,
+}
+
+/// The reference writes ports as strings, people as numbers.
+#[derive(Clone, Copy)]
+struct Port(u16);
+
+fn instance(row: Row) -> Result<Instance, String> {
+    let Row { name, namespace, address, port, labels, metrics } = row;
+    let bare = address.strip_prefix('[').and_then(|a| a.strip_suffix(']')).unwrap_or(&address);
+    let ip: IpAddr =
+        bare.parse().map_err(|_| format!("endpoint {name:?}: address {address:?} is not an IP address (names are not resolved)"))?;
+    let scheme = match metrics.scheme.as_deref() {
+        None => None,
+        Some("http") => Some(Scheme::Http),
+        Some("https") => Some(Scheme::Https),
+        Some(other) => return Err(format!("endpoint {name:?}: metrics scheme {other:?} is neither \"http\" nor \"https\"")),
+    };
+    Ok(Instance {
+        name,
+        namespace: namespace.unwrap_or_else(|| NAMESPACE_DEFAULT.to_owned()),
+        address: SocketAddr::new(ip, port.0),
+        labels: labels.into_iter().collect(),
+        metrics: MetricsLocation { scheme, port: metrics.port.map(|p| p.0), path: metrics.path },
+    })
+}
+
+// === impl Port ===
+
+impl<'de> Deserialize<'de> for Port {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct PortVisitor;
+
+        impl Visitor<'_> for PortVisitor {
+            type Value = Port;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a port, 1 to 65535, as number or string")
+            }
+
+            fn visit_u64<E: Error>(self, value: u64) -> Result<Port, E> {
+                u16::try_from(value)
+                    .ok()
+                    .filter(|&p| p > 0)
+                    .map(Port)
+                    .ok_or_else(|| E::custom(format!("port {value} is not in 1 to 65535")))
+            }
+
+            fn visit_i64<E: Error>(self, value: i64) -> Result<Port, E> {
+                self.visit_u64(u64::try_from(value).unwrap_or(0))
+            }
+
+            fn visit_str<E: Error>(self, value: &str) -> Result<Port, E> {
+                value.parse().map_err(|_| E::custom(format!("port {value:?} is not a number"))).and_then(|n| self.visit_u64(n))
+            }
+        }
+
+        deserializer.deserialize_any(PortVisitor)
+    }
+}
