@@ -158,26 +158,35 @@ impl Reply {
 
     fn stream_response(&self, output: Output, first: bool, out: &mut Vec<u8>) {
         let choice = &self.choices[output.index];
-        let item = json!({"item_id": format!("msg_{}", self.id), "output_index": 0, "content_index": 0});
-        let mut send = |kind: &str, fields: Value| named_event(kind, &item, fields, out);
+        let part = |text: &str| json!({"type": "output_text", "text": text, "annotations": []});
+        let mut send = |kind: &str, mut fields: Value| {
+            if kind.starts_with("response.output_text") || kind.starts_with("response.content_part") {
+                fields["item_id"] = self.item("")["id"].take();
+                fields["content_index"] = json!(0);
+            }
+            if fields.get("response").is_none() {
+                fields["output_index"] = json!(0);
+            }
+            named_event(kind, fields, out);
+        };
         if first {
             send("response.created", json!({"response": self.response("in_progress")}));
             send("response.in_progress", json!({"response": self.response("in_progress")}));
-            send("response.output_item.added", json!({"item": {"type": "message", "role": "assistant", "content": []}}));
-            send("response.content_part.added", json!({"part": {"type": "output_text", "text": ""}}));
+            send("response.output_item.added", json!({"item": self.item("in_progress")}));
+            send("response.content_part.added", json!({"part": part("")}));
         }
         if choice.finish.is_none() {
-            return send("response.output_text.delta", json!({"delta": choice.last_word()}));
+            return send("response.output_text.delta", json!({"delta": choice.last_word(), "logprobs": []}));
         }
-        send("response.output_text.done", json!({"text": choice.said()}));
-        send("response.content_part.done", json!({"part": {"type": "output_text", "text": choice.said()}}));
-        send("response.output_item.done", json!({"item": self.response("completed")["output"][0]}));
+        send("response.output_text.done", json!({"text": choice.said(), "logprobs": []}));
+        send("response.content_part.done", json!({"part": part(choice.said())}));
+        send("response.output_item.done", json!({"item": self.item("completed")}));
         send("response.completed", json!({"response": self.response("completed")}));
     }
 
     fn stream_message(&self, output: Output, first: bool, out: &mut Vec<u8>) {
         let choice = &self.choices[output.index];
-        let mut send = |kind: &str, fields: Value| named_event(kind, &json!({}), fields, out);
+        let mut send = |kind: &str, fields: Value| named_event(kind, fields, out);
         if first {
             let mut message = self.message();
             message["content"] = json!([]);
@@ -224,13 +233,19 @@ impl Reply {
 
     fn response(&self, status: &str) -> Value {
         let done = status == "completed";
-        let content = json!([{"type": "output_text", "text": self.choices[0].said(), "annotations": []}]);
-        let item = json!({"type": "message", "id": format!("msg_{}", self.id), "status": status, "role": "assistant", "content": content});
         json!({
             "id": self.id, "object": "response", "created_at": self.created, "status": status, "model": self.model,
-            "output": if done { json!([item]) } else { json!([]) },
+            "output": if done { json!([self.item(status)]) } else { json!([]) },
             "usage": if done { self.usage() } else { Value::Null },
+            "parallel_tool_calls": true, "tool_choice": "auto", "tools": [],
         })
+    }
+
+    /// The message of a response: empty until it is completed.
+    fn item(&self, status: &str) -> Value {
+        let text = json!({"type": "output_text", "text": self.choices[0].said(), "annotations": []});
+        let content = if status == "completed" { json!([text]) } else { json!([]) };
+        json!({"type": "message", "id": format!("msg_{}", self.id), "status": status, "role": "assistant", "content": content})
     }
 
     fn message(&self) -> Value {
@@ -268,16 +283,9 @@ fn anthropic_finish(finish: Finish) -> Value {
     json!(if finish == Finish::Length { "max_tokens" } else { "end_turn" })
 }
 
-fn named_event(kind: &str, item: &Value, fields: Value, out: &mut Vec<u8>) {
-    let mut data = json!({"type": kind});
-    for part in [fields, item.clone()] {
-        if let (Some(data), Value::Object(part)) = (data.as_object_mut(), part) {
-            for (key, value) in part {
-                data.entry(key).or_insert(value);
-            }
-        }
-    }
-    event(Some(kind), &data.to_string(), out);
+fn named_event(kind: &str, mut fields: Value, out: &mut Vec<u8>) {
+    fields["type"] = json!(kind);
+    event(Some(kind), &fields.to_string(), out);
 }
 
 fn event(kind: Option<&str>, data: &str, out: &mut Vec<u8>) {
