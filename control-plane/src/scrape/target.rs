@@ -1,6 +1,7 @@
 //! What is scraped, and where. The URL is built from parts and checked to lead to the endpoint's own host and port, so nothing that
 //! discovery or metadata says of an endpoint can send the scraper elsewhere.
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -91,4 +92,10 @@ fn host_and_port(address: &str) -> Option<(String, u16)> {
     let (host, port) = address.rsplit_once(':')?;
     let legal = !host.is_empty() && host.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_'));
     Some((host.to_owned(), port.parse().ok()?)).filter(|_| legal)
+}
+
+impl fmt::Display for MetricsUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
 }

@@ -3,3 +3,4 @@
 #![cfg(test)] // so that the lints know helpers outside #[test] functions for tests too
 
 mod exposition;
+mod scrape;

@@ -1,0 +1,68 @@
+//! Pages of series that engines have, with values and labels they should not: what comes out is unknown or within its range.
+
+#![no_main]
+
+use arbitrary::Arbitrary;
+use control_plane::scrape::engine::Engines;
+use control_plane::scrape::exposition::Parser;
+use control_plane::scrape::extract::{Extraction, RestartWatch};
+use libfuzzer_sys::fuzz_target;
+
+#[derive(Arbitrary, Debug)]
+struct Series {
+    name: u8,
+    labels: Vec<(u8, Text)>,
+    value: f64,
+}
+
+#[derive(Arbitrary, Debug)]
+enum Text {
+    Number(i32),
+    Any(String),
+}
+
+#[derive(Arbitrary, Debug)]
+struct Pages {
+    engine: u8,
+    pages: Vec<Vec<Series>>,
+}
+
+const ENGINES: [&str; 5] = ["vllm", "sglang", "trtllm-serve", "triton-tensorrt-llm", "triton"];
+const LABELS: [&str; 12] = [
+    "engine", "dp_rank", "tp_rank", "priority", "block_size", "num_gpu_blocks", "page_size", "request_type", "kv_cache_block_type", "max_lora",
+    "running_lora_adapters", "waiting_lora_adapters",
+];
+
+fn write(series: &Series, names: &[&str]) -> String {
+    let labels: Vec<String> = series.labels.iter().map(|(label, text)| {
+        let text = match text {
+            Text::Number(number) => number.to_string(),
+            Text::Any(text) => text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"),
+        };
+        format!("{}=\"{text}\"", LABELS[usize::from(*label) % LABELS.len()])
+    }).collect();
+    format!("{}{{{}}} {}\n", names[usize::from(series.name) % names.len()], labels.join(","), series.value)
+}
+
+fuzz_target!(|input: Pages| {
+    let engines = Engines::try_new(&[], "", "").expect("the built-in table is sound");
+    let engine = engines.get(ENGINES[usize::from(input.engine) % ENGINES.len()]).expect("built in");
+    let names = engine.names();
+    let mut restarts = RestartWatch::default();
+    for page in &input.pages {
+        let text: String = page.iter().map(|series| write(series, &names)).collect();
+        let mut extraction = Extraction::whole(engine);
+        let mut parser = Parser::default();
+        parser.feed(text.as_bytes(), &mut extraction);
+        parser.finish(&mut extraction);
+        let reading = extraction.finish();
+        let metrics = &reading.metrics;
+        assert!([metrics.queue_depth, metrics.running_requests].iter().flatten().all(|requests| (0.0..=1e7).contains(requests)));
+        assert!(metrics.kv_cache_utilization.is_none_or(|share| (0.0..=1.0).contains(&share)));
+        assert!(metrics.kv_blocks != Some(0) && metrics.kv_block_tokens != Some(0));
+        let lora = metrics.lora.iter().flat_map(|lora| lora.running.iter().chain(&lora.waiting));
+        assert!(lora.into_iter().all(|name| !name.is_empty() && name.trim() == &**name && !name.contains(',')));
+        restarts.observe(&reading);
+        assert!(!restarts.observe(&reading), "the same page twice is no restart");
+    }
+});

@@ -1,0 +1,338 @@
+//! The scraper against servers that behave as engines do, and as they should not.
+
+mod server;
+mod tls;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use control_plane::scrape::engine::Engines;
+use control_plane::scrape::{
+    BusyHint, EndpointTls, FailReason, Intervals, MetricsLocation, Observed, PAGE_BYTES_MAX, ScrapeConfig, ScrapeCounts, ScrapeEvent,
+    ScrapeStats, Scraper, Target,
+};
+use scheduler::{EndpointRef, Incarnation, Slot};
+use server::{Answer, Server, page};
+use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
+
+/// A test that hears nothing for so long has failed.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A scraper at work, with short intervals.
+struct Rig {
+    targets: watch::Sender<Arc<[Target]>>,
+    events: mpsc::Receiver<ScrapeEvent>,
+    hint: BusyHint,
+    stats: Arc<ScrapeStats>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+fn config() -> ScrapeConfig {
+    let intervals = Intervals { idle: Duration::from_millis(20), busy: Duration::from_millis(5) };
+    ScrapeConfig { intervals, ..ScrapeConfig::default() }
+}
+
+/// Asks once, then not again while the test runs.
+fn once() -> ScrapeConfig {
+    let long = Duration::from_secs(3600);
+    ScrapeConfig { intervals: Intervals { idle: long, busy: long }, ..ScrapeConfig::default() }
+}
+
+fn id(slot: u16, incarnation: u32) -> EndpointRef {
+    EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) }
+}
+
+fn target(id: EndpointRef, address: &str, engine: &str) -> Target {
+    target_at(id, address, engine, &MetricsLocation::default())
+}
+
+fn target_at(id: EndpointRef, address: &str, engine: &str, location: &MetricsLocation) -> Target {
+    let engine = Arc::clone(Engines::try_new(&[], "", "").unwrap().get(engine).unwrap());
+    Target { id, name: address.into(), url: location.url(address, &engine).unwrap(), engine }
+}
+
+impl Rig {
+    fn start(config: &ScrapeConfig, targets: Vec<Target>) -> Self {
+        let (scraper, hint, stats) = Scraper::try_new(config).unwrap();
+        let (targets, watched) = watch::channel(targets.into());
+        let (sender, events) = mpsc::channel(64);
+        let task = tokio::spawn(scraper.run(watched, sender));
+        Self { targets, events, hint, stats, task }
+    }
+
+    async fn next(&mut self) -> ScrapeEvent {
+        timeout(PATIENCE, self.events.recv()).await.expect("no event in time").expect("the scraper ended")
+    }
+
+    async fn metrics(&mut self) -> Observed {
+        match self.next().await {
+            ScrapeEvent::Metrics(_, observed) => observed,
+            other => panic!("metrics expected: {other:?}"),
+        }
+    }
+
+    /// The first failure.
+    async fn failure(&mut self) -> FailReason {
+        match self.next().await {
+            ScrapeEvent::Failed(_, reason, 1) => reason,
+            other => panic!("a first failure expected: {other:?}"),
+        }
+    }
+
+    fn counts(&self) -> ScrapeCounts {
+        self.stats.counts()
+    }
+}
+
+async fn failure_of(answer: Answer) -> FailReason {
+    let server = Server::start(answer).await;
+    let reason = Rig::start(&config(), vec![target(id(1, 1), &server.address, "vllm")]).failure().await;
+    assert!(!server.queries().is_empty());
+    reason
+}
+
+#[tokio::test]
+async fn asks_for_the_needed_families_alone_over_one_connection() {
+    let server = Server::start(Answer::HonoursFilter(page(2, 3, 0.5))).await;
+    let mut rig = Rig::start(&config(), vec![target(id(1, 1), &server.address, "vllm")]);
+    for _ in 0..20 {
+        let observed = rig.metrics().await;
+        assert_eq!(observed.metrics.queue_depth, Some(2.0));
+        assert_eq!(observed.metrics.running_requests, Some(3.0));
+        assert_eq!(observed.metrics.kv_cache_utilization, Some(0.5));
+        assert_eq!((observed.metrics.kv_blocks, observed.metrics.kv_block_tokens), (Some(1000), Some(16)));
+        assert_eq!(observed.process_start, Some(1.76e9));
+        assert!(observed.observed_at.elapsed() < PATIENCE);
+    }
+    let queries = server.queries();
+    assert!(queries.iter().all(|query| query.contains("name%5B%5D=vllm%3Anum_requests_waiting")), "{:?}", queries.first());
+    assert_eq!(server.connections(), 1);
+    let counts = rig.counts();
+    assert_eq!((counts.pages_whole, counts.lines_skipped, counts.restarts), (0, 0, 0));
+    assert!(counts.polls >= 20 && counts.bytes / counts.polls < 2000, "{counts:?}");
+}
+
+#[tokio::test]
+async fn falls_back_to_the_whole_page_for_those_that_answer_a_filter_with_nothing() {
+    let server = Server::start(Answer::EmptyWhenFiltered(page(1, 1, 0.1))).await;
+    let mut rig = Rig::start(&config(), vec![target(id(1, 1), &server.address, "vllm")]);
+    for _ in 0..10 {
+        assert_eq!(rig.metrics().await.metrics.queue_depth, Some(1.0));
+    }
+    let filtered = server.queries().iter().filter(|query| !query.is_empty()).count();
+    assert_eq!(filtered, 1, "once is enough to know");
+    assert_eq!(server.connections(), 1, "the rest of a page is read rather than the connection dropped");
+}
+
+#[tokio::test]
+async fn falls_back_where_queries_are_refused() {
+    let server = Server::start(Answer::RefusesQueries(page(1, 0, 0.0))).await;
+    let mut rig = Rig::start(&config(), vec![target(id(1, 1), &server.address, "vllm")]);
+    assert_eq!(rig.metrics().await.metrics.queue_depth, Some(1.0));
+    assert_eq!(rig.metrics().await.metrics.queue_depth, Some(1.0));
+    assert_eq!(server.queries().iter().filter(|query| !query.is_empty()).count(), 1);
+}
+
+#[tokio::test]
+async fn servers_that_ignore_the_filter_are_as_good() {
+    let server = Server::start(Answer::Page(page(4, 0, 0.0))).await;
+    let mut rig = Rig::start(&config(), vec![target(id(1, 1), &server.address, "vllm")]);
+    for _ in 0..3 {
+        assert_eq!(rig.metrics().await.metrics.queue_depth, Some(4.0));
+    }
+    assert_eq!(rig.counts().pages_whole, 0);
+}
+
+#[tokio::test]
+async fn what_an_engine_does_not_have_is_not_asked_for_twice() {
+    let server = Server::start(Answer::HonoursFilter("nv_inference_pending_request_count 3\nother 1\n".into())).await;
+    let location = MetricsLocation { port: Some(server.port()), ..MetricsLocation::default() };
+    let mut rig = Rig::start(&config(), vec![target_at(id(1, 1), "127.0.0.1:1", "triton", &location)]);
+    let partial = Server::start(Answer::HonoursFilter("vllm:num_requests_waiting 3\nother 1\n".into())).await;
+    let mut partial_rig = Rig::start(&config(), vec![target(id(1, 1), &partial.address, "vllm")]);
+    for _ in 0..5 {
+        assert_eq!(rig.metrics().await.metrics.queue_depth, Some(3.0));
+        assert_eq!(partial_rig.metrics().await.metrics.running_requests, None);
+    }
+    assert_eq!(rig.counts().pages_whole, 0);
+    assert_eq!(partial_rig.counts().pages_whole, 1, "the one comparison");
+}
+
+#[tokio::test]
+async fn a_new_process_is_noticed_and_asked_with_the_filter_again() {
+    let server = Server::start(Answer::EmptyWhenFiltered(page(1, 1, 0.1))).await;
+    let mut rig = Rig::start(&config(), vec![target(id(1, 1), &server.address, "vllm")]);
+    rig.metrics().await;
+    rig.metrics().await;
+    server.answer(Answer::HonoursFilter(page(0, 0, 0.0).replace("1.76e+09", "1.77e+09")));
+    let mut restarts = 0;
+    loop {
+        match rig.next().await {
+            ScrapeEvent::Restarted(which) => {
+                assert_eq!(which, id(1, 1));
+                restarts += 1;
+            }
+            ScrapeEvent::Metrics(_, observed) if observed.process_start == Some(1.77e9) => break,
+            ScrapeEvent::Metrics(_, observed) => assert_eq!(observed.process_start, Some(1.76e9)),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!((restarts, rig.counts().restarts), (1, 1), "said once, and before anything of the new process");
+    let before = server.queries().len();
+    rig.metrics().await;
+    rig.metrics().await;
+    assert!(server.queries()[before..].iter().all(|query| !query.is_empty()), "filtered again");
+}
+
+#[tokio::test]
+async fn redirects_are_not_followed() {
+    let elsewhere = Server::start(Answer::Page(page(9, 9, 0.9))).await;
+    let reason = failure_of(Answer::Redirect(format!("http://{}/metrics", elsewhere.address))).await;
+    assert_eq!(reason, FailReason::Redirect(302));
+    assert_eq!(elsewhere.queries().len(), 0);
+}
+
+#[tokio::test]
+async fn every_way_to_fail_has_its_name() {
+    assert_eq!(failure_of(Answer::Status(503)).await, FailReason::Status(503));
+    assert_eq!(failure_of(Answer::Status(404)).await, FailReason::Status(404));
+    assert_eq!(failure_of(Answer::Status(204)).await, FailReason::Status(204));
+    assert_eq!(failure_of(Answer::Compressed).await, FailReason::Encoding);
+    assert_eq!(failure_of(Answer::Huge { announced: true }).await, FailReason::TooLarge);
+    assert_eq!(failure_of(Answer::Huge { announced: false }).await, FailReason::TooLarge);
+    assert_eq!(failure_of(Answer::Page("<html>not metrics</html>\n".into())).await, FailReason::NoMetrics);
+    assert_eq!(failure_of(Answer::Page(String::new())).await, FailReason::NoMetrics);
+    assert!(matches!(failure_of(Answer::CutShort(page(1, 1, 0.1))).await, FailReason::Broken(_)), "half a page may lack half of a sum");
+    assert!(matches!(failure_of(Answer::NotHttp).await, FailReason::Broken(_)));
+    let closed = { std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap() };
+    let reason = Rig::start(&config(), vec![target(id(1, 1), &closed.to_string(), "vllm")]).failure().await;
+    assert!(matches!(&reason, FailReason::Connect(detail) if detail.contains("refused")), "{reason:?}");
+}
+
+#[tokio::test]
+async fn slow_and_silent_endpoints_meet_the_deadline() {
+    let config = ScrapeConfig { deadline: Duration::from_millis(100), ..once() };
+    for answer in [Answer::Silent, Answer::Trickle] {
+        let server = Server::start(answer).await;
+        let mut rig = Rig::start(&config, vec![target(id(1, 1), &server.address, "vllm")]);
+        assert_eq!(rig.failure().await, FailReason::Timeout);
+        let timeouts = rig.counts().failures.into_iter().find(|(kind, _)| *kind == "timeout");
+        assert_eq!(timeouts, Some(("timeout", 1)));
+    }
+}
+
+#[tokio::test]
+async fn garbage_around_the_metrics_is_skipped_and_counted() {
+    let server = Server::start(Answer::Page(format!("\u{0}\u{1}garbage\n{}}}{{\n", page(1, 2, 0.5)))).await;
+    let mut rig = Rig::start(&once(), vec![target(id(1, 1), &server.address, "vllm")]);
+    assert_eq!(rig.metrics().await.metrics.running_requests, Some(2.0));
+    assert_eq!(rig.counts().lines_skipped, 2);
+}
+
+#[tokio::test]
+async fn a_hanging_endpoint_holds_up_nobody() {
+    let hanging = Server::start(Answer::Silent).await;
+    let good = Server::start(Answer::Page(page(1, 0, 0.0))).await;
+    let targets = vec![target(id(1, 1), &hanging.address, "vllm"), target(id(2, 1), &good.address, "vllm")];
+    let mut rig = Rig::start(&config(), targets);
+    for _ in 0..5 {
+        assert!(matches!(rig.next().await, ScrapeEvent::Metrics(which, _) if which == id(2, 1)));
+    }
+}
+
+#[tokio::test]
+async fn failures_are_counted_in_a_row_and_recovery_ends_the_count() {
+    let server = Server::start(Answer::Status(503)).await;
+    let mut rig = Rig::start(&config(), vec![target(id(1, 1), &server.address, "vllm")]);
+    for row in 1..=3 {
+        assert_eq!(rig.next().await, ScrapeEvent::Failed(id(1, 1), FailReason::Status(503), row));
+    }
+    server.answer(Answer::Page(page(1, 0, 0.0)));
+    rig.metrics().await;
+    server.answer(Answer::Status(500));
+    while let ScrapeEvent::Metrics(..) = rig.next().await {}
+    assert!(matches!(rig.next().await, ScrapeEvent::Failed(_, FailReason::Status(500), 2)));
+}
+
+#[tokio::test]
+async fn targets_come_and_go() {
+    let (first, second) = (Server::start(Answer::Page(page(1, 0, 0.0))).await, Server::start(Answer::Page(page(2, 0, 0.0))).await);
+    let mut rig = Rig::start(&config(), vec![target(id(1, 1), &first.address, "vllm")]);
+    assert_eq!(rig.metrics().await.metrics.queue_depth, Some(1.0));
+    rig.targets.send_replace([target(id(1, 2), &second.address, "vllm")].into());
+    let heard = loop {
+        // What was under way when the set changed may still be said, but only of the old incarnation.
+        match rig.next().await {
+            ScrapeEvent::Metrics(which, _) if which == id(1, 1) => {}
+            other => break other,
+        }
+    };
+    assert!(matches!(heard, ScrapeEvent::Metrics(which, observed) if which == id(1, 2) && observed.metrics.queue_depth == Some(2.0)));
+    rig.targets.send_replace([].into());
+    while let Ok(event) = timeout(Duration::from_millis(200), rig.events.recv()).await {
+        assert!(event.is_some());
+    }
+}
+
+#[tokio::test]
+async fn picked_endpoints_are_asked_at_once() {
+    let server = Server::start(Answer::Page(page(0, 0, 0.0))).await;
+    let intervals = Intervals { idle: Duration::from_secs(3600), busy: Duration::from_millis(5) };
+    let mut rig = Rig::start(&ScrapeConfig { intervals, ..config() }, vec![target(id(1, 1), &server.address, "vllm")]);
+    rig.metrics().await;
+    rig.hint.picked(id(1, 1));
+    rig.hint.picked(id(7, 7)); // nobody
+    rig.metrics().await;
+    rig.metrics().await;
+}
+
+#[tokio::test]
+async fn ends_with_either_side() {
+    let rig = Rig::start(&config(), vec![]);
+    drop(rig.targets);
+    timeout(PATIENCE, rig.task).await.unwrap().unwrap();
+    let rig = Rig::start(&config(), vec![]);
+    drop(rig.events);
+    timeout(PATIENCE, rig.task).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_hundred_endpoints_are_all_heard() {
+    let server = Server::start(Answer::HonoursFilter(page(1, 1, 0.1))).await;
+    let targets: Vec<Target> = (0..100).map(|slot| target(id(slot, 1), &server.address, "vllm")).collect();
+    let mut rig = Rig::start(&ScrapeConfig::default(), targets);
+    let mut heard = std::collections::BTreeSet::new();
+    while heard.len() < 100 {
+        match rig.next().await {
+            ScrapeEvent::Metrics(which, _) => heard.insert(which),
+            other => panic!("{other:?}"),
+        };
+    }
+}
+
+#[test]
+fn urls_lead_to_the_endpoint_and_nowhere_else() {
+    let engines = Engines::try_new(&[], "", "").unwrap();
+    let url = |address: &str, engine: &str, location: &MetricsLocation| location.url(address, engines.get(engine).unwrap()).is_ok();
+    let here = MetricsLocation::default();
+    for good in ["10.0.0.1:8000", "[2001:db8::1]:8000", "model-0.models.svc:8000", "localhost:1"] {
+        assert!(url(good, "vllm", &here), "{good}");
+    }
+    for bad in
+        ["", "10.0.0.1", "a@b:80", "a/b:80", "a#b:80", "a?b:80", "a b:80", "2001:db8::1:8000", "host:99999", ":80", "a:b:80", "a%2fb:80"]
+    {
+        assert!(!url(bad, "vllm", &here), "{bad}");
+    }
+    for bad in ["metrics", "//evil\\", "/metrics?x", "/metrics#x", "/a\nb"] {
+        assert!(!url("10.0.0.1:80", "vllm", &MetricsLocation { path: Some(bad.into()), ..here.clone() }), "{bad}");
+    }
+    let shown = |engine: &str, location: &MetricsLocation| location.url("10.0.0.1:8000", engines.get(engine).unwrap()).unwrap().to_string();
+    assert_eq!(shown("vllm", &here), "http://10.0.0.1:8000/metrics");
+    assert_eq!(shown("trtllm-serve", &here), "http://10.0.0.1:8000/prometheus/metrics");
+    assert_eq!(shown("triton", &here), "http://10.0.0.1:8002/metrics");
+    let there = MetricsLocation { https: true, port: Some(9), path: Some("/m".into()) };
+    assert_eq!(shown("triton", &there), "https://10.0.0.1:9/m");
+    assert_eq!(shown("vllm", &MetricsLocation { path: Some("//other.host/".into()), ..here }), "http://10.0.0.1:8000//other.host/");
+    assert!(PAGE_BYTES_MAX > 1_000_000 && EndpointTls::default().ca_file.is_none());
+}

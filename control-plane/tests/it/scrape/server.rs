@@ -1,0 +1,168 @@
+//! A metrics endpoint on 127.0.0.1 that answers as told.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{RawQuery, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use futures::stream;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+/// How to answer.
+#[derive(Clone, Debug)]
+pub enum Answer {
+    /// This page, whatever the query.
+    Page(String),
+    /// As prometheus_client: only the series named in the query.
+    HonoursFilter(String),
+    /// As prometheus_client in its multi-process mode: nothing if there is a query.
+    EmptyWhenFiltered(String),
+    /// 400 if there is a query.
+    RefusesQueries(String),
+    Status(u16),
+    Redirect(String),
+    /// gzip, unasked.
+    Compressed,
+    /// Endless; its length announced or not.
+    Huge {
+        announced: bool,
+    },
+    /// Announces more than it sends, then closes.
+    CutShort(String),
+    NotHttp,
+    /// Reads and never answers.
+    Silent,
+    /// Headers, then a byte now and then.
+    Trickle,
+}
+
+#[derive(Clone)]
+struct Shared {
+    answer: Arc<Mutex<Answer>>,
+    queries: Arc<Mutex<Vec<String>>>,
+    connections: Arc<Mutex<usize>>,
+}
+
+pub struct Server {
+    pub address: String,
+    shared: Shared,
+}
+
+/// A page as vLLM writes it, with something around what is wanted.
+pub fn page(waiting: u32, running: u32, kv: f64) -> String {
+    let mut page =
+        String::from("# TYPE python_gc_objects_collected_total counter\npython_gc_objects_collected_total{generation=\"0\"} 1\n");
+    page += "process_start_time_seconds 1.76e+09\n";
+    page += &format!("vllm:num_requests_running{{engine=\"0\",model_name=\"m\"}} {running}\n");
+    page += &format!("vllm:num_requests_waiting{{engine=\"0\",model_name=\"m\"}} {waiting}\n");
+    page += &format!("vllm:kv_cache_usage_perc{{engine=\"0\",model_name=\"m\"}} {kv}\n");
+    page += "vllm:prompt_tokens_total{engine=\"0\",model_name=\"m\"} 10\nvllm:generation_tokens_total{engine=\"0\",model_name=\"m\"} 10\n";
+    for bucket in 0..200 {
+        page += &format!("vllm:time_to_first_token_seconds_bucket{{engine=\"0\",le=\"{bucket}\",model_name=\"m\"}} 0\n");
+    }
+    page + "vllm:cache_config_info{block_size=\"16\",engine=\"0\",num_gpu_blocks=\"1000\"} 1\n"
+}
+
+impl Server {
+    pub async fn start(answer: Answer) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let shared = Shared { answer: Arc::new(Mutex::new(answer)), queries: Arc::default(), connections: Arc::default() };
+        tokio::spawn(accept(listener, shared.clone()));
+        Self { address, shared }
+    }
+
+    pub fn answer(&self, answer: Answer) {
+        *self.shared.answer.lock().unwrap() = answer;
+    }
+
+    /// The query of every request so far; empty where there was none.
+    pub fn queries(&self) -> Vec<String> {
+        self.shared.queries.lock().unwrap().clone()
+    }
+
+    pub fn connections(&self) -> usize {
+        *self.shared.connections.lock().unwrap()
+    }
+
+    pub fn port(&self) -> u16 {
+        self.address.rsplit_once(':').unwrap().1.parse().unwrap()
+    }
+}
+
+/// What axum can serve goes through a real server behind a small relay, which counts connections and does what no HTTP server would.
+async fn accept(listener: TcpListener, shared: Shared) {
+    let inner = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let inner_address = inner.local_addr().unwrap();
+    let router = Router::new().fallback(get(reply)).with_state(shared.clone());
+    tokio::spawn(async move { axum::serve(inner, router).await });
+    while let Ok((mut outer, _)) = listener.accept().await {
+        *shared.connections.lock().unwrap() += 1;
+        let shared = shared.clone();
+        tokio::spawn(async move {
+            let answer = shared.answer.lock().unwrap().clone();
+            match answer {
+                Answer::NotHttp => raw(&mut outer, &shared, "SSH-2.0-nonsense\r\n").await,
+                Answer::CutShort(page) => {
+                    raw(&mut outer, &shared, &format!("HTTP/1.1 200 OK\r\ncontent-length: 99999\r\n\r\n{page}")).await;
+                }
+                _ => {
+                    let mut inner = TcpStream::connect(inner_address).await.unwrap();
+                    let _ = tokio::io::copy_bidirectional(&mut outer, &mut inner).await;
+                }
+            }
+        });
+    }
+}
+
+async fn raw(stream: &mut TcpStream, shared: &Shared, answer: &str) {
+    let mut request = [0; 4096];
+    let read = stream.read(&mut request).await.unwrap_or(0);
+    shared.queries.lock().unwrap().push(format!("{read} raw bytes"));
+    let _ = stream.write_all(answer.as_bytes()).await;
+}
+
+async fn reply(State(shared): State<Shared>, RawQuery(query): RawQuery, headers: HeaderMap) -> Response {
+    assert_eq!(headers.get(header::ACCEPT_ENCODING), None, "compression would only cost both sides");
+    let query = query.unwrap_or_default();
+    shared.queries.lock().unwrap().push(query.clone());
+    let answer = shared.answer.lock().unwrap().clone();
+    let endless = || Body::from_stream(stream::repeat_with(|| Ok::<_, std::io::Error>(Bytes::from("a_bucket{le=\"1\"} 0\n".repeat(1000)))));
+    match answer {
+        Answer::Page(page) => page.into_response(),
+        Answer::HonoursFilter(page) => filtered(&page, &query).into_response(),
+        Answer::EmptyWhenFiltered(_) | Answer::RefusesQueries(_) if query.is_empty() => whole(answer).into_response(),
+        Answer::EmptyWhenFiltered(_) => "".into_response(),
+        Answer::RefusesQueries(_) => StatusCode::BAD_REQUEST.into_response(),
+        Answer::Status(status) => StatusCode::from_u16(status).unwrap().into_response(),
+        Answer::Redirect(to) => (StatusCode::FOUND, [(header::LOCATION, to)]).into_response(),
+        Answer::Compressed => ([(header::CONTENT_ENCODING, "gzip")], "not really").into_response(),
+        Answer::Huge { announced: true } => ([(header::CONTENT_LENGTH, "1000000000")], endless()).into_response(),
+        Answer::Huge { announced: false } => endless().into_response(),
+        Answer::Trickle => Body::from_stream(stream::unfold((), |()| async {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            Some((Ok::<_, std::io::Error>(Bytes::from("#")), ()))
+        }))
+        .into_response(),
+        Answer::Silent | Answer::NotHttp | Answer::CutShort(_) => std::future::pending().await,
+    }
+}
+
+fn whole(answer: Answer) -> String {
+    match answer {
+        Answer::EmptyWhenFiltered(page) | Answer::RefusesQueries(page) => page,
+        _ => String::new(),
+    }
+}
+
+fn filtered(page: &str, query: &str) -> String {
+    let names: Vec<String> =
+        query.split('&').filter_map(|pair| pair.strip_prefix("name%5B%5D=")).map(|name| name.replace("%3A", ":")).collect();
+    let wanted = |line: &&str| names.is_empty() || names.iter().any(|name| line.split(['{', ' ']).next() == Some(name));
+    page.lines().filter(wanted).map(|line| format!("{line}\n")).collect()
+}
