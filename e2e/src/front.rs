@@ -1,0 +1,120 @@
+//! The daemon and Envoy on their documented ports, from the release build: what a person runs, started and stopped as one.
+
+use std::net::{SocketAddr, TcpListener};
+use std::process::Command;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use crate::envoy::{Config, Envoy};
+use crate::process::Process;
+use crate::{Result, client, root, wait_for};
+
+/// Where clients connect.
+pub const LISTENER: u16 = 8080;
+/// Envoy's admin page.
+pub const ENVOY_ADMIN: u16 = 9901;
+/// The daemon's admin page and metrics.
+pub const DAEMON_ADMIN: u16 = 9090;
+/// State stream and EDS.
+pub const STATE: u16 = 9004;
+
+/// From start to a picker with state. Envoy compiles the module first, which takes seconds on a small machine.
+const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// How long each process may take to end when asked.
+const STOP_LIMIT: Duration = Duration::from_secs(10);
+
+/// Lines of each log shown when a process fails.
+const LINES_SHOWN: usize = 30;
+
+/// A running daemon and Envoy.
+#[derive(Debug)]
+pub struct Front {
+    daemon: Process,
+    envoy: Process,
+    _folder: TempDir,
+}
+
+// === impl Front ===
+
+impl Front {
+    /// Starts both in front of `endpoints` (`host:port` each), with `standalone.yaml` as shipped but for `edit`.
+    ///
+    /// # Errors
+    /// If a port is taken, a binary is missing, or the picker gets no state in time; with the last lines of the logs.
+    pub async fn start(endpoints: &[String], arguments: &[String], edit: impl FnOnce(&mut Config) -> Result<()>) -> Result<Self> {
+        for port in [LISTENER, ENVOY_ADMIN, DAEMON_ADMIN, STATE] {
+            TcpListener::bind(("127.0.0.1", port)).map_err(|error| format!("port {port} is needed and not free: {error}"))?;
+        }
+        let folder = tempfile::Builder::new().prefix("switchpoint-").tempdir()?;
+        let mut config = Config::shipped("standalone.yaml")?;
+        edit(&mut config)?;
+        let config_file = folder.path().join("envoy.json");
+        std::fs::write(&config_file, config.value().to_string())?;
+
+        let mut command = Command::new(root().join("target/release/switchpointd"));
+        command.arg("serve").args(endpoints.iter().flat_map(|e| ["--endpoint", e])).args(arguments);
+        command.arg("--snapshot-file").arg(folder.path().join("snapshot.json"));
+        let daemon = Process::spawn("switchpointd", &mut command, folder.path())?;
+
+        let mut command = Command::new(Envoy::binary());
+        command.current_dir(root()).arg("-c").arg(&config_file).args(["--disable-hot-restart", "--log-level", "warn"]);
+        let envoy = Process::spawn("envoy", &mut command, folder.path())?;
+
+        let mut front = Self { daemon, envoy, _folder: folder };
+        match front.wait_until_ready().await {
+            Ok(()) => Ok(front),
+            Err(error) => {
+                let logs = [front.daemon.log_tail(LINES_SHOWN), front.envoy.log_tail(LINES_SHOWN)].join("\n");
+                Err(format!("{error}\n{logs}").into())
+            }
+        }
+    }
+
+    /// Where clients connect.
+    #[must_use]
+    pub fn address() -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], LISTENER))
+    }
+
+    /// Are both still there?
+    ///
+    /// # Errors
+    /// If one has ended, saying how and what it last said.
+    pub fn check_running(&mut self) -> Result<()> {
+        self.daemon.check_running()?;
+        self.envoy.check_running()
+    }
+
+    /// The Envoy process.
+    pub fn envoy(&mut self) -> &mut Process {
+        &mut self.envoy
+    }
+
+    /// Ends both: Envoy first, so that nothing is asked of a daemon that is gone.
+    ///
+    /// # Errors
+    /// If one does not end in time; it is killed then.
+    pub async fn stop(mut self) -> Result<()> {
+        self.envoy.stop(STOP_LIMIT).await?;
+        self.daemon.stop(STOP_LIMIT).await?;
+        Ok(())
+    }
+
+    async fn wait_until_ready(&mut self) -> Result<()> {
+        let ready = wait_for(START_LIMIT, "a picker that has state", || {
+            let running = self.check_running();
+            async move {
+                match running {
+                    Err(error) => Some(Err(error)),
+                    Ok(()) => match client::get(Self::address(), "/switchpoint/ready").await {
+                        Ok(reply) if reply.status == 200 => Some(Ok(())),
+                        _ => None,
+                    },
+                }
+            }
+        });
+        ready.await?
+    }
+}

@@ -1,0 +1,135 @@
+//! A recorded workload: when requests came, how long they were, and which prompts began alike.
+//!
+//! The trace holds no text. Each 512-token block of a prompt has an id, and equal ids mean equal text with equal text before it; so a prompt is
+//! made up here, block by block, from the ids alone: what was shared is shared again.
+
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
+use std::time::Duration;
+
+use flate2::read::GzDecoder;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use serde::Deserialize;
+
+/// Tokens one block id of the trace stands for.
+const BLOCK_TOKENS: usize = 512;
+
+/// Bytes the simulated servers take for one token.
+const BYTES_PER_TOKEN: usize = 4;
+
+/// Arrival times are recorded in steps of 3 s; within a step they are spread evenly at random.
+const QUANTUM_MS: u64 = 3_000;
+
+/// The longest line read: the longest prompts of such traces have a few thousand block ids.
+const LINE_BYTES_MAX: u64 = 1 << 20;
+
+/// One request of the trace.
+#[derive(Clone, Debug)]
+pub struct Arrival {
+    /// Since the start of the trace.
+    pub at: Duration,
+    /// Prompt length in tokens.
+    pub prompt_tokens: usize,
+    /// Output length in tokens.
+    pub output_tokens: usize,
+    /// One id for each block of the prompt.
+    pub blocks: Vec<u64>,
+}
+
+#[derive(Deserialize)]
+struct Line {
+    timestamp: u64,
+    input_length: usize,
+    output_length: usize,
+    hash_ids: Vec<u64>,
+}
+
+/// Reads a gzipped trace (one JSON object a line), in order of arrival; `seed` spreads arrivals within a step of the clock.
+///
+/// # Errors
+/// When the file cannot be read or a line is not of the trace's format.
+pub fn read(path: &Path, seed: u64) -> io::Result<Vec<Arrival>> {
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let mut reader = BufReader::new(GzDecoder::new(std::fs::File::open(path)?));
+    let (mut arrivals, mut line) = (Vec::new(), String::new());
+    while (&mut reader).take(LINE_BYTES_MAX).read_line(&mut line)? > 0 {
+        let row: Line = serde_json::from_str(&line)?;
+        arrivals.push(Arrival {
+            at: Duration::from_millis(row.timestamp + rng.random_range(0..QUANTUM_MS)),
+            prompt_tokens: row.input_length,
+            output_tokens: row.output_length,
+            blocks: row.hash_ids,
+        });
+        line.clear();
+    }
+    arrivals.sort_by_key(|a| a.at);
+    Ok(arrivals)
+}
+
+// === impl Arrival ===
+
+impl Arrival {
+    /// The prompt: for each block id the same made-up words, cut to the recorded length.
+    #[must_use]
+    pub fn prompt(&self) -> String {
+        let mut text = String::with_capacity(self.prompt_tokens * BYTES_PER_TOKEN);
+        for &id in &self.blocks {
+            push_block(id, &mut text);
+        }
+        text.truncate(self.prompt_tokens * BYTES_PER_TOKEN);
+        text
+    }
+
+    /// The prompt in a streamed chat request for `model`.
+    #[must_use]
+    pub fn chat_body(&self, model: &str) -> Vec<u8> {
+        serde_json::json!({
+            "model": model,
+            "stream": true,
+            "stream_options": {"include_usage": true},
+            "max_tokens": self.output_tokens,
+            "ignore_eos": true,
+            "messages": [{"role": "user", "content": self.prompt()}],
+        })
+        .to_string()
+        .into_bytes()
+    }
+}
+
+/// Lower-case words, so that nothing needs escaping and a token is [`BYTES_PER_TOKEN`] bytes: three letters and a space.
+fn push_block(id: u64, text: &mut String) {
+    let mut rng = SmallRng::seed_from_u64(id);
+    for _ in 0..BLOCK_TOKENS {
+        for _ in 0..BYTES_PER_TOKEN - 1 {
+            text.push(char::from(rng.random_range(b'a'..=b'z')));
+        }
+        text.push(' ');
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arrival(blocks: &[u64], tokens: usize) -> Arrival {
+        Arrival { at: Duration::ZERO, prompt_tokens: tokens, output_tokens: 1, blocks: blocks.to_vec() }
+    }
+
+    #[test]
+    fn equal_ids_begin_alike_and_lengths_are_kept() {
+        let (a, b) = (arrival(&[1, 2, 3], 1_500).prompt(), arrival(&[1, 2, 9], 1_100).prompt());
+        assert_eq!((a.len(), b.len()), (6_000, 4_400));
+        assert_eq!(a[..4_096], b[..4_096]);
+        assert_ne!(a[4_096..4_400], b[4_096..]);
+    }
+
+    #[test]
+    fn the_committed_trace_is_whole() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/mooncake_conversation_10min.jsonl.gz");
+        let trace = read(&path, 1).unwrap();
+        assert_eq!(trace.len(), 1_750);
+        assert!(trace.iter().all(|a| a.blocks.len() == a.prompt_tokens.div_ceil(BLOCK_TOKENS)));
+        assert!(trace.windows(2).all(|w| w[0].at <= w[1].at));
+    }
+}
