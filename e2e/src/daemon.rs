@@ -27,11 +27,7 @@ pub struct Settings {
     pub state: Port,
     /// Metrics and admin.
     pub admin: Port,
-    /// The ext_proc front.
-    pub ext_proc: Port,
-    /// Its health service.
-    pub health: Port,
-    /// Where its files are: `endpoints.yaml`, `snapshot`, its logs.
+    /// Where its files are: `endpoints.yaml`, its logs.
     pub folder: PathBuf,
     /// Further arguments of `serve`.
     pub arguments: Vec<String>,
@@ -48,8 +44,6 @@ impl Settings {
         Ok(Self {
             state: Port::lease()?,
             admin: Port::lease()?,
-            ext_proc: Port::lease()?,
-            health: Port::lease()?,
             folder: folder.to_owned(),
             arguments: Vec::new(),
         })
@@ -78,15 +72,8 @@ impl Settings {
     fn command(&self) -> Result<Command> {
         let mut command = Command::new(binary()?);
         command.arg("serve").arg("--endpoints-file").arg(self.folder.join("endpoints.yaml"));
-        command.arg("--snapshot-file").arg(self.folder.join("snapshot"));
-        for (flag, port) in [
-            ("--listen-state", &self.state),
-            ("--listen-admin", &self.admin),
-            ("--listen-ext-proc", &self.ext_proc),
-            ("--listen-health", &self.health),
-        ] {
-            command.arg(flag).arg(port.address().to_string());
-        }
+        command.arg("--listen-state").arg(self.state.address().to_string());
+        command.arg("--listen-admin").arg(self.admin.address().to_string());
         command.args(&self.arguments);
         Ok(command)
     }
