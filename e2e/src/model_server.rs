@@ -73,7 +73,7 @@ pub struct Options {
     #[arg(long, value_name = "MS", default_value_t = Options::default().lora_load_ms)]
     pub lora_load_ms: f64,
 
-    /// How much faster than the real engine; 0 answers at once (for overhead benches)
+    /// How much faster than the real engine; 0 does not wait at all
     #[arg(long, value_name = "X", default_value_t = Options::default().speed)]
     pub speed: f64,
 
@@ -117,6 +117,11 @@ pub struct Options {
     #[arg(long, help_heading = "Behaviour")]
     pub orca_on_streams: bool,
 
+    /// Answer inference from a template, without an engine or a look at the prompt: least CPU, for overhead benches. Every answer has
+    /// --output-tokens-mean tokens, streamed in one go if the body has "stream":true
+    #[arg(long, help_heading = "Behaviour")]
+    pub bare: bool,
+
     /// Wait before each write of a stream, ms
     #[arg(long, value_name = "MS", default_value_t = Options::default().chunk_delay_ms, help_heading = "Behaviour")]
     pub chunk_delay_ms: u64,
@@ -148,6 +153,7 @@ impl Default for Options {
             old_metric_names: false,
             no_name_filter: false,
             orca_on_streams: false,
+            bare: false,
             chunk_delay_ms: 0,
             chunks_per_write: 1,
         }

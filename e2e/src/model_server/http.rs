@@ -15,8 +15,8 @@ use hyper::body::Incoming;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::driver::Generation;
-use super::engine::Sequence;
+use super::driver::{Generation, Output, OutputKind};
+use super::engine::{Finish, Sequence};
 use super::faults::{Fault, FaultMode};
 use super::reply::{Choice, Reply};
 use super::request::{Api, ApiError, Inference};
@@ -33,6 +33,8 @@ const ECHO_BYTES_MAX: usize = 64 << 10;
 const RECORDS_MAX: usize = 256;
 /// What was written reaches the socket within this time, before a reset throws it away.
 const FLUSH: Duration = Duration::from_millis(10);
+
+const EVENT_STREAM: &str = "text/event-stream; charset=utf-8";
 
 /// Half a head of an HTTP/1 response.
 const PARTIAL_HEAD: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-str";
@@ -172,6 +174,12 @@ impl Exchange {
             (&Method::GET, "/health") => Response::new(Body::empty()),
             (&Method::GET, "/metrics") => self.server.metrics(&wanted(parts)).await,
             (&Method::GET, "/v1/models") => json_reply(&self.server.models()),
+            (&Method::POST, path)
+                if self.server.options.bare
+                    && let Some(api) = Api::of(path) =>
+            {
+                self.infer_bare(api, &body).await
+            }
             (&Method::POST, path) if let Some(api) = Api::of(path) => match Inference::parse(api, &body, &self.server.served) {
                 Ok(inference) => self.infer(parts, inference).await,
                 Err(error) => with_status(error.status, json_reply(&error.body(api))),
@@ -223,6 +231,32 @@ impl Exchange {
         self.unstreamed(reply.whole(), headers).await
     }
 
+    /// The answer any prompt gets, without an engine.
+    async fn infer_bare(self, api: Api, body: &[u8]) -> Response<Body> {
+        let tokens = self.server.options.output_tokens_mean;
+        let mut text = Vec::new();
+        text::write_tokens(&mut Rng(self.server.options.seed), tokens, &mut text);
+        let choice = Choice::new(text::token_count(body.len()), String::from_utf8_lossy(&text).into_owned());
+        let mut reply = self.server.empty_reply(api, vec![choice]);
+        reply.include_usage = true;
+        let kinds = std::iter::repeat_n(OutputKind::Token, tokens as usize).chain([OutputKind::Finished(Finish::Length)]);
+        let outputs = kinds.map(|kind| Output { index: 0, kind });
+        if !wants_stream(body) {
+            outputs.for_each(|output| reply.absorb(output));
+            return self.unstreamed(reply.whole(), HeaderMap::new()).await;
+        }
+        let mut chunks = Vec::new();
+        for output in outputs {
+            let mut out = Vec::new();
+            reply.stream(output, &mut out);
+            chunks.push(Ok::<_, Infallible>(Bytes::from(out)));
+        }
+        let mut out = Vec::new();
+        reply.close(&mut out);
+        chunks.push(Ok(out.into()));
+        typed(EVENT_STREAM, Body::from_stream(stream::iter(chunks)))
+    }
+
     /// The engine restarted under the request: the connection goes as the process would have.
     async fn lost(&self) -> Response<Body> {
         self.connection.reset(b"");
@@ -260,7 +294,7 @@ impl Exchange {
             let chunk = events.next().await?;
             Some((Ok::<_, Infallible>(chunk), events))
         }));
-        let mut reply = typed("text/event-stream; charset=utf-8", body);
+        let mut reply = typed(EVENT_STREAM, body);
         reply.headers_mut().extend(headers);
         reply
     }
@@ -317,6 +351,15 @@ fn wanted(parts: &Parts) -> Vec<String> {
     pairs.into_iter().filter(|(key, _)| key == "name[]").map(|(_, name)| name).collect()
 }
 
+/// Whether the body has `"stream": true`, by a search instead of a parse.
+fn wants_stream(body: &[u8]) -> bool {
+    const KEY: &[u8] = b"\"stream\"";
+    memchr::memmem::find(body, KEY).is_some_and(|at| {
+        let rest = body[at + KEY.len()..].trim_ascii_start();
+        rest.strip_prefix(b":").is_some_and(|rest| rest.trim_ascii_start().starts_with(b"true"))
+    })
+}
+
 /// Header lists as pairs in order of arrival, every value of a name.
 pub(super) fn header_pairs(headers: &HeaderMap) -> Value {
     headers.iter().map(|(name, value)| json!([name.as_str(), String::from_utf8_lossy(value.as_bytes())])).collect()
@@ -367,7 +410,7 @@ impl Server {
             let mut rng = Rng(text::hash(self.options.seed, prompt));
             for _ in 0..inference.n {
                 let (output_tokens, finish) = if matches!(inference.api, Api::Embeddings | Api::CountTokens) {
-                    (0, super::engine::Finish::Stop)
+                    (0, Finish::Stop)
                 } else {
                     inference.output(prompt_tokens, &mut rng, self.options.output_tokens_mean, self.served.model_len)
                 };
@@ -380,17 +423,25 @@ impl Server {
                 sequences.push(Sequence { prompt_tokens, output_tokens, finish, hashes, adapter: inference.adapter });
             }
         }
-        let reply = Reply {
-            api: inference.api,
-            id: self.reply_id(inference.api),
-            created: unix_seconds(),
-            model: inference.model.clone(),
-            n: inference.n,
-            include_usage: inference.include_usage,
-            continuous_usage: inference.continuous_usage,
-            choices,
-        };
+        let mut reply = self.empty_reply(inference.api, choices);
+        reply.model.clone_from(&inference.model);
+        reply.n = inference.n;
+        reply.include_usage = inference.include_usage;
+        reply.continuous_usage = inference.continuous_usage;
         (reply, sequences)
+    }
+
+    fn empty_reply(&self, api: Api, choices: Vec<Choice>) -> Reply {
+        Reply {
+            api,
+            id: self.reply_id(api),
+            created: unix_seconds(),
+            model: self.served.models.first().cloned().unwrap_or_default(),
+            n: 1,
+            include_usage: false,
+            continuous_usage: false,
+            choices,
+        }
     }
 }
 

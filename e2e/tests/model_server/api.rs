@@ -239,3 +239,22 @@ async fn chunks_can_be_held_back_and_bundled() {
     assert_eq!(events_by_write, [1 + 4, 4, 1], "the role comes with the first token; then 3 tokens and the finish; then [DONE]");
     assert!(started.elapsed() >= std::time::Duration::from_millis(60));
 }
+
+#[tokio::test]
+async fn a_bare_server_answers_any_prompt_from_a_template() {
+    let server = with(Options { bare: true, output_tokens_mean: 3, ..Options::default() });
+    for (body, streamed) in [
+        ("{\"stream\" : true}", true),
+        ("{\"messages\":[{\"content\":\"the \\\"stream\\\" of life\"}],\"stream\":false}", false),
+        ("not even JSON", false),
+    ] {
+        let reply = finish(open(server.addr(), request(server.addr(), "POST", "/v1/chat/completions"), body).await.unwrap()).await;
+        if streamed {
+            let events = reply.events();
+            assert_eq!(events.len(), 1 + 3 + 1 + 1 + 1);
+            assert_eq!(events[5].1["usage"]["completion_tokens"], 3);
+        } else {
+            assert_eq!(reply.json()["choices"][0]["message"]["content"].as_str().unwrap().len(), 12, "{body}");
+        }
+    }
+}
