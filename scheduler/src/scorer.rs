@@ -20,31 +20,53 @@ pub(crate) const UNKNOWN: f32 = 0.5;
 
 /// Writes `rating` of each endpoint into the score column, and the mean of the known ratings where it is `None`.
 pub(crate) fn rate(endpoints: &[EndpointIndex], scores: &mut [f32], rating: impl Fn(EndpointIndex) -> Option<f32>) {
-    let (mut sum, mut known) = (0.0_f64, 0_u32);
-    for (score, &endpoint) in scores.iter_mut().zip(endpoints) {
-        // NaN marks the unknown until the mean is there; ratings are finite.
-        *score = rating(endpoint).unwrap_or(f32::NAN);
-        if !score.is_nan() {
-            sum += f64::from(*score);
-            known += 1;
-        }
-    }
-    if usize::try_from(known) == Ok(endpoints.len()) {
-        return;
-    }
-    #[expect(clippy::cast_possible_truncation, reason = "a mean of f32 numbers from 0 to 1")]
-    let neutral = if known == 0 { UNKNOWN } else { (sum / f64::from(known)) as f32 };
-    for score in scores.iter_mut().filter(|score| score.is_nan()) {
-        *score = neutral;
+    if write(endpoints, scores, rating) < endpoints.len() {
+        give_unknown_the_mean(scores);
     }
 }
 
 /// Min-max of a load over the candidates: `(max - load) / (max - min)`, and 1 for all when they are equal.
 pub(crate) fn rate_by_load(endpoints: &[EndpointIndex], scores: &mut [f32], load: impl Fn(EndpointIndex) -> Option<f32>) {
-    let known = endpoints.iter().filter_map(|&endpoint| load(endpoint));
-    let (min, max) = known.fold((f32::INFINITY, f32::NEG_INFINITY), |(min, max), load| (min.min(load), max.max(load)));
+    let known = write(endpoints, scores, load);
+    let (mut min, mut max) = (f32::INFINITY, f32::NEG_INFINITY);
+    for &load in &*scores {
+        // Neither holds of NaN. `f32::min` and `f32::max` would skip it too, but cost more in wasm.
+        if load < min {
+            min = load;
+        }
+        if load > max {
+            max = load;
+        }
+    }
     let span = max - min;
-    rate(endpoints, scores, |endpoint| load(endpoint).map(|load| if span > 0.0 { (max - load) / span } else { 1.0 }));
+    for score in scores.iter_mut().filter(|score| !score.is_nan()) {
+        *score = if span > 0.0 { (max - *score) / span } else { 1.0 };
+    }
+    if known < endpoints.len() {
+        give_unknown_the_mean(scores);
+    }
+}
+
+/// Writes one finite number for each endpoint into the column, NaN where it is unknown, and says how many are known.
+fn write(endpoints: &[EndpointIndex], scores: &mut [f32], value: impl Fn(EndpointIndex) -> Option<f32>) -> usize {
+    let mut known = 0;
+    for (score, &endpoint) in scores.iter_mut().zip(endpoints) {
+        let value = value(endpoint);
+        known += usize::from(value.is_some());
+        *score = value.unwrap_or(f32::NAN);
+    }
+    known
+}
+
+/// Replaces each NaN by the mean of the others; [`UNKNOWN`] when there are none.
+fn give_unknown_the_mean(scores: &mut [f32]) {
+    let known = scores.iter().copied().filter(|score| !score.is_nan());
+    let (sum, count) = known.fold((0.0_f64, 0_u32), |(sum, count), score| (sum + f64::from(score), count + 1));
+    #[expect(clippy::cast_possible_truncation, reason = "a mean of f32 numbers from 0 to 1")]
+    let mean = if count == 0 { UNKNOWN } else { (sum / f64::from(count)) as f32 };
+    for score in scores.iter_mut().filter(|score| score.is_nan()) {
+        *score = mean;
+    }
 }
 
 #[cfg(test)]

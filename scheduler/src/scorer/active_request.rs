@@ -21,37 +21,41 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 
 #[derive(Debug)]
 struct ActiveRequest {
-    idle_threshold: u32,
-    max_busy_score: f64,
+    idle_threshold: f32,
+    max_busy_score: f32,
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     Ok(Plugin::Scorer(Box::new(ActiveRequest {
-        idle_threshold: parameters.integer("idleThreshold", 0..=u32::MAX)?,
-        max_busy_score: parameters.number("maxBusyScore", 0.0..=1.0)?,
+        idle_threshold: whole(parameters.integer("idleThreshold", 0..=u32::MAX)?),
+        max_busy_score: parameters.number("maxBusyScore", 0.0..=1.0)? as f32,
     })))
 }
 
 impl ActiveRequest {
-    fn rate(&self, requests: u32, max: u32) -> f32 {
-        if requests <= self.idle_threshold {
-            return 1.0;
-        }
-        // Not idle, so `max` is above 0. In f64, where counts are exact.
-        #[expect(clippy::cast_possible_truncation, reason = "a score, 0 to 1")]
-        let score = (f64::from(max.saturating_sub(requests)) / f64::from(max) * self.max_busy_score) as f32;
-        score
+    fn rate(&self, requests: f32, max: f32) -> f32 {
+        // Above the threshold requests are above 0, and so is `max`.
+        if requests <= self.idle_threshold { 1.0 } else { (max - requests) / max * self.max_busy_score }
     }
 }
 
 impl Scorer for ActiveRequest {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
-        let requests = |endpoint| context.load(endpoint).requests;
-        let max = endpoints.iter().map(|&endpoint| requests(endpoint)).max().unwrap_or(0);
+        let mut max = 0.0_f32;
         for (score, &endpoint) in scores.iter_mut().zip(endpoints) {
-            *score = self.rate(requests(endpoint), max);
+            *score = whole(context.load(endpoint).requests);
+            max = max.max(*score);
+        }
+        for score in scores {
+            *score = self.rate(*score, max);
         }
     }
+}
+
+/// A count as an f32: exact up to 16 million, and in order beyond.
+#[expect(clippy::cast_precision_loss, reason = "no proxy has so many requests in flight")]
+fn whole(count: u32) -> f32 {
+    count as f32
 }
 
 #[cfg(test)]
@@ -60,15 +64,15 @@ mod tests {
 
     #[test]
     fn idle_gets_one_and_the_busiest_nothing() {
-        let scorer = ActiveRequest { idle_threshold: 0, max_busy_score: 1.0 };
-        assert_eq!([0, 1, 2, 4].map(|c| scorer.rate(c, 4)), [1.0, 0.75, 0.5, 0.0]);
-        assert_eq!(scorer.rate(0, 0), 1.0, "nobody has anything in flight");
-        assert_eq!(scorer.rate(u32::MAX, u32::MAX), 0.0);
+        let scorer = ActiveRequest { idle_threshold: 0.0, max_busy_score: 1.0 };
+        assert_eq!([0.0, 1.0, 2.0, 4.0].map(|c| scorer.rate(c, 4.0)), [1.0, 0.75, 0.5, 0.0]);
+        assert_eq!(scorer.rate(0.0, 0.0), 1.0, "nobody has anything in flight");
+        assert_eq!(scorer.rate(whole(u32::MAX), whole(u32::MAX)), 0.0);
     }
 
     #[test]
     fn threshold_and_busy_score() {
-        let scorer = ActiveRequest { idle_threshold: 2, max_busy_score: 0.5 };
-        assert_eq!([2, 3, 4].map(|c| scorer.rate(c, 4)), [1.0, 0.125, 0.0]);
+        let scorer = ActiveRequest { idle_threshold: 2.0, max_busy_score: 0.5 };
+        assert_eq!([2.0, 3.0, 4.0].map(|c| scorer.rate(c, 4.0)), [1.0, 0.125, 0.0]);
     }
 }
