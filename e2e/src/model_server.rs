@@ -71,7 +71,7 @@ pub struct Options {
 
     /// Time to load an adapter into GPU memory, ms of engine time
     #[arg(long, value_name = "MS", default_value_t = Options::default().lora_load_ms)]
-    pub lora_load_ms: f64,
+    pub lora_load_ms: u32,
 
     /// How much faster than the real engine; 0 does not wait at all
     #[arg(long, value_name = "X", default_value_t = Options::default().speed)]
@@ -140,7 +140,7 @@ impl Default for Options {
             loras: Vec::new(),
             max_lora: 4,
             // Reading a rank-16 adapter of an 8B model from host memory and laying it out.
-            lora_load_ms: 50.0,
+            lora_load_ms: 50,
             speed: 1.0,
             seed: 0,
             // Azure's conversation trace has 211, its code trace 28.
@@ -172,7 +172,7 @@ impl Options {
             batch_tokens_max: self.max_num_batched_tokens.max(u32::try_from(self.max_num_seqs).unwrap_or(u32::MAX)),
             sequences_max: self.max_num_seqs.max(1),
             lora_slots: if self.loras.is_empty() { 0 } else { self.max_lora.max(1) },
-            lora_load_ms: self.lora_load_ms,
+            lora_load_ms: f64::from(self.lora_load_ms),
         }
     }
 

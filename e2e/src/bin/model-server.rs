@@ -33,20 +33,22 @@ const EXAMPLES: &str = r#"A token is four bytes of text, generated ones too; a K
 
 Start two engines, and ask one:
   model-server --listen 127.0.0.1:8001 --listen 127.0.0.1:8002 --admin 127.0.0.1:8000 --model demo
-  curl -N 127.0.0.1:8001/v1/chat/completions -d '{"model":"demo","stream":true,"messages":[{"role":"user","content":"hello"}]}'
+  curl -N 127.0.0.1:8001/v1/completions -d '{"model":"demo","stream":true,"prompt":"hello"}'
   curl 127.0.0.1:8001/metrics
   curl -g '127.0.0.1:8001/metrics?name[]=vllm:num_requests_running'
 
-Every reply has x-served-by. With request header `x-echo: 1`, and on paths no engine has, it repeats the request as JSON.
+Every reply has x-served-by. With request header `x-echo: 1`, and on paths no engine has, it
+repeats the request as JSON.
 
 Orders, at /admin/... of an engine or /servers/HOST:PORT/... of the control listener:
   GET  state     load, cache hits, the last requests with their headers
-  POST faults    {"mode":"refuse|hang|status|reset_before_headers|reset_mid_headers|reset_mid_stream|none",
-                  "paths":"inference|metrics|all", "count":2, "for_ms":500,
-                  "status":503, "body":"...", "retry_after":1, "after_chunks":3}
-                 one fault for each kind of path; "none" ends them all; "refuse" closes the socket and resets connections
-  POST lie       {"num_requests_waiting":50,"kv_cache_usage_perc":"NaN"}; {} tells the truth again
-  POST restart   a cold start: cache, queue and counters gone; {"for_ms":500} stays down that long
+  POST faults    {"mode":"status", "status":503, "body":"...", "retry_after":1,
+                  "paths":"inference|metrics|all", "count":2, "for_ms":500}
+                 modes: refuse (closes the socket, resets connections; takes for_ms only), hang,
+                 status, reset_before_headers, reset_mid_headers, reset_mid_stream (after_chunks),
+                 none (ends them all). One fault for each kind of path.
+  POST lie       {"num_requests_waiting":50,"kv_cache_usage_perc":"NaN"}; {} ends it
+  POST restart   a cold start: cache, queue and counters gone; {"for_ms":500} stays down so long
 
   curl 127.0.0.1:8000/servers
   curl 127.0.0.1:8000/servers/127.0.0.1:8001/faults -d '{"mode":"refuse","for_ms":2000}'

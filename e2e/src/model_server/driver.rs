@@ -17,6 +17,10 @@ use super::stats::{Asked, Stats};
 /// Series of `lora_requests_info` kept: real pages keep one per combination ever seen, readers must take the newest.
 const LORA_SERIES_MAX: usize = 8;
 
+/// Slower, engine time would not fit a `Duration`; faster, it is at once.
+const SPEED_MIN: f64 = 1e-3;
+const SPEED_MAX: f64 = 1e6;
+
 /// What a request hears from the engine about its `index`th sequence.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Output {
@@ -92,6 +96,7 @@ impl Drop for Generation {
 impl EngineHandle {
     /// Starts the task. `adapters` are the names behind [`Sequence::adapter`].
     pub(super) fn spawn(config: EngineConfig, speed: f64, adapters: Vec<String>) -> Self {
+        let speed = if speed > 0.0 { speed.clamp(SPEED_MIN, SPEED_MAX) } else { 0.0 };
         let (commands, inbox) = mpsc::unbounded_channel();
         let (load_out, load) = watch::channel(Load::default());
         let driver = Driver {

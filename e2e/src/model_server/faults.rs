@@ -12,7 +12,7 @@ use tokio::time::Instant;
 pub enum FaultMode {
     /// Ends every fault, and opens a closed socket again.
     None,
-    /// The process is gone: the listening socket closes, open connections are reset.
+    /// The process is gone: the listening socket closes, open connections are reset. Takes `for_ms` only.
     Refuse,
     /// The request is read and never answered.
     Hang,

@@ -214,7 +214,9 @@ impl Exchange {
         }
         let asked = Asked { n: inference.n, max_tokens: inference.max_tokens.unwrap_or(self.server.served.model_len) };
         let mut generation = self.server.engine.submit(sequences, asked);
-        let orca = parts.headers.get("endpoint-load-metrics-format").and_then(|format| format.to_str().ok());
+        // vLLM reports load on these two endpoints only.
+        let reports = matches!(inference.api, Api::Chat | Api::Completions);
+        let orca = parts.headers.get("endpoint-load-metrics-format").filter(|_| reports).and_then(|format| format.to_str().ok());
         if inference.stream && inference.api != Api::Embeddings {
             let load = orca.filter(|_| self.server.options.orca_on_streams);
             let headers = self.server.orca_headers(load);
