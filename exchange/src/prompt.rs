@@ -10,8 +10,10 @@ pub(crate) fn blocks(parsed: &Parsed<'_>, secret: u64) -> Vec<u64> {
     let mut blocks = Vec::with_capacity(parsed.prompt_bytes / BLOCK_BYTES + 2);
     let mut hasher = BlockHasher::new(secret, parsed.model.as_bytes(), b"", parsed.cache_salt, BLOCK_BYTES);
     for piece in parsed.prompt() {
-        let (Piece::Text(bytes) | Piece::Media(bytes)) = piece;
-        hasher.update(bytes, &mut blocks);
+        match piece {
+            Piece::Text(bytes) => hasher.update(bytes, &mut blocks),
+            Piece::Media(bytes) => hasher.opaque(bytes, &mut blocks),
+        }
         hasher.separator(&mut blocks);
     }
     hasher.finish(&mut blocks);
