@@ -93,25 +93,18 @@ impl<'b> Reader<'b> {
             return self.skip().map(drop);
         }
         self.open()?;
-        if self.eat(b'}') {
-            self.depth -= 1;
-            return Ok(());
-        }
-        loop {
+        let mut more = !self.close(b'}');
+        while more {
             let key = self.key()?;
             member(self, key)?;
-            if self.eat(b'}') {
-                self.depth -= 1;
-                return Ok(());
-            }
-            self.expect(b',')?;
+            more = self.more(b'}')?;
         }
+        Ok(())
     }
 
     /// From behind a member of an object: passes the members that are left and the closing brace. For input that starts inside an object.
     pub fn rest_of_object(&mut self) -> Result<()> {
-        while !self.eat(b'}') {
-            self.expect(b',')?;
+        while self.more(b'}')? {
             self.key()?;
             self.skip()?;
         }
@@ -124,18 +117,12 @@ impl<'b> Reader<'b> {
             return self.skip().map(drop);
         }
         self.open()?;
-        if self.eat(b']') {
-            self.depth -= 1;
-            return Ok(());
-        }
-        loop {
+        let mut more = !self.close(b']');
+        while more {
             element(self)?;
-            if self.eat(b']') {
-                self.depth -= 1;
-                return Ok(());
-            }
-            self.expect(b',')?;
+            more = self.more(b']')?;
         }
+        Ok(())
     }
 
     /// Reads a string; `None` if the value was something else.
@@ -170,9 +157,7 @@ impl<'b> Reader<'b> {
             match self.peek()? {
                 Kind::Object => {
                     self.open()?;
-                    if self.eat(b'}') {
-                        self.depth -= 1;
-                    } else {
+                    if !self.close(b'}') {
                         objects = objects << 1 | 1;
                         self.key()?;
                         continue;
@@ -180,9 +165,7 @@ impl<'b> Reader<'b> {
                 }
                 Kind::Array => {
                     self.open()?;
-                    if self.eat(b']') {
-                        self.depth -= 1;
-                    } else {
+                    if !self.close(b']') {
                         objects <<= 1;
                         continue;
                     }
@@ -191,22 +174,19 @@ impl<'b> Reader<'b> {
                 Kind::Number => self.number()?,
                 Kind::Boolean | Kind::Null => self.literal()?,
             }
-            // One value has ended; so have all containers that close right behind it.
-            while self.depth > depth {
+            // One value has ended, and with it all containers that close right behind it.
+            loop {
+                if self.depth <= depth {
+                    return Ok(start..self.at);
+                }
                 let object = objects & 1 == 1;
-                if self.eat(if object { b'}' } else { b']' }) {
-                    self.depth -= 1;
-                    objects >>= 1;
-                    continue;
+                if self.more(if object { b'}' } else { b']' })? {
+                    if object {
+                        self.key()?;
+                    }
+                    break;
                 }
-                self.expect(b',')?;
-                if object {
-                    self.key()?;
-                }
-                break;
-            }
-            if self.depth == depth {
-                return Ok(start..self.at);
+                objects >>= 1;
             }
         }
     }
@@ -237,7 +217,10 @@ impl<'b> Reader<'b> {
             return self.invalid();
         }
         let key = self.read_string()?;
-        self.expect(b':')?;
+        if self.next_byte() != Some(b':') {
+            return self.invalid();
+        }
+        self.at += 1;
         Ok(key)
     }
 
@@ -246,10 +229,9 @@ impl<'b> Reader<'b> {
         let start = self.at + 1;
         let found = scan::string(self.bytes, start).map_err(|offset| JsonError::Invalid { offset })?;
         let raw = self.bytes.get(start..found.end).unwrap_or_default();
-        if !found.ascii
-            && let Err(error) = std::str::from_utf8(raw)
-        {
-            return Err(JsonError::Invalid { offset: start + error.valid_up_to() });
+        if !found.ascii && simdutf8::basic::from_utf8(raw).is_err() {
+            let valid = std::str::from_utf8(raw).err().map_or(0, |error| error.valid_up_to());
+            return Err(JsonError::Invalid { offset: start + valid });
         }
         self.at = found.end + 1;
         Ok(Str { raw, start, escaped: found.escaped })
@@ -277,11 +259,10 @@ impl<'b> Reader<'b> {
     }
 
     fn digits(&mut self) -> Result<()> {
-        let start = self.at;
-        while let Some(b'0'..=b'9') = self.bytes.get(self.at) {
-            self.at += 1;
-        }
-        if self.at == start { self.invalid() } else { Ok(()) }
+        let rest = self.bytes.get(self.at..).unwrap_or_default();
+        let digits = rest.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(rest.len());
+        self.at += digits;
+        if digits == 0 { self.invalid() } else { Ok(()) }
     }
 
     fn literal(&mut self) -> Result<()> {
@@ -304,14 +285,24 @@ impl<'b> Reader<'b> {
         }
     }
 
-    fn eat(&mut self, byte: u8) -> bool {
-        let there = self.next_byte() == Some(byte);
-        self.at += usize::from(there);
-        there
+    /// Behind an opening bracket: closes the container if it is empty.
+    fn close(&mut self, bracket: u8) -> bool {
+        let closes = self.next_byte() == Some(bracket);
+        self.at += usize::from(closes);
+        self.depth -= u32::from(closes);
+        closes
     }
 
-    fn expect(&mut self, byte: u8) -> Result<()> {
-        if self.eat(byte) { Ok(()) } else { self.invalid() }
+    /// Behind a value in a container: passes the comma (true) or the closing bracket (false).
+    fn more(&mut self, bracket: u8) -> Result<bool> {
+        let comma = match self.next_byte() {
+            Some(b',') => true,
+            Some(byte) if byte == bracket => false,
+            _ => return self.invalid(),
+        };
+        self.at += 1;
+        self.depth = self.depth.saturating_sub(u32::from(!comma)); // below 0 in `rest_of_object`, which opened nothing
+        Ok(comma)
     }
 
     fn invalid<T>(&self) -> Result<T> {

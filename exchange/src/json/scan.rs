@@ -28,12 +28,11 @@ pub fn string(bytes: &[u8], start: usize) -> Result<Found, usize> {
     let mut ascii = true;
     'blocks: loop {
         let rest = bytes.get(at..).unwrap_or_default();
-        // Behind the input stand quotes: they end the loop, and are told from a real quote by their offset.
-        let mut last = [b'"'; BLOCK_BYTES];
+        let last; // one call of `masks`, so that it is inlined
         let block = match rest.first_chunk() {
             Some(block) => block,
             None => {
-                last.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
+                last = last_block(rest);
                 &last
             }
         };
@@ -61,6 +60,14 @@ pub fn string(bytes: &[u8], start: usize) -> Result<Found, usize> {
     }
 }
 
+/// The end of the input, filled up with quotes: they end the search, and are told from a real quote by their offset.
+#[cold]
+fn last_block(rest: &[u8]) -> [u8; BLOCK_BYTES] {
+    let mut block = [b'"'; BLOCK_BYTES];
+    block.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
+    block
+}
+
 /// The length of the escape whose backslash is at `at`.
 fn escape_len(bytes: &[u8], at: usize) -> Result<usize, usize> {
     match bytes.get(at + 1) {
@@ -75,12 +82,60 @@ fn escape_len(bytes: &[u8], at: usize) -> Result<usize, usize> {
 }
 
 /// One bit for each byte that is a quote, a backslash or a control character; and whether all bytes are ASCII.
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+#[inline(always)] // alone it halves the speed of long strings: a call for every block, its result through memory
 fn masks(block: &[u8; BLOCK_BYTES]) -> (u64, bool) {
-    let mut special = 0;
-    let mut high = 0;
-    for (index, &byte) in block.iter().enumerate() {
-        special |= u64::from(byte == b'"' || byte == b'\\' || byte < b' ') << index;
-        high |= byte;
+    use std::arch::wasm32::{u8x16_bitmask, u8x16_eq, u8x16_le, u8x16_splat, v128, v128_any_true, v128_or, v128_xor};
+    // Flipping bit 1 brings the quote next to the control characters and leaves these among themselves: one comparison for both.
+    let special = |bytes: v128| {
+        let quote_or_control = u8x16_le(v128_xor(bytes, u8x16_splat(b'"' ^ b' ')), u8x16_splat(b' '));
+        v128_or(quote_or_control, u8x16_eq(bytes, u8x16_splat(b'\\')))
+    };
+    let (quarters, _) = block.as_chunks();
+    let &[a, b, c, d] = quarters else { return (0, false) };
+    let [a, b, c, d] = [vector(&a), vector(&b), vector(&c), vector(&d)];
+    let ascii = u8x16_bitmask(v128_or(v128_or(a, b), v128_or(c, d))) == 0;
+    let [a, b, c, d] = [special(a), special(b), special(c), special(d)];
+    if !v128_any_true(v128_or(v128_or(a, b), v128_or(c, d))) {
+        return (0, ascii);
     }
-    (special, high < 0x80)
+    let bits = |vector: v128| u64::from(u8x16_bitmask(vector));
+    (bits(a) | bits(b) << 16 | bits(c) << 32 | bits(d) << 48, ascii)
+}
+
+/// Compiles to one load; the intrinsic for that takes a pointer, so it would be unsafe.
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+fn vector(bytes: &[u8; 16]) -> std::arch::wasm32::v128 {
+    let (words, _) = bytes.as_chunks();
+    let word = |word: Option<&[u8; 8]>| word.map_or(0, |word| u64::from_le_bytes(*word));
+    std::arch::wasm32::u64x2(word(words.first()), word(words.last()))
+}
+
+/// The same where there are no vector intrinsics without `unsafe`: the check of whole blocks is left to the compiler's vectoriser, and only blocks
+/// that have something are looked at eight bytes at a time.
+#[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
+#[inline(always)] // alone it halves the speed of long strings: a call for every block, its result through memory
+fn masks(block: &[u8; BLOCK_BYTES]) -> (u64, bool) {
+    let mut special = false;
+    let mut bits = 0;
+    for &byte in block {
+        special |= byte == b'"' || byte == b'\\' || byte < b' ';
+        bits |= byte;
+    }
+    let (words, _) = block.as_chunks::<8>();
+    let words = words.iter().map(|word| special_bits(u64::from_le_bytes(*word)));
+    (if special { words.rev().fold(0, |mask, bits| mask << 8 | bits) } else { 0 }, bits.is_ascii())
+}
+
+/// One bit for each of the eight bytes, the lowest first. Each byte is compared by arithmetic that does not carry into the next.
+#[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
+fn special_bits(word: u64) -> u64 {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    const HIGH: u64 = ONES * 0x80;
+    const GATHER: u64 = 0x0102_0408_1020_4080;
+    let is_zero = |word: u64| !(((word & !HIGH) + !HIGH) | word | !HIGH);
+    let quote = is_zero(word ^ (ONES * b'"' as u64));
+    let backslash = is_zero(word ^ (ONES * b'\\' as u64));
+    let control = is_zero(word & (ONES * 0xe0));
+    ((quote | backslash | control) >> 7).wrapping_mul(GATHER) >> 56
 }

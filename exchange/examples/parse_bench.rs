@@ -1,0 +1,72 @@
+//! What reading a request body and a response event costs, natively and in wasm.
+//!
+//! ```text
+//! cargo run --release -p exchange --example parse_bench
+//! cargo build --release -p exchange --example parse_bench --target wasm32-wasip1    # then run the .wasm with node or wasmtime
+//! ```
+//!
+//! Bodies are chats of 12 messages: `plain` without escapes, `escaped` with a backslash every 50 to 60 bytes as code and quotes have, `chinese` in
+//! UTF-8 of three bytes a character. Each figure is the best of 15 batches, since neighbours on the machine only
+//! ever add. Absolute figures depend on the machine and are not tested anywhere.
+#![allow(clippy::print_stdout, clippy::disallowed_methods)] // it is a program that measures time and prints it
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use exchange::api::Api;
+use exchange::body;
+use exchange::json::Reader;
+use exchange::sse::ResponseReader;
+
+const BATCHES: usize = 15;
+const BATCH_US: f64 = 4_000.0;
+const MESSAGES: usize = 12;
+
+fn main() {
+    println!("{:>8} {:>8} {:>10} {:>10} {:>6}", "bytes", "body", "parse us", "skip us", "GB/s");
+    for size in [1_000, 10_000, 100_000, 400_000, 1_000_000] {
+        for (name, word) in [("plain", "some words of a prompt "), ("escaped", ESCAPED), ("chinese", "一些提示词的文字，")] {
+            let body = chat(size, word);
+            assert!(body::parse(Api::ChatCompletions, &body).is_ok());
+            let parse_us = measure(|| body::parse(Api::ChatCompletions, black_box(&body)));
+            let skip_us = measure(|| Reader::new(black_box(&body)).skip());
+            println!("{:>8} {name:>8} {parse_us:>10.2} {skip_us:>10.2} {:>6.1}", body.len(), body.len() as f64 / parse_us / 1000.0);
+        }
+    }
+    let tokens = format!(r#"{{"model":"m","prompt":[{}1]}}"#, "12345,".repeat(100_000));
+    let us = measure(|| body::parse(Api::Completions, black_box(tokens.as_bytes())));
+    println!("100,000 token ids: {us:.1} us");
+    let mut reader = ResponseReader::new(Api::ChatCompletions, true);
+    let us = measure(|| reader.chunk(black_box(EVENT)));
+    println!("one streamed event of {} bytes: {us:.3} us", EVENT.len());
+    let mut reader = ResponseReader::new(Api::Embeddings, false);
+    let floats = "0.0123456789,".repeat(16_384 / 13);
+    let us = measure(|| reader.chunk(black_box(floats.as_bytes())));
+    println!("one chunk of {} bytes of an unstreamed body: {us:.3} us", floats.len());
+}
+
+const ESCAPED: &str = r#"fn main() and a line that goes on for a while, then\n    print(\"more words of code here that go on\") "#;
+
+const EVENT: &[u8] = br#"data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk","created":1700000000,"model":"meta-llama/Llama-3.1-8B-Instruct","choices":[{"index":0,"delta":{"content":" word"},"logprobs":null,"finish_reason":null}]}
+
+"#;
+
+fn chat(size: usize, word: &str) -> Vec<u8> {
+    let text = word.repeat(size / MESSAGES / word.len() + 1);
+    let messages = vec![format!(r#"{{"role":"user","content":"{text}"}}"#); MESSAGES].join(",");
+    format!(r#"{{"model":"meta-llama/Llama-3.1-8B-Instruct","stream":true,"max_tokens":256,"messages":[{messages}]}}"#).into_bytes()
+}
+
+/// Least time of one call, in microseconds.
+fn measure<T>(mut call: impl FnMut() -> T) -> f64 {
+    let mut calls = 1_u32;
+    let mut batch = |calls: u32| {
+        let start = Instant::now();
+        (0..calls).for_each(|_| drop(black_box(call())));
+        start.elapsed().as_secs_f64() * 1e6
+    };
+    while batch(calls) < BATCH_US {
+        calls *= 2;
+    }
+    (0..BATCHES).map(|_| batch(calls) / f64::from(calls)).fold(f64::INFINITY, f64::min)
+}
