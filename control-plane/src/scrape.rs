@@ -121,6 +121,7 @@ struct Rows {
 struct Done {
     id: EndpointRef,
     ticket: u64,
+    took: Duration,
     result: Result<Scraped, FailReason>,
 }
 
@@ -189,20 +190,21 @@ impl Scraper {
             in_flight.spawn(async move {
                 let begun = Instant::now();
                 let result = timeout(deadline, fetcher.scrape(&target, habit)).await.unwrap_or(Err(FailReason::Timeout));
-                fetcher.stats.poll(begun.elapsed(), result.as_ref().err());
-                Done { id, ticket, result }
+                let took = begun.elapsed();
+                fetcher.stats.poll(took, result.as_ref().err());
+                Done { id, ticket, took, result }
             });
         }
     }
 
     /// Takes in a finished scrape; `None` if its endpoint has gone meanwhile.
     fn finish(&self, rows: &mut Rows, done: Done) -> Option<ScrapeEvent> {
-        let Done { id, ticket, result } = done;
+        let Done { id, ticket, took, result } = done;
         let row = rows.by_id.get_mut(&id).filter(|row| row.ticket == ticket)?;
         let now = Instant::now();
         let event = match result {
             Err(reason) => {
-                row.pace.record(Outcome::Failed, now);
+                row.pace.record(Outcome::Failed, took, now);
                 if row.pace.failures() == 1 {
                     tracing::warn!(endpoint = &*row.target.name, %reason, "scrape failed");
                 }
@@ -212,7 +214,7 @@ impl Scraper {
                 if row.pace.failures() > 0 {
                     tracing::info!(endpoint = &*row.target.name, failures = row.pace.failures(), "scrape works again");
                 }
-                row.pace.record(if reading.is_busy() { Outcome::Busy } else { Outcome::Idle }, now);
+                row.pace.record(if reading.is_busy() { Outcome::Busy } else { Outcome::Idle }, took, now);
                 row.habit = habit;
                 if row.restarts.observe(&reading) {
                     row.habit = Habit::default();

@@ -7,6 +7,7 @@
 //!     │  has it more? ──▶ Whole                       └──▶ Filtered
 //!     └─ no: they do not exist; not asked again for their sake
 //! ```
+//! The filter is for the engine's sake more than ours: writing a whole page takes its API server fifty times the CPU of the needed families.
 //! A restart forgets all of it. `prometheus_client` in its multi-process mode (SGLang; vLLM with several API servers) answers a filter with
 //! nothing, which is what `Whole` is for. No redirect is followed and no proxy of the environment used: the page comes from the endpoint or not at all.
 

@@ -6,7 +6,7 @@ const MIDDLE: f64 = 0.5; // no jitter
 
 fn pace(outcomes: &[Outcome], now: Instant) -> Pace {
     let mut pace = Pace::default();
-    outcomes.iter().for_each(|outcome| pace.record(*outcome, now));
+    outcomes.iter().for_each(|outcome| pace.record(*outcome, Duration::ZERO, now));
     pace
 }
 
@@ -28,6 +28,17 @@ async fn failing_endpoints_are_asked_ever_more_seldom() {
     assert_eq!([seconds(1), seconds(2), seconds(3), seconds(4), seconds(1000)], [1, 2, 4, 5, 5]);
     let recovered = pace(&[Outcome::Failed, Outcome::Failed, Outcome::Idle], now);
     assert_eq!(recovered.pause(Intervals::default(), 1, now, MIDDLE), Intervals::default().idle);
+}
+
+#[tokio::test(start_paused = true)]
+async fn endpoints_that_answer_slowly_are_asked_less_often_but_never_less_than_idle_ones() {
+    let now = Instant::now();
+    let pause_ms = |took_ms| {
+        let mut pace = Pace::default();
+        pace.record(Outcome::Busy, Duration::from_millis(took_ms), now);
+        pace.pause(Intervals::default(), 1, now, MIDDLE).as_millis()
+    };
+    assert_eq!([pause_ms(0), pause_ms(5), pause_ms(20), pause_ms(900)], [100, 100, 400, 1000]);
 }
 
 proptest! {
