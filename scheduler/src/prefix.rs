@@ -10,6 +10,7 @@ mod xxh64;
 mod hash;
 pub use hash::{BLOCK_BYTES_DEFAULT, BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BLOCKS_MAX, BlockHasher};
 
+mod lookup;
 mod owners;
 mod table;
 

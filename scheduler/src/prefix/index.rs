@@ -3,18 +3,17 @@
 //! Written at the pick: the endpoint picked will hold the prompt's blocks when its prefill is done, and the next request that begins the
 //! same way must know already. Read at the next pick: how far into this chain does each candidate reach?
 //!
-//! The length believed of an endpoint is the position of the deepest block found of it, so a lost block within a chain changes nothing. A
-//! look-up does not walk the chain. Endpoints are asked about in regions of eight, whose entries of one block lie together: the first two
-//! blocks tell who has any of it (most regions have nothing, and are done); the last tells who has all; in between it bisects, and where a
-//! block seems missing it looks at the next as well, so a single loss does not mislead it.
+//! The length believed of an endpoint is the position of the deepest block found of it, so a lost block within a chain changes nothing.
+//! Endpoints are asked about in regions of eight, whose entries of one block lie together; [`Lookup`] finds eight lengths at once.
 //!
 //! Age is counted in touches, not in time: an epoch is a fixed number of them, and entries carry the low 16 bits of the epoch of their last
 //! touch. When a block finds both its buckets full, the place of a dead or expired entry is taken, else of the oldest. Every epoch a few
 //! buckets are looked through and what is too old for its stamp is dropped, so that no old entry ever looks young.
 
 use super::hash::BLOCKS_MAX;
-use super::owners::{Owners, REGION_OWNERS, REGIONS, region, region_bit};
-use super::table::{Entry, LANES, NOBODY, Table};
+use super::lookup::Lookup;
+use super::owners::{Owners, REGION_OWNERS, REGIONS, region};
+use super::table::{Entry, LANES, NOBODY, Table, age, epoch_of};
 use crate::snapshot::EndpointRef;
 use std::fmt;
 
@@ -43,6 +42,8 @@ pub struct PrefixIndex {
     touches: u64,
     /// Touches that make an epoch.
     epoch_touches: u64,
+    /// The present epoch.
+    epoch: u64,
     /// Buckets looked through so far; where the next is follows from it.
     swept: u64,
     evictions: u64,
@@ -75,7 +76,7 @@ impl PrefixIndex {
         let table = Table::new(entries.min(ENTRIES_MAX));
         let owners = Owners::new(table.buckets() > 0);
         let epoch_touches = (table.buckets() * LANES / EPOCHS_PER_TABLE).max(1) as u64;
-        Self { table, owners, touches: 0, epoch_touches, swept: 0, evictions: 0 }
+        Self { table, owners, touches: 0, epoch_touches, epoch: 0, swept: 0, evictions: 0 }
     }
 
     /// Memory held, in bytes; never changes.
@@ -88,34 +89,34 @@ impl PrefixIndex {
     /// the current snapshot: what another life at its slot held is forgotten.
     pub fn record(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
         let Some(owner) = self.owner(endpoint) else { return };
-        let epoch = self.epoch();
         let blocks = blocks.get(..BLOCKS_MAX).unwrap_or(blocks);
         for &block in blocks {
-            self.touch(owner, block, epoch);
+            if self.touch(owner, block) {
+                self.owners.gained(owner, self.epoch);
+            }
         }
-        self.touches = self.touches.wrapping_add(blocks.len() as u64);
-        self.owners.touched(owner, epoch);
-        self.look_through(self.epoch() - epoch);
+        self.owners.touched(owner, self.epoch);
+        self.touches += blocks.len() as u64;
+        let before = std::mem::replace(&mut self.epoch, self.touches / self.epoch_touches);
+        self.look_through(self.epoch - before);
     }
 
     /// Writes to `out` how many of these blocks, counted from the first, each of `endpoints` is believed to hold: replaces what `out` had,
     /// runs parallel to `endpoints`. An endpoint never recorded holds 0.
     pub fn matched(&self, blocks: &[u64], endpoints: &[EndpointRef], out: &mut Vec<u32>) {
         out.clear();
-        let mut wanted = [0_u8; REGIONS];
-        let mut regions = 0;
-        for &endpoint in endpoints {
-            let owner = self.owners.get(endpoint).unwrap_or(NOBODY);
-            out.push(u32::from(owner));
-            if let (false, Some(bits)) = (owner == NOBODY, wanted.get_mut(usize::from(region(owner)))) {
-                *bits |= region_bit(owner);
-                regions = regions.max(usize::from(region(owner)) + 1);
+        out.extend(endpoints.iter().map(|&endpoint| u32::from(self.owners.get(endpoint).unwrap_or(NOBODY))));
+        let mut asked = [false; REGIONS];
+        for &owner in out.iter() {
+            if let Some(asked) = asked.get_mut(owner as usize / REGION_OWNERS) {
+                *asked = true;
             }
         }
+        let regions = out.iter().max().map_or(0, |&last| last as usize / REGION_OWNERS + 1);
         let mut lengths = vec![[0_u32; REGION_OWNERS]; regions];
-        for ((region, &bits), lengths) in (0_u16..).zip(&wanted).zip(&mut lengths) {
-            if bits != 0 {
-                self.reach(Chain { blocks, region }, bits, lengths);
+        for ((region, asked), lengths) in (0_u16..).zip(asked).zip(&mut lengths) {
+            if asked {
+                Lookup { table: &self.table, owners: &self.owners, epoch: self.epoch, blocks, region }.run(lengths);
             }
         }
         for length in out.iter_mut() {
@@ -143,11 +144,11 @@ impl PrefixIndex {
     /// Drops all of this chain that `endpoint` was believed to hold beyond its first `held` blocks: the engine said it had no more.
     pub fn truncate(&mut self, endpoint: EndpointRef, blocks: &[u64], held: u32) {
         let Some(owner) = self.owners.get(endpoint) else { return };
-        let epoch = self.epoch();
+        let epoch = self.epoch;
         for &block in blocks.iter().take(BLOCKS_MAX).skip(held as usize) {
             let key = self.table.key(block, region(owner));
             if let Some((place, stamp)) = self.table.find(key, owner) {
-                self.table.set(place, Entry { owner: NOBODY, stamp: 0 });
+                self.table.free(place);
                 self.owners.lost(owner, epoch_of(stamp, epoch));
             }
         }
@@ -176,51 +177,48 @@ impl PrefixIndex {
         }
     }
 
-    fn epoch(&self) -> u64 {
-        self.touches / self.epoch_touches
-    }
-
     /// The owner id of `endpoint`, lent now if it has none. `None` for a slot that no snapshot has, and in an index without room.
     fn owner(&mut self, endpoint: EndpointRef) -> Option<u16> {
         if let Some(owner) = self.owners.get(endpoint) {
             return Some(owner);
         }
         self.retire_slot(endpoint);
-        if let Some(owner) = self.owners.lend(endpoint, self.epoch()) {
+        if let Some(owner) = self.owners.lend(endpoint, self.epoch) {
             return Some(owner);
         }
         // Every id is lent or waits for the sweep. At most one life a slot is present, so half of the ids come free with one whole turn.
         self.look_at(self.table.buckets());
-        self.owners.lend(endpoint, self.epoch())
+        self.owners.lend(endpoint, self.epoch)
     }
 
     fn retire_slot(&mut self, endpoint: EndpointRef) {
         self.owners.retire_slot(endpoint, self.swept + self.table.buckets() as u64);
     }
 
-    fn touch(&mut self, owner: u16, block: u64, epoch: u64) {
+    /// Stamps the entry of `owner` and `block` with the present epoch. True when it is newly counted in this epoch.
+    fn touch(&mut self, owner: u16, block: u64) -> bool {
+        let epoch = self.epoch;
         let key = self.table.key(block, region(owner));
         let new = Entry { owner, stamp: epoch as u16 };
         if let Some((place, stamp)) = self.table.find(key, owner) {
-            if stamp != new.stamp {
-                self.table.set(place, new);
-                self.owners.lost(owner, epoch_of(stamp, epoch));
-                self.owners.gained(owner, epoch);
+            if stamp == new.stamp {
+                return false;
             }
-            return;
+            self.table.set(place, new);
+            self.owners.lost(owner, epoch_of(stamp, epoch));
+            return true;
         }
-        let rank = |entry: Entry| match epoch_of(entry.stamp, epoch) {
-            _ if !self.owners.is_live(entry.owner) => u32::MAX,
-            at if !self.owners.holds(entry.owner, at) => u32::MAX - 1,
-            _ => u32::from(age(entry.stamp, epoch)),
+        let rank = |entry: Entry| match self.owners.holds(entry.owner, epoch_of(entry.stamp, epoch)) {
+            true => u32::from(age(entry.stamp, epoch)),
+            false => u32::MAX,
         };
-        let Some((place, old)) = self.table.choose(key, rank) else { return };
+        let Some((place, old)) = self.table.choose(key, rank) else { return false };
         if self.owners.is_live(old.owner) {
             self.owners.lost(old.owner, epoch_of(old.stamp, epoch));
             self.evictions += 1;
         }
         self.table.put(place, key, new);
-        self.owners.gained(owner, epoch);
+        true
     }
 
     /// The share of the table that is due after `epochs` more of them.
@@ -232,7 +230,7 @@ impl PrefixIndex {
     }
 
     fn look_at(&mut self, budget_buckets: usize) {
-        let (buckets, epoch) = (self.table.buckets() as u64, self.epoch());
+        let (buckets, epoch) = (self.table.buckets() as u64, self.epoch);
         let until = self.swept + buckets.min(budget_buckets as u64);
         for turn in self.swept..until {
             let owners = &mut self.owners;
@@ -248,57 +246,6 @@ impl PrefixIndex {
         self.swept = until;
         self.owners.swept(until);
     }
-
-    /// Writes to `lengths` how far into the chain each of the `wanted` owners of its region reaches.
-    fn reach(&self, chain: Chain<'_>, wanted: u8, lengths: &mut [u32; REGION_OWNERS]) {
-        let count = chain.blocks.len();
-        if count == 0 {
-            return;
-        }
-        let any = self.seen_from(chain, 0, count, wanted);
-        if any == 0 {
-            return;
-        }
-        let all = self.seen(chain, count - 1, any);
-        set_lengths(lengths, all, count);
-        self.bisect(chain, 1, count - 1, any & !all, lengths);
-    }
-
-    /// The owners of `wanted` reach at least `low` blocks and, as far as is known, at most `high`.
-    fn bisect(&self, chain: Chain<'_>, low: usize, high: usize, wanted: u8, lengths: &mut [u32; REGION_OWNERS]) {
-        if wanted == 0 {
-            return;
-        }
-        if low >= high {
-            set_lengths(lengths, wanted, low);
-            return;
-        }
-        let middle = low + (high - low) / 2;
-        let beyond = self.seen_from(chain, middle, high, wanted);
-        self.bisect(chain, middle + 1, high, beyond, lengths);
-        self.bisect(chain, low, middle, wanted & !beyond, lengths);
-    }
-
-    /// Which of `wanted` hold the block at `at`, or, should theirs be lost, the next one before `end`.
-    fn seen_from(&self, chain: Chain<'_>, at: usize, end: usize, wanted: u8) -> u8 {
-        let seen = self.seen(chain, at, wanted);
-        if seen == wanted || at + 1 >= end {
-            return seen;
-        }
-        seen | self.seen(chain, at + 1, wanted)
-    }
-
-    /// Which of `wanted`, owners of the chain's region by their bits, hold the block at `at`.
-    fn seen(&self, chain: Chain<'_>, at: usize, wanted: u8) -> u8 {
-        let Some(&block) = chain.blocks.get(at) else { return 0 };
-        let (epoch, mut seen) = (self.epoch(), 0);
-        self.table.for_each(self.table.key(block, chain.region), |entry| {
-            if region(entry.owner) == chain.region && self.owners.holds(entry.owner, epoch_of(entry.stamp, epoch)) {
-                seen |= region_bit(entry.owner);
-            }
-        });
-        seen & wanted
-    }
 }
 
 impl fmt::Debug for PrefixIndex {
@@ -307,27 +254,443 @@ impl fmt::Debug for PrefixIndex {
     }
 }
 
-/// A prompt's blocks, as one region of owners may hold them.
-#[derive(Clone, Copy)]
-struct Chain<'a> {
-    blocks: &'a [u64],
-    region: u16,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Rng;
+    use crate::snapshot::{ENDPOINTS_MAX, Incarnation, Slot};
+    use proptest::prelude::*;
+    use std::collections::{BTreeMap, BTreeSet};
 
-/// Epochs since an entry was stamped.
-fn age(stamp: u16, epoch: u64) -> u16 {
-    (epoch as u16).wrapping_sub(stamp)
-}
+    fn endpoint(slot: u16) -> EndpointRef {
+        EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) }
+    }
 
-/// The epoch an entry was stamped in.
-fn epoch_of(stamp: u16, epoch: u64) -> u64 {
-    epoch.saturating_sub(u64::from(age(stamp, epoch)))
-}
+    fn next_life(endpoint: EndpointRef) -> EndpointRef {
+        EndpointRef { incarnation: Incarnation(endpoint.incarnation.0 + 1), ..endpoint }
+    }
 
-fn set_lengths(lengths: &mut [u32; REGION_OWNERS], owners: u8, length: usize) {
-    for (lane, slot) in lengths.iter_mut().enumerate() {
-        if owners & (1 << lane) != 0 {
-            *slot = u32::try_from(length).unwrap_or(u32::MAX);
+    fn chain(seed: u64, count: usize) -> Vec<u64> {
+        let mut rng = Rng::seeded(seed);
+        (0..count).map(|_| rng.next_u64()).collect()
+    }
+
+    fn matched(index: &PrefixIndex, blocks: &[u64], endpoints: &[EndpointRef]) -> Vec<u32> {
+        let mut out = vec![7; 3];
+        index.matched(blocks, endpoints, &mut out);
+        out
+    }
+
+    fn length(index: &PrefixIndex, blocks: &[u64], endpoint: EndpointRef) -> u32 {
+        matched(index, blocks, &[endpoint])[0]
+    }
+
+    /// Entries of live owners, counted one by one.
+    fn count(index: &mut PrefixIndex) -> usize {
+        let mut count = 0;
+        for bucket in 0..index.table.buckets() {
+            index.table.retain(bucket, |entry| {
+                count += usize::from(index.owners.is_live(entry.owner));
+                true
+            });
+        }
+        count
+    }
+
+    #[test]
+    fn each_endpoint_reaches_as_far_as_it_was_given() {
+        let mut index = PrefixIndex::with_capacity(10_000);
+        let (a, b, c, never) = (endpoint(0), endpoint(700), endpoint(ENDPOINTS_MAX as u16 - 1), endpoint(4));
+        let common = chain(1, 300);
+        let branch = [&common[..120], &chain(2, 80)].concat();
+        index.record(a, &common);
+        index.record(b, &common[..1]);
+        index.record(c, &branch);
+        assert_eq!(matched(&index, &common, &[never, c, b, a, c]), [0, 120, 1, 300, 120]);
+        assert_eq!(matched(&index, &branch, &[a, b, c]), [120, 1, 200]);
+        assert_eq!(matched(&index, &common[..50], &[a, b, c]), [50, 1, 50]);
+        assert_eq!(matched(&index, &chain(3, 50), &[a, b, c]), [0, 0, 0]);
+        assert_eq!(matched(&index, &[], &[a, b]), [0, 0]);
+        assert_eq!(matched(&index, &common, &[]), [0_u32; 0]);
+    }
+
+    #[test]
+    fn every_length_of_every_chain_is_found() {
+        for count in 1..40 {
+            let mut index = PrefixIndex::with_capacity(40_000);
+            let blocks = chain(1, count);
+            let all: Vec<EndpointRef> = (0..=count as u16).map(endpoint).collect();
+            for (held, &endpoint) in all.iter().enumerate() {
+                index.record(endpoint, &blocks[..held]);
+            }
+            assert_eq!(matched(&index, &blocks, &all), (0..=count as u32).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn a_thousand_endpoints_can_hold_the_same() {
+        let mut index = PrefixIndex::with_capacity(400_000);
+        let blocks = chain(1, 20);
+        let all: Vec<EndpointRef> = (0..ENDPOINTS_MAX as u16).map(endpoint).collect();
+        for &endpoint in &all {
+            index.record(endpoint, &blocks);
+        }
+        assert_eq!(matched(&index, &blocks, &all), vec![20; ENDPOINTS_MAX]);
+        assert_eq!(index.stats().owners, ENDPOINTS_MAX);
+    }
+
+    #[test]
+    fn without_room_it_remembers_nothing() {
+        let mut index = PrefixIndex::with_capacity(0);
+        index.set_capacity(endpoint(1), 10);
+        index.record(endpoint(1), &chain(1, 10));
+        index.truncate(endpoint(1), &chain(1, 10), 0);
+        index.forget(endpoint(1));
+        assert_eq!(matched(&index, &chain(1, 10), &[endpoint(1), endpoint(2)]), [0, 0]);
+        assert!(index.sweep(100));
+        assert_eq!(index.stats(), PrefixStats::default());
+    }
+
+    #[test]
+    fn a_slot_no_snapshot_has_is_not_remembered() {
+        let mut index = PrefixIndex::with_capacity(1000);
+        let far = endpoint(ENDPOINTS_MAX as u16);
+        index.record(far, &chain(1, 10));
+        assert_eq!((length(&index, &chain(1, 10), far), index.stats().entries), (0, 0));
+    }
+
+    #[test]
+    fn the_forgotten_are_gone_at_once_and_swept_in_slices() {
+        let mut index = PrefixIndex::with_capacity(8000);
+        let (a, b, blocks) = (endpoint(1), endpoint(2), chain(1, 100));
+        index.record(a, &blocks);
+        index.record(b, &blocks);
+        index.forget(next_life(a));
+        assert_eq!(matched(&index, &blocks, &[a, b]), [100, 100], "another life was meant");
+        index.forget(a);
+        assert_eq!(matched(&index, &blocks, &[a, b]), [0, 100]);
+        assert_eq!((index.stats().entries, index.stats().retired), (100, 1));
+        let mut slices = 1;
+        while !index.sweep(100) {
+            slices += 1;
+        }
+        assert_eq!(slices, 10, "a thousand buckets");
+        assert_eq!((index.stats().entries, index.stats().retired), (100, 0));
+        index.record(a, &blocks[..5]);
+        assert_eq!(matched(&index, &blocks, &[a, b]), [5, 100]);
+    }
+
+    #[test]
+    fn a_new_life_starts_clean() {
+        let mut index = PrefixIndex::with_capacity(8000);
+        let (old, blocks) = (endpoint(1), chain(1, 100));
+        let new = next_life(old);
+        index.record(old, &blocks);
+        assert_eq!(matched(&index, &blocks, &[old, new]), [100, 0]);
+        index.record(new, &blocks[..3]);
+        assert_eq!(matched(&index, &blocks, &[old, new]), [0, 3]);
+        index.record(old, &blocks[..1]);
+        assert_eq!(matched(&index, &blocks, &[old, new]), [1, 0], "a life that comes back does not get its entries back");
+    }
+
+    #[test]
+    fn lives_may_pass_faster_than_sweeps() {
+        let mut index = PrefixIndex::with_capacity(8000);
+        let (neighbour, blocks) = (endpoint(9), chain(1, 10));
+        index.record(neighbour, &blocks);
+        let mut life = endpoint(1);
+        for _ in 0..3 * super::super::owners::OWNERS_MAX {
+            let next = next_life(life);
+            index.record(next, &blocks[..4]);
+            assert_eq!(matched(&index, &blocks, &[life, next]), [0, 4]);
+            life = next;
+        }
+        assert_eq!(matched(&index, &blocks, &[neighbour, life]), [10, 4]);
+        assert_eq!(index.stats().entries, 14);
+    }
+
+    #[test]
+    fn a_hole_does_not_cut_the_match() {
+        let (a, blocks) = (endpoint(3), chain(1, 257));
+        for count in [2, 3, 10, 64, 257] {
+            let blocks = &blocks[..count];
+            for hole in 0..count - 1 {
+                let mut index = PrefixIndex::with_capacity(4000);
+                index.record(a, blocks);
+                let owner = index.owners.get(a).unwrap();
+                let key = index.table.key(blocks[hole], region(owner));
+                let (place, _) = index.table.find(key, owner).unwrap();
+                index.table.free(place);
+                assert_eq!(length(&index, blocks, a), count as u32, "block {hole} of {count} lost");
+                let longer = [blocks, &chain(2, 100)].concat();
+                assert_eq!(length(&index, &longer, a), count as u32, "block {hole} of {count} lost, asked for more");
+            }
+        }
+    }
+
+    #[test]
+    fn in_a_table_that_loses_most_what_is_left_is_found_in_bounded_time() {
+        let mut index = PrefixIndex::with_capacity(4096);
+        let long = chain(1, BLOCKS_MAX);
+        index.record(endpoint(0), &long);
+        assert!(index.stats().entries <= 4096);
+        let believed = length(&index, &long, endpoint(0));
+        assert!(believed <= BLOCKS_MAX as u32);
+        assert_eq!(index.stats().evictions as usize, BLOCKS_MAX - index.stats().entries);
+    }
+
+    #[test]
+    fn the_oldest_go_first() {
+        let mut index = PrefixIndex::with_capacity(8192);
+        let chains: Vec<Vec<u64>> = (0..40).map(|seed| chain(seed, 400)).collect();
+        for blocks in &chains {
+            index.record(endpoint(0), blocks);
+        }
+        let held: Vec<u32> = chains.iter().map(|blocks| blocks.iter().map(|&b| length(&index, &[b], endpoint(0))).sum()).collect();
+        assert!(held[..12].iter().all(|&held| held < 20), "of 40 chains 20 fit; the oldest are gone: {held:?}");
+        assert!(held[28..].iter().all(|&held| held > 390), "the newest are there: {held:?}");
+        assert!(chains[28..].iter().all(|blocks| length(&index, blocks, endpoint(0)) >= 399), "and match as a whole");
+    }
+
+    #[test]
+    fn beyond_its_capacity_an_endpoint_holds_the_most_recently_touched() {
+        let mut index = PrefixIndex::with_capacity(100_000);
+        let (small, large) = (endpoint(0), endpoint(1));
+        index.set_capacity(small, 1000);
+        let chains: Vec<Vec<u64>> = (0..40).map(|seed| chain(seed, 100)).collect();
+        for blocks in &chains {
+            index.record(small, blocks);
+            index.record(large, blocks);
+            index.record(small, &chains[0]);
+        }
+        let reach = |index: &PrefixIndex, of| chains.iter().map(|blocks| length(index, blocks, of)).collect::<Vec<_>>();
+        assert_eq!(reach(&index, large), vec![100; 40], "it has room for all");
+        let held = reach(&index, small);
+        assert_eq!(held[0], 100, "touched again and again: {held:?}");
+        assert!(held[1..30].iter().all(|&held| held == 0), "long evicted: {held:?}");
+        assert!((700..=1000).contains(&held.iter().sum::<u32>()), "seven to eight eighths of the capacity, less an epoch: {held:?}");
+        assert!(held[34..].iter().all(|&held| held == 100), "{held:?}");
+
+        index.set_capacity(small, 0);
+        assert_eq!(reach(&index, small), vec![0; 40]);
+        index.set_capacity(small, u32::MAX);
+        assert_eq!(reach(&index, small), vec![100; 40], "nothing was thrown away");
+    }
+
+    #[test]
+    fn a_working_set_within_the_capacity_stays_however_often_it_is_touched() {
+        let mut index = PrefixIndex::with_capacity(100_000);
+        index.set_capacity(endpoint(0), 1000);
+        let chains: Vec<Vec<u64>> = (0..8).map(|seed| chain(seed, 100)).collect();
+        for blocks in &chains {
+            index.record(endpoint(0), blocks);
+        }
+        for turn in 0..500 {
+            index.record(endpoint(0), &chains[turn % 7]);
+        }
+        assert_eq!(length(&index, &chains[7], endpoint(0)), 100, "idle for 50,000 touches, but nothing needed its room");
+    }
+
+    #[test]
+    fn a_capacity_learnt_late_does_not_empty_the_endpoint() {
+        let mut index = PrefixIndex::with_capacity(100_000);
+        let chains: Vec<Vec<u64>> = (0..30).map(|seed| chain(seed, 100)).collect();
+        for blocks in &chains {
+            index.record(endpoint(0), blocks);
+        }
+        index.set_capacity(endpoint(0), 1000);
+        assert_eq!(length(&index, &chains[29], endpoint(0)), 100);
+        for blocks in &chains {
+            index.record(endpoint(0), blocks);
+        }
+        let held: u32 = chains.iter().map(|blocks| length(&index, blocks, endpoint(0))).sum();
+        assert!((800..=1000).contains(&held), "{held}");
+    }
+
+    #[test]
+    fn an_old_entry_never_looks_young() {
+        // As small as can be: every touch is an epoch, so stamps come round after 65,536.
+        let mut index = PrefixIndex::with_capacity(512);
+        let (idle, busy) = (chain(1, 20), chain(2, 50));
+        index.record(endpoint(0), &idle);
+        let mut held = 20;
+        for _ in 0..5000 {
+            index.record(endpoint(1), &busy);
+            let now = length(&index, &idle, endpoint(0));
+            assert!(now <= held, "{now} after {held}");
+            held = now;
+            assert_eq!(length(&index, &busy, endpoint(1)), 50);
+        }
+        assert_eq!((held, index.stats().entries), (0, 50));
+    }
+
+    #[test]
+    fn truncated_to_what_the_engine_had() {
+        let mut index = PrefixIndex::with_capacity(8000);
+        let (a, b, blocks) = (endpoint(1), endpoint(2), chain(1, 100));
+        index.record(a, &blocks);
+        index.record(b, &blocks);
+        index.truncate(a, &blocks, 30);
+        assert_eq!(matched(&index, &blocks, &[a, b]), [30, 100]);
+        index.truncate(a, &blocks, 200);
+        assert_eq!(length(&index, &blocks, a), 30);
+        index.truncate(endpoint(3), &blocks, 0);
+        index.truncate(next_life(b), &blocks, 0);
+        index.truncate(a, &blocks, 0);
+        assert_eq!(matched(&index, &blocks, &[a, b]), [0, 100]);
+        assert_eq!((index.stats().entries, count(&mut index)), (100, 100));
+    }
+
+    #[test]
+    fn few_are_lost_at_the_load_it_is_made_for() {
+        let mut index = PrefixIndex::with_capacity(ENTRIES_DEFAULT);
+        for slot in 0..100 {
+            index.record(endpoint(slot), &chain(u64::from(slot), 6600));
+        }
+        let lost = 660_000 - count(&mut index);
+        assert!(lost < 3300, "{lost} of 660,000, all distinct: more than half a percent");
+        assert_eq!(index.stats().evictions as usize, lost);
+        assert!(index.bytes() < 16_000_000);
+    }
+
+    /// The other extreme: eight entries of a block lie together, so pairs of buckets overflow sooner. What is lost are holes.
+    #[test]
+    fn little_is_lost_where_everybody_holds_the_same() {
+        let mut index = PrefixIndex::with_capacity(ENTRIES_DEFAULT);
+        let (blocks, all) = (chain(1, 6600), (0..100).map(endpoint).collect::<Vec<_>>());
+        for &endpoint in &all {
+            index.record(endpoint, &blocks);
+        }
+        let lost = 660_000 - count(&mut index);
+        assert!(lost < 660_000 / 15, "{lost} of 660,000");
+        let reached = matched(&index, &blocks, &all);
+        assert!(reached.iter().all(|&reached| reached > 6590), "{reached:?}");
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Record(u16, usize, usize),
+        Forget(u16),
+        Restart(u16),
+        Capacity(u16, u32),
+        Truncate(u16, usize, usize),
+        Sweep(usize),
+    }
+
+    const SLOTS: u16 = 20;
+    const CHAINS: usize = 6;
+    const CHAIN: usize = 60;
+
+    /// A tree of prompts: each forks off an earlier one about half way.
+    fn trees() -> Vec<Vec<u64>> {
+        let mut trees = vec![chain(1000, CHAIN)];
+        for n in 1..CHAINS {
+            let fork = CHAIN / 2 + n;
+            trees.push([&trees[n / 2][..fork], &chain(n as u64, CHAIN - fork)].concat());
+        }
+        trees
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        let slot = 0..SLOTS;
+        prop_oneof![
+            12 => (slot.clone(), 0..CHAINS, 0..=CHAIN).prop_map(|(slot, n, len)| Op::Record(slot, n, len)),
+            1 => slot.clone().prop_map(Op::Forget),
+            1 => slot.clone().prop_map(Op::Restart),
+            1 => (slot.clone(), 0..200_u32).prop_map(|(slot, blocks)| Op::Capacity(slot, blocks)),
+            1 => (slot, 0..CHAINS, 0..CHAIN).prop_map(|(slot, n, held)| Op::Truncate(slot, n, held)),
+            1 => (0..50_usize).prop_map(Op::Sweep),
+        ]
+    }
+
+    /// The naive twin: a set of blocks for each endpoint, without bounds.
+    struct Twin {
+        trees: Vec<Vec<u64>>,
+        held: BTreeMap<EndpointRef, BTreeSet<u64>>,
+        lives: BTreeMap<u16, u32>,
+    }
+
+    impl Twin {
+        fn new() -> Self {
+            Self { trees: trees(), held: BTreeMap::new(), lives: BTreeMap::new() }
+        }
+
+        fn everybody(&self) -> Vec<EndpointRef> {
+            (0..SLOTS).map(|slot| self.present(slot)).collect()
+        }
+
+        fn present(&self, slot: u16) -> EndpointRef {
+            EndpointRef { slot: Slot(slot), incarnation: Incarnation(self.lives.get(&slot).copied().unwrap_or(1)) }
+        }
+
+        fn apply(&mut self, index: &mut PrefixIndex, op: &Op) {
+            match *op {
+                Op::Record(slot, n, len) => {
+                    let (at, blocks) = (self.present(slot), &self.trees[n][..len]);
+                    index.record(at, blocks);
+                    self.held.entry(at).or_default().extend(blocks);
+                }
+                Op::Forget(slot) => {
+                    index.forget(self.present(slot));
+                    self.held.remove(&self.present(slot));
+                }
+                Op::Restart(slot) => {
+                    let old = self.present(slot);
+                    self.lives.insert(slot, old.incarnation.0 + 1);
+                    index.record(self.present(slot), &[]);
+                    self.held.remove(&old);
+                }
+                Op::Capacity(slot, blocks) => index.set_capacity(self.present(slot), blocks),
+                Op::Truncate(slot, n, held) => {
+                    let (at, blocks) = (self.present(slot), &self.trees[n]);
+                    index.truncate(at, blocks, held as u32);
+                    self.held.entry(at).or_default().retain(|block| !blocks[held..].contains(block));
+                }
+                Op::Sweep(budget) => {
+                    index.sweep(budget);
+                }
+            }
+        }
+
+        /// One more than the position of the deepest block held.
+        fn reach(&self, blocks: &[u64], endpoint: EndpointRef) -> u32 {
+            let Some(held) = self.held.get(&endpoint) else { return 0 };
+            blocks.iter().rposition(|block| held.contains(block)).map_or(0, |at| at as u32 + 1)
+        }
+    }
+
+    proptest! {
+        /// With room for all, and nothing to make holes, the index is the naive twin.
+        #[test]
+        fn with_room_it_is_exact(ops in prop::collection::vec(op(), 0..60)) {
+            let (mut index, mut twin) = (PrefixIndex::with_capacity(60_000), Twin::new());
+            for op in ops.iter().filter(|op| !matches!(op, Op::Truncate(..) | Op::Capacity(..))) {
+                twin.apply(&mut index, op);
+                let all = twin.everybody();
+                for blocks in &twin.trees {
+                    let expected: Vec<u32> = all.iter().map(|&at| twin.reach(blocks, at)).collect();
+                    prop_assert_eq!(matched(&index, blocks, &all), expected);
+                }
+            }
+            prop_assert_eq!(index.stats().evictions, 0);
+        }
+
+        /// However small it is and whatever happens, it never claims more than the truth, and its books and its memory are in order.
+        #[test]
+        fn it_never_claims_too_much(entries in 0..3000_usize, ops in prop::collection::vec(op(), 0..120)) {
+            let (mut index, mut twin) = (PrefixIndex::with_capacity(entries), Twin::new());
+            let bytes = index.bytes();
+            for (turn, op) in ops.iter().enumerate() {
+                twin.apply(&mut index, op);
+                let (all, blocks) = (twin.everybody(), &twin.trees[turn % CHAINS]);
+                let claimed = matched(&index, blocks, &all);
+                prop_assert!(claimed.iter().zip(&all).all(|(&claimed, &at)| claimed <= twin.reach(blocks, at)), "{claimed:?}");
+                let stats = index.stats();
+                prop_assert_eq!(stats.entries, count(&mut index));
+                prop_assert!(stats.entries <= stats.entries_max && stats.entries_max < entries + LANES);
+                prop_assert!(stats.entries <= twin.held.values().map(BTreeSet::len).sum::<usize>());
+                prop_assert_eq!((stats.bytes, index.bytes()), (bytes, bytes));
+            }
         }
     }
 }

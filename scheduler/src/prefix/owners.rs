@@ -8,7 +8,7 @@
 //! apart, so what counts is seven to eight eighths of the capacity: short rather than long, since the engine needs room for output too.
 
 use super::table::NOBODY;
-use crate::snapshot::{ENDPOINTS_MAX, EndpointRef};
+use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation};
 use std::collections::VecDeque;
 
 /// Ids: one for each endpoint there can be, and as many again for lives whose entries are not swept yet. Id 0 is [`NOBODY`].
@@ -31,8 +31,8 @@ const GENERATIONS: usize = 12;
 pub(super) struct Owners {
     /// By id.
     rows: Vec<Owner>,
-    /// Id of the life that a slot has now, or [`NOBODY`].
-    by_slot: Vec<u16>,
+    /// Which life a slot has now, and its id: [`NOBODY`] when it has none.
+    by_slot: Vec<(Incarnation, u16)>,
     /// Ids whose entries are being swept, oldest first, each with the number of buckets to have been swept when it is free.
     retired: VecDeque<(u16, u64)>,
 }
@@ -52,7 +52,7 @@ struct Owner {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Life {
     Free,
-    Live(EndpointRef),
+    Live,
     Retired,
 }
 
@@ -80,17 +80,19 @@ impl Owners {
     /// Nobody yet; `present` false for an index that holds nothing and needs no room for them.
     pub(super) fn new(present: bool) -> Self {
         let (owners, slots) = if present { (OWNERS_MAX, ENDPOINTS_MAX) } else { (0, 0) };
-        Self { rows: vec![Owner::FREE; owners], by_slot: vec![NOBODY; slots], retired: VecDeque::with_capacity(owners) }
+        Self { rows: vec![Owner::FREE; owners], by_slot: vec![(Incarnation(0), NOBODY); slots], retired: VecDeque::with_capacity(owners) }
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.rows.len() * size_of::<Owner>() + self.by_slot.len() * size_of::<u16>() + self.rows.len() * size_of::<(u16, u64)>()
+        self.rows.len() * size_of::<Owner>()
+            + self.by_slot.len() * size_of::<(Incarnation, u16)>()
+            + self.rows.len() * size_of::<(u16, u64)>()
     }
 
     /// The id of `endpoint`, if it has one.
     pub(super) fn get(&self, endpoint: EndpointRef) -> Option<u16> {
-        let id = *self.by_slot.get(usize::from(endpoint.slot.0))?;
-        (self.row(id)?.life == Life::Live(endpoint)).then_some(id)
+        let &(incarnation, id) = self.by_slot.get(usize::from(endpoint.slot.0))?;
+        (id != NOBODY && incarnation == endpoint.incarnation).then_some(id)
     }
 
     /// Lends the lowest free id to `endpoint`, which has none. `None` when there is no free one, or no such slot.
@@ -98,14 +100,14 @@ impl Owners {
         let slot = usize::from(endpoint.slot.0);
         let free = |row: &Owner| row.life == Life::Free;
         let id = self.rows.iter().skip(1).position(free)? + 1;
-        *self.by_slot.get_mut(slot)? = id as u16;
-        *self.rows.get_mut(id)? = Owner::new(endpoint, epoch);
+        *self.by_slot.get_mut(slot)? = (endpoint.incarnation, id as u16);
+        *self.rows.get_mut(id)? = Owner::new(epoch);
         Some(id as u16)
     }
 
     /// Takes the slot's id away from whichever life has it; it is free again when `clean_at` buckets have been swept.
     pub(super) fn retire_slot(&mut self, endpoint: EndpointRef, clean_at: u64) {
-        let Some(held) = self.by_slot.get_mut(usize::from(endpoint.slot.0)) else { return };
+        let Some((_, held)) = self.by_slot.get_mut(usize::from(endpoint.slot.0)) else { return };
         let id = std::mem::replace(held, NOBODY);
         if id == NOBODY {
             return;
@@ -130,10 +132,10 @@ impl Owners {
     }
 
     pub(super) fn is_live(&self, id: u16) -> bool {
-        self.row(id).is_some_and(|row| matches!(row.life, Life::Live(_)))
+        self.row(id).is_some_and(|row| row.life == Life::Live)
     }
 
-    /// Does an entry of `id` last touched in `epoch` count as held?
+    /// Does an entry of `id` last touched in `epoch` count as held? Never, when the owner is not live.
     pub(super) fn holds(&self, id: u16, epoch: u64) -> bool {
         self.row(id).is_some_and(|row| epoch >= row.oldest)
     }
@@ -170,7 +172,7 @@ impl Owners {
 
     /// Live owners, and entries they have.
     pub(super) fn totals(&self) -> (usize, usize) {
-        let live = self.rows.iter().filter(|row| matches!(row.life, Life::Live(_)));
+        let live = self.rows.iter().filter(|row| row.life == Life::Live);
         live.fold((0, 0), |(owners, entries), row| (owners + 1, entries + row.live().iter().map(|g| g.entries as usize).sum::<usize>()))
     }
 
@@ -193,11 +195,16 @@ impl Owners {
 // === impl Owner ===
 
 impl Owner {
-    const FREE: Self =
-        Self { life: Life::Free, capacity: u32::MAX, oldest: 0, generations: [Generation { start: 0, entries: 0 }; GENERATIONS], len: 0 };
+    const FREE: Self = Self {
+        life: Life::Free,
+        capacity: u32::MAX,
+        oldest: u64::MAX,
+        generations: [Generation { start: 0, entries: 0 }; GENERATIONS],
+        len: 0,
+    };
 
-    fn new(endpoint: EndpointRef, epoch: u64) -> Self {
-        let mut new = Self { life: Life::Live(endpoint), len: 1, ..Self::FREE };
+    fn new(epoch: u64) -> Self {
+        let mut new = Self { life: Life::Live, len: 1, oldest: epoch, ..Self::FREE };
         if let Some(first) = new.generations.first_mut() {
             first.start = epoch;
         }
