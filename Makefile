@@ -125,7 +125,8 @@ run: build $(VENV_READY) ## the same in front of your servers: make run ENDPOINT
 	cargo run --locked --release -p e2e --bin run -- --endpoints "$(ENDPOINTS)"
 
 sim: setup ## policies compared in virtual time
-	@cargo run --locked --release -p simulator
+	@[ -d simulator ] || { echo "sim: there is no simulator in this tree yet" >&2; exit 1; }
+	cargo run --locked --release -p simulator
 
 clean: ## remove everything that make built or fetched
 	rm -rf target .venv .venv-1.38 .tools
