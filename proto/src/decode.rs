@@ -1,5 +1,7 @@
 //! Messages to scheduler types. A message that breaks a rule is refused whole; [`InvalidState`] names the field.
 
+use std::fmt;
+
 use scheduler::plugin::Value;
 use scheduler::{
     Endpoint, EndpointMetrics, EndpointRef, Incarnation, InvalidProfile, InvalidSnapshot, LoraMetrics, PluginSpec, Profile, ProfileSpec,
@@ -81,6 +83,24 @@ struct Columns<'a> {
     kv_block_tokens: &'a [u32],
     kv_blocks: &'a [u32],
 }
+
+// === impl InvalidState ===
+
+impl fmt::Display for InvalidState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing(field) => write!(f, "`{field}` is missing"),
+            Self::OutOfRange(field) => write!(f, "`{field}` is out of range"),
+            Self::Address(address) => write!(f, "address `{address}` is not `ip:port`"),
+            Self::ColumnLength(column) => write!(f, "metrics column `{column}` does not run parallel to the endpoints"),
+            Self::OtherRoster => f.write_str("the metrics are of another roster than the one held"),
+            Self::Snapshot(why) => why.fmt(f),
+            Self::Profile(why) => why.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for InvalidState {}
 
 // === impl Columns ===
 
