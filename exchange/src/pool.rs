@@ -95,13 +95,27 @@ impl Pool {
     /// Takes newer metrics: `snapshot` is [`Self::snapshot`] with other metrics.
     pub fn refresh(&mut self, snapshot: Snapshot, at: Time) {
         let Some(state) = &mut self.state else { return };
-        for (endpoint, metrics) in state.refs.iter().zip(snapshot.metrics()) {
+        state.snapshot = snapshot;
+        state.metrics_at = Some(at);
+        self.size_prefixes();
+    }
+
+    /// Gives a pool that was made without a prefix index one of `entries`: at the first request, so that a VM that serves none holds none.
+    pub fn reserve_prefixes(&mut self, entries: usize) {
+        if self.prefixes.bytes() == 0 && entries > 0 {
+            self.prefixes = PrefixIndex::with_capacity(entries);
+            self.size_prefixes();
+        }
+    }
+
+    /// The index holds no more of an endpoint than its KV cache can.
+    fn size_prefixes(&mut self) {
+        let Some(state) = &self.state else { return };
+        for (endpoint, metrics) in state.refs.iter().zip(state.snapshot.metrics()) {
             if let Some(blocks) = index_blocks(metrics) {
                 self.prefixes.set_capacity(*endpoint, blocks);
             }
         }
-        state.snapshot = snapshot;
-        state.metrics_at = Some(at);
     }
 
     /// The snapshot in force; `None` before the first.
