@@ -1,0 +1,539 @@
+//! The filter's JSON configuration, read strictly: an error names the field and what it allows, and an unknown field is an error.
+//!
+//! [`FIELDS`] is the one table of plain fields: it parses, checks, names the default and prints the reference. Reading has no side effects,
+//! because the proxy tries every configuration in a throw-away VM first.
+
+use std::fmt;
+
+use exchange::{DestinationFormat, FailureMode, Settings};
+use serde_json::{Map, Value};
+
+/// The most pools one proxy routes to: each costs every worker a prefix index.
+pub const POOLS_MAX: usize = 64;
+/// The most clusters of one pool: they are compared one by one on each request.
+pub const CLUSTERS_MAX: usize = 64;
+/// The longest name, in bytes, of a pool or cluster. With this, the description of the daemon's stream stays below 128 bytes a message,
+/// which keeps every length in it one ASCII byte: see `stream::service`.
+pub const NAME_BYTES_MAX: usize = 48;
+
+/// A checked configuration.
+#[derive(Clone, Debug)]
+pub struct FilterConfig {
+    /// Where the daemon is.
+    pub state: StateConfig,
+    /// The pools; at least one, names distinct.
+    pub pools: Vec<PoolConfig>,
+    /// How exchanges are handled.
+    pub settings: Settings,
+    /// Entries of each pool's prefix index, in each worker.
+    pub prefix_entries: usize,
+    /// How long a VM leads without a sign of life, in ms.
+    pub lease_ms: u64,
+}
+
+/// Where the daemon is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateConfig {
+    /// Name of its cluster.
+    pub cluster: String,
+    /// `:authority` of the stream; empty for the cluster's name.
+    pub authority: String,
+    /// A stream silent for this long is opened anew, in ms.
+    pub silence_max_ms: u64,
+    /// The longest pause between attempts to reach it, in ms.
+    pub backoff_max_ms: u64,
+}
+
+/// A pool and the routes it is behind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolConfig {
+    /// Its name with the daemon.
+    pub name: String,
+    /// Route clusters that mean this pool.
+    pub clusters: Vec<String>,
+}
+
+/// Why a configuration was refused: the field, and what it must be. The operator is at fault.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidConfig {
+    /// Path of the field.
+    pub field: String,
+    /// What it must be.
+    pub must: String,
+}
+
+/// One plain field: `path` has a dot for a nested one.
+struct Field {
+    path: &'static str,
+    kind: Kind,
+    about: &'static str,
+}
+
+type Get<T> = fn(&FilterConfig) -> T;
+type Set<T> = fn(&mut FilterConfig, T);
+
+/// What a field may be, and how it is read and written.
+enum Kind {
+    Number { min: u64, max: u64, get: Get<u64>, set: Set<u64> },
+    Text { shape: Shape, get: Get<String>, set: Set<String> },
+    Flag { get: Get<bool>, set: Set<bool> },
+    Choice { allowed: &'static [&'static str], get: Get<&'static str>, set: Set<&'static str> },
+}
+
+/// What a text may be.
+#[derive(Clone, Copy)]
+enum Shape {
+    Name,
+    OptionalName,
+    Header,
+    Key,
+    Path,
+}
+
+macro_rules! number {
+    ($min:expr, $max:expr, $($place:ident).+: $t:ty) => {
+        Kind::Number {
+            min: $min,
+            max: $max,
+            get: |c| u64::try_from(c.$($place).+).unwrap_or(u64::MAX),
+            set: |c, v| c.$($place).+ = <$t>::try_from(v).unwrap_or(<$t>::MAX),
+        }
+    };
+}
+
+macro_rules! text {
+    ($shape:ident, $($place:ident).+) => {
+        Kind::Text { shape: Shape::$shape, get: |c| c.$($place).+.clone(), set: |c, v| c.$($place).+ = v }
+    };
+}
+
+macro_rules! flag {
+    ($($place:ident).+) => {
+        Kind::Flag { get: |c| c.$($place).+, set: |c, v| c.$($place).+ = v }
+    };
+}
+
+const FAILURE_MODES: &[&str] = &["close", "open"];
+const DESTINATION_FORMATS: &[&str] = &["list", "single"];
+
+/// Every plain field. Defaults are those of [`FilterConfig::default`].
+const FIELDS: &[Field] = &[
+    Field { path: "state.cluster", kind: text!(Name, state.cluster), about: "Envoy cluster of the daemon's state port" },
+    Field {
+        path: "state.authority",
+        kind: text!(OptionalName, state.authority),
+        about: ":authority of the stream; empty: the cluster's name",
+    },
+    Field {
+        path: "state.silence_max_ms",
+        kind: number!(1_000, 600_000, state.silence_max_ms: u64),
+        about: "a stream silent for this long is opened anew (the daemon speaks at least every 500 ms)",
+    },
+    Field {
+        path: "state.backoff_max_ms",
+        kind: number!(100, 600_000, state.backoff_max_ms: u64),
+        about: "longest pause between attempts to reach the daemon",
+    },
+    Field {
+        path: "failure_mode",
+        kind: Kind::Choice {
+            allowed: FAILURE_MODES,
+            get: |c| if c.settings.failure_mode == FailureMode::Open { "open" } else { "close" },
+            set: |c, v| c.settings.failure_mode = if v == "open" { FailureMode::Open } else { FailureMode::Close },
+        },
+        about: "what happens to a request while there has never been state: 503, or any endpoint",
+    },
+    Field {
+        path: "cold_start_wait_ms",
+        kind: number!(0, 60_000, settings.cold_start_wait_ms: u64),
+        about: "how long a request may wait for the first state",
+    },
+    Field {
+        path: "body_limit_bytes",
+        kind: number!(1_024, 1 << 30, settings.body_limit_bytes: usize),
+        about: "largest request body on an inference path; keep Envoy's own limit above it",
+    },
+    Field {
+        path: "destination_format",
+        kind: Kind::Choice {
+            allowed: DESTINATION_FORMATS,
+            get: |c| if c.settings.destination_format == DestinationFormat::Single { "single" } else { "list" },
+            set: |c, v| {
+                c.settings.destination_format = if v == "single" { DestinationFormat::Single } else { DestinationFormat::List };
+            },
+        },
+        about: "all ranked endpoints in one header, or the first there and the second in the fallback header",
+    },
+    Field { path: "destination_header", kind: text!(Header, settings.destination_header), about: "header of the destination" },
+    Field { path: "fallback_header", kind: text!(Header, settings.fallback_header), about: "header of the second choice" },
+    Field { path: "subset_namespace", kind: text!(Key, settings.subset_namespace), about: "metadata namespace of the subset hint" },
+    Field { path: "subset_key", kind: text!(Key, settings.subset_key), about: "key of the subset hint in it" },
+    Field { path: "ready_path", kind: text!(Path, settings.ready_path), about: "path that answers 200 once every pool has state" },
+    Field { path: "explain", kind: flag!(settings.explain), about: "clients may ask for the reasons of a decision" },
+    Field { path: "retry", kind: flag!(settings.retry), about: "failed attempts go on to the next ranked endpoint" },
+    Field {
+        path: "per_try_timeout_ms",
+        kind: number!(0, 3_600_000, settings.per_try_timeout_ms: u64),
+        about: "time one attempt of a streamed request may take to its response headers; 0: no limit",
+    },
+    Field {
+        path: "prefix_entries",
+        kind: number!(0, 1 << 26, prefix_entries: usize),
+        about: "entries of each pool's prefix index, in each worker; about 8 bytes each",
+    },
+    Field { path: "lease_ms", kind: number!(500, 60_000, lease_ms: u64), about: "how long a VM leads without a sign of life" },
+];
+
+// === impl FilterConfig ===
+
+/// The defaults beside [`Settings::default`]; `pools` has none.
+impl Default for FilterConfig {
+    fn default() -> Self {
+        Self {
+            state: StateConfig {
+                cluster: "switchpoint-state".to_owned(),
+                authority: String::new(),
+                silence_max_ms: 5_000,
+                backoff_max_ms: 5_000,
+            },
+            pools: Vec::new(),
+            settings: Settings::default(),
+            prefix_entries: 1 << 20,
+            lease_ms: 3_000,
+        }
+    }
+}
+
+impl FilterConfig {
+    /// Reads a configuration.
+    ///
+    /// # Errors
+    /// [`InvalidConfig`] names the first field that is wrong.
+    pub fn parse(json: &[u8]) -> Result<Self, InvalidConfig> {
+        let value = serde_json::from_slice(json).map_err(|e| invalid("configuration", format!("JSON ({e})")))?;
+        let mut root = object(value, "configuration")?;
+        let mut config = Self { pools: pools(root.remove("pools"))?, ..Self::default() };
+        let mut state = root.remove("state").map_or(Ok(Map::new()), |v| object(v, "state"))?;
+        for field in FIELDS {
+            let value = match field.path.strip_prefix("state.") {
+                Some(key) => state.remove(key),
+                None => root.remove(field.path),
+            };
+            if let Some(value) = value {
+                field.set(&mut config, value)?;
+            }
+        }
+        nothing_left(&state, "state.")?;
+        nothing_left(&root, "")?;
+        Ok(config)
+    }
+
+    /// Is the pool of a request known without asking the proxy for its route?
+    #[must_use]
+    pub fn only_pool(&self) -> Option<usize> {
+        matches!(self.pools.as_slice(), [only] if only.clusters.is_empty()).then_some(0)
+    }
+
+    /// The pool behind a cluster.
+    #[must_use]
+    pub fn pool_of_cluster(&self, cluster: &[u8]) -> Option<usize> {
+        self.pools.iter().position(|pool| pool.clusters.iter().any(|c| c.as_bytes() == cluster))
+    }
+
+    /// The pool of a name.
+    #[must_use]
+    pub fn pool_named(&self, name: &[u8]) -> Option<usize> {
+        self.pools.iter().position(|pool| pool.name.as_bytes() == name)
+    }
+}
+
+/// The reference of the configuration: a line for each field, with its default and what it allows.
+#[must_use]
+pub fn reference() -> String {
+    let defaults = FilterConfig::default();
+    let mut text =
+        String::from("pools (no default): one to 64 of {\"name\", \"clusters\"}: the pools, and the route clusters that mean each\n");
+    for Field { path, kind, about } in FIELDS {
+        text.push_str(&format!("{path} ({}): {}: {about}\n", kind.default(&defaults), kind.must()));
+    }
+    text
+}
+
+// === impl Field ===
+
+impl Field {
+    fn set(&self, config: &mut FilterConfig, value: Value) -> Result<(), InvalidConfig> {
+        self.kind.set(config, value).ok_or_else(|| invalid(self.path, self.kind.must()))
+    }
+}
+
+// === impl Kind ===
+
+impl Kind {
+    /// `None` when the value is not allowed.
+    fn set(&self, config: &mut FilterConfig, value: Value) -> Option<()> {
+        match self {
+            Self::Number { min, max, set, .. } => {
+                let number = value.as_u64().filter(|n| (min..=max).contains(&n))?;
+                set(config, number);
+            }
+            Self::Text { shape, set, .. } => {
+                let Value::String(text) = value else { return None };
+                set(config, shape.allows(&text).then_some(text)?);
+            }
+            Self::Flag { set, .. } => set(config, value.as_bool()?),
+            Self::Choice { allowed, set, .. } => {
+                let text = value.as_str()?;
+                set(config, allowed.iter().find(|a| **a == text)?);
+            }
+        }
+        Some(())
+    }
+
+    fn must(&self) -> String {
+        match self {
+            Self::Number { min, max, .. } => format!("a whole number from {min} to {max}"),
+            Self::Text { shape, .. } => shape.must(),
+            Self::Flag { .. } => "true or false".to_owned(),
+            Self::Choice { allowed, .. } => allowed.iter().map(|a| format!("\"{a}\"")).collect::<Vec<_>>().join(" or "),
+        }
+    }
+
+    fn default(&self, defaults: &FilterConfig) -> String {
+        match self {
+            Self::Number { get, .. } => get(defaults).to_string(),
+            Self::Text { get, .. } => format!("\"{}\"", get(defaults)),
+            Self::Flag { get, .. } => get(defaults).to_string(),
+            Self::Choice { get, .. } => format!("\"{}\"", get(defaults)),
+        }
+    }
+}
+
+// === impl Shape ===
+
+impl Shape {
+    fn allows(self, text: &str) -> bool {
+        let printable = text.bytes().all(|b| b.is_ascii_graphic());
+        match self {
+            Self::Name => printable && (1..=NAME_BYTES_MAX).contains(&text.len()),
+            Self::OptionalName => printable && text.len() <= NAME_BYTES_MAX,
+            // What HTTP/2 allows in a header name of ours, so that the proxy cannot refuse it later.
+            Self::Header => {
+                (1..=128).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+            }
+            Self::Key => printable && (1..=128).contains(&text.len()),
+            Self::Path => printable && (1..=128).contains(&text.len()) && text.starts_with('/') && !text.contains('?'),
+        }
+    }
+
+    fn must(self) -> String {
+        match self {
+            Self::Name => format!("text of 1 to {NAME_BYTES_MAX} printable ASCII characters"),
+            Self::OptionalName => format!("text of at most {NAME_BYTES_MAX} printable ASCII characters"),
+            Self::Header => "a header name of 1 to 128 characters a-z, 0-9 and -".to_owned(),
+            Self::Key => "text of 1 to 128 printable ASCII characters".to_owned(),
+            Self::Path => "a path of 1 to 128 printable ASCII characters that starts with / and has no ?".to_owned(),
+        }
+    }
+}
+
+fn pools(value: Option<Value>) -> Result<Vec<PoolConfig>, InvalidConfig> {
+    let must = || format!("a list of 1 to {POOLS_MAX} pools");
+    let Some(Value::Array(items)) = value else { return Err(invalid("pools", must())) };
+    if items.is_empty() || items.len() > POOLS_MAX {
+        return Err(invalid("pools", must()));
+    }
+    let mut pools: Vec<PoolConfig> = Vec::new();
+    for (i, item) in items.into_iter().enumerate() {
+        let next = pool(item, i)?;
+        if pools.iter().any(|p| p.name == next.name) {
+            return Err(invalid(&format!("pools[{i}].name"), format!("another name: \"{}\" is taken", next.name)));
+        }
+        if let Some(c) = next.clusters.iter().find(|c| pools.iter().any(|p| p.clusters.contains(c))) {
+            return Err(invalid(&format!("pools[{i}].clusters"), format!("clusters of no other pool: \"{c}\" is taken")));
+        }
+        pools.push(next);
+    }
+    Ok(pools)
+}
+
+fn pool(value: Value, i: usize) -> Result<PoolConfig, InvalidConfig> {
+    let path = format!("pools[{i}]");
+    let mut fields = object(value, &path)?;
+    let name = match fields.remove("name") {
+        Some(Value::String(name)) if Shape::Name.allows(&name) => name,
+        _ => return Err(invalid(&format!("{path}.name"), Shape::Name.must())),
+    };
+    let must = || invalid(&format!("{path}.clusters"), format!("a list of at most {CLUSTERS_MAX} cluster names"));
+    let clusters = match fields.remove("clusters") {
+        None => Vec::new(),
+        Some(Value::Array(items)) if items.len() <= CLUSTERS_MAX => items
+            .into_iter()
+            .map(|item| match item {
+                Value::String(cluster) if !cluster.is_empty() => Ok(cluster),
+                _ => Err(must()),
+            })
+            .collect::<Result<_, _>>()?,
+        Some(_) => return Err(must()),
+    };
+    nothing_left(&fields, &format!("{path}."))?;
+    Ok(PoolConfig { name, clusters })
+}
+
+fn object(value: Value, field: &str) -> Result<Map<String, Value>, InvalidConfig> {
+    match value {
+        Value::Object(fields) => Ok(fields),
+        _ => Err(invalid(field, "an object".to_owned())),
+    }
+}
+
+fn nothing_left(fields: &Map<String, Value>, prefix: &str) -> Result<(), InvalidConfig> {
+    match fields.keys().next() {
+        None => Ok(()),
+        Some(unknown) => Err(invalid(&format!("{prefix}{unknown}"), "left out: there is no such field".to_owned())),
+    }
+}
+
+fn invalid(field: &str, must: String) -> InvalidConfig {
+    InvalidConfig { field: field.to_owned(), must }
+}
+
+// === impl InvalidConfig ===
+
+impl fmt::Display for InvalidConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` must be {}", self.field, self.must)
+    }
+}
+
+impl std::error::Error for InvalidConfig {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(json: &str) -> String {
+        FilterConfig::parse(json.as_bytes()).unwrap_err().to_string()
+    }
+
+    /// A configuration with one pool and `rest`.
+    fn with(rest: &str) -> String {
+        format!(r#"{{"pools": [{{"name": "default"}}], {rest}}}"#)
+    }
+
+    #[test]
+    fn the_least_configuration_has_every_default() {
+        let config = FilterConfig::parse(br#"{"pools": [{"name": "default"}]}"#).unwrap();
+        assert_eq!(config.pools, [PoolConfig { name: "default".into(), clusters: vec![] }]);
+        assert_eq!(format!("{:?}", FilterConfig { pools: vec![], ..config }), format!("{:?}", FilterConfig::default()));
+    }
+
+    #[test]
+    fn defaults_are_allowed_values() {
+        let defaults = FilterConfig::default();
+        for field in FIELDS {
+            let value = match &field.kind {
+                Kind::Number { get, .. } => Value::from(get(&defaults)),
+                Kind::Text { get, .. } => Value::from(get(&defaults)),
+                Kind::Flag { get, .. } => Value::from(get(&defaults)),
+                Kind::Choice { get, .. } => Value::from(get(&defaults)),
+            };
+            assert!(field.kind.set(&mut FilterConfig::default(), value).is_some(), "{}", field.path);
+        }
+    }
+
+    #[test]
+    fn every_field_is_taken() {
+        let config = FilterConfig::parse(
+            br#"{"state": {"cluster": "c", "authority": "a", "silence_max_ms": 1000, "backoff_max_ms": 100},
+                 "pools": [{"name": "p", "clusters": ["x", "y"]}], "failure_mode": "open", "cold_start_wait_ms": 0,
+                 "body_limit_bytes": 2048, "destination_format": "single", "destination_header": "x-d", "fallback_header": "x-f",
+                 "subset_namespace": "ns", "subset_key": "k", "ready_path": "/r", "explain": true, "retry": false,
+                 "per_try_timeout_ms": 9, "prefix_entries": 0, "lease_ms": 500}"#,
+        )
+        .unwrap();
+        let settings = Settings {
+            destination_header: "x-d".into(),
+            fallback_header: "x-f".into(),
+            destination_format: DestinationFormat::Single,
+            subset_namespace: "ns".into(),
+            subset_key: "k".into(),
+            body_limit_bytes: 2048,
+            failure_mode: FailureMode::Open,
+            cold_start_wait_ms: 0,
+            ready_path: "/r".into(),
+            explain: true,
+            per_try_timeout_ms: 9,
+            retry: false,
+        };
+        let state = StateConfig { cluster: "c".into(), authority: "a".into(), silence_max_ms: 1000, backoff_max_ms: 100 };
+        let pools = vec![PoolConfig { name: "p".into(), clusters: vec!["x".into(), "y".into()] }];
+        let expected = FilterConfig { state, pools, settings, prefix_entries: 0, lease_ms: 500 };
+        assert_eq!(format!("{config:?}"), format!("{expected:?}"));
+    }
+
+    #[test]
+    fn errors_name_the_field_and_what_it_allows() {
+        let cases = [
+            ("{", "`configuration` must be JSON (EOF while parsing an object at line 1 column 1)".to_owned()),
+            ("[]", "`configuration` must be an object".to_owned()),
+            ("{}", "`pools` must be a list of 1 to 64 pools".to_owned()),
+            (r#"{"pools": []}"#, "`pools` must be a list of 1 to 64 pools".to_owned()),
+            (r#"{"pools": [{}]}"#, "`pools[0].name` must be text of 1 to 48 printable ASCII characters".to_owned()),
+            (r#"{"pools": [{"name": "a b"}]}"#, "`pools[0].name` must be text of 1 to 48 printable ASCII characters".to_owned()),
+            (r#"{"pools": [{"name": "a"}, {"name": "a"}]}"#, "`pools[1].name` must be another name: \"a\" is taken".to_owned()),
+            (
+                r#"{"pools": [{"name": "a", "clusters": ["c"]}, {"name": "b", "clusters": ["c"]}]}"#,
+                "`pools[1].clusters` must be clusters of no other pool: \"c\" is taken".to_owned(),
+            ),
+            (r#"{"pools": [{"name": "a", "clusters": "c"}]}"#, "`pools[0].clusters` must be a list of at most 64 cluster names".to_owned()),
+            (r#"{"pools": [{"name": "a", "cluster": "c"}]}"#, "`pools[0].cluster` must be left out: there is no such field".to_owned()),
+            (&with(r#""failure_mode": "maybe""#), "`failure_mode` must be \"close\" or \"open\"".to_owned()),
+            (&with(r#""cold_start_wait_ms": -1"#), "`cold_start_wait_ms` must be a whole number from 0 to 60000".to_owned()),
+            (&with(r#""body_limit_bytes": 1e99"#), "`body_limit_bytes` must be a whole number from 1024 to 1073741824".to_owned()),
+            (&with(r#""lease_ms": 1.5"#), "`lease_ms` must be a whole number from 500 to 60000".to_owned()),
+            (&with(r#""explain": "yes""#), "`explain` must be true or false".to_owned()),
+            (
+                &with(r#""destination_header": "X-D""#),
+                "`destination_header` must be a header name of 1 to 128 characters a-z, 0-9 and -".to_owned(),
+            ),
+            (
+                &with(r#""ready_path": "ready""#),
+                "`ready_path` must be a path of 1 to 128 printable ASCII characters that starts with / and has no ?".to_owned(),
+            ),
+            (&with(r#""state": {"cluster": ""}"#), "`state.cluster` must be text of 1 to 48 printable ASCII characters".to_owned()),
+            (&with(r#""state": {"port": 1}"#), "`state.port` must be left out: there is no such field".to_owned()),
+            (&with(r#""state": 7"#), "`state` must be an object".to_owned()),
+            (&with(r#""failure_mod": "open""#), "`failure_mod` must be left out: there is no such field".to_owned()),
+        ];
+        for (json, expected) in cases {
+            assert_eq!(error(json), expected, "{json}");
+        }
+    }
+
+    #[test]
+    fn the_reference_lists_every_field_once_with_its_default() {
+        let text = reference();
+        assert_eq!(text.lines().count(), FIELDS.len() + 1);
+        assert!(
+            text.contains("\nlease_ms (3000): a whole number from 500 to 60000: how long a VM leads without a sign of life\n"),
+            "{text}"
+        );
+        assert!(text.contains("\nfailure_mode (\"close\"): \"close\" or \"open\": "), "{text}");
+    }
+
+    #[test]
+    fn pools_are_found_by_cluster_and_by_name() {
+        let config = FilterConfig::parse(br#"{"pools": [{"name": "a", "clusters": ["c1", "c2"]}, {"name": "b"}]}"#).unwrap();
+        assert_eq!((config.pool_of_cluster(b"c2"), config.pool_of_cluster(b"b"), config.pool_named(b"b")), (Some(0), None, Some(1)));
+        assert_eq!(config.only_pool(), None);
+        assert_eq!(FilterConfig::parse(br#"{"pools": [{"name": "a"}]}"#).unwrap().only_pool(), Some(0));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_survived(bytes: Vec<u8>) {
+            let _ = FilterConfig::parse(&bytes);
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! A proxy process for tests: shared data, queues and streams as the real host has them, and what was asked of it. Clones are the same process.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+
+use exchange::Time;
+
+use crate::host::{Buffer, Expect, Host, HostError, Map, MetricKind, Result, Shared};
+use crate::pairs;
+
+type Hook = Box<dyn FnOnce()>;
+
+/// The process.
+#[derive(Clone, Default)]
+pub struct FakeHost(Rc<Process>);
+
+#[derive(Default)]
+pub struct Process {
+    pub now_ms: Cell<u64>,
+    pub shared: RefCell<BTreeMap<String, (Vec<u8>, u32)>>,
+    pub writes: Cell<u32>,
+    pub queues: RefCell<Vec<(String, VecDeque<Vec<u8>>)>>,
+    pub properties: RefCell<BTreeMap<String, Vec<u8>>>,
+    /// Streams opened, and whether they are open still.
+    pub streams: RefCell<Vec<bool>>,
+    /// Messages sent, by stream.
+    pub sent: RefCell<Vec<(u32, Vec<u8>)>>,
+    /// What the next read of a buffer gives.
+    pub buffers: RefCell<BTreeMap<u32, Vec<u8>>>,
+    pub request: RefCell<Vec<(String, String)>>,
+    pub response: RefCell<Vec<(String, String)>>,
+    /// Replies, resumptions and the like, in order, as text.
+    pub log: RefCell<Vec<String>>,
+    pub gone: RefCell<Vec<u32>>,
+    pub metrics: RefCell<BTreeMap<String, u64>>,
+    metric_names: RefCell<Vec<String>>,
+    entropy: Cell<u64>,
+    hook: RefCell<Option<Hook>>,
+}
+
+impl std::ops::Deref for FakeHost {
+    type Target = Process;
+
+    fn deref(&self) -> &Process {
+        &self.0
+    }
+}
+
+impl FakeHost {
+    pub fn new() -> Self {
+        let host = Self::default();
+        host.now_ms.set(1_000_000);
+        host
+    }
+
+    /// Runs `hook` just before the next write to shared data: another thread gets in between a read and its write.
+    pub fn before_next_share(&self, hook: impl FnOnce() + 'static) {
+        *self.hook.borrow_mut() = Some(Box::new(hook));
+    }
+
+    pub fn pass_ms(&self, ms: u64) {
+        self.now_ms.set(self.now_ms.get() + ms);
+    }
+
+    pub fn note(&self, text: impl Into<String>) {
+        self.log.borrow_mut().push(text.into());
+    }
+
+    pub fn take_log(&self) -> Vec<String> {
+        std::mem::take(&mut self.log.borrow_mut())
+    }
+
+    pub fn metric_value(&self, name: &str) -> u64 {
+        self.metrics.borrow().get(name).copied().unwrap_or(0)
+    }
+
+    fn map(&self, map: Map) -> &RefCell<Vec<(String, String)>> {
+        match map {
+            Map::Request => &self.request,
+            Map::Response => &self.response,
+        }
+    }
+}
+
+impl Host for FakeHost {
+    fn now(&self) -> Time {
+        Time(0).plus_ms(self.now_ms.get())
+    }
+
+    fn entropy(&self) -> u64 {
+        self.entropy.set(self.entropy.get() + 1);
+        self.entropy.get()
+    }
+
+    fn shared(&self, key: &str) -> Result<Option<Shared>> {
+        Ok(self.shared.borrow().get(key).map(|(bytes, token)| Shared { bytes: bytes.clone(), token: *token }))
+    }
+
+    fn share(&self, key: &str, value: &[u8], expect: Expect) -> Result<()> {
+        let hook = self.hook.borrow_mut().take();
+        if let Some(hook) = hook {
+            hook();
+        }
+        let held = self.shared.borrow().get(key).map(|(_, token)| *token);
+        match (expect, held) {
+            (Expect::Absent, Some(_)) => return Err(HostError::CONFLICT),
+            (Expect::Token(token), Some(held)) if token != held => return Err(HostError::CONFLICT),
+            _ => {}
+        }
+        self.writes.set(self.writes.get() + 1);
+        self.shared.borrow_mut().insert(key.to_owned(), (value.to_vec(), self.writes.get()));
+        Ok(())
+    }
+
+    fn queue_register(&self, name: &str) -> Result<u32> {
+        let mut queues = self.queues.borrow_mut();
+        let position = queues.iter().position(|(n, _)| n == name).unwrap_or_else(|| {
+            queues.push((name.to_owned(), VecDeque::new()));
+            queues.len() - 1
+        });
+        Ok(u32::try_from(position).unwrap() + 1)
+    }
+
+    fn queue_push(&self, queue: u32, item: &[u8]) -> Result<()> {
+        let mut queues = self.queues.borrow_mut();
+        let (_, items) = queues.get_mut(queue as usize - 1).ok_or(HostError::NOT_FOUND)?;
+        items.push_back(item.to_vec());
+        Ok(())
+    }
+
+    fn queue_pop(&self, queue: u32) -> Result<Option<Vec<u8>>> {
+        let mut queues = self.queues.borrow_mut();
+        let (_, items) = queues.get_mut(queue as usize - 1).ok_or(HostError::NOT_FOUND)?;
+        Ok(items.pop_front())
+    }
+
+    fn stream_open(&self, upstream: &str, service: &str, method: &str) -> Result<u32> {
+        assert!(upstream.contains("switchpoint-state"));
+        assert_eq!((service, method), ("switchpoint.state.v1.StateService", "Stream"));
+        self.streams.borrow_mut().push(true);
+        Ok(u32::try_from(self.streams.borrow().len()).unwrap())
+    }
+
+    fn stream_send(&self, stream: u32, message: &[u8]) -> Result<()> {
+        if !self.streams.borrow()[stream as usize - 1] {
+            return Err(HostError::NOT_FOUND);
+        }
+        self.sent.borrow_mut().push((stream, message.to_vec()));
+        Ok(())
+    }
+
+    fn stream_cancel(&self, stream: u32) -> Result<()> {
+        self.streams.borrow_mut()[stream as usize - 1] = false;
+        Ok(())
+    }
+
+    fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>> {
+        Ok(self.properties.borrow().get(&path.join(".")).cloned())
+    }
+
+    fn headers(&self, map: Map) -> Result<Vec<u8>> {
+        let headers = self.map(map).borrow();
+        Ok(pairs::serialize(&headers.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect::<Vec<_>>()))
+    }
+
+    fn header_set(&self, map: Map, name: &str, value: &[u8]) -> Result<()> {
+        self.header_remove(map, name)?;
+        self.map(map).borrow_mut().push((name.to_owned(), String::from_utf8_lossy(value).into_owned()));
+        Ok(())
+    }
+
+    fn header_remove(&self, map: Map, name: &str) -> Result<()> {
+        self.map(map).borrow_mut().retain(|(n, _)| n != name);
+        Ok(())
+    }
+
+    fn buffer(&self, buffer: Buffer, size: usize) -> Result<Vec<u8>> {
+        let mut bytes = self.buffers.borrow().get(&(buffer as u32)).cloned().unwrap_or_default();
+        bytes.truncate(size);
+        Ok(bytes)
+    }
+
+    fn reply(&self, status: u16, _headers: &[u8], body: &[u8]) -> Result<()> {
+        self.note(format!("reply {status} {}", String::from_utf8_lossy(body)));
+        Ok(())
+    }
+
+    fn resume_request(&self) -> Result<()> {
+        self.note("resume");
+        Ok(())
+    }
+
+    fn focus(&self, context: u32) -> Result<()> {
+        if self.gone.borrow().contains(&context) {
+            return Err(HostError::NOT_FOUND);
+        }
+        self.note(format!("focus {context}"));
+        Ok(())
+    }
+
+    fn tick_period(&self, period_ms: u32) -> Result<()> {
+        self.note(format!("tick every {period_ms} ms"));
+        Ok(())
+    }
+
+    fn metric(&self, _kind: MetricKind, name: &str) -> Result<u32> {
+        self.metric_names.borrow_mut().push(name.to_owned());
+        Ok(u32::try_from(self.metric_names.borrow().len()).unwrap() - 1)
+    }
+
+    fn metric_add(&self, metric: u32, amount: i64) -> Result<()> {
+        let name = self.metric_names.borrow()[metric as usize].clone();
+        *self.metrics.borrow_mut().entry(name).or_default() += u64::try_from(amount).unwrap();
+        Ok(())
+    }
+
+    fn metric_record(&self, metric: u32, value: u64) -> Result<()> {
+        let name = self.metric_names.borrow()[metric as usize].clone();
+        self.metrics.borrow_mut().insert(name, value);
+        Ok(())
+    }
+
+    fn follow_log_level(&self) {}
+}
+
+/// A roster of ready endpoints at these addresses; an address always has the same identity.
+pub fn roster_message(pool: &str, version: scheduler::Version, addresses: &[&str]) -> Vec<u8> {
+    use proto::state::{self, daemon_message::Message::Roster};
+    let endpoint = |address: &&str| {
+        let slot = address.bytes().fold(7_u32, |h, b| (h * 31 + u32::from(b)) % 1009);
+        state::Endpoint {
+            slot,
+            incarnation: 1,
+            name: (*address).into(),
+            address: (*address).into(),
+            ready: true,
+            age_ms: 60_000,
+            labels: vec![],
+        }
+    };
+    let plugin = |kind: &str, weight| state::Plugin { r#type: kind.into(), name: kind.into(), weight, parameters: vec![] };
+    let profile =
+        state::Profile { name: "test".into(), plugins: vec![plugin("queue-scorer", 1.0), plugin("max-score-picker", 0.0)], ranked_max: 3 };
+    let roster = state::Roster {
+        pool: pool.into(),
+        version: Some(state::Version { term: version.term, sequence: version.sequence }),
+        endpoints: addresses.iter().map(endpoint).collect(),
+        profile: Some(profile),
+        hash_secret: 1,
+        staleness_max_ms: 2_000,
+    };
+    encode(Roster(roster))
+}
+
+/// Metrics with these queue depths.
+pub fn metrics_message(pool: &str, version: scheduler::Version, sequence: u64, queues: &[f32]) -> Vec<u8> {
+    use proto::state::{self, daemon_message::Message::Metrics};
+    let n = queues.len();
+    encode(Metrics(state::Metrics {
+        pool: pool.into(),
+        roster: Some(state::Version { term: version.term, sequence: version.sequence }),
+        sequence,
+        queue_depth: queues.to_vec(),
+        running_requests: vec![0.0; n],
+        kv_cache_utilization: vec![0.0; n],
+        kv_block_tokens: vec![16; n],
+        kv_blocks: vec![1_000; n],
+        lora: vec![],
+    }))
+}
+
+pub fn encode(message: proto::state::daemon_message::Message) -> Vec<u8> {
+    prost::Message::encode_to_vec(&proto::state::DaemonMessage { message: Some(message) })
+}

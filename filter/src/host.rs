@@ -1,0 +1,405 @@
+//! The proxy as the rest of the crate sees it: one narrow trait, and the only file that calls the proxy-wasm ABI.
+//!
+//! The bindings are our own, not the SDK's. The SDK returns a status as a Rust enum, which is undefined behaviour for the statuses it does
+//! not list; it panics on most of those it does, and on every header that is not UTF-8; and a panic here fails all streams of a worker. Here
+//! a status is a number, a value is bytes, and whatever the host answers is a `Result`. The one exception is opening a stream, because
+//! the SDK's dispatcher delivers only to streams it opened itself: see [`wasm::ProxyWasm`].
+
+use std::fmt;
+
+use exchange::Time;
+
+/// A status of the host other than success. The host's or our fault, never a client's; the same call will fare the same in this phase.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct HostError(u32);
+
+/// What a call to the host comes to.
+pub type Result<T, E = HostError> = core::result::Result<T, E>;
+
+/// Which headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Map {
+    /// Of the request.
+    Request = 0,
+    /// Of the response.
+    Response = 2,
+}
+
+/// Which bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Buffer {
+    /// The request body as far as it is held.
+    RequestBody = 0,
+    /// This piece of the response body.
+    ResponseBody = 1,
+    /// The message a stream received.
+    StreamMessage = 5,
+    /// The plugin configuration.
+    Configuration = 7,
+}
+
+/// Which kind of statistic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetricKind {
+    /// Only grows.
+    Counter = 0,
+    /// Is set.
+    Gauge = 1,
+    /// Is a distribution.
+    Histogram = 2,
+}
+
+/// What a shared value must be for a write to go through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expect {
+    /// Anything.
+    Any,
+    /// Not there.
+    Absent,
+    /// Unchanged since the read that gave this token.
+    Token(u32),
+}
+
+/// A shared value and the token of its last write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shared {
+    /// The value.
+    pub bytes: Vec<u8>,
+    /// Changes with every write.
+    pub token: u32,
+}
+
+/// The proxy. Calls about requests act on the context of the current callback, or on the one last [`Host::focus`]ed in it.
+pub trait Host: Clone + 'static {
+    /// Monotonic time, the same clock for all VMs of a process.
+    fn now(&self) -> Time;
+    /// Random bits.
+    fn entropy(&self) -> u64;
+    /// Reads shared data. An empty value is one that was removed: both are `None`, but only a value ever written has a token.
+    fn shared(&self, key: &str) -> Result<Option<Shared>>;
+    /// Writes shared data; [`HostError::CONFLICT`] when it is not as expected.
+    fn share(&self, key: &str, value: &[u8], expect: Expect) -> Result<()>;
+    /// Makes the current root context the one consumer of a queue; returns its number.
+    fn queue_register(&self, name: &str) -> Result<u32>;
+    /// Appends to a queue, and wakes its consumer.
+    fn queue_push(&self, queue: u32, item: &[u8]) -> Result<()>;
+    /// Takes the oldest item of a queue.
+    fn queue_pop(&self, queue: u32) -> Result<Option<Vec<u8>>>;
+    /// Opens a gRPC stream. `upstream` is a serialized `GrpcService`.
+    fn stream_open(&self, upstream: &str, service: &str, method: &str) -> Result<u32>;
+    /// Sends a message on a stream of the current root context.
+    fn stream_send(&self, stream: u32, message: &[u8]) -> Result<()>;
+    /// Ends a stream of the current root context; no callback follows.
+    fn stream_cancel(&self, stream: u32) -> Result<()>;
+    /// Reads a property; `None` when there is none.
+    fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>>;
+    /// All headers, as serialized pairs. Only while the headers callback runs, or while it is held.
+    fn headers(&self, map: Map) -> Result<Vec<u8>>;
+    /// Sets a header to one value.
+    fn header_set(&self, map: Map, name: &str, value: &[u8]) -> Result<()>;
+    /// Removes all values of a header.
+    fn header_remove(&self, map: Map, name: &str) -> Result<()>;
+    /// Reads at most `size` bytes of a buffer.
+    fn buffer(&self, buffer: Buffer, size: usize) -> Result<Vec<u8>>;
+    /// Answers the request; `headers` are serialized pairs. Takes effect when the callback returns.
+    fn reply(&self, status: u16, headers: &[u8], body: &[u8]) -> Result<()>;
+    /// Lets a held request go on. Its headers cannot be changed from here on.
+    fn resume_request(&self) -> Result<()>;
+    /// Makes another context of this VM the one that calls act on; an error when it is gone.
+    fn focus(&self, context: u32) -> Result<()>;
+    /// Sets the tick period of the current root context.
+    fn tick_period(&self, period_ms: u32) -> Result<()>;
+    /// Finds or makes a statistic.
+    fn metric(&self, kind: MetricKind, name: &str) -> Result<u32>;
+    /// Adds to a counter (more than 0) or gauge.
+    fn metric_add(&self, metric: u32, amount: i64) -> Result<()>;
+    /// Sets a gauge, or records in a histogram.
+    fn metric_record(&self, metric: u32, value: u64) -> Result<()>;
+    /// Applies the host's log level to what is logged from here on.
+    fn follow_log_level(&self);
+}
+
+// === impl HostError ===
+
+impl HostError {
+    /// What was asked for is not there.
+    pub const NOT_FOUND: Self = Self(1);
+    /// Shared data is not as expected.
+    pub const CONFLICT: Self = Self(8);
+    /// The host failed.
+    pub const INTERNAL: Self = Self(10);
+}
+
+impl fmt::Debug for HostError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for HostError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self.0 {
+            1 => "not found",
+            2 => "bad argument",
+            3 => "serialization failure",
+            4 => "parse failure",
+            7 => "empty",
+            8 => "conflict",
+            10 => "internal failure",
+            12 => "unimplemented",
+            _ => "status",
+        };
+        write!(f, "{name} ({})", self.0)
+    }
+}
+
+impl std::error::Error for HostError {}
+
+#[cfg(target_arch = "wasm32")]
+pub use wasm::{ProxyWasm, install_logger};
+
+#[cfg(target_arch = "wasm32")]
+#[expect(unsafe_code, reason = "the proxy-wasm ABI is C; every call to it is in this module")]
+mod wasm {
+    use std::ptr::null_mut;
+
+    use super::{Buffer, Expect, Host, HostError, Map, MetricKind, Result, Shared, Time};
+
+    /// A token no write of the host's ever has: its counter would need to wrap. Writing with it succeeds only where nothing is.
+    const ABSENT: u32 = u32::MAX;
+    /// WASI's monotonic clock.
+    const MONOTONIC: u32 = 1;
+    /// `grpc_status` of a reply that is not gRPC.
+    const NOT_GRPC: i32 = -1;
+    /// The request side of `proxy_continue_stream`.
+    const REQUEST: u32 = 0;
+
+    #[link(wasm_import_module = "env")]
+    unsafe extern "C" {
+        fn proxy_log(level: u32, text: *const u8, size: usize) -> u32;
+        fn proxy_get_log_level(level: *mut u32) -> u32;
+        fn proxy_get_shared_data(key: *const u8, key_size: usize, data: *mut *mut u8, size: *mut usize, cas: *mut u32) -> u32;
+        fn proxy_set_shared_data(key: *const u8, key_size: usize, data: *const u8, size: usize, cas: u32) -> u32;
+        fn proxy_register_shared_queue(name: *const u8, size: usize, queue: *mut u32) -> u32;
+        fn proxy_enqueue_shared_queue(queue: u32, data: *const u8, size: usize) -> u32;
+        fn proxy_dequeue_shared_queue(queue: u32, data: *mut *mut u8, size: *mut usize) -> u32;
+        fn proxy_grpc_send(stream: u32, data: *const u8, size: usize, end: u32) -> u32;
+        fn proxy_grpc_cancel(stream: u32) -> u32;
+        fn proxy_get_property(path: *const u8, path_size: usize, data: *mut *mut u8, size: *mut usize) -> u32;
+        fn proxy_get_header_map_pairs(map: u32, data: *mut *mut u8, size: *mut usize) -> u32;
+        fn proxy_replace_header_map_value(map: u32, key: *const u8, key_size: usize, data: *const u8, size: usize) -> u32;
+        fn proxy_remove_header_map_value(map: u32, key: *const u8, key_size: usize) -> u32;
+        fn proxy_get_buffer_bytes(buffer: u32, start: usize, max_size: usize, data: *mut *mut u8, size: *mut usize) -> u32;
+        #[rustfmt::skip]
+        fn proxy_send_local_response(
+            status: u32,
+            details: *const u8,
+            details_size: usize,
+            body: *const u8,
+            body_size: usize,
+            headers: *const u8,
+            headers_size: usize,
+            grpc_status: i32,
+        ) -> u32;
+        fn proxy_continue_stream(side: u32) -> u32;
+        fn proxy_set_effective_context(context: u32) -> u32;
+        fn proxy_set_tick_period_milliseconds(period_ms: u32) -> u32;
+        fn proxy_define_metric(kind: u32, name: *const u8, size: usize, metric: *mut u32) -> u32;
+        fn proxy_increment_metric(metric: u32, offset: i64) -> u32;
+        fn proxy_record_metric(metric: u32, value: u64) -> u32;
+    }
+
+    #[link(wasm_import_module = "wasi_snapshot_preview1")]
+    unsafe extern "C" {
+        fn clock_time_get(clock: u32, precision: u64, time: *mut u64) -> u16;
+        fn random_get(data: *mut u8, size: usize) -> u16;
+    }
+
+    /// The real host.
+    #[derive(Clone, Copy, Debug)]
+    pub struct ProxyWasm;
+
+    struct Logger;
+
+    /// Sends `log` and panics to the host's log.
+    pub fn install_logger() {
+        std::panic::set_hook(Box::new(|info| write_log(log::Level::Error, &format!("panic: {info}"))));
+        // A second call in one VM finds the logger in place already.
+        let _ = log::set_logger(&Logger);
+        ProxyWasm.follow_log_level();
+    }
+
+    fn write_log(level: log::Level, text: &str) {
+        // Ours fall from Error = 1 to Trace = 5, the host's rise from trace = 0 to error = 4.
+        let level = 5_u32.saturating_sub(level as u32);
+        // SAFETY: the pointer and size are those of `text`. A line that the host refuses is lost; there is nowhere to say so.
+        let _ = unsafe { proxy_log(level, text.as_ptr(), text.len()) };
+    }
+
+    fn check(status: u32) -> Result<()> {
+        if status == 0 { Ok(()) } else { Err(HostError(status)) }
+    }
+
+    fn number(call: impl FnOnce(*mut u32) -> u32) -> Result<u32> {
+        let mut number = 0;
+        check(call(&raw mut number)).map(|()| number)
+    }
+
+    /// A call that returns bytes, which the host has written to memory it took from our allocator.
+    fn bytes(call: impl FnOnce(*mut *mut u8, *mut usize) -> u32) -> Result<Vec<u8>> {
+        let (mut data, mut size) = (null_mut(), 0);
+        check(call(&raw mut data, &raw mut size))?;
+        if data.is_null() {
+            return Ok(Vec::new());
+        }
+        // SAFETY: the host got `data` from `proxy_on_memory_allocate(size)`, which is a `Vec` of capacity and length `size`, filled it, and
+        // keeps no pointer to it.
+        Ok(unsafe { Vec::from_raw_parts(data, size, size) })
+    }
+
+    // SAFETY of every call below: pointers and sizes are those of live slices or of locals, and the host only uses them during the call.
+    impl Host for ProxyWasm {
+        fn now(&self) -> Time {
+            let mut time = 0;
+            let _ = unsafe { clock_time_get(MONOTONIC, 1, &raw mut time) };
+            Time(time)
+        }
+
+        fn entropy(&self) -> u64 {
+            let mut bits = [0_u8; 8];
+            let _ = unsafe { random_get(bits.as_mut_ptr(), bits.len()) };
+            u64::from_le_bytes(bits)
+        }
+
+        fn shared(&self, key: &str) -> Result<Option<Shared>> {
+            let mut token = 0;
+            let read = bytes(|data, size| unsafe { proxy_get_shared_data(key.as_ptr(), key.len(), data, size, &raw mut token) });
+            match read {
+                Ok(bytes) => Ok(Some(Shared { bytes, token })),
+                Err(HostError::NOT_FOUND) => Ok(None),
+                Err(error) => Err(error),
+            }
+        }
+
+        fn share(&self, key: &str, value: &[u8], expect: Expect) -> Result<()> {
+            let cas = match expect {
+                Expect::Any => 0,
+                Expect::Absent => ABSENT,
+                Expect::Token(token) => token,
+            };
+            check(unsafe { proxy_set_shared_data(key.as_ptr(), key.len(), value.as_ptr(), value.len(), cas) })
+        }
+
+        fn queue_register(&self, name: &str) -> Result<u32> {
+            number(|queue| unsafe { proxy_register_shared_queue(name.as_ptr(), name.len(), queue) })
+        }
+
+        fn queue_push(&self, queue: u32, item: &[u8]) -> Result<()> {
+            check(unsafe { proxy_enqueue_shared_queue(queue, item.as_ptr(), item.len()) })
+        }
+
+        fn queue_pop(&self, queue: u32) -> Result<Option<Vec<u8>>> {
+            const EMPTY: HostError = HostError(7);
+            match bytes(|data, size| unsafe { proxy_dequeue_shared_queue(queue, data, size) }) {
+                Ok(item) => Ok(Some(item)),
+                Err(EMPTY) => Ok(None),
+                Err(error) => Err(error),
+            }
+        }
+
+        // Through the SDK, which registers the stream for its dispatcher. Its wrapper panics on a bad argument, which the host returns only
+        // for a `GrpcService` it cannot use: `stream::service` builds one that it can.
+        fn stream_open(&self, upstream: &str, service: &str, method: &str) -> Result<u32> {
+            proxy_wasm::hostcalls::open_grpc_stream(upstream, service, method, Vec::new()).map_err(|status| HostError(status as u32))
+        }
+
+        fn stream_send(&self, stream: u32, message: &[u8]) -> Result<()> {
+            check(unsafe { proxy_grpc_send(stream, message.as_ptr(), message.len(), 0) })
+        }
+
+        fn stream_cancel(&self, stream: u32) -> Result<()> {
+            check(unsafe { proxy_grpc_cancel(stream) })
+        }
+
+        fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>> {
+            let path = path.join("\0");
+            match bytes(|data, size| unsafe { proxy_get_property(path.as_ptr(), path.len(), data, size) }) {
+                Ok(value) => Ok(Some(value)),
+                Err(HostError::NOT_FOUND) => Ok(None),
+                Err(error) => Err(error),
+            }
+        }
+
+        fn headers(&self, map: Map) -> Result<Vec<u8>> {
+            bytes(|data, size| unsafe { proxy_get_header_map_pairs(map as u32, data, size) })
+        }
+
+        fn header_set(&self, map: Map, name: &str, value: &[u8]) -> Result<()> {
+            check(unsafe { proxy_replace_header_map_value(map as u32, name.as_ptr(), name.len(), value.as_ptr(), value.len()) })
+        }
+
+        fn header_remove(&self, map: Map, name: &str) -> Result<()> {
+            check(unsafe { proxy_remove_header_map_value(map as u32, name.as_ptr(), name.len()) })
+        }
+
+        fn buffer(&self, buffer: Buffer, size: usize) -> Result<Vec<u8>> {
+            match bytes(|data, read| unsafe { proxy_get_buffer_bytes(buffer as u32, 0, size, data, read) }) {
+                // The host's word for a body without bytes.
+                Err(HostError::NOT_FOUND) => Ok(Vec::new()),
+                read => read,
+            }
+        }
+
+        fn reply(&self, status: u16, headers: &[u8], body: &[u8]) -> Result<()> {
+            let (no_details, h) = (std::ptr::null(), headers);
+            let status = u32::from(status);
+            check(unsafe { proxy_send_local_response(status, no_details, 0, body.as_ptr(), body.len(), h.as_ptr(), h.len(), NOT_GRPC) })
+        }
+
+        fn resume_request(&self) -> Result<()> {
+            check(unsafe { proxy_continue_stream(REQUEST) })
+        }
+
+        fn focus(&self, context: u32) -> Result<()> {
+            check(unsafe { proxy_set_effective_context(context) })
+        }
+
+        fn tick_period(&self, period_ms: u32) -> Result<()> {
+            check(unsafe { proxy_set_tick_period_milliseconds(period_ms) })
+        }
+
+        fn metric(&self, kind: MetricKind, name: &str) -> Result<u32> {
+            number(|metric| unsafe { proxy_define_metric(kind as u32, name.as_ptr(), name.len(), metric) })
+        }
+
+        fn metric_add(&self, metric: u32, amount: i64) -> Result<()> {
+            check(unsafe { proxy_increment_metric(metric, amount) })
+        }
+
+        fn metric_record(&self, metric: u32, value: u64) -> Result<()> {
+            check(unsafe { proxy_record_metric(metric, value) })
+        }
+
+        fn follow_log_level(&self) {
+            use log::LevelFilter::{Debug, Error, Info, Off, Trace, Warn};
+            let level = number(|level| unsafe { proxy_get_log_level(level) }).unwrap_or(2);
+            let filters = [Trace, Debug, Info, Warn, Error];
+            let filter = usize::try_from(level).ok().and_then(|level| filters.get(level).copied()).unwrap_or(Off);
+            log::set_max_level(filter);
+        }
+    }
+
+    impl log::Log for Logger {
+        fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+            metadata.level() <= log::max_level()
+        }
+
+        fn log(&self, record: &log::Record<'_>) {
+            if self.enabled(record.metadata()) {
+                write_log(record.level(), &record.args().to_string());
+            }
+        }
+
+        fn flush(&self) {}
+    }
+}

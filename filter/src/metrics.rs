@@ -1,0 +1,114 @@
+//! Every statistic the proxy shows of us, in one table. No name holds anything a request or an endpoint brings: the proxy never frees one.
+//!
+//! Counters and histograms are of all VMs of a process together; the gauges are set by the VM that leads.
+
+use crate::host::{Host, MetricKind};
+
+/// A statistic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Metric {
+    name: &'static str,
+    kind: MetricKind,
+    about: &'static str,
+}
+
+macro_rules! metrics {
+    ($($id:ident: $kind:ident $name:literal, $about:literal;)+) => {
+        /// Which statistic.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(usize)]
+        pub enum Stat { $(#[doc = $about] $id,)+ }
+
+        /// The table, in the order of [`Stat`].
+        const METRICS: &[Metric] = &[$(Metric { name: $name, kind: MetricKind::$kind, about: $about },)+];
+    };
+}
+
+metrics! {
+    Picked: Counter "switchpoint_picked_total", "Requests sent to a picked endpoint.";
+    FailedOpen: Counter "switchpoint_failed_open_total", "Requests sent to any endpoint, as there was no state.";
+    Passed: Counter "switchpoint_passed_total", "Requests on routes of no pool.";
+    Parked: Counter "switchpoint_parked_total", "Requests held until there was state.";
+    Invalid: Counter "switchpoint_refused_invalid_total", "Requests refused for what they are (4xx).";
+    Shed: Counter "switchpoint_refused_shed_total", "Requests refused by policy (429).";
+    Unavailable: Counter "switchpoint_refused_unavailable_total", "Requests refused for want of an endpoint (503).";
+    FailedAttempts: Counter "switchpoint_failed_attempts_total", "Attempts at an endpoint that failed before a response.";
+    PickUs: Histogram "switchpoint_pick_us", "Time from the last byte of a request to its decision, in µs.";
+    TtftMs: Histogram "switchpoint_ttft_ms", "Time from pick to first token of streamed responses, in ms.";
+    RostersApplied: Counter "switchpoint_state_rosters_total", "Rosters taken over from the daemon.";
+    MetricsApplied: Counter "switchpoint_state_metrics_total", "Metrics taken over from the daemon.";
+    Refused: Counter "switchpoint_state_refused_total", "Messages of the daemon refused whole.";
+    Poisoned: Counter "switchpoint_state_poisoned_total", "Messages refused because a VM was lost decoding them.";
+    StreamsOpened: Counter "switchpoint_state_streams_total", "Streams opened to the daemon.";
+    LeadersElected: Counter "switchpoint_state_leaders_total", "Times a VM became leader.";
+    Connected: Gauge "switchpoint_state_connected", "Whether the daemon is heard: 1 or 0.";
+    AgeMs: Gauge "switchpoint_state_age_ms", "Time since the daemon was last heard, in ms.";
+    Endpoints: Gauge "switchpoint_state_endpoints", "Endpoints in all pools.";
+    HostErrors: Counter "switchpoint_host_errors_total", "Calls the proxy refused that it should not have.";
+}
+
+/// The statistics, as far as the proxy gave them out.
+#[derive(Clone, Debug)]
+pub struct Metrics<H> {
+    host: H,
+    numbers: Vec<Option<u32>>,
+}
+
+// === impl Metrics ===
+
+impl<H: Host> Metrics<H> {
+    /// Finds or makes every statistic.
+    pub fn new(host: H) -> Self {
+        let numbers = METRICS.iter().map(|metric| host.metric(metric.kind, metric.name).ok()).collect();
+        Self { host, numbers }
+    }
+
+    /// Adds one to a counter.
+    pub fn count(&self, stat: Stat) {
+        self.add(stat, 1);
+    }
+
+    /// Adds to a counter.
+    pub fn add(&self, stat: Stat, amount: u32) {
+        if let (Some(number), 1..) = (self.number(stat), amount) {
+            let _ = self.host.metric_add(number, i64::from(amount));
+        }
+    }
+
+    /// Sets a gauge, or records in a histogram.
+    pub fn record(&self, stat: Stat, value: u64) {
+        if let Some(number) = self.number(stat) {
+            let _ = self.host.metric_record(number, value);
+        }
+    }
+
+    fn number(&self, stat: Stat) -> Option<u32> {
+        self.numbers.get(stat as usize).copied().flatten()
+    }
+}
+
+/// The reference of the statistics: a line for each.
+#[must_use]
+pub fn reference() -> String {
+    METRICS.iter().map(|Metric { name, kind, about }| format!("{name} ({kind:?}): {about}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_ours_and_distinct() {
+        let mut names: Vec<_> = METRICS.iter().map(|m| m.name).collect();
+        assert!(names.iter().all(|n| n.starts_with("switchpoint_") && n.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')));
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), METRICS.len());
+        assert_eq!(reference().lines().count(), METRICS.len());
+    }
+
+    #[test]
+    fn counters_end_in_total() {
+        assert!(METRICS.iter().all(|m| (m.kind == MetricKind::Counter) == m.name.ends_with("_total")));
+    }
+}

@@ -1,0 +1,331 @@
+//! The notice board of one pool: what the leader heard of the daemon, in shared data for all VMs.
+//!
+//! A small head names the version in force and which of two sides holds it; the messages themselves, as they came off the wire, are on the
+//! sides. A writer fills the side that is not in force and then turns the head, so a reader finds a whole message or, for the moment of a
+//! race, one that the head does not name, and looks again at the next wake-up. All writes are compare-and-swap, and give way to a later
+//! leader's epoch and to a newer version: a stalled leader can neither roll the board back nor spoil a side in force.
+
+use exchange::Time;
+use scheduler::Version;
+
+use super::words;
+use crate::host::{Expect, Host, HostError, Result, Shared};
+
+/// Tries at a compare-and-swap: only two leaders at once make conflicts, and one of them is on its way out.
+const TRIES_MAX: usize = 4;
+/// Words before the message on a side.
+const STAMP: usize = 5;
+
+/// The keys of one pool.
+#[derive(Clone, Debug)]
+pub struct Board {
+    head: String,
+    roster: [String; 2],
+    metrics: [String; 2],
+}
+
+/// What is in force.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Head {
+    /// Epoch of the leader that wrote it.
+    pub epoch: u64,
+    /// Of the roster.
+    pub version: Version,
+    /// Of the metrics; 0 is none for this roster.
+    pub metrics_sequence: u64,
+    /// Which side holds each: bit 0 the roster, bit 1 the metrics.
+    sides: u64,
+}
+
+/// The head, and the token by which a later look tells whether it moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// What it said.
+    pub head: Head,
+    /// Changes with every write.
+    pub token: u32,
+}
+
+/// A message from the board.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notice {
+    /// When the leader received it.
+    pub received: Time,
+    bytes: Vec<u8>,
+}
+
+/// Why nothing was put up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotPosted {
+    /// A later leader has written: this one is none any more.
+    Superseded,
+    /// What is there is as new, or newer.
+    NotNewer,
+    /// The metrics are of another roster.
+    OtherRoster,
+    /// The host would not have it, or not in time.
+    Host(HostError),
+}
+
+/// What marks a message on a side: whose it is, and what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    epoch: u64,
+    version: Version,
+    metrics_sequence: u64,
+    received: Time,
+}
+
+// === impl Board ===
+
+impl Board {
+    /// The board of `pool`, which is a name from the filter's configuration: a fixed set.
+    #[must_use]
+    pub fn new(pool: &str) -> Self {
+        let key = |name: &str| format!("switchpoint/1/pool/{pool}/{name}");
+        Self { head: key("head"), roster: [key("roster/a"), key("roster/b")], metrics: [key("metrics/a"), key("metrics/b")] }
+    }
+
+    /// What is in force; `None` when nothing ever was.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub fn look<H: Host>(&self, host: &H) -> Result<Option<Seen>> {
+        Ok(host.shared(&self.head)?.and_then(|shared| Head::from_bytes(&shared.bytes).map(|head| Seen { head, token: shared.token })))
+    }
+
+    /// The roster that `head` names; `None` when it is being replaced this moment.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub fn roster<H: Host>(&self, host: &H, head: Head) -> Result<Option<Notice>> {
+        notice(host, side(&self.roster, head.roster_side()), |s| s.version == head.version && s.metrics_sequence == 0)
+    }
+
+    /// The metrics that `head` names; `None` when it names none, or they are being replaced this moment.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub fn metrics<H: Host>(&self, host: &H, head: Head) -> Result<Option<Notice>> {
+        if head.metrics_sequence == 0 {
+            return Ok(None);
+        }
+        let named = |s: Stamp| s.version == head.version && s.metrics_sequence == head.metrics_sequence;
+        notice(host, side(&self.metrics, head.metrics_side()), named)
+    }
+
+    /// Puts up a roster.
+    ///
+    /// # Errors
+    /// [`NotPosted`] says why not; what is in force stays.
+    pub fn post_roster<H: Host>(&self, host: &H, epoch: u64, version: Version, message: &[u8], now: Time) -> Result<(), NotPosted> {
+        self.post(host, epoch, |old| {
+            if old.is_some_and(|old| old.version >= version) {
+                return Err(NotPosted::NotNewer);
+            }
+            let old = old.unwrap_or_default();
+            let head = Head { epoch, version, metrics_sequence: 0, sides: old.sides ^ ROSTER_SIDE };
+            let stamp = Stamp { epoch, version, metrics_sequence: 0, received: now };
+            write_side(host, side(&self.roster, head.roster_side()), stamp, message)?;
+            Ok(head)
+        })
+    }
+
+    /// Puts up metrics of the roster in force.
+    ///
+    /// # Errors
+    /// [`NotPosted`] says why not; what is in force stays.
+    pub fn post_metrics<H: Host>(&self, host: &H, epoch: u64, named: (Version, u64), message: &[u8], now: Time) -> Result<(), NotPosted> {
+        let (version, sequence) = named;
+        self.post(host, epoch, |old| {
+            let Some(old) = old.filter(|old| old.version == version) else { return Err(NotPosted::OtherRoster) };
+            if old.metrics_sequence >= sequence {
+                return Err(NotPosted::NotNewer);
+            }
+            let head = Head { epoch, metrics_sequence: sequence, sides: old.sides ^ METRICS_SIDE, ..old };
+            let stamp = Stamp { epoch, version, metrics_sequence: sequence, received: now };
+            write_side(host, side(&self.metrics, head.metrics_side()), stamp, message)?;
+            Ok(head)
+        })
+    }
+
+    fn post<H: Host>(&self, host: &H, epoch: u64, next: impl Fn(Option<Head>) -> Result<Head, NotPosted>) -> Result<(), NotPosted> {
+        for _ in 0..TRIES_MAX {
+            let shared = host.shared(&self.head)?;
+            let old = shared.as_ref().and_then(|shared| Head::from_bytes(&shared.bytes));
+            if old.is_some_and(|old| old.epoch > epoch) {
+                return Err(NotPosted::Superseded);
+            }
+            let head = next(old)?;
+            match host.share(&self.head, &head.to_bytes(), expect(shared.as_ref())) {
+                Err(HostError::CONFLICT) => {}
+                done => return Ok(done?),
+            }
+        }
+        Err(NotPosted::Host(HostError::CONFLICT))
+    }
+}
+
+/// Fills a side, unless a later leader has.
+fn write_side<H: Host>(host: &H, key: &str, stamp: Stamp, message: &[u8]) -> Result<(), NotPosted> {
+    let shared = host.shared(key)?;
+    if shared.as_ref().and_then(|s| Stamp::split(&s.bytes)).is_some_and(|(old, _)| old.epoch > stamp.epoch) {
+        return Err(NotPosted::Superseded);
+    }
+    let bytes = words::write(&[stamp.epoch, stamp.version.term, stamp.version.sequence, stamp.metrics_sequence, stamp.received.0], message);
+    Ok(host.share(key, &bytes, expect(shared.as_ref()))?)
+}
+
+fn notice<H: Host>(host: &H, key: &str, named: impl Fn(Stamp) -> bool) -> Result<Option<Notice>> {
+    Ok(host.shared(key)?.and_then(|Shared { bytes, .. }| {
+        let (stamp, _) = Stamp::split(&bytes)?;
+        named(stamp).then_some(Notice { received: stamp.received, bytes })
+    }))
+}
+
+fn side(sides: &[String; 2], second: bool) -> &str {
+    let [a, b] = sides;
+    if second { b } else { a }
+}
+
+fn expect(shared: Option<&Shared>) -> Expect {
+    shared.map_or(Expect::Absent, |shared| Expect::Token(shared.token))
+}
+
+const ROSTER_SIDE: u64 = 1;
+const METRICS_SIDE: u64 = 2;
+
+// === impl Head ===
+
+impl Head {
+    fn roster_side(self) -> bool {
+        self.sides & ROSTER_SIDE != 0
+    }
+
+    fn metrics_side(self) -> bool {
+        self.sides & METRICS_SIDE != 0
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let [epoch, term, sequence, metrics_sequence, sides] = words::read(bytes)?;
+        Some(Self { epoch, version: Version { term, sequence }, metrics_sequence, sides })
+    }
+
+    fn to_bytes(self) -> Vec<u8> {
+        words::write(&[self.epoch, self.version.term, self.version.sequence, self.metrics_sequence, self.sides], &[])
+    }
+}
+
+// === impl Notice ===
+
+impl Notice {
+    /// The message.
+    #[must_use]
+    pub fn message(&self) -> &[u8] {
+        Stamp::split(&self.bytes).map_or(&[], |(_, message)| message)
+    }
+}
+
+// === impl Stamp ===
+
+impl Stamp {
+    fn split(bytes: &[u8]) -> Option<(Self, &[u8])> {
+        let ([epoch, term, sequence, metrics_sequence, received], message) = words::split::<STAMP>(bytes)?;
+        Some((Self { epoch, version: Version { term, sequence }, metrics_sequence, received: Time(received) }, message))
+    }
+}
+
+// === impl NotPosted ===
+
+impl From<HostError> for NotPosted {
+    fn from(error: HostError) -> Self {
+        Self::Host(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::FakeHost;
+
+    const NOW: Time = Time(77);
+
+    fn v(term: u64, sequence: u64) -> Version {
+        Version { term, sequence }
+    }
+
+    fn in_force(board: &Board, host: &FakeHost) -> (Version, Vec<u8>, Option<Vec<u8>>) {
+        let head = board.look(host).unwrap().unwrap().head;
+        let roster = board.roster(host, head).unwrap().unwrap();
+        let metrics = board.metrics(host, head).unwrap();
+        (head.version, roster.message().to_vec(), metrics.map(|m| m.message().to_vec()))
+    }
+
+    #[test]
+    fn what_is_put_up_is_read_whole() {
+        let (host, board) = (FakeHost::new(), Board::new("default"));
+        assert_eq!(board.look(&host).unwrap(), None);
+        board.post_roster(&host, 1, v(5, 1), b"one", NOW).unwrap();
+        assert_eq!(in_force(&board, &host), (v(5, 1), b"one".to_vec(), None));
+        board.post_metrics(&host, 1, (v(5, 1), 2), b"m2", NOW).unwrap();
+        board.post_metrics(&host, 1, (v(5, 1), 3), b"m3", NOW).unwrap();
+        assert_eq!(in_force(&board, &host), (v(5, 1), b"one".to_vec(), Some(b"m3".to_vec())));
+        board.post_roster(&host, 1, v(5, 4), b"two", NOW).unwrap();
+        assert_eq!(in_force(&board, &host), (v(5, 4), b"two".to_vec(), None), "metrics are of their roster");
+    }
+
+    #[test]
+    fn nothing_older_comes_back() {
+        let (host, board) = (FakeHost::new(), Board::new("default"));
+        board.post_roster(&host, 1, v(5, 9), b"new", NOW).unwrap();
+        for old in [v(5, 9), v(5, 8), v(4, 99)] {
+            assert_eq!(board.post_roster(&host, 1, old, b"old", NOW), Err(NotPosted::NotNewer));
+        }
+        board.post_metrics(&host, 1, (v(5, 9), 10), b"m", NOW).unwrap();
+        assert_eq!(board.post_metrics(&host, 1, (v(5, 9), 10), b"m", NOW), Err(NotPosted::NotNewer));
+        assert_eq!(board.post_metrics(&host, 1, (v(5, 8), 11), b"m", NOW), Err(NotPosted::OtherRoster));
+        board.post_roster(&host, 1, v(6, 1), b"next life", NOW).unwrap();
+        assert_eq!(in_force(&board, &host), (v(6, 1), b"next life".to_vec(), None));
+    }
+
+    #[test]
+    fn a_stalled_leader_rolls_nothing_back() {
+        let (host, board) = (FakeHost::new(), Board::new("default"));
+        board.post_roster(&host, 1, v(5, 1), b"one", NOW).unwrap();
+        board.post_roster(&host, 2, v(5, 2), b"two", NOW).unwrap();
+        assert_eq!(board.post_roster(&host, 1, v(5, 3), b"late", NOW), Err(NotPosted::Superseded));
+        assert_eq!(board.post_metrics(&host, 1, (v(5, 2), 3), b"late", NOW), Err(NotPosted::Superseded));
+        assert_eq!(in_force(&board, &host), (v(5, 2), b"two".to_vec(), None));
+    }
+
+    /// The old leader wakes up between any two of its calls, after the new one has written: the board shows the new leader's roster at the end.
+    #[test]
+    fn leaders_that_overlap_at_any_point_leave_a_whole_board() {
+        for steps in 1..3 {
+            let (host, board) = (FakeHost::new(), Board::new("default"));
+            board.post_roster(&host, 1, v(5, 1), b"base", NOW).unwrap();
+            let (rival_host, rival_board) = (host.clone(), board.clone());
+            let rival = move || rival_board.post_roster(&rival_host, 2, v(5, 3), b"rival", NOW).unwrap();
+            let outer = host.clone();
+            if steps == 1 {
+                host.before_next_share(rival);
+            } else {
+                host.before_next_share(move || outer.before_next_share(rival));
+            }
+            let late = board.post_roster(&host, 1, v(5, 2), b"late", NOW);
+            assert!(late.is_err(), "{steps}: {late:?}");
+            assert_eq!(in_force(&board, &host), (v(5, 3), b"rival".to_vec(), None), "{steps}");
+        }
+    }
+
+    #[test]
+    fn garbage_on_the_board_reads_as_nothing_and_is_replaced() {
+        let (host, board) = (FakeHost::new(), Board::new("p"));
+        for key in ["head", "roster/a", "roster/b"] {
+            host.share(&format!("switchpoint/1/pool/p/{key}"), b"?", Expect::Any).unwrap();
+        }
+        assert_eq!(board.look(&host).unwrap(), None);
+        board.post_roster(&host, 1, v(1, 1), b"one", NOW).unwrap();
+        assert_eq!(in_force(&board, &host).1, b"one");
+    }
+}

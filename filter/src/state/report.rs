@@ -1,0 +1,137 @@
+//! What a VM counted, as the daemon is told.
+//!
+//! Each VM writes a cumulative row for each pool into shared data; the leader passes on the rows of all VMs alive. Rows say nothing of time: a
+//! report that is lost or late loses nothing.
+
+use exchange::pool::{Counters, Histogram, ModelCounters};
+use exchange::{Pool, Time};
+use prost::Message;
+use proto::state;
+use scheduler::EndpointRef;
+use scheduler::in_flight::Load;
+
+use super::replica::Replica;
+use super::roll::Roll;
+use crate::host::{Expect, Host};
+
+/// The most rows' bytes in one report: a quarter of what the wire allows, so that one more row always fits.
+const REPORT_BYTES_MAX: usize = proto::MESSAGE_BYTES_MAX / 4;
+
+/// Where the row of a pool of the VM at `slot` is.
+fn key(pool: &str, slot: u16) -> String {
+    format!("switchpoint/1/pool/{pool}/counters/{slot}")
+}
+
+/// Writes this VM's row of a pool.
+pub fn write<H: Host>(host: &H, vm: u64, slot: u16, replica: &Replica) {
+    // A row that is not written is written a second later.
+    let _ = host.share(&key(&replica.name, slot), &row(vm, replica).encode_to_vec(), Expect::Any);
+}
+
+/// The rows of one pool of all VMs alive, in as many reports as their size asks for.
+pub fn gather<H: Host>(host: &H, pool: &str, roll: &Roll, now: Time) -> Vec<state::Report> {
+    let (mut reports, mut open, mut bytes) = (Vec::new(), state::Report::default(), 0_usize);
+    for (slot, _) in roll.alive(now) {
+        let Ok(Some(shared)) = host.shared(&key(pool, slot)) else { continue };
+        bytes = bytes.saturating_add(shared.bytes.len());
+        open.counters.push(shared.bytes);
+        if bytes >= REPORT_BYTES_MAX {
+            reports.push(std::mem::take(&mut open));
+            bytes = 0;
+        }
+    }
+    if !open.counters.is_empty() {
+        reports.push(open);
+    }
+    reports
+}
+
+fn row(vm: u64, replica: &Replica) -> state::VmCounters {
+    let (pool, version) = (&replica.pool, replica.version());
+    let (counters, prefixes) = (pool.counters(), pool.prefixes().stats());
+    state::VmCounters {
+        pool: replica.name.to_string(),
+        vm_id: vm,
+        endpoints: endpoints(pool, counters),
+        models: counters.models().iter().map(model).collect(),
+        dropped: counters.dropped().iter().map(|(reason, count)| count_of(reason, *count)).collect(),
+        pick_us: Some(histogram(&replica.pick_us)),
+        prefix_entries: prefixes.entries as u64,
+        prefix_evictions: prefixes.evictions,
+        version: Some(state::Version { term: version.term, sequence: version.sequence }),
+        prompt_tokens: counters.prompt_tokens,
+        matched_tokens: counters.matched_tokens,
+    }
+}
+
+fn endpoints(pool: &Pool, counters: &Counters) -> Vec<state::EndpointCounters> {
+    let row = |endpoint: EndpointRef, load: Load| state::EndpointCounters {
+        slot: u32::from(endpoint.slot.0),
+        incarnation: endpoint.incarnation.0,
+        requests: u64::from(load.requests),
+        prefill_tokens: load.prefill_tokens,
+        decode_tokens: load.decode_tokens,
+        ..state::EndpointCounters::default()
+    };
+    let counted = counters.endpoints().iter().map(|c| state::EndpointCounters {
+        picked: c.picked,
+        served: c.served,
+        failed: c.failed,
+        ..row(c.endpoint, pool.in_flight().load(c.endpoint))
+    });
+    counted.collect()
+}
+
+fn model(m: &ModelCounters) -> state::ModelCounters {
+    state::ModelCounters {
+        model: m.model.to_string(),
+        target_model: m.model.to_string(),
+        requests: m.requests,
+        errors: m.errors.iter().map(|(status, count)| count_of(&status.to_string(), *count)).collect(),
+        duration_ms: Some(histogram(&m.duration_ms)),
+        ttft_ms: Some(histogram(&m.ttft_ms)),
+        tpot_ms: Some(histogram(&m.tpot_ms)),
+        prompt_tokens: m.prompt_tokens,
+        completion_tokens: m.completion_tokens,
+        cached_tokens: m.cached_tokens,
+        request_bytes: m.request_bytes,
+        response_bytes: m.response_bytes,
+        running: m.running,
+    }
+}
+
+fn count_of(key: &str, count: u64) -> state::Count {
+    state::Count { key: key.to_owned(), count }
+}
+
+fn histogram(h: &Histogram) -> state::Histogram {
+    state::Histogram { counts: h.counts.to_vec(), sum: h.sum }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::FakeHost;
+    use crate::state::roll::Row;
+
+    #[test]
+    fn rows_of_the_living_are_gathered_and_split_by_size() {
+        let host = FakeHost::new();
+        let mut roll = Roll::default();
+        for vm in 1..=5 {
+            let row = Row { vm, beat: host.now(), queue: 0, serves: false };
+            roll = Roll::beat(&host, row).1;
+        }
+        let replica = Replica::new("p", 1);
+        write(&host, 1, 0, &replica);
+        host.share(&key("p", 1), &vec![0; REPORT_BYTES_MAX], Expect::Any).unwrap();
+        host.share(&key("p", 4), b"x", Expect::Any).unwrap();
+        host.share(&key("p", 9), b"of nobody", Expect::Any).unwrap();
+        let reports = gather(&host, "p", &roll, host.now());
+        assert_eq!(reports.iter().map(|r| r.counters.len()).collect::<Vec<_>>(), [2, 1]);
+        let first = state::VmCounters::decode(reports[0].counters[0].as_slice()).unwrap();
+        assert_eq!((first.pool.as_str(), first.vm_id), ("p", 1));
+        host.pass_ms(10_000);
+        assert!(gather(&host, "p", &roll, host.now()).is_empty(), "the dead say nothing");
+    }
+}

@@ -1,0 +1,394 @@
+//! The stream to the daemon: opened by the VM that leads, and what it does with what comes.
+//!
+//! ```text
+//! Closed ── its time has come ──► Open ── silence, a changed configuration, the end of the lead ──► Closed
+//!    ▲                             │
+//!    └── the daemon or the network closed it: wait, longer each time, never in step with other proxies
+//! ```
+//! Every message is first decoded here, under [`Poison::guard`]; then it goes up on the notice board, whence all other VMs take it; then it is
+//! in force here. A message that breaks a rule is refused whole, counted, logged, and, when it is a roster, answered with the reason.
+
+use std::cell::{Ref, RefCell};
+use std::rc::Rc;
+
+use exchange::Time;
+use prost::Message;
+use proto::state::{self, proxy_message};
+use scheduler::Version;
+
+use crate::config::{FilterConfig, StateConfig};
+use crate::host::{Expect, Host};
+use crate::metrics::{Metrics, Stat};
+use crate::state::board::NotPosted;
+use crate::state::poison::Poison;
+use crate::state::replica::{Refused, Replica, Update, decode};
+use crate::state::report;
+use crate::state::roll::Roll;
+
+/// The first pause after a failure, in ms; it doubles with each further one.
+const BACKOFF_MS: u64 = 100;
+/// How often the counters of all VMs are passed on, in ms.
+const REPORT_MS: u64 = 1_000;
+/// What the proxy takes off the stream at most, in bytes: the wire's limit and a little. The little makes each byte of the number's encoding
+/// part of valid UTF-8 (E1 80 80 02), which the SDK asks of a serialized message.
+const RECEIVE_BYTES_MAX: u32 = 4_194_304 + 97;
+/// Random identity of the process, which all its VMs share; a hot restart runs two processes with one node id.
+const PROCESS_KEY: &str = "switchpoint/1/process";
+
+/// The stream, or the wait for one.
+#[derive(Debug)]
+pub struct Link {
+    phase: Phase,
+    failures: u32,
+    poison: Poison,
+    reported: Time,
+}
+
+#[derive(Debug)]
+enum Phase {
+    Closed { retry_at: Time },
+    Open(Open),
+}
+
+#[derive(Debug)]
+struct Open {
+    stream: u32,
+    /// The root context it belongs to.
+    root: u32,
+    heard: Time,
+    /// What it was opened for.
+    state: StateConfig,
+    pools: Vec<String>,
+}
+
+/// What a leader works with.
+#[derive(Debug)]
+pub struct Lead<'a, H> {
+    /// The proxy.
+    pub host: &'a H,
+    /// This VM.
+    pub vm: u64,
+    /// The root context of the current callback.
+    pub root: u32,
+    /// Epoch of the lead.
+    pub epoch: u64,
+    /// The moment.
+    pub now: Time,
+    /// The configuration in force.
+    pub config: &'a FilterConfig,
+    /// The pools.
+    pub replicas: &'a [Rc<RefCell<Replica>>],
+    /// The VMs.
+    pub roll: &'a Roll,
+    /// What is counted.
+    pub metrics: &'a Metrics<H>,
+}
+
+// === impl Link ===
+
+impl Default for Link {
+    fn default() -> Self {
+        Self { phase: Phase::Closed { retry_at: Time(0) }, failures: 0, poison: Poison::default(), reported: Time(0) }
+    }
+}
+
+impl Link {
+    /// This VM leads from now on.
+    pub fn begin<H: Host>(&mut self, lead: &Lead<'_, H>) {
+        let (poison, lost) = Poison::load(lead.host, lead.vm);
+        if lost {
+            log::error!("switchpoint: a VM was lost while it decoded a message of the daemon; that message is refused from now on");
+            lead.metrics.count(Stat::Poisoned);
+        }
+        *self = Self { poison, ..Self::default() };
+    }
+
+    /// What is due at a tick: opening, reporting, giving up on a daemon that is silent.
+    pub fn drive<H: Host>(&mut self, lead: &Lead<'_, H>) {
+        match &self.phase {
+            Phase::Closed { retry_at } if *retry_at <= lead.now => self.open(lead),
+            Phase::Closed { .. } => {}
+            Phase::Open(open) if open.root != lead.root || open.state != lead.config.state || open.pools != names(lead.replicas) => {
+                self.close(lead.host, lead.root);
+                self.open(lead);
+            }
+            Phase::Open(open) if lead.now.ms_since(open.heard) > lead.config.state.silence_max_ms => {
+                self.close(lead.host, lead.root);
+                self.failed(lead, "it is silent");
+            }
+            Phase::Open(open) => {
+                let stream = open.stream;
+                self.report(lead, stream);
+            }
+        }
+        let newest = lead.replicas.iter().filter_map(|r| r.borrow().metrics_at()).max();
+        if let Some(at) = newest {
+            lead.metrics.record(Stat::AgeMs, lead.now.ms_since(at));
+        }
+    }
+
+    /// Is `stream` the open one?
+    #[must_use]
+    pub fn is(&self, stream: u32) -> bool {
+        matches!(&self.phase, Phase::Open(open) if open.stream == stream)
+    }
+
+    /// Ends the stream, if one is open. `root` is the root context of the current callback; a stream is its own root context's to end.
+    pub fn close<H: Host>(&mut self, host: &H, root: u32) {
+        if let Phase::Open(open) = std::mem::replace(&mut self.phase, Phase::Closed { retry_at: Time(0) }) {
+            let elsewhere = open.root != root;
+            if elsewhere {
+                let _ = host.focus(open.root);
+            }
+            let _ = host.stream_cancel(open.stream);
+            if elsewhere {
+                let _ = host.focus(root);
+            }
+        }
+    }
+
+    /// Ends the stream if it belongs to a root context that goes.
+    pub fn root_goes<H: Host>(&mut self, host: &H, root: u32) {
+        if matches!(&self.phase, Phase::Open(open) if open.root == root) {
+            self.close(host, root);
+        }
+    }
+
+    /// The daemon or the network ended the stream. Its handle must be released here: later it would be another's.
+    pub fn ended<H: Host>(&mut self, lead: &Lead<'_, H>, stream: u32, why: &str) {
+        let _ = lead.host.stream_cancel(stream);
+        self.phase = Phase::Closed { retry_at: Time(0) };
+        self.failed(lead, why);
+    }
+
+    /// A message came. The lead is over when a later leader has written.
+    pub fn message<H: Host>(&mut self, lead: &Lead<'_, H>, bytes: &[u8]) -> Result<(), NotPosted> {
+        let Phase::Open(open) = &mut self.phase else { return Ok(()) };
+        open.heard = lead.now;
+        let stream = open.stream;
+        let Some(decoded) = self.poison.guard(lead.host, lead.vm, bytes, || decode(bytes, |pool| lead.replica(pool))) else {
+            lead.metrics.count(Stat::Refused);
+            log::warn!("switchpoint: a message of the daemon is refused: a VM was lost decoding it");
+            return Ok(());
+        };
+        match decoded {
+            Ok(Update::Welcome(welcome)) => self.welcome(lead, &welcome),
+            Ok(Update::Roster(roster)) => lead.roster(stream, *roster, bytes)?,
+            Ok(Update::Metrics { pool, snapshot, sequence }) => lead.measured(&pool, *snapshot, sequence, bytes)?,
+            Ok(Update::Nothing) => {}
+            Err(refused) => lead.refuse(stream, refused),
+        }
+        Ok(())
+    }
+
+    fn open<H: Host>(&mut self, lead: &Lead<'_, H>) {
+        let pools = names(lead.replicas);
+        match lead.host.stream_open(&service(&lead.config.state), "switchpoint.state.v1.StateService", "Stream") {
+            Err(error) => self.failed(lead, &format!("its cluster is not to be had: {error}")),
+            Ok(stream) => {
+                lead.metrics.count(Stat::StreamsOpened);
+                let (root, state) = (lead.root, lead.config.state.clone());
+                self.phase = Phase::Open(Open { stream, root, heard: lead.now, state, pools: pools.clone() });
+                self.reported = lead.now;
+                let hello = state::Hello { schema: proto::SCHEMA, node_id: node_id(lead.host), process_id: process_id(lead.host), pools };
+                lead.send(stream, proxy_message::Message::Hello(hello));
+            }
+        }
+    }
+
+    fn welcome<H: Host>(&mut self, lead: &Lead<'_, H>, welcome: &state::Welcome) {
+        if welcome.schema != proto::SCHEMA {
+            self.close(lead.host, lead.root);
+            self.failed(
+                lead,
+                &format!("it speaks state schema {}, this filter {}: run both of one release", welcome.schema, proto::SCHEMA),
+            );
+            return;
+        }
+        if self.failures > 0 {
+            log::info!("switchpoint: the daemon is there again");
+        }
+        self.failures = 0;
+        lead.metrics.record(Stat::Connected, 1);
+        if !welcome.unknown_pools.is_empty() {
+            log::warn!(
+                "switchpoint: the daemon does not know these pools of the filter's configuration: {}",
+                welcome.unknown_pools.join(", ")
+            );
+        }
+    }
+
+    /// Waits before the next attempt: half of the pause for sure, the other half by chance, so that proxies do not come back in step.
+    fn failed<H: Host>(&mut self, lead: &Lead<'_, H>, why: &str) {
+        lead.metrics.record(Stat::Connected, 0);
+        self.failures = self.failures.saturating_add(1);
+        // The first failure of a row, then ever fewer: an outage of a day is some twenty lines.
+        if self.failures.is_power_of_two() {
+            log::warn!("switchpoint: no daemon ({} attempts): {why}; picking goes on with the state there is", self.failures);
+        }
+        let doublings = self.failures.saturating_sub(1).min(20);
+        let pause = (BACKOFF_MS << doublings).min(lead.config.state.backoff_max_ms);
+        let half = pause / 2;
+        let chance = lead.host.entropy().checked_rem(half.saturating_add(1)).unwrap_or(0);
+        self.phase = Phase::Closed { retry_at: lead.now.plus_ms(half.saturating_add(chance)) };
+    }
+
+    fn report<H: Host>(&mut self, lead: &Lead<'_, H>, stream: u32) {
+        if lead.now.ms_since(self.reported) < REPORT_MS {
+            return;
+        }
+        self.reported = lead.now;
+        for replica in lead.replicas {
+            for report in report::gather(lead.host, &replica.borrow().name, lead.roll, lead.now) {
+                lead.send(stream, proxy_message::Message::Report(report));
+            }
+        }
+    }
+}
+
+// === impl Lead ===
+
+impl<'a, H: Host> Lead<'a, H> {
+    fn replica(&self, pool: &str) -> Option<Ref<'a, Replica>> {
+        self.replicas.iter().map(|r| r.borrow()).find(|r| *r.name == *pool)
+    }
+
+    fn roster(&self, stream: u32, roster: proto::Roster, bytes: &[u8]) -> Result<(), NotPosted> {
+        let Some(replica) = self.replicas.iter().find(|r| *r.borrow().name == roster.pool) else { return Ok(()) };
+        let (version, endpoints) = (roster.snapshot.version(), roster.snapshot.endpoints().len());
+        let mut replica = replica.borrow_mut();
+        match replica.board.post_roster(self.host, self.epoch, version, bytes, self.now) {
+            Ok(()) => {
+                log::info!("switchpoint: pool {}: {endpoints} endpoints, version {}.{}", roster.pool, version.term, version.sequence);
+                replica.install(roster);
+                self.metrics.count(Stat::RostersApplied);
+                self.wake();
+            }
+            Err(NotPosted::NotNewer) => {
+                // Sent again, or older than what a former leader heard: the board is right.
+                let _ = replica.refresh(self.host);
+                if replica.version() != version {
+                    let held = replica.version();
+                    let why = format!("older than {}.{}, which is in force", held.term, held.sequence);
+                    drop(replica);
+                    self.refuse(stream, Refused { pool: roster.pool, version: Some(wire(version)), why });
+                    return Ok(());
+                }
+            }
+            Err(NotPosted::Host(error)) => {
+                let why = format!("the proxy could not store it: {error}");
+                self.refuse(stream, Refused { pool: roster.pool, version: Some(wire(version)), why });
+                return Ok(());
+            }
+            Err(over) => return Err(over),
+        }
+        let ack = state::Ack { pool: replica.name.to_string(), version: Some(wire(version)), refused: String::new() };
+        self.send(stream, proxy_message::Message::Ack(ack));
+        drop(replica);
+        let total = self.replicas.iter().filter_map(|r| r.borrow().pool.snapshot().map(|s| s.endpoints().len() as u64)).sum();
+        self.metrics.record(Stat::Endpoints, total);
+        Ok(())
+    }
+
+    fn measured(&self, pool: &str, snapshot: scheduler::Snapshot, sequence: u64, bytes: &[u8]) -> Result<(), NotPosted> {
+        let Some(replica) = self.replicas.iter().find(|r| *r.borrow().name == *pool) else { return Ok(()) };
+        let mut replica = replica.borrow_mut();
+        match replica.board.post_metrics(self.host, self.epoch, (snapshot.version(), sequence), bytes, self.now) {
+            Ok(()) => {
+                replica.measure(snapshot, sequence, self.now);
+                self.metrics.count(Stat::MetricsApplied);
+                self.wake();
+                Ok(())
+            }
+            // Old news; the next message comes soon.
+            Err(NotPosted::NotNewer | NotPosted::OtherRoster | NotPosted::Host(_)) => Ok(()),
+            Err(over) => Err(over),
+        }
+    }
+
+    fn refuse(&self, stream: u32, refused: Refused) {
+        let Refused { pool, version, why } = refused;
+        self.metrics.count(Stat::Refused);
+        log::error!("switchpoint: pool {pool}: a message of the daemon is refused whole, what was in force stays: {why}");
+        if version.is_some() {
+            self.send(stream, proxy_message::Message::Ack(state::Ack { pool, version, refused: why }));
+        }
+    }
+
+    /// Tells every other VM to look at the board. A wake-up that is lost costs until that VM's next tick.
+    fn wake(&self) {
+        for (_, row) in self.roll.alive(self.now) {
+            if row.vm != self.vm && row.queue != 0 {
+                let _ = self.host.queue_push(row.queue, b"board");
+            }
+        }
+    }
+
+    fn send(&self, stream: u32, message: proxy_message::Message) {
+        let bytes = state::ProxyMessage { message: Some(message) }.encode_to_vec();
+        if let Err(error) = self.host.stream_send(stream, &bytes) {
+            log::debug!("switchpoint: the stream took no message: {error}");
+        }
+    }
+}
+
+fn wire(version: Version) -> state::Version {
+    state::Version { term: version.term, sequence: version.sequence }
+}
+
+fn names(replicas: &[Rc<RefCell<Replica>>]) -> Vec<String> {
+    replicas.iter().map(|r| r.borrow().name.to_string()).collect()
+}
+
+fn node_id<H: Host>(host: &H) -> String {
+    let id = host.property(&["node", "id"]).ok().flatten().unwrap_or_default();
+    String::from_utf8_lossy(&id).into_owned()
+}
+
+fn process_id<H: Host>(host: &H) -> u64 {
+    let fresh = host.entropy();
+    // The first VM's stands: writing where something is fails.
+    let _ = host.share(PROCESS_KEY, &fresh.to_le_bytes(), Expect::Absent);
+    let shared = host.shared(PROCESS_KEY).ok().flatten();
+    shared.and_then(|s| <[u8; 8]>::try_from(s.bytes).ok()).map_or(fresh, u64::from_le_bytes)
+}
+
+/// A serialized `envoy.config.core.v3.GrpcService`. The host also takes the bare name of a cluster, but tries this first, and some names are
+/// valid messages by accident. Names have at most 48 bytes, so that every length in here is one ASCII byte.
+fn service(config: &StateConfig) -> String {
+    #[derive(Clone, PartialEq, Message)]
+    struct GrpcService {
+        #[prost(message, optional, tag = "1")]
+        envoy_grpc: Option<EnvoyGrpc>,
+    }
+    #[derive(Clone, PartialEq, Message)]
+    struct EnvoyGrpc {
+        #[prost(string, tag = "1")]
+        cluster_name: String,
+        #[prost(string, tag = "2")]
+        authority: String,
+        #[prost(message, optional, tag = "4")]
+        max_receive_message_length: Option<u32>,
+    }
+    let (cluster_name, authority) = (config.cluster.clone(), config.authority.clone());
+    let envoy_grpc = Some(EnvoyGrpc { cluster_name, authority, max_receive_message_length: Some(RECEIVE_BYTES_MAX) });
+    String::from_utf8(GrpcService { envoy_grpc }.encode_to_vec()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::NAME_BYTES_MAX;
+
+    #[test]
+    fn any_service_allowed_is_text_and_limits_what_is_received() {
+        assert!(RECEIVE_BYTES_MAX as usize >= proto::MESSAGE_BYTES_MAX);
+        for (cluster, authority) in [(1, 0), (NAME_BYTES_MAX, NAME_BYTES_MAX), (17, 3)] {
+            let mut state = FilterConfig::default().state;
+            (state.cluster, state.authority) = ("c".repeat(cluster), "a".repeat(authority));
+            let service = service(&state);
+            assert!(service.contains(&state.cluster) && service.len() > cluster + authority, "{service:?}");
+            assert!(service.as_bytes().windows(4).any(|w| w == [0xE1, 0x80, 0x80, 0x02]), "{service:?}");
+        }
+    }
+}
