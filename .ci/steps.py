@@ -128,7 +128,7 @@ def capture(command: str) -> tuple[int, str]:
             os.killpg(process.pid, signal.SIGKILL)
             output, _ = process.communicate()
             return 124, f"{output}\nstill running after {STEP_SECONDS_MAX} s: ended"
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             os.killpg(process.pid, signal.SIGTERM)
             raise
     return process.returncode, output
@@ -200,6 +200,8 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    # A step has a process group of its own, so an end of ours must be passed on: as an exception it reaches `capture`.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:
