@@ -77,8 +77,7 @@ impl<'b> Pieces<'b> {
 
     /// Takes the next value whole, in place of all that the section had.
     pub(super) fn raw(&mut self, section: Section, reader: &mut Reader<'b>) -> Result<()> {
-        let found = self.restart(section);
-        if reader.peek()? == Kind::Null { reader.skip().map(drop) } else { found.text(reader) }
+        self.restart(section).text(reader)
     }
 
     /// Walks the next value, in place of all that the section had.
@@ -171,19 +170,18 @@ impl Found {
     }
 
     fn text(&mut self, reader: &mut Reader<'_>) -> Result<()> {
-        let range = value(reader)?;
-        self.text_bytes += range.len();
-        self.push(range, false);
+        if let Some(range) = value(reader)? {
+            self.text_bytes += range.len();
+            self.push(range, false);
+        }
         Ok(())
     }
 
     fn media(&mut self, reader: &mut Reader<'_>) -> Result<()> {
-        if reader.peek()? == Kind::Null {
-            return reader.skip().map(drop);
+        if let Some(range) = value(reader)? {
+            self.media_items = self.media_items.saturating_add(1);
+            self.push(range, true);
         }
-        let range = value(reader)?;
-        self.media_items = self.media_items.saturating_add(1);
-        self.push(range, true);
         Ok(())
     }
 
@@ -196,11 +194,15 @@ impl Found {
     }
 }
 
-/// Where the next value stands; of a string, where its contents do.
-fn value(reader: &mut Reader<'_>) -> Result<Range<usize>> {
+/// Where the next value stands; of a string, where its contents do. `null` is no value: clients write it for what they leave out.
+fn value(reader: &mut Reader<'_>) -> Result<Option<Range<usize>>> {
     let kind = reader.peek()?;
     let range = reader.skip()?;
-    Ok(if kind == Kind::String { range.start + 1..range.end - 1 } else { range })
+    Ok(match kind {
+        Kind::Null => None,
+        Kind::String => Some(range.start + 1..range.end - 1),
+        _ => Some(range),
+    })
 }
 
 // === impl Holds ===

@@ -2,5 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking, in its helpers too")]
 #![allow(clippy::disallowed_methods, reason = "tests read files and the environment; the crate under test does not")]
 
+mod bodies;
+mod golden;
+mod json;
 mod release;
+mod responses;
 mod script;

@@ -1,0 +1,217 @@
+//! Request bodies: what is read of them (goldens), and what no body may do.
+
+use exchange::api::Api;
+use exchange::body::{self, BodyError, PIECES_MAX, Parsed, Piece};
+use proptest::prelude::*;
+
+use crate::golden;
+
+const APIS: [&str; 5] = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/messages"];
+
+fn parse<'b>(path: &str, body: &'b (impl AsRef<[u8]> + ?Sized)) -> Result<Parsed<'b>, BodyError> {
+    body::parse(Api::of(b"POST", path.as_bytes()), body.as_ref())
+}
+
+fn chat(body: &(impl AsRef<[u8]> + ?Sized)) -> Result<Parsed<'_>, BodyError> {
+    parse("/v1/chat/completions", body)
+}
+
+fn describe(parsed: &Parsed<'_>, body: &[u8]) -> String {
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    let mut out = format!("model {}, written {} in the body\n", parsed.model, text(&body[parsed.model_span.clone()]));
+    if parsed.stream {
+        out += if parsed.include_usage { "streamed, with usage at the end\n" } else { "streamed\n" };
+    }
+    if let Some(max_tokens) = parsed.max_tokens {
+        out += &format!("at most {max_tokens} tokens\n");
+    }
+    if !parsed.cache_salt.is_empty() {
+        out += &format!("cache salt {}\n", text(parsed.cache_salt));
+    }
+    out += &format!("{} bytes of text, {} token ids, {} media", parsed.prompt_bytes, parsed.prompt_token_ids, parsed.media_items);
+    for piece in parsed.prompt() {
+        out += &match piece {
+            Piece::Text(bytes) => format!("\n    text  {}", text(bytes)),
+            Piece::Media(bytes) => format!("\n    media {}", text(bytes)),
+        };
+    }
+    out
+}
+
+#[test]
+fn bodies_read_as_the_goldens_say() {
+    golden::check("bodies", |path, body| match parse(path, body) {
+        Ok(parsed) => describe(&parsed, body),
+        Err(error) => format!("refused: {error}"),
+    });
+}
+
+#[test]
+fn a_body_cut_short_anywhere_is_refused() {
+    let body = r#"{"model":"m\u0041é","messages":[{"role":"user","content":[{"type":"text","text":"a\n"}]}],"n":-1.5e+3,"x":[true,null]}"#;
+    for end in 0..body.len() {
+        let cut = &body.as_bytes()[..end];
+        assert!(matches!(chat(cut), Err(BodyError::InvalidJson { offset }) if offset <= end), "{:?}", String::from_utf8_lossy(cut));
+    }
+    assert_eq!(chat(body).unwrap().model, "mAé");
+}
+
+#[test]
+fn invalid_utf_8_is_refused_wherever_it_stands() {
+    for bad in [&b"\xff"[..], b"\xc3", b"\xc3(", b"\xe2\x82", b"\xed\xa0\x80", b"\xf0\x9f\x98", b"\xf5\x80\x80\x80", b"\x80", b"\xc0\xaf"] {
+        for (before, after) in [
+            (r#"{"model":""#, r#""}"#),
+            (r#"{"model":"m","messages":[{"role":"user","content":""#, r#""}]}"#),
+            (r#"{"model":"m",""#, r#"":1}"#),
+            (r#"{"model":"m","unknown":{"a":["a long enough string to fill more than one block of the scan, by far and away, "#, r#""]}}"#),
+            (r#"{"model":"m","x":"#, r#"1}"#),
+            (r#"{"model":"m"}"#, ""),
+            ("", r#"{"model":"m"}"#),
+        ] {
+            let body = [before.as_bytes(), bad, after.as_bytes()].concat();
+            let error = chat(&body).unwrap_err();
+            assert!(
+                matches!(error, BodyError::InvalidJson { offset } if offset >= before.len() && offset <= before.len() + bad.len()),
+                "{error:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn bytes_that_json_does_not_know_are_refused() {
+    for body in [
+        "\u{feff}{\"model\":\"m\"}",
+        "{\"model\":\"m\"}\0",
+        "{\"model\":\"a\0b\"}",
+        "{\"model\":\"a\nb\"}",
+        "{\"model\":\"m\"} {}",
+        "",
+        " ",
+    ] {
+        assert!(matches!(chat(body), Err(BodyError::InvalidJson { .. })), "{body:?}");
+    }
+}
+
+#[test]
+fn nesting_is_read_down_to_its_limit_and_no_further() {
+    let nested = |levels: usize| format!(r#"{{"model":"m","x":{}1{}}}"#, r#"[{"a":"#.repeat(levels / 2), "}]".repeat(levels / 2));
+    assert!(chat(&nested(126)).is_ok());
+    assert_eq!(chat(&nested(128)).unwrap_err(), BodyError::TooDeep { max: 128 });
+    for open in ["[", r#"{"a":"#] {
+        for field in ["x", "messages", "tools", "model"] {
+            let body = format!(r#"{{"model":"m","{field}":{}"#, open.repeat(1_000_000));
+            assert_eq!(chat(&body).unwrap_err(), BodyError::TooDeep { max: 128 }, "{field}");
+        }
+    }
+}
+
+#[test]
+fn a_prompt_of_too_many_pieces_is_hashed_to_its_end() {
+    let part = r#"{"type":"text","text":"x"}"#;
+    let body =
+        format!(r#"{{"model":"m","messages":[{{"role":"user","content":[{}{part}]}}]}}"#, format!("{part},").repeat(PIECES_MAX + 10));
+    let parsed = chat(&body).unwrap();
+    let pieces: Vec<_> = parsed.prompt().collect();
+    assert_eq!(pieces.len(), PIECES_MAX);
+    let Some(Piece::Text(last)) = pieces.last() else { panic!("the last piece is text") };
+    assert!(last.starts_with(br#"x"},"#) && last.ends_with(br#""text":"x"#));
+    assert_eq!(parsed.prompt_bytes, "user".len() + PIECES_MAX + 11);
+}
+
+#[test]
+fn wrong_types_in_fields_we_can_do_without_read_as_absent() {
+    for value in ["null", "1", "-1", "1e999999", "true", r#""text""#, "[]", "{}", "[[1],{\"a\":[]}]", r#"{"content":7}"#] {
+        let body = format!(
+            r#"{{"model":"m","stream":{value},"stream_options":{value},"max_tokens":{value},"cache_salt":{value},"tools":{value},"messages":{value},
+                "prompt":{value},"input":{value},"instructions":{value},"system":{value},"max_output_tokens":{value}}}"#
+        );
+        for api in APIS {
+            assert!(parse(api, &body).is_ok(), "{api} {value}");
+        }
+    }
+}
+
+/// Values as clients might nest them where the APIs put text, parts and media.
+fn json() -> impl Strategy<Value = String> {
+    let scalar = prop_oneof![
+        Just("null".to_owned()),
+        Just("true".to_owned()),
+        any::<i64>().prop_map(|n| n.to_string()),
+        any::<f64>().prop_filter("JSON has no infinities", |n| n.is_finite()).prop_map(|n| n.to_string()),
+        any::<String>().prop_map(|text| serde_json::Value::from(text).to_string()),
+    ];
+    let key = prop_oneof![
+        4 => proptest::sample::select(vec![
+            "role", "content", "text", "type", "image_url", "tool_calls", "model", "messages", "prompt", "input", "stream", "system", "tools",
+        ]).prop_map(str::to_owned),
+        1 => any::<String>(),
+    ];
+    scalar.prop_recursive(6, 64, 6, move |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..6).prop_map(|values| format!("[{}]", values.join(", "))),
+            prop::collection::vec((key.clone(), inner), 0..6).prop_map(|members| {
+                let members: Vec<_> =
+                    members.iter().map(|(key, value)| format!("{}:{value}", serde_json::Value::from(key.as_str()))).collect();
+                format!("{{{}}}", members.join(",\n"))
+            }),
+        ]
+    })
+}
+
+proptest! {
+    #[test]
+    fn the_last_of_duplicate_fields_counts(first in json(), last in json(), path in proptest::sample::select(APIS.to_vec())) {
+        for field in ["model", "stream", "stream_options", "max_tokens", "max_output_tokens", "cache_salt", "tools", "messages", "prompt", "input"] {
+            let once = format!(r#"{{"model":"m",    "{field}":{last}}}"#);
+            let twice = format!(r#"{{"model":"m","{field}":{first},"{field}":{last}}}"#);
+            match (parse(path, &once), parse(path, &twice)) {
+                (Ok(once), Ok(twice)) => {
+                    prop_assert_eq!(once.model.as_ref(), twice.model.as_ref());
+                    prop_assert_eq!((once.stream, once.include_usage, once.max_tokens, once.cache_salt), (twice.stream, twice.include_usage, twice.max_tokens, twice.cache_salt));
+                    prop_assert_eq!((once.media_items, once.prompt_bytes, once.prompt_token_ids), (twice.media_items, twice.prompt_bytes, twice.prompt_token_ids));
+                    prop_assert!(once.prompt().eq(twice.prompt()));
+                }
+                (once, twice) => prop_assert_eq!(once.unwrap_err(), twice.unwrap_err()),
+            }
+        }
+    }
+
+    #[test]
+    fn model_and_stream_agree_with_serde_json(members in prop::collection::vec((prop_oneof![Just("model"), Just("stream"), Just("max_tokens"), Just("x")], json()), 0..6)) {
+        let members: Vec<_> = members.iter().map(|(key, value)| format!("\"{key}\":{value}")).collect();
+        let body = format!("{{{}}}", members.join(","));
+        let value: serde_json::Value = serde_json::from_str(&body).unwrap();
+        match (chat(&body), value.get("model")) {
+            (Ok(parsed), Some(serde_json::Value::String(model))) => {
+                prop_assert_eq!(&*parsed.model, model);
+                let literal: String = serde_json::from_str(&body[parsed.model_span.clone()]).unwrap();
+                prop_assert_eq!(&literal, model);
+                prop_assert_eq!(parsed.stream, value.get("stream") == Some(&true.into()));
+                let max_tokens = value.get("max_tokens").and_then(|max| max.as_u64().or(max.as_f64().filter(|max| *max >= 0.0).map(|max| max as u64)));
+                prop_assert_eq!(parsed.max_tokens, max_tokens.map(|max| u32::try_from(max).unwrap_or(u32::MAX)));
+            }
+            (Err(BodyError::EmptyModel), model) => prop_assert_eq!(model, Some(&"".into())),
+            (Err(BodyError::MissingModel), model) => prop_assert_eq!(model, None),
+            (Err(BodyError::ModelNotAString), model) => prop_assert!(model.is_some_and(|model| !model.is_string())),
+            (other, _) => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn one_more_message_leaves_the_pieces_before_it_as_they_were(messages in prop::collection::vec(json(), 0..6), more in json()) {
+        let body = |messages: &[String]| format!(r#"{{"model":"m","messages":[{}]}}"#, messages.join(","));
+        let short = body(&messages);
+        let long = body(&[messages, vec![more]].concat());
+        let (short, long) = (chat(&short).unwrap(), chat(&long).unwrap());
+        // A list of bare token ids is one piece, so it does change when it grows.
+        if long.prompt_token_ids == 0 {
+            prop_assert!(long.prompt().take(short.prompt().count()).eq(short.prompt()));
+        }
+    }
+
+    #[test]
+    fn no_bytes_make_it_panic(body in prop::collection::vec(any::<u8>(), 0..300), path in proptest::sample::select(APIS.to_vec())) {
+        let _ = parse(path, &body);
+    }
+}

@@ -1,0 +1,181 @@
+//! Responses as they pass: goldens, and the law that it does not matter where the bytes are cut.
+
+use std::fmt::Write as _;
+
+use exchange::api::Api;
+use exchange::sse::{HELD_BYTES_MAX, HELD_BYTES_MIN, Progress, ResponseReader, Usage};
+use proptest::prelude::*;
+
+use crate::golden;
+
+/// What a reader saw, whatever the cuts.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    events: u32,
+    /// Bytes of the response when the first token was reported, of those up to the end of its chunk.
+    first_token_after: Option<usize>,
+    usage: Usage,
+}
+
+fn read<'b>(api: Api, streamed: bool, chunks: impl IntoIterator<Item = &'b [u8]>) -> Seen {
+    let mut reader = ResponseReader::new(api, streamed);
+    let mut seen = Seen { events: 0, first_token_after: None, usage: Usage::default() };
+    let mut passed = 0;
+    for chunk in chunks {
+        let Progress { first_token, events } = reader.chunk(chunk);
+        passed += chunk.len();
+        seen.events += events;
+        assert!(!first_token || events > 0, "a first token is in an event");
+        if first_token {
+            assert_eq!(seen.first_token_after.replace(passed), None, "there is one first token");
+        }
+    }
+    seen.usage = reader.finish();
+    seen
+}
+
+fn parse_head(head: &str) -> (Api, bool) {
+    let (path, how) = head.split_once(' ').unwrap();
+    assert!(["streamed", "unstreamed"].contains(&how), "{head}");
+    (Api::of(b"POST", path.as_bytes()), how == "streamed")
+}
+
+/// The response in a golden, as it goes over the wire.
+fn wire(streamed: bool, body: &[u8]) -> Vec<u8> {
+    if streamed { [body, b"\n\n"].concat() } else { body.to_vec() }
+}
+
+#[test]
+fn responses_read_as_the_goldens_say() {
+    golden::check("responses", |head, body| {
+        let (api, streamed) = parse_head(head);
+        let body = wire(streamed, body);
+        let seen = read(api, streamed, body.chunks(1));
+        let mut out = String::new();
+        if streamed {
+            let tail = |end: usize| String::from_utf8_lossy(&body[..end]).trim_end().lines().last().unwrap_or_default().to_owned();
+            let first = seen.first_token_after.map_or("never".to_owned(), |end| format!("with  {}", tail(end)));
+            let _ = writeln!(out, "{} events with content; first token {first}", seen.events);
+        }
+        let show = |count: Option<u32>| count.map_or("unknown".to_owned(), |count| count.to_string());
+        let Usage { prompt_tokens, completion_tokens, cached_tokens, estimated } = seen.usage;
+        let estimated = if estimated { " (estimated)" } else { "" };
+        let (prompt, completion, cached) = (show(prompt_tokens), show(completion_tokens), show(cached_tokens));
+        out + &format!("tokens: prompt {prompt}, of them cached {cached}; completion {completion}{estimated}")
+    });
+}
+
+#[test]
+fn cuts_and_line_ends_change_nothing() {
+    golden::for_each_case("responses", |head, body| {
+        let (api, streamed) = parse_head(head);
+        let plain = wire(streamed, body);
+        let whole = read(api, streamed, [&plain[..]]);
+        let same = |seen: &Seen| {
+            (seen.events, seen.first_token_after.is_some(), seen.usage) == (whole.events, whole.first_token_after.is_some(), whole.usage)
+        };
+        let text = String::from_utf8(plain).unwrap();
+        for line_end in if streamed { &["\n", "\r\n", "\r"][..] } else { &["\n"] } {
+            let body = text.replace('\n', line_end).into_bytes();
+            for cut in 0..=body.len() {
+                let seen = read(api, streamed, [&body[..cut], &body[cut..]]);
+                assert!(same(&seen), "cut at {cut} with {line_end:?}: {seen:?} instead of {whole:?} in {head}\n{text}");
+            }
+            for size in 1..20 {
+                assert!(same(&read(api, streamed, body.chunks(size))), "chunks of {size} with {line_end:?} in {head}\n{text}");
+            }
+        }
+    });
+}
+
+/// A body longer than what is held between chunks: `usage` is found if it stands near the end, at its own depth, and nothing poses as it.
+#[test]
+fn the_end_of_a_long_response_is_enough() {
+    let filler = |bytes: usize| r#"{"usage":{"prompt_tokens":666}},"#.repeat(bytes / 32);
+    let fake = r#"\"usage\":{\"prompt_tokens\":666}"#;
+    let usage = r#""usage":{"prompt_tokens":7,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":3}}"#;
+    let found = Usage { prompt_tokens: Some(7), completion_tokens: Some(5), cached_tokens: Some(3), estimated: false };
+    let long = filler(HELD_BYTES_MAX * 3);
+    for (body, expected) in [
+        (format!(r#"{{"data":[{long}1],{usage}}}"#), found),
+        (format!(r#"{{"data":[{long}1],{usage},"text":"{fake}"}}"#), found),
+        (format!(r#"{{"data":[{long}1], "usage" : {},"x":{{"usage":{{"prompt_tokens":666}}}} }} "#, &usage[8..]), found),
+        (format!(r#"{{{usage},"data":[{long}1]}}"#), Usage::default()),
+        (format!(r#"{{{usage},"data":[{}1]}}"#, filler(HELD_BYTES_MIN / 2)), found),
+        (format!(r#"{{"data":[{long}1],"text":"{fake}"}}"#), Usage::default()),
+        (format!(r#"{{"data":[{long}1],"x":{{{usage}}}}}"#), Usage::default()),
+        (format!(r#"{{"data":[{long}1],{usage}"#), Usage::default()),
+        (format!(r#"{{"data":[{long}1],"usage":null}}"#), Usage::default()),
+    ] {
+        for size in [1, 1000, 16_384, 60_000, 65_536, 1_000_000] {
+            let seen = read(Api::Embeddings, false, body.as_bytes().chunks(size));
+            assert_eq!(seen, Seen { events: 0, first_token_after: None, usage: expected }, "chunks of {size}: {}…", &body[..60]);
+        }
+    }
+}
+
+#[test]
+fn a_long_closing_event_still_tells_the_usage() {
+    let text = "x".repeat(HELD_BYTES_MAX * 2);
+    let closing = format!(
+        r#"{{"type":"response.completed","response":{{"output":["{text}"],"usage":{{"input_tokens":9,"output_tokens":4,"input_tokens_details":{{"cached_tokens":8}}}},"user":null}},"n":7}}"#
+    );
+    let stream = format!("data: {}\n\ndata: {closing}\n\n", r#"{"type":"response.output_text.delta","delta":"Hi"}"#);
+    let usage = Usage { prompt_tokens: Some(9), completion_tokens: Some(4), cached_tokens: Some(8), estimated: false };
+    for size in [1, 7, 16_384, 1_000_000] {
+        let seen = read(Api::Responses, true, stream.as_bytes().chunks(size));
+        assert_eq!((seen.events, seen.usage), (1, usage), "chunks of {size}");
+    }
+}
+
+#[test]
+fn a_long_delta_counts_as_content() {
+    let delta = format!(r#"{{"choices":[{{"delta":{{"content":"{}"}}}}]}}"#, "x".repeat(HELD_BYTES_MAX));
+    let stream = format!("data: {delta}\n\n");
+    let seen = read(Api::ChatCompletions, true, stream.as_bytes().chunks(16_384));
+    assert_eq!((seen.events, seen.usage.completion_tokens, seen.usage.estimated), (1, Some(1), true));
+}
+
+fn stream_soup() -> impl Strategy<Value = Vec<u8>> {
+    let fragment = proptest::sample::select(vec![
+        &b"data:"[..],
+        b"data: ",
+        b"data",
+        b"dat",
+        b"event: x",
+        b"id: 1",
+        b": ping",
+        b"\n",
+        b"\r",
+        b"\r\n",
+        b"\n\n",
+        b"[DONE]",
+        b"{\"choices\":[{\"delta\":{\"content\":\"a\"}}]}",
+        b"{\"choices\":[{\"text\":\"a\"}]}",
+        b"{\"usage\":{\"prompt_tokens\":3}}",
+        b"{\"usage\":",
+        b"{\"completion_tokens\":2}",
+        b"}",
+        b"\xff",
+        b"\xe4\xb8",
+        b" ",
+    ]);
+    prop::collection::vec(fragment, 0..40).prop_map(|fragments| fragments.concat())
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_read_the_same_however_they_are_cut(
+        stream in prop_oneof![stream_soup(), prop::collection::vec(any::<u8>(), 0..200)],
+        cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
+        streamed in any::<bool>(),
+    ) {
+        let whole = read(Api::ChatCompletions, streamed, [&stream[..]]);
+        let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(stream.len() + 1)).collect();
+        cuts.extend([0, stream.len()]);
+        cuts.sort_unstable();
+        let seen = read(Api::ChatCompletions, streamed, cuts.windows(2).map(|cut| &stream[cut[0]..cut[1]]));
+        prop_assert_eq!((seen.events, seen.usage), (whole.events, whole.usage));
+        prop_assert_eq!(seen.first_token_after.is_some(), whole.first_token_after.is_some());
+    }
+}
