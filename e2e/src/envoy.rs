@@ -32,6 +32,8 @@ pub struct Options {
     pub concurrency: u32,
     /// Further arguments.
     pub arguments: Vec<String>,
+    /// Run it by the shipped `start.sh` with this drain time, s: then its process stops gracefully on SIGTERM.
+    pub start_script: Option<u32>,
 }
 
 /// A running Envoy.
@@ -144,7 +146,7 @@ pub fn subset_hint_filter() -> Value {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { concurrency: 1, arguments: Vec::new() }
+        Self { concurrency: 1, arguments: Vec::new(), start_script: None }
     }
 }
 
@@ -163,10 +165,23 @@ impl Envoy {
     pub fn start(config: &Config, listener: SocketAddr, admin: SocketAddr, options: &Options, folder: &Path) -> Result<Self> {
         let file = folder.join("envoy.json");
         std::fs::write(&file, config.0.to_string())?;
-        let mut command = Command::new(Self::binary());
+        let mut command = match options.start_script {
+            None => {
+                let mut command = Command::new(Self::binary());
+                command.arg("--disable-hot-restart"); // several run at once, and none hands over to another
+                command
+            }
+            Some(drain_s) => {
+                let mut command = Command::new(root().join("envoy-config/start.sh"));
+                command.env("ENVOY", Self::binary()).env("ENVOY_ADMIN", admin.to_string());
+                command.env("DRAIN_SECONDS", drain_s.to_string());
+                command.arg("--use-dynamic-base-id"); // with hot restart on, Envoy ends when the script is killed
+                command
+            }
+        };
         command.current_dir(root()).arg("-c").arg(&file).arg("--concurrency").arg(options.concurrency.to_string());
-        // Several run at once, and none hands over to another. The access log is read while it runs.
-        command.args(["--disable-hot-restart", "--log-level", "info", "--file-flush-interval-msec", "20"]);
+        // The access log is read while it runs.
+        command.args(["--log-level", "info", "--file-flush-interval-msec", "20"]);
         command.args(&options.arguments);
         Ok(Self { process: Process::spawn("envoy", &mut command, folder)?, listener, admin })
     }

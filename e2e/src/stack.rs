@@ -94,6 +94,13 @@ impl Builder {
         self
     }
 
+    /// Runs Envoy by the shipped `start.sh`, with this drain time.
+    #[must_use]
+    pub fn start_script(mut self, drain_s: u32) -> Self {
+        self.envoy.start_script = Some(drain_s);
+        self
+    }
+
     /// Sets keys of the picker's configuration; `keys` is a JSON object.
     #[must_use]
     pub fn picker(mut self, keys: Value) -> Self {

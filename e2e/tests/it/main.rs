@@ -1,5 +1,13 @@
 //! The product on a real Envoy, through the very files that users mount: each test stands up a stack of its own.
 
+#![allow(clippy::expect_used, reason = "a test stops where it cannot go on")]
+
+mod bodies;
 mod clients;
+mod echo;
+mod lifecycle;
+mod protocol;
+mod retries;
 mod shipped_config;
 mod spine;
+mod streaming;

@@ -124,6 +124,34 @@ async fn replies_of_envoy_speak_the_language_of_the_api() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_destination_outside_the_pool_is_refused() -> Result<()> {
+    // What no header of a client can do, a filter behind the picker does here: it names a server that is not of the pool.
+    let stack = Stack::builder().servers(2).envoy_config(overwrite_destination).start().await?;
+    let reply = stack.get("/any").await?;
+    assert_eq!((reply.status, reply.header("x-llm-d-request-dropped-reason")), (503, "rejected-no-endpoints"));
+    assert_eq!(reply.json()?["error"]["message"], "no model server can take this request now");
+    Ok(())
+}
+
+fn overwrite_destination(config: &mut Value) {
+    let path = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
+    let filters = config.pointer_mut(path).and_then(Value::as_array_mut).expect("the HTTP filters");
+    let picker = filters.iter().position(|filter| filter["name"] == "switchpoint").expect("the picker");
+    let set = json!({
+        "header": {"key": "x-gateway-destination-endpoint", "value": "127.0.0.1:9"},
+        "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+    });
+    let mutation = json!({
+        "name": "overwrite",
+        "typed_config": {
+            "@type": "type.googleapis.com/envoy.extensions.filters.http.header_mutation.v3.HeaderMutation",
+            "mutations": {"request_mutations": [{"append": set}]},
+        },
+    });
+    filters.insert(picker + 1, mutation);
+}
+
+#[tokio::test]
 async fn compressed_requests_arrive_in_the_clear() -> Result<()> {
     use std::io::Write as _;
     let stack = Stack::start(1).await?;

@@ -1,0 +1,161 @@
+//! What happens when the picked endpoint fails before it answers: the next of the list, at once; then it is left out for a while.
+
+use std::time::{Duration, Instant};
+
+use e2e::Result;
+use e2e::envoy::subset_hint_filter;
+use e2e::model_server::{Fault, FaultMode};
+use e2e::stack::Stack;
+use serde_json::{Value, json};
+
+use crate::echo;
+
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// Sends chat requests until one is picked for `index` first, and returns what came of that one.
+async fn picked_first(stack: &Stack, index: usize, tag: &str) -> Result<Value> {
+    let wanted = stack.servers[index].addr().to_string();
+    for attempt in 0..100 {
+        let id = format!("{tag}-{attempt}");
+        let body = echo::chat(&format!("{id} is not like any other prompt")).to_string();
+        let reply = stack.send(echo::post("/v1/chat/completions", &[("x-request-id", &id)], body)?).await?;
+        let line = stack.envoy.access_log_of(&id, LIMIT).await?;
+        if line["destination"].as_str().is_some_and(|list| list.starts_with(&wanted)) {
+            return Ok(json!({"status": reply.status, "line": line, "body": reply.text(), "by": reply.header("x-served-by")}));
+        }
+        assert_eq!(reply.status, 200, "an endpoint without a fault serves");
+    }
+    Err(format!("{wanted} was never picked first").into())
+}
+
+#[tokio::test]
+async fn every_early_failure_goes_to_the_next_of_the_list() -> Result<()> {
+    for mode in [FaultMode::Refuse, FaultMode::ResetBeforeHeaders, FaultMode::ResetMidHeaders, FaultMode::Status] {
+        let stack = Stack::start(3).await?;
+        stack.servers[0].fault(Fault::new(mode)).await;
+        let seen = picked_first(&stack, 0, "early").await?;
+        let list: Vec<&str> = seen["line"]["destination"].as_str().unwrap_or_default().split(',').collect();
+        assert_eq!(seen["status"], 200, "{mode:?}: {seen}");
+        assert_eq!(seen["line"]["attempts"], 2, "{mode:?}: {seen}");
+        assert_eq!(seen["by"], list[1], "{mode:?}: the second of the list serves: {seen}");
+        assert_eq!(seen["line"]["served"], list[1], "{mode:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn two_dead_of_three_is_still_an_answer() -> Result<()> {
+    let stack = Stack::start(3).await?;
+    stack.servers[0].fault(Fault::new(FaultMode::Refuse)).await;
+    stack.servers[1].fault(Fault::new(FaultMode::ResetBeforeHeaders)).await;
+    for i in 0..30 {
+        let reply = stack.post("/v1/chat/completions", &echo::chat(&format!("{i} prompts"))).await?;
+        assert_eq!((reply.status, stack.server_of(&reply)?), (200, 2), "{}", reply.text());
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_failed_endpoint_is_left_out_and_comes_back() -> Result<()> {
+    let stack = Stack::start(3).await?;
+    stack.servers[0].fault(Fault::new(FaultMode::Refuse)).await;
+    picked_first(&stack, 0, "fails").await?;
+    let failed = stack.servers[0].addr().to_string();
+    // Within the second of its ejection nothing is tried there.
+    let end = Instant::now() + Duration::from_millis(600);
+    while Instant::now() < end {
+        let reply = stack.send(echo::get("/v1/models", &[])?).await?;
+        assert!(!echo::ranked(&reply)?.contains(&failed), "ejected");
+    }
+    stack.servers[0].fault(Fault::new(FaultMode::None)).await;
+    let seen = picked_first_after(&stack, 0).await?;
+    assert_eq!(seen, stack.servers[0].addr().to_string());
+    Ok(())
+}
+
+async fn picked_first_after(stack: &Stack, index: usize) -> Result<String> {
+    let wanted = stack.servers[index].addr().to_string();
+    e2e::wait_for(LIMIT, "the mended endpoint to serve again", || async {
+        let reply = stack.send(echo::get("/v1/models", &[]).ok()?).await.ok()?;
+        (reply.header("x-served-by") == wanted).then(|| wanted.clone())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn the_engines_own_503_comes_through_when_nobody_is_left() -> Result<()> {
+    let stack = Stack::start(2).await?;
+    for server in &stack.servers {
+        let fault = Fault { body: Some(r#"{"mine":true}"#.into()), retry_after: Some(7), ..Fault::new(FaultMode::Status) };
+        server.fault(fault).await;
+    }
+    let reply = stack.post("/v1/chat/completions", &echo::chat("x")).await?;
+    assert_eq!((reply.status, reply.text().as_str(), reply.header("retry-after")), (503, r#"{"mine":true}"#, "7"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_429_of_an_engine_is_the_clients_to_see() -> Result<()> {
+    let stack = Stack::start(2).await?;
+    for server in &stack.servers {
+        server.fault(Fault { status: Some(429), retry_after: Some(3), ..Fault::new(FaultMode::Status) }).await;
+    }
+    let reply = stack.post("/v1/chat/completions", &echo::chat("x")).await?;
+    assert_eq!((reply.status, reply.header("retry-after")), (429, "3"), "not retried: {}", reply.text());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_hanging_endpoint_is_left_by_the_per_try_timeout_of_streams() -> Result<()> {
+    let stack = Stack::builder().servers(2).picker(json!({"per_try_timeout_ms": 300})).start().await?;
+    stack.servers[0].fault(Fault::new(FaultMode::Hang)).await;
+    let mut streamed = echo::chat("x");
+    streamed["stream"] = true.into();
+    for i in 0..6 {
+        streamed["messages"][0]["content"] = format!("{i}").into();
+        let reply = stack.post("/v1/chat/completions", &streamed).await?;
+        assert_eq!((reply.status, stack.server_of(&reply)?), (200, 1), "{}", reply.text());
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn retries_stay_within_the_subset() -> Result<()> {
+    let stack = Stack::builder().servers(3).filter_before_picker(subset_hint_filter()).start().await?;
+    stack.servers[0].fault(Fault::new(FaultMode::Refuse)).await;
+    let only = stack.servers[0].addr().to_string();
+    for _ in 0..3 {
+        let reply = stack.send(echo::get("/v1/models", &[("x-test-subset-list", &only)])?).await?;
+        assert_eq!(reply.status, 503, "nobody else is allowed: {}", reply.text());
+        assert!(!reply.headers.contains_key("x-served-by"), "no engine answered");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_large_body_is_sent_again_whole() -> Result<()> {
+    let stack = Stack::start(2).await?;
+    stack.servers[0].fault(Fault::new(FaultMode::ResetBeforeHeaders)).await;
+    for i in 0..4 {
+        let body = echo::chat(&format!("{i} {}", "lorem ipsum ".repeat(200_000))).to_string();
+        let reply = stack.send(echo::post("/v1/chat/completions", &[], body.clone())?).await?;
+        assert_eq!((reply.status, &reply.json()?["body_bytes"]), (200, &json!(body.len())));
+        assert_eq!(stack.server_of(&reply)?, 1);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn many_at_once_survive_one_dead_engine() -> Result<()> {
+    let stack = Stack::builder().servers(3).concurrency(4).start().await?;
+    stack.servers[1].fault(Fault::new(FaultMode::Refuse)).await;
+    let requests = (0..120).map(|i| {
+        let (address, body) = (stack.address(), echo::chat(&format!("{i} of many")).to_string());
+        async move { e2e::client::post(address, "/v1/chat/completions", body).await }
+    });
+    for reply in futures::future::join_all(requests).await {
+        let reply = reply?;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+    }
+    Ok(())
+}

@@ -1,0 +1,130 @@
+//! Replies pass through untouched while tokens are counted, and what a pick holds is released however it ends.
+
+use std::time::Duration;
+
+use e2e::client::{self, Events, Http2};
+use e2e::model_server::{Fault, FaultMode, Options};
+use e2e::stack::Stack;
+use e2e::{Result, wait_for};
+use http::Request;
+use serde_json::{Value, json};
+
+use crate::echo;
+
+const LIMIT: Duration = Duration::from_secs(10);
+
+fn streamed(tokens: u32) -> Value {
+    let mut body = echo::chat("tell me more");
+    body["stream"] = true.into();
+    body["stream_options"] = json!({"include_usage": true});
+    body["max_tokens"] = tokens.into();
+    body["ignore_eos"] = true.into();
+    body
+}
+
+/// What the proxy still counts as in flight, over all workers; the daemon hears of it every second.
+async fn nothing_in_flight(stack: &Stack) -> Result<()> {
+    let idle = || async {
+        let endpoints = stack.daemon.as_ref()?.endpoints().await.ok()?;
+        endpoints.iter().all(|endpoint| endpoint["in_flight"] == 0).then_some(())
+    };
+    wait_for(LIMIT, "the ledger to be empty", idle).await
+}
+
+async fn something_in_flight(stack: &Stack) -> Result<()> {
+    let busy = || async {
+        let endpoints = stack.daemon.as_ref()?.endpoints().await.ok()?;
+        endpoints.iter().any(|endpoint| endpoint["in_flight"].as_u64() > Some(0)).then_some(())
+    };
+    wait_for(LIMIT, "the ledger to hold the request", busy).await
+}
+
+#[tokio::test]
+async fn a_stream_arrives_as_the_engine_sent_it_and_is_counted() -> Result<()> {
+    let stack = Stack::builder().servers_like(1, &Options { speed: 0.0, chunk_delay_ms: 10, ..Options::default() }).start().await?;
+    let direct = client::post(stack.servers[0].addr(), "/v1/chat/completions", streamed(20).to_string()).await?;
+    let through = stack.post("/v1/chat/completions", &streamed(20)).await?;
+    let contents = |reply: &client::Reply| reply.text().matches("\"content\"").count();
+    assert_eq!(contents(&direct), contents(&through));
+    assert!(through.text().ends_with("data: [DONE]\n\n"), "{}", through.text());
+    let counted = || async {
+        let stats = stack.envoy.prometheus().await.ok()?;
+        stats.lines().any(|line| line.starts_with("switchpoint_") && line.contains("completion_tokens") && line.ends_with(" 20")).then_some(())
+    };
+    wait_for(LIMIT, "20 completion tokens in /stats/prometheus", counted).await?;
+    nothing_in_flight(&stack).await
+}
+
+#[tokio::test]
+async fn events_come_one_by_one() -> Result<()> {
+    let stack = Stack::builder().servers_like(1, &Options { speed: 0.0, chunk_delay_ms: 30, ..Options::default() }).start().await?;
+    let request = Request::post("/v1/chat/completions").body(client::full(streamed(10).to_string()))?;
+    let mut events = Events::new(client::start(stack.address(), request).await?);
+    let first = events.next().await?.ok_or("no event")?;
+    let rest = events.rest().await?;
+    let last = rest.last().ok_or("one event only")?;
+    assert!(last.at - first.at >= Duration::from_millis(150), "not held back until the end");
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_engines_load_report_is_asked_for_and_kept_from_the_client() -> Result<()> {
+    let stack = Stack::start(1).await?;
+    let reply = stack.send(echo::post("/v1/chat/completions", &[], echo::chat("x").to_string())?).await?;
+    assert_eq!(echo::header(&reply.json()?, "endpoint-load-metrics-format"), ["TEXT"]);
+    let reply = stack.post("/v1/chat/completions", &echo::chat("x")).await?;
+    assert_eq!((reply.status, reply.headers.contains_key("endpoint-load-metrics")), (200, false), "{:?}", reply.headers);
+    Ok(())
+}
+
+#[tokio::test]
+async fn released_when_the_client_leaves_in_the_middle() -> Result<()> {
+    let stack = Stack::builder().servers_like(1, &Options { speed: 0.0, chunk_delay_ms: 50, ..Options::default() }).start().await?;
+    let request = Request::post("/v1/chat/completions").body(client::full(streamed(1_000).to_string()))?;
+    let mut events = Events::new(client::start(stack.address(), request).await?);
+    events.next().await?.ok_or("no event")?;
+    something_in_flight(&stack).await?;
+    drop(events);
+    nothing_in_flight(&stack).await
+}
+
+#[tokio::test]
+async fn released_when_the_engine_breaks_off() -> Result<()> {
+    let stack = Stack::builder().servers_like(1, &Options { speed: 0.0, chunk_delay_ms: 10, ..Options::default() }).start().await?;
+    stack.servers[0].fault(Fault { after_chunks: Some(3), ..Fault::new(FaultMode::ResetMidStream) }).await;
+    let reply = stack.post("/v1/chat/completions", &streamed(50)).await;
+    assert!(reply.is_err(), "a broken stream is seen as broken");
+    let connection = Http2::connect(stack.address()).await?;
+    let request = Request::post("/v1/chat/completions").body(client::full(streamed(50).to_string()))?;
+    assert!(connection.send(request).await.is_err(), "by HTTP/2 clients too");
+    nothing_in_flight(&stack).await
+}
+
+#[tokio::test]
+async fn released_when_nobody_answers() -> Result<()> {
+    let stack = Stack::start(2).await?;
+    for server in &stack.servers {
+        server.fault(Fault::new(FaultMode::Refuse)).await;
+    }
+    for _ in 0..5 {
+        assert_eq!(stack.post("/v1/chat/completions", &echo::chat("x")).await?.status, 503);
+    }
+    nothing_in_flight(&stack).await
+}
+
+#[tokio::test]
+async fn a_shared_prefix_goes_where_it_is_cached() -> Result<()> {
+    let stack = Stack::start(4).await?;
+    let system = "You are a helpful assistant with a long memory. ".repeat(200);
+    let chat = |i: usize, s: usize| json!({"model": "demo", "max_tokens": 1, "messages": [
+        {"role": "system", "content": format!("{s} {system}")}, {"role": "user", "content": format!("question {i}")}]});
+    for tenant in 0..4 {
+        let first = stack.post("/v1/chat/completions", &chat(0, tenant)).await?;
+        let home = stack.server_of(&first)?;
+        for i in 1..6 {
+            let reply = stack.post("/v1/chat/completions", &chat(i, tenant)).await?;
+            assert_eq!(stack.server_of(&reply)?, home, "tenant {tenant}, question {i}");
+        }
+    }
+    Ok(())
+}
