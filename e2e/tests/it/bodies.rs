@@ -63,7 +63,12 @@ async fn bad_bodies_are_400_in_the_shape_of_the_api() -> Result<()> {
     for (body, code) in bad {
         let reply = client::post(stack.address(), "/v1/chat/completions", body.to_vec()).await?;
         let error = reply.json()?["error"].clone();
-        assert_eq!((reply.status, &error["code"], &error["type"]), (400, &json!(code), &json!("invalid_request_error")), "{}", reply.text());
+        assert_eq!(
+            (reply.status, &error["code"], &error["type"]),
+            (400, &json!(code), &json!("invalid_request_error")),
+            "{}",
+            reply.text()
+        );
         assert_eq!(reply.header("content-type"), "application/json");
         let anthropic = client::post(stack.address(), "/v1/messages", body.to_vec()).await?;
         let expected = (400, json!("error"), json!("invalid_request_error"));
@@ -107,11 +112,8 @@ async fn http2_frames_trailers_and_empty_data() -> Result<()> {
     let (head, tail) = body.split_at(20);
     let trailers = || HeaderMap::from_iter([(HeaderName::from_static("x-sum"), HeaderValue::from_static("7"))]);
     let data = |text: &str| Frame::data(text.to_owned().into());
-    let cases = [
-        vec![data(&body)],
-        vec![data(head), data(tail), data("")],
-        vec![data(head), data(""), data(tail), Frame::trailers(trailers())],
-    ];
+    let cases =
+        [vec![data(&body)], vec![data(head), data(tail), data("")], vec![data(head), data(""), data(tail), Frame::trailers(trailers())]];
     for frames in cases {
         let reply = connection.send(echo::request("POST", "/v1/chat/completions", &[], client::frames(frames))?).await?;
         assert_eq!(reply.status, 200, "{}", reply.text());

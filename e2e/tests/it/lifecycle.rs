@@ -14,7 +14,8 @@ use serde_json::json;
 async fn the_start_script_stops_without_cutting_a_stream() -> Result<()> {
     let slow = Options { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 100, ..Options::default() };
     let mut stack = Stack::builder().servers_like(1, &slow).start_script(1).start().await?;
-    let chat = json!({"model": "demo", "stream": true, "max_tokens": 30, "ignore_eos": true, "messages": [{"role": "user", "content": "hello"}]});
+    let chat =
+        json!({"model": "demo", "stream": true, "max_tokens": 30, "ignore_eos": true, "messages": [{"role": "user", "content": "hello"}]});
     let request = Request::post("/v1/chat/completions").header("content-type", "application/json");
     let mut stream = Events::new(client::start(stack.address(), request.body(client::full(chat.to_string()))?).await?);
     stream.next().await?.ok_or("the stream begins")?;

@@ -91,7 +91,8 @@ async fn absent_differs_from_empty() -> Result<()> {
     let stack = hinted().start().await?;
     let absent = stack.send(echo::get("/v1/models", &[])?).await?;
     assert_eq!(echo::ranked(&absent)?.len(), 3);
-    for (header, hint) in [("x-test-subset-list", ""), ("x-test-subset", ""), ("x-test-subset", ","), ("x-test-subset-list", "10.9.9.9:1")] {
+    for (header, hint) in [("x-test-subset-list", ""), ("x-test-subset", ""), ("x-test-subset", ","), ("x-test-subset-list", "10.9.9.9:1")]
+    {
         for request in [
             echo::get("/v1/models", &[(header, hint)])?,
             echo::post("/v1/completions", &[(header, hint)], r#"{"model":"demo","prompt":"x"}"#)?,
@@ -138,16 +139,15 @@ async fn no_ready_endpoint_is_503_in_the_shape_of_the_api() -> Result<()> {
 async fn namespaces_and_keys_can_be_named_otherwise() -> Result<()> {
     fn other_names(config: &mut Value) {
         // The Lua of the harness writes the default names; this test's gateway has its own.
-        let text = config.to_string().replace("envoy.lb.subset_hint\\\"", "my.ns\\\"").replace("x-gateway-destination-endpoint-subset\\\", value", "my-key\\\", value");
+        let text = config
+            .to_string()
+            .replace("envoy.lb.subset_hint\\\"", "my.ns\\\"")
+            .replace("x-gateway-destination-endpoint-subset\\\", value", "my-key\\\", value");
         if let Ok(changed) = serde_json::from_str(&text) {
             *config = changed;
         }
     }
-    let stack = hinted()
-        .picker(json!({"subset_namespace": "my.ns", "subset_key": "my-key"}))
-        .envoy_config(other_names)
-        .start()
-        .await?;
+    let stack = hinted().picker(json!({"subset_namespace": "my.ns", "subset_key": "my-key"})).envoy_config(other_names).start().await?;
     let only = stack.servers[2].addr().to_string();
     let reply = stack.send(echo::get("/v1/models", &[("x-test-subset-list", &only)])?).await?;
     assert_eq!(echo::ranked(&reply)?, [only]);

@@ -49,7 +49,10 @@ async fn a_stream_arrives_as_the_engine_sent_it_and_is_counted() -> Result<()> {
     assert!(through.text().ends_with("data: [DONE]\n\n"), "{}", through.text());
     let counted = || async {
         let stats = stack.envoy.prometheus().await.ok()?;
-        stats.lines().any(|line| line.starts_with("switchpoint_") && line.contains("completion_tokens") && line.ends_with(" 20")).then_some(())
+        stats
+            .lines()
+            .any(|line| line.starts_with("switchpoint_") && line.contains("completion_tokens") && line.ends_with(" 20"))
+            .then_some(())
     };
     wait_for(LIMIT, "20 completion tokens in /stats/prometheus", counted).await?;
     nothing_in_flight(&stack).await
@@ -116,8 +119,10 @@ async fn released_when_nobody_answers() -> Result<()> {
 async fn a_shared_prefix_goes_where_it_is_cached() -> Result<()> {
     let stack = Stack::start(4).await?;
     let system = "You are a helpful assistant with a long memory. ".repeat(200);
-    let chat = |i: usize, s: usize| json!({"model": "demo", "max_tokens": 1, "messages": [
-        {"role": "system", "content": format!("{s} {system}")}, {"role": "user", "content": format!("question {i}")}]});
+    let chat = |i: usize, s: usize| {
+        json!({"model": "demo", "max_tokens": 1, "messages": [
+        {"role": "system", "content": format!("{s} {system}")}, {"role": "user", "content": format!("question {i}")}]})
+    };
     for tenant in 0..4 {
         let first = stack.post("/v1/chat/completions", &chat(0, tenant)).await?;
         let home = stack.server_of(&first)?;
