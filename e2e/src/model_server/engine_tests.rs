@@ -35,6 +35,9 @@ fn drain(engine: &mut Engine) -> Vec<(f64, Event)> {
 fn check_conserved(engine: &Engine) {
     let held: usize = engine.sequences.values().map(|state| state.blocks.len()).sum();
     assert_eq!(engine.blocks.uses(), held, "every use of a block has a holder");
+    for state in engine.sequences.values() {
+        assert_eq!(state.computed.div_ceil(BLOCK_TOKENS) as usize, state.blocks.len(), "what is computed has its blocks, and no more");
+    }
     assert!(engine.running.len() <= engine.config.sequences_max);
     assert_eq!(engine.running.len() + engine.waiting.len() + engine.arriving.len(), engine.sequences.len());
 }
@@ -88,17 +91,21 @@ fn a_repeated_prompt_and_a_continued_answer_are_found_in_the_cache() {
 
 #[test]
 fn a_full_engine_queues_and_memory_pressure_preempts_and_recomputes() {
-    let mut engine = Engine::new(config(20));
-    for id in 0..4 {
+    let mut engine = Engine::new(EngineConfig { sequences_max: 4, ..config(20) });
+    for id in 0..5 {
         engine.submit(0.0, SequenceId(id), sequence(b'a' + id as u8, 64, 64));
     }
-    engine.step(7.0);
-    assert_eq!((engine.load().running, engine.load().waiting), (4, 0));
-    let events = drain(&mut engine);
-    assert!(engine.preemptions() > 0);
-    assert_eq!(cached_tokens(&events).len(), 0, "admission is told once, and was before");
+    let mut events = Vec::new();
+    while engine.preemptions() == 0 {
+        assert_eq!((engine.load().running, engine.load().waiting), if events.is_empty() { (0, 0) } else { (4, 1) });
+        let at_ms = engine.next_event_ms().unwrap();
+        events.extend(engine.step(at_ms).into_iter().map(|event| (at_ms, event)));
+    }
+    assert_eq!(engine.waiting, [3, 4].map(SequenceId), "the newest goes, before those that never ran, and nobody is admitted in that step");
+    events.extend(drain(&mut engine));
+    assert_eq!(cached_tokens(&events).len(), 5, "admission is told once");
     let generated = events.iter().filter(|(_, event)| matches!(event, Event::Token { .. })).count();
-    assert_eq!(generated, 4 * 64, "a preempted sequence repeats no token");
+    assert_eq!(generated, 5 * 64, "a preempted sequence repeats no token");
 }
 
 #[test]
@@ -133,9 +140,10 @@ proptest! {
     fn every_sequence_ends_once_with_all_its_tokens_and_all_blocks_come_back(
         kv_blocks in 40..120_u32,
         budget in 64..512_u32,
+        sequences_max in 1..6_usize,
         requests in proptest::collection::vec((0..3_u8, 1..300_u32, 0..120_u32, 0..500_u32, proptest::option::of(0..3_usize), any::<bool>()), 1..24),
     ) {
-        let mut engine = Engine::new(EngineConfig { batch_tokens_max: budget, sequences_max: 8, ..config(kv_blocks) });
+        let mut engine = Engine::new(EngineConfig { batch_tokens_max: budget, sequences_max, ..config(kv_blocks) });
         let (mut now_ms, mut events) = (0.0, Vec::new());
         for (id, &(kind, prompt, output, gap_ms, adapter, aborted)) in requests.iter().enumerate() {
             let id = SequenceId(id as u64);

@@ -138,6 +138,17 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_cached_prefix_still_costs_its_attention() {
+        let step_ms = |cached: u32| {
+            let mut batch = Batch::default();
+            batch.add_prefill(cached, 2048);
+            Profile::Llama8bH100.step_times().step_ms(&batch)
+        };
+        let attention_ms = 5.46e-7 * 2.0 * 8192.0 * 2048.0;
+        assert!((step_ms(8192) - step_ms(0) - attention_ms).abs() < 1e-9);
+    }
+
     proptest! {
         #[test]
         fn more_load_never_makes_a_step_shorter(

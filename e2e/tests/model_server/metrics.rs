@@ -41,6 +41,7 @@ async fn the_page_counts_what_happened() {
         (r#"vllm:time_to_first_token_seconds_count{engine="0",model_name="demo"}"#, "2.0"),
         (r#"vllm:inter_token_latency_seconds_bucket{engine="0",le="+Inf",model_name="demo"}"#, "18.0"),
         (r#"vllm:e2e_request_latency_seconds_bucket{engine="0",le="0.3",model_name="demo"}"#, "2.0"),
+        (r#"vllm:request_queue_time_seconds_sum{engine="0",model_name="demo"}"#, "0.0"),
         (r#"vllm:num_requests_running{engine="0",model_name="demo"}"#, "0.0"),
     ] {
         assert_eq!(samples.get(series).map(String::as_str), Some(expected), "{series}");
