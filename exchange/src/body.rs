@@ -194,3 +194,33 @@ impl fmt::Display for BodyError {
 }
 
 impl std::error::Error for BodyError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::json::steps;
+
+    /// Bodies that make a careless reader quadratic, each at a size and at four times that size.
+    #[test]
+    fn work_grows_with_the_body_and_no_faster() {
+        for (before, repeated, after) in [
+            (r#"{"#, r#""some_key":1,"#, r#""model":"m"}"#),
+            (r#"{"#, r#""mod\u0065l":"\u006d","#, r#""model":"m"}"#),
+            (r#"{"#, r#""messages":[{"role":"user","content":"x"}],"#, r#""model":"m"}"#),
+            (r#"{"model":"m","messages":["#, r#"{"role":"user","content":"x"},"#, r#"{}]}"#),
+            (r#"{"model":"m","messages":["#, r#"1,"#, r#"1]}"#),
+            (r#"{"model":"m","messages":["#, r#"[[[[[[[1]]]]]]],"#, r#"1]}"#),
+            (r#"{"model":"m","messages":""#, r#"\n"#, r#""}"#),
+            (r#"{"model":"m","messages":""#, r#"\\"#, r#""}"#),
+        ] {
+            let work = |times: usize| {
+                let body = [before, &repeated.repeat(times), after].concat();
+                let (parsed, steps) = steps::of(|| parse(Api::ChatCompletions, body.as_bytes()));
+                assert_eq!(parsed.map(|parsed| parsed.model.into_owned()), Ok("m".to_owned()), "{repeated}");
+                steps as f64
+            };
+            let (once, fourfold) = (work(100_000), work(400_000));
+            assert!((3.9..4.1).contains(&(fourfold / once)), "{repeated}: {once} steps, then {fourfold}");
+        }
+    }
+}

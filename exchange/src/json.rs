@@ -278,6 +278,8 @@ impl<'b> Reader<'b> {
 
     fn next_byte(&mut self) -> Option<u8> {
         loop {
+            #[cfg(test)]
+            steps::add();
             match self.bytes.get(self.at) {
                 Some(b' ' | b'\n' | b'\r' | b'\t') => self.at += 1,
                 byte => return byte.copied(),
@@ -384,4 +386,24 @@ fn code_unit(bytes: &[u8], at: usize) -> u32 {
     let digits = bytes.get(at..at + 6).and_then(|escape| escape.strip_prefix(b"\\u"));
     let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
     digits.and_then(|digits| u32::from_str_radix(digits, 16).ok()).unwrap_or(0)
+}
+
+/// Steps taken by this thread: bytes of the frame and blocks of strings looked at. Tests show by them, not by time, that reading is linear.
+#[cfg(test)]
+pub(crate) mod steps {
+    use std::cell::Cell;
+
+    thread_local! {
+        static STEPS: Cell<u64> = const { Cell::new(0) };
+    }
+
+    pub(crate) fn add() {
+        STEPS.set(STEPS.get() + 1);
+    }
+
+    pub(crate) fn of<T>(work: impl FnOnce() -> T) -> (T, u64) {
+        let before = STEPS.get();
+        let result = work();
+        (result, STEPS.get() - before)
+    }
 }

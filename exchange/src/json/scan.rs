@@ -27,6 +27,8 @@ pub fn string(bytes: &[u8], start: usize) -> Result<Found, usize> {
     let mut escaped = false;
     let mut ascii = true;
     'blocks: loop {
+        #[cfg(test)]
+        super::steps::add();
         let rest = bytes.get(at..).unwrap_or_default();
         let last; // one call of `masks`, so that it is inlined
         let block = match rest.first_chunk() {
