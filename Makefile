@@ -90,7 +90,7 @@ wasm: $(RUST_READY) ## build switchpoint.wasm and hold it to its size budget
 	  CARGO_PROFILE_RELEASE_OPT_LEVEL=3 cargo build --locked -p filter --target wasm32-wasip1 --release
 	size=$$(wc -c < $(WASM))
 	echo "$(WASM): $$size bytes (at most $(WASM_BYTES_MAX))"
-	if (( size > WASM_BYTES_MAX )); then
+	if (( size > $(WASM_BYTES_MAX) )); then
 	  echo "too big: every Envoy process pays about 100 bytes of memory for each byte of the module" >&2; exit 1
 	fi
 
