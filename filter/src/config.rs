@@ -6,6 +6,7 @@
 use std::fmt;
 
 use exchange::{DestinationFormat, FailureMode, Settings};
+use scheduler::prefix::{ENTRIES_DEFAULT, ENTRIES_MAX};
 use serde_json::{Map, Value};
 
 /// The most pools one proxy routes to: each costs every worker a prefix index.
@@ -178,7 +179,7 @@ const FIELDS: &[Field] = &[
     },
     Field {
         path: "prefix_entries",
-        kind: number!(0, 1 << 26, prefix_entries: usize),
+        kind: number!(0, ENTRIES_MAX as u64, prefix_entries: usize),
         about: "entries of each pool's prefix index, in each worker; about 8 bytes each",
     },
     Field { path: "lease_ms", kind: number!(500, 60_000, lease_ms: u64), about: "how long a VM leads without a sign of life" },
@@ -198,7 +199,7 @@ impl Default for FilterConfig {
             },
             pools: Vec::new(),
             settings: Settings::default(),
-            prefix_entries: 1 << 20,
+            prefix_entries: ENTRIES_DEFAULT,
             lease_ms: 3_000,
         }
     }
@@ -232,6 +233,12 @@ impl FilterConfig {
     #[must_use]
     pub fn only_pool(&self) -> Option<usize> {
         matches!(self.pools.as_slice(), [only] if only.clusters.is_empty()).then_some(0)
+    }
+
+    /// Does any pool go by the cluster of a route?
+    #[must_use]
+    pub fn knows_clusters(&self) -> bool {
+        self.pools.iter().any(|pool| !pool.clusters.is_empty())
     }
 
     /// The pool behind a cluster.

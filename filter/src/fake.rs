@@ -155,6 +155,10 @@ impl Host for FakeHost {
         Ok(())
     }
 
+    fn stream_status(&self) -> String {
+        "unavailable".to_owned()
+    }
+
     fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>> {
         Ok(self.properties.borrow().get(&path.join(".")).cloned())
     }

@@ -91,6 +91,8 @@ pub trait Host: Clone + 'static {
     fn stream_send(&self, stream: u32, message: &[u8]) -> Result<()>;
     /// Ends a stream of the current root context; no callback follows.
     fn stream_cancel(&self, stream: u32) -> Result<()>;
+    /// What the other side said when it ended the stream of the current callback.
+    fn stream_status(&self) -> String;
     /// Reads a property; `None` when there is none.
     fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>>;
     /// All headers, as serialized pairs. Only while the headers callback runs, or while it is held.
@@ -185,6 +187,7 @@ mod wasm {
         fn proxy_dequeue_shared_queue(queue: u32, data: *mut *mut u8, size: *mut usize) -> u32;
         fn proxy_grpc_send(stream: u32, data: *const u8, size: usize, end: u32) -> u32;
         fn proxy_grpc_cancel(stream: u32) -> u32;
+        fn proxy_get_status(code: *mut u32, data: *mut *mut u8, size: *mut usize) -> u32;
         fn proxy_get_property(path: *const u8, path_size: usize, data: *mut *mut u8, size: *mut usize) -> u32;
         fn proxy_get_header_map_pairs(map: u32, data: *mut *mut u8, size: *mut usize) -> u32;
         fn proxy_replace_header_map_value(map: u32, key: *const u8, key_size: usize, data: *const u8, size: usize) -> u32;
@@ -226,7 +229,8 @@ mod wasm {
         std::panic::set_hook(Box::new(|info| write_log(log::Level::Error, &format!("panic: {info}"))));
         // A second call in one VM finds the logger in place already.
         let _ = log::set_logger(&Logger);
-        ProxyWasm.follow_log_level();
+        // The host's own level may not be asked for yet: it traps every call but a few while a module starts.
+        log::set_max_level(log::LevelFilter::Info);
     }
 
     fn write_log(level: log::Level, text: &str) {
@@ -319,6 +323,12 @@ mod wasm {
 
         fn stream_cancel(&self, stream: u32) -> Result<()> {
             check(unsafe { proxy_grpc_cancel(stream) })
+        }
+
+        fn stream_status(&self) -> String {
+            let mut code = 0;
+            let text = bytes(|data, size| unsafe { proxy_get_status(&raw mut code, data, size) }).unwrap_or_default();
+            String::from_utf8_lossy(&text).into_owned()
         }
 
         fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>> {

@@ -1,11 +1,36 @@
-//! The proxy-wasm filter: a thin adapter of exchange and a replica of the daemon state.
+//! The proxy-wasm filter: [`exchange`] on a real host, and a replica of what the daemon knows.
+//!
+//! `http` hands each callback of a stream to the exchange and each step back to the proxy; `root` hands ticks, wake-ups and the daemon's stream
+//! to `state`, which belongs to the VM; `host` alone calls the proxy. Nothing here picks an endpoint.
 #![deny(clippy::indexing_slicing, clippy::string_slice, clippy::arithmetic_side_effects)]
 
 pub mod config;
 #[cfg(test)]
 mod fake;
 pub mod host;
+pub mod http;
 pub mod metrics;
 pub mod pairs;
+pub mod root;
 pub mod state;
-mod stream;
+pub mod stream;
+
+#[cfg(target_arch = "wasm32")]
+mod entry {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    use crate::host::{ProxyWasm, install_logger};
+    use crate::root::Root;
+    use crate::state::Vm;
+
+    thread_local! {
+        /// The VM is one thread: all root contexts that ever live in it share this.
+        static VM: Rc<RefCell<Vm<ProxyWasm>>> = Rc::new(RefCell::new(Vm::new(ProxyWasm)));
+    }
+
+    proxy_wasm::main! {{
+        install_logger();
+        proxy_wasm::set_root_context(|id| Box::new(Root::new(id, ProxyWasm, VM.with(Rc::clone))));
+    }}
+}

@@ -1,0 +1,91 @@
+//! The root context: configuration, ticks, wake-ups and the daemon's stream, each handed to the VM they are the VM's business.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use proxy_wasm::traits::{Context, HttpContext, RootContext};
+use proxy_wasm::types::ContextType;
+
+use crate::config::FilterConfig;
+use crate::host::{Buffer, Host};
+use crate::http::Http;
+use crate::state::{TICK_MS, Vm, Waiting};
+
+/// A root context: one plugin configuration in one VM.
+pub struct Root<H: Host> {
+    id: u32,
+    host: H,
+    vm: Rc<RefCell<Vm<H>>>,
+    config: Rc<FilterConfig>,
+}
+
+// === impl Root ===
+
+impl<H: Host> Root<H> {
+    /// A root context before its configuration, which makes every request pass.
+    pub fn new(id: u32, host: H, vm: Rc<RefCell<Vm<H>>>) -> Self {
+        Self { id, host, vm, config: Rc::default() }
+    }
+
+    /// Reads a configuration; what is wrong with it, for people.
+    fn configure(&mut self, size: usize) -> Result<(), String> {
+        self.host.follow_log_level();
+        let bytes = self.host.buffer(Buffer::Configuration, size).map_err(|e| format!("the configuration could not be read: {e}"))?;
+        let config = FilterConfig::parse(&bytes).map_err(|e| e.to_string())?;
+        self.host.tick_period(TICK_MS).map_err(|e| format!("the proxy gave no timer: {e}"))?;
+        self.config = Rc::new(config);
+        self.vm.borrow_mut().configure(self.id, Rc::clone(&self.config));
+        Ok(())
+    }
+}
+
+fn retry(due: Vec<Rc<dyn Waiting>>) {
+    for request in due {
+        request.retry();
+    }
+}
+
+impl<H: Host> Context for Root<H> {
+    fn on_done(&mut self) -> bool {
+        self.vm.borrow_mut().remove_root(self.id);
+        true
+    }
+
+    fn on_grpc_stream_message(&mut self, stream: u32, size: usize) {
+        let due = self.vm.borrow_mut().stream_message(self.id, stream, size);
+        retry(due);
+    }
+
+    fn on_grpc_stream_close(&mut self, stream: u32, code: u32) {
+        let why = format!("the stream ended: {} (gRPC status {code})", self.host.stream_status());
+        self.vm.borrow_mut().stream_closed(self.id, stream, &why);
+    }
+}
+
+impl<H: Host> RootContext for Root<H> {
+    fn on_configure(&mut self, size: usize) -> bool {
+        let outcome = self.configure(size);
+        if let Err(why) = &outcome {
+            log::error!("switchpoint: configuration refused: {why}");
+        }
+        outcome.is_ok()
+    }
+
+    fn on_tick(&mut self) {
+        let due = self.vm.borrow_mut().tick(self.id);
+        retry(due);
+    }
+
+    fn on_queue_ready(&mut self, queue: u32) {
+        let due = self.vm.borrow_mut().woken(queue);
+        retry(due);
+    }
+
+    fn create_http_context(&self, id: u32) -> Option<Box<dyn HttpContext>> {
+        Some(Box::new(Http::new(id, self.host.clone(), Rc::clone(&self.vm), Rc::clone(&self.config))))
+    }
+
+    fn get_type(&self) -> Option<ContextType> {
+        Some(ContextType::HttpContext)
+    }
+}
