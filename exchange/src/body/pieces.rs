@@ -139,6 +139,7 @@ impl Found {
 
     fn array(&mut self, reader: &mut Reader<'_>, level: u32) -> Result<()> {
         let start = reader.offset();
+        let before = self.pieces.len();
         let mut numbers = 0;
         reader.elements(|reader| match reader.peek()? {
             Kind::Number => {
@@ -150,6 +151,7 @@ impl Found {
         })?;
         if numbers > 0 {
             self.token_ids = self.token_ids.saturating_add(numbers);
+            self.pieces.truncate(before); // a mix of ids and text is nobody's prompt, and pieces must not overlap
             self.push(start..reader.offset(), false);
         }
         Ok(())

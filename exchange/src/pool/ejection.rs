@@ -64,7 +64,7 @@ impl Ejections {
             return;
         }
         let ready = snapshot.endpoints().iter().filter(|e| e.readiness == Readiness::Ready).count();
-        ejected.sort_by(|a, b| b.failures.cmp(&a.failures).then(b.until.cmp(&a.until)).then(a.endpoint.cmp(&b.endpoint)));
+        ejected.sort_unstable_by(|a, b| b.failures.cmp(&a.failures).then(b.until.cmp(&a.until)).then(a.endpoint.cmp(&b.endpoint)));
         ejected.truncate(ready / 2);
         out.extend(snapshot.endpoints().iter().map(|e| ejected.iter().any(|r| r.endpoint == e.id)));
     }

@@ -47,25 +47,28 @@ impl Held {
         self.cut
     }
 
-    /// Finds the `usage` object that stands `levels` deep in a JSON object whose beginning is not there.
+    /// Finds the `usage` object that stands `levels` deep in a JSON object whose beginning is not there, in the last [`HELD_BYTES_MIN`] bytes: how
+    /// many more there are depends on how the response was cut into chunks, and nothing else may.
     ///
     /// No string can pose as that key: inside a string each quote has a backslash before it. And a `usage` somewhere deeper is told by what
     /// follows it: from the right one, exactly `levels` objects close up to the end.
     pub(super) fn read_usage_at_end(&self, levels: u32, usage: &mut Usage) {
-        for at in memchr::memmem::rfind_iter(&self.bytes, KEY).take(CANDIDATES_MAX) {
+        let end = self.bytes.last_chunk::<HELD_BYTES_MIN>().map_or(self.bytes(), |end| end);
+        for at in memchr::memmem::rfind_iter(end, KEY).take(CANDIDATES_MAX) {
             let mut seen = *usage;
-            if self.read_usage_at(at, levels, &mut seen).is_ok() {
+            if read_usage(end.get(at..).unwrap_or_default(), levels, &mut seen).is_ok() {
                 *usage = seen;
                 return;
             }
         }
     }
+}
 
-    fn read_usage_at(&self, at: usize, levels: u32, usage: &mut Usage) -> Result<(), JsonError> {
-        let mut reader = Reader::new(self.bytes.get(at..).unwrap_or_default());
-        reader.key()?;
-        usage.read(&mut reader)?;
-        (0..levels).try_for_each(|_| reader.rest_of_object())?;
-        reader.end()
-    }
+/// `bytes` start at the key, and end with the object that is `levels` out from it.
+fn read_usage(bytes: &[u8], levels: u32, usage: &mut Usage) -> Result<(), JsonError> {
+    let mut reader = Reader::new(bytes);
+    reader.key()?;
+    usage.read(&mut reader)?;
+    (0..levels).try_for_each(|_| reader.rest_of_object())?;
+    reader.end()
 }

@@ -106,6 +106,8 @@ fn the_end_of_a_long_response_is_enough() {
         (format!(r#"{{"data":[{long}1],"x":{{{usage}}}}}"#), Usage::default()),
         (format!(r#"{{"data":[{long}1],{usage}"#), Usage::default()),
         (format!(r#"{{"data":[{long}1],"usage":null}}"#), Usage::default()),
+        (format!(r#"{{"data":[{long}1],{usage},"x":"{}"}}"#, "x".repeat(HELD_BYTES_MIN - 200)), found),
+        (format!(r#"{{"data":[{long}1],{usage},"x":"{}"}}"#, "x".repeat(HELD_BYTES_MIN)), Usage::default()),
     ] {
         for size in [1, 1000, 16_384, 60_000, 65_536, 1_000_000] {
             let seen = read(Api::Embeddings, false, body.as_bytes().chunks(size));

@@ -1,0 +1,42 @@
+//! Any body to any API: what is read stands in the body, and model and stream are what `serde_json` reads. The first byte chooses the API.
+#![no_main]
+
+use exchange::api::Api;
+use exchange::body::{self, BodyError, PIECES_MAX, Piece};
+use libfuzzer_sys::fuzz_target;
+use serde_json::Value;
+
+const APIS: [Api; 5] = [Api::ChatCompletions, Api::Completions, Api::Responses, Api::Embeddings, Api::Messages];
+
+fuzz_target!(|bytes: &[u8]| {
+    let Some((choice, body)) = bytes.split_first() else { return };
+    let read = body::parse(APIS[usize::from(*choice) % APIS.len()], body);
+    let oracle = serde_json::from_slice::<Value>(body);
+    match (&read, &oracle) {
+        (Ok(parsed), oracle) => {
+            let literal = &body[parsed.model_span.clone()];
+            assert!(literal.len() > 2 && literal.starts_with(b"\"") && literal.ends_with(b"\""));
+            let within = body.as_ptr_range();
+            let mut total = 0;
+            for piece in parsed.prompt() {
+                let (Piece::Text(piece) | Piece::Media(piece)) = piece;
+                assert!(piece.is_empty() || within.contains(&piece.as_ptr()));
+                assert!(std::str::from_utf8(piece).is_ok());
+                total += piece.len();
+            }
+            assert!(total <= body.len() && parsed.prompt_bytes <= body.len() && parsed.prompt().count() <= 3 * PIECES_MAX);
+            if let Ok(value) = oracle {
+                assert_eq!(value["model"], Value::from(&*parsed.model));
+                assert_eq!(parsed.stream, value["stream"] == Value::Bool(true));
+                assert_eq!(parsed.include_usage, value["stream_options"]["include_usage"] == Value::Bool(true));
+            }
+        }
+        (Err(BodyError::InvalidJson { offset }), Err(_)) => assert!(*offset <= body.len()),
+        (Err(BodyError::NotAnObject), Ok(value)) => assert!(!value.is_object()),
+        (Err(BodyError::MissingModel), Ok(value)) => assert!(value.get("model").is_none()),
+        (Err(BodyError::ModelNotAString), Ok(value)) => assert!(!value["model"].is_string()),
+        (Err(BodyError::EmptyModel), Ok(value)) => assert_eq!(value["model"], ""),
+        (Err(BodyError::InvalidJson { .. }), Ok(value)) => panic!("{value} is refused"),
+        (Err(_), _) => {}
+    }
+});
