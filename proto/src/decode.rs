@@ -142,7 +142,7 @@ fn endpoint(message: state::Endpoint) -> Result<Endpoint, InvalidState> {
         return Err(InvalidState::Address(message.address));
     }
     let mut labels: Vec<(Box<str>, Box<str>)> = message.labels.into_iter().map(|l| (l.key.into(), l.value.into())).collect();
-    labels.sort();
+    labels.sort_unstable();
     Ok(Endpoint {
         id: EndpointRef { slot: Slot(slot), incarnation: Incarnation(message.incarnation) },
         name: message.name.into(),

@@ -1,5 +1,6 @@
 //! What the daemon knows of a pool, as one immutable value at one version.
 
+use std::cmp::Ordering;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -148,10 +149,10 @@ impl Snapshot {
         if let Some(e) = endpoints.iter().find(|e| usize::from(e.id.slot.0) >= ENDPOINTS_MAX) {
             return Err(InvalidSnapshot::SlotOutOfRange(e.id.slot));
         }
-        if let Some(e) = first_duplicate(&endpoints, |e| e.id.slot) {
+        if let Some(e) = first_duplicate(&endpoints, &|a, b| a.id.slot.cmp(&b.id.slot)) {
             return Err(InvalidSnapshot::DuplicateSlot(e.id.slot));
         }
-        if let Some(e) = first_duplicate(&endpoints, |e| e.address.clone()) {
+        if let Some(e) = first_duplicate(&endpoints, &|a, b| a.address.cmp(&b.address)) {
             return Err(InvalidSnapshot::DuplicateAddress(e.address.clone()));
         }
         let sockets = endpoints.iter().map(|e| e.address.parse().ok()).collect();
@@ -237,11 +238,12 @@ impl Snapshot {
     }
 }
 
-fn first_duplicate<K: Ord>(endpoints: &[Endpoint], key: impl Fn(&Endpoint) -> K) -> Option<&Endpoint> {
+/// An endpoint that `order` cannot tell from another. (By reference, so that the sort is compiled once.)
+fn first_duplicate<'e>(endpoints: &'e [Endpoint], order: &dyn Fn(&Endpoint, &Endpoint) -> Ordering) -> Option<&'e Endpoint> {
     let mut sorted: Vec<&Endpoint> = endpoints.iter().collect();
-    sorted.sort_by_key(|e| key(e));
+    sorted.sort_unstable_by(|a, b| order(a, b));
     sorted.windows(2).find_map(|pair| match pair {
-        [a, b] if key(a) == key(b) => Some(*b),
+        [a, b] if order(a, b).is_eq() => Some(*b),
         _ => None,
     })
 }

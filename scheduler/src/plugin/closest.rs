@@ -12,11 +12,11 @@ pub fn closest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
     known.into_iter().map(|other| (edits(name, other), other)).filter(|(edits, _)| *edits <= near_enough).min().map(|(_, other)| other)
 }
 
-/// Levenshtein distance, case ignored: row by row, where `row[j]` is the distance to the first `j` letters of `b`.
+/// Levenshtein distance, ASCII case ignored: row by row, where `row[j]` is the distance to the first `j` letters of `b`.
 fn edits(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.to_lowercase().chars().collect();
+    let b: Vec<char> = b.to_ascii_lowercase().chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, letter) in a.to_lowercase().chars().enumerate() {
+    for (i, letter) in a.to_ascii_lowercase().chars().enumerate() {
         let mut diagonal = i;
         let mut left = i + 1;
         let (first, rest) = match row.split_first_mut() {
