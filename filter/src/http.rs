@@ -248,8 +248,7 @@ impl<H: Host> Exchanged<H> {
         };
         let attempts = u32::try_from(attempts).unwrap_or(u32::MAX);
         let upstream_address = (!upstream.is_empty()).then_some(upstream.as_slice());
-        let mut head =
-            ResponseHead { origin, status: 0, upstream_address, attempts, content_type: None, encoded: false, load: None };
+        let mut head = ResponseHead { origin, status: 0, upstream_address, attempts, content_type: None, encoded: false, load: None };
         for (name, value) in Pairs::new(&bytes) {
             match name {
                 b":status" => head.status = std::str::from_utf8(value).ok().and_then(|v| v.parse().ok()).unwrap_or(0),

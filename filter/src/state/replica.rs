@@ -9,7 +9,7 @@ use exchange::pool::{DURATION_BOUNDS_MS, Histogram};
 use exchange::{Pool, Time};
 use prost::Message;
 use proto::state::{self, daemon_message};
-use scheduler::{EndpointMetrics, EndpointRef, Snapshot, Version};
+use scheduler::{ENDPOINTS_MAX, EndpointMetrics, EndpointRef, Snapshot, Version};
 
 use super::board::{Board, Seen};
 use crate::host::{Host, Result};
@@ -206,13 +206,17 @@ pub fn decode<R: Deref<Target = Replica>>(message: &[u8], find: impl FnOnce(&str
 
 /// `new` with the metrics of those endpoints that `old` has too; `None` when there are none.
 fn keep_metrics(old: &Snapshot, new: &Snapshot) -> Option<Snapshot> {
-    let mut known: Vec<(EndpointRef, &EndpointMetrics)> = old.endpoints().iter().map(|e| e.id).zip(old.metrics()).collect();
-    known.sort_unstable_by_key(|(id, _)| *id);
-    let kept = |id: &EndpointRef| {
-        let found = known.binary_search_by_key(id, |(known, _)| *known).ok().and_then(|i| known.get(i));
-        found.map(|(_, metrics)| (*metrics).clone()).unwrap_or_default()
+    let mut by_slot: Vec<Option<(EndpointRef, &EndpointMetrics)>> = vec![None; ENDPOINTS_MAX];
+    for (id, metrics) in old.endpoints().iter().map(|e| e.id).zip(old.metrics()) {
+        if let Some(row) = by_slot.get_mut(usize::from(id.slot.0)) {
+            *row = Some((id, metrics));
+        }
+    }
+    let kept = |id: EndpointRef| match by_slot.get(usize::from(id.slot.0)) {
+        Some(Some((known, metrics))) if *known == id => (*metrics).clone(),
+        _ => EndpointMetrics::default(),
     };
-    let metrics: Vec<EndpointMetrics> = new.endpoints().iter().map(|e| kept(&e.id)).collect();
+    let metrics: Vec<EndpointMetrics> = new.endpoints().iter().map(|e| kept(e.id)).collect();
     new.with_metrics(new.version(), metrics).ok()
 }
 
