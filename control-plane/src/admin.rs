@@ -4,26 +4,42 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
+use scheduler::{EndpointMetrics, Version};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
+use crate::counters::Totals;
+use crate::metrics;
+use crate::persist::SnapshotFile;
 use crate::pool::{Absence, Absentee, Member, MetricsStatus, PoolView};
-use crate::shared::Shared;
+use crate::shared::{EdsStream, Proxy, ProxyPool, Shared};
+
+/// What the routes look at.
+#[derive(Clone, Debug)]
+pub struct Admin {
+    /// All the state there is.
+    pub shared: Arc<Shared>,
+    /// The snapshot file, if there is one.
+    pub snapshot: Option<Arc<SnapshotFile>>,
+}
 
 /// The routes of the admin listener.
-pub fn router(shared: Arc<Shared>) -> Router {
+pub fn router(admin: Admin) -> Router {
     Router::new()
         .route("/livez", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz))
+        .route("/metrics", get(prometheus))
         .route("/debug/endpoints", get(endpoints))
-        .with_state(shared)
+        .route("/debug/state", get(state))
+        .with_state(admin)
 }
 
 /// Ready once every pool has a complete set: what is served before would be taken for the truth.
-async fn readyz(State(shared): State<Arc<Shared>>) -> Response {
+async fn readyz(State(Admin { shared, .. }): State<Admin>) -> Response {
     let pools = shared.pools.borrow().clone();
     let waiting: Vec<String> = shared
         .pool_names
@@ -37,27 +53,39 @@ async fn readyz(State(shared): State<Arc<Shared>>) -> Response {
     if waiting.is_empty() { "ready\n".into_response() } else { (StatusCode::SERVICE_UNAVAILABLE, waiting.concat()).into_response() }
 }
 
-async fn endpoints(State(shared): State<Arc<Shared>>) -> Json<Value> {
+async fn prometheus(State(Admin { shared, snapshot }): State<Admin>) -> Response {
+    match metrics::page(&shared, snapshot.as_deref()) {
+        Ok(page) => ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], page).into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+async fn endpoints(State(Admin { shared, .. }): State<Admin>) -> Json<Value> {
     let pools = shared.pools.borrow().clone();
+    let now = Instant::now();
     let rows: Vec<Value> = pools
         .iter()
         .flat_map(|view| {
-            let members = view.members.iter().map(|m| member_row(view, m));
-            members.chain(view.absent.iter().map(|a| absentee_row(view, a))).collect::<Vec<_>>()
+            let totals = shared.counters().totals(&view.name, now);
+            let members = view.members.iter().zip(view.metrics.iter()).map(|(m, metrics)| member_row(view, m, metrics, &totals));
+            members.chain(view.absent.iter().map(|a| absentee_row(view, a, &totals))).collect::<Vec<_>>()
         })
         .collect();
     Json(json!({ "endpoints": rows }))
 }
 
-fn member_row(view: &PoolView, member: &Member) -> Value {
+fn member_row(view: &PoolView, member: &Member, metrics: &EndpointMetrics, totals: &Totals) -> Value {
     let reason = match &member.metrics {
         MetricsStatus::Fresh => String::new(),
         MetricsStatus::Awaited => "metrics not known yet".to_owned(),
         MetricsStatus::Failing(why) => format!("last scrape failed: {why}"),
         MetricsStatus::Unknown(why) => format!("metrics unknown: {why}"),
     };
+    let counts = totals.endpoints.get(&(member.id.incarnation, member.id.slot)).copied().unwrap_or_default();
+    let lora = metrics.lora.as_ref().map(|l| json!({ "running": l.running, "waiting": l.waiting, "max": l.max }));
     json!({
         "name": member.instance.name,
+        "namespace": member.instance.namespace,
         "address": member.instance.address.to_string(),
         "pool": &*view.name,
         "state": "ready",
@@ -65,16 +93,30 @@ fn member_row(view: &PoolView, member: &Member) -> Value {
         "since": rfc3339(member.since),
         "incarnation": member.id.incarnation.0,
         "slot": member.id.slot.0,
+        "in_flight": counts.requests,
+        "picked": counts.picked,
+        "served": counts.served,
+        "failed": counts.failed,
+        "metrics": {
+            "queue_depth": metrics.queue_depth,
+            "running_requests": metrics.running_requests,
+            "kv_cache_utilization": metrics.kv_cache_utilization,
+            "kv_block_tokens": metrics.kv_block_tokens,
+            "kv_blocks": metrics.kv_blocks,
+            "lora": lora,
+        },
     })
 }
 
-fn absentee_row(view: &PoolView, absentee: &Absentee) -> Value {
+fn absentee_row(view: &PoolView, absentee: &Absentee, totals: &Totals) -> Value {
     let (state, reason, id) = match absentee.absence {
         Absence::Departing(id) => ("departing", "left discovery; waiting for the proxies to acknowledge that", Some(id)),
         Absence::NoFreeSlot => ("waiting", "every slot of the pool is taken", None),
     };
+    let counts = id.and_then(|id| totals.endpoints.get(&(id.incarnation, id.slot))).copied().unwrap_or_default();
     json!({
         "name": absentee.instance.name,
+        "namespace": absentee.instance.namespace,
         "address": absentee.instance.address.to_string(),
         "pool": &*view.name,
         "state": state,
@@ -82,7 +124,69 @@ fn absentee_row(view: &PoolView, absentee: &Absentee) -> Value {
         "since": rfc3339(absentee.since),
         "incarnation": id.map(|id| id.incarnation.0),
         "slot": id.map(|id| id.slot.0),
+        "in_flight": counts.requests,
     })
+}
+
+async fn state(State(Admin { shared, snapshot }): State<Admin>) -> Json<Value> {
+    let pools = shared.pools.borrow().clone();
+    let proxies = shared.proxies.borrow().clone();
+    let eds = shared.eds.borrow().clone();
+    let written = snapshot.as_ref().map(|s| s.written_unix_ms()).filter(|&ms| ms > 0);
+    Json(json!({
+        "release": env!("CARGO_PKG_VERSION"),
+        "schema": proto::SCHEMA,
+        "term": shared.term,
+        "snapshot_written": written.map(|ms| rfc3339(SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(ms))),
+        "pools": pools.iter().map(pool_row).collect::<Vec<_>>(),
+        "proxies": proxies.values().map(proxy_row).collect::<Vec<_>>(),
+        "eds_streams": eds.open.values().map(eds_row).collect::<Vec<_>>(),
+    }))
+}
+
+fn pool_row(view: &PoolView) -> Value {
+    let plugins: Vec<Value> =
+        view.profile.plugins.iter().map(|p| json!({ "name": p.name, "type": p.plugin_type, "weight": p.weight })).collect();
+    json!({
+        "name": &*view.name,
+        "complete": view.complete,
+        "generation": view.generation,
+        "endpoints": view.members.len(),
+        "departing": view.absent.iter().filter(|a| matches!(a.absence, Absence::Departing(_))).count(),
+        "waiting": view.absent.iter().filter(|a| a.absence == Absence::NoFreeSlot).count(),
+        "eds_generation": view.eds.generation,
+        "staleness_max_ms": view.staleness_max.as_millis(),
+        "profile": { "name": view.profile.name, "plugins": plugins },
+        "discovery": { "synced": view.sources.synced, "error": view.sources.discovery_error },
+        "config": { "error": view.sources.config_error },
+    })
+}
+
+fn proxy_row(proxy: &Proxy) -> Value {
+    let version =
+        |v: Option<(Version, u64)>| v.map(|(v, generation)| json!({ "term": v.term, "sequence": v.sequence, "generation": generation }));
+    let pool = |(name, pool): (&String, &ProxyPool)| {
+        json!({
+            "pool": name,
+            "sent": version(pool.sent),
+            "acked": version(pool.acked),
+            "withheld": pool.withheld,
+            "refused": pool.refused,
+        })
+    };
+    json!({
+        "node_id": proxy.node_id,
+        "process_id": format!("{:016x}", proxy.process_id),
+        "peer": proxy.peer,
+        "since": rfc3339(proxy.since),
+        "pools": proxy.pools.iter().map(pool).collect::<Vec<_>>(),
+    })
+}
+
+fn eds_row(stream: &EdsStream) -> Value {
+    let pools: Vec<Value> =
+        stream.pools.iter().map(|(name, ack)| json!({ "pool": name, "acked_generation": ack.acked, "refused": ack.refused })).collect();
+    json!({ "node_id": stream.node_id, "peer": stream.peer, "since": rfc3339(stream.since), "pools": pools })
 }
 
 /// `2026-11-21T15:06:35.123Z`. Days to civil date: Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`.

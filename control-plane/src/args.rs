@@ -20,6 +20,12 @@ Examples:
 
   See what it knows:
     curl -s 127.0.0.1:9090/debug/endpoints
+
+  Is a configuration of llm-d's picker good here, and does a model server report what is needed?
+    switchpointd check config.yaml
+    switchpointd check --endpoint 10.0.0.1:8000
+
+Every option is also an environment variable: --listen-admin is SWITCHPOINT_LISTEN_ADMIN.
 ";
 
 /// Discovers model servers, scrapes them, and tells the Switchpoint filters in Envoy about them.
@@ -35,8 +41,53 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the daemon.
+    ///
+    /// Exit code: 0 after SIGTERM or SIGINT, 1 if it could not start or had to stop, 2 for a command line that cannot be read.
     #[command(after_help = EXAMPLES)]
     Serve(Box<Serve>),
+    /// Check a configuration file, or whether a model server reports what is needed.
+    ///
+    /// Exit code: 0 fine, 1 invalid (or the server lacks something), 2 the file asks for something that is refused here.
+    #[command(after_help = EXAMPLES)]
+    Check(Check),
+}
+
+/// Options of `check`.
+#[derive(Debug, Args)]
+pub struct Check {
+    /// What to check.
+    #[command(flatten)]
+    pub what: Checked,
+
+    /// The engine of that server, as in its label llm-d.ai/engine-type; found out by its metrics if not given.
+    #[arg(long, value_name = "NAME", requires = "endpoint")]
+    pub engine: Option<String>,
+
+    /// For people, or one JSON object.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+}
+
+/// What to check: exactly one of these.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct Checked {
+    /// An EndpointPickerConfig.
+    #[arg(value_name = "FILE")]
+    pub file: Option<PathBuf>,
+
+    /// A model server: its /metrics is fetched once and looked through.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub endpoint: Option<String>,
+}
+
+/// How `check` prints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people.
+    Text,
+    /// One JSON object.
+    Json,
 }
 
 /// Options of `serve`.
@@ -50,6 +101,14 @@ pub struct Serve {
     #[arg(long, env = "SWITCHPOINT_POOL", value_name = "NAME", default_value = "default")]
     pub pool: String,
 
+    /// How requests are scheduled: an EndpointPickerConfig as llm-d's; read again when its content changes.
+    #[arg(long, env = "SWITCHPOINT_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Where to keep what the next start must know (slots, incarnations, hash secret); without it a restart costs proxies their prefix state.
+    #[arg(long, env = "SWITCHPOINT_SNAPSHOT_FILE", value_name = "FILE")]
+    pub snapshot_file: Option<PathBuf>,
+
     /// Where filters get their state and Envoys their EDS, by gRPC.
     #[arg(long, env = "SWITCHPOINT_LISTEN_STATE", value_name = "IP:PORT", default_value = "127.0.0.1:9004")]
     pub listen_state: SocketAddr,
@@ -58,6 +117,27 @@ pub struct Serve {
     #[arg(long, env = "SWITCHPOINT_LISTEN_ADMIN", value_name = "IP:PORT", default_value = "127.0.0.1:9090")]
     pub listen_admin: SocketAddr,
 
+    /// How endpoints are asked for their load.
+    #[command(flatten)]
+    pub scrape: ScrapeArgs,
+
+    /// TLS of the state listener.
+    #[command(flatten)]
+    pub state_tls: StateTls,
+
+    /// TLS of the admin listener.
+    #[command(flatten)]
+    pub admin_tls: AdminTls,
+
+    /// How to log.
+    #[command(flatten)]
+    pub log: Log,
+}
+
+/// How endpoints are asked for their load.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Scraping")]
+pub struct ScrapeArgs {
     /// How often an idle endpoint is scraped.
     #[arg(long, env = "SWITCHPOINT_SCRAPE_INTERVAL", value_name = "DURATION", default_value = "1s", value_parser = duration)]
     pub scrape_interval: Duration,
@@ -70,9 +150,64 @@ pub struct Serve {
     #[arg(long, env = "SWITCHPOINT_STALENESS_MAX", value_name = "DURATION", default_value = "5s", value_parser = duration)]
     pub staleness_max: Duration,
 
-    /// How to log.
+    /// TLS towards endpoints.
     #[command(flatten)]
-    pub log: Log,
+    pub endpoint_tls: EndpointTlsArgs,
+}
+
+/// TLS of the state listener; in clear when not given.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "TLS of the state listener")]
+pub struct StateTls {
+    /// Certificate with its chain, PEM; read again when it changes.
+    #[arg(long, env = "SWITCHPOINT_STATE_TLS_CERT", value_name = "FILE", requires = "state_tls_key")]
+    pub state_tls_cert: Option<PathBuf>,
+
+    /// Its key, PEM.
+    #[arg(long, env = "SWITCHPOINT_STATE_TLS_KEY", value_name = "FILE", requires = "state_tls_cert")]
+    pub state_tls_key: Option<PathBuf>,
+
+    /// Demand client certificates signed by this CA, PEM.
+    #[arg(long, env = "SWITCHPOINT_STATE_TLS_CLIENT_CA", value_name = "FILE", requires = "state_tls_cert")]
+    pub state_tls_client_ca: Option<PathBuf>,
+}
+
+/// TLS of the admin listener; in clear when not given.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "TLS of the admin listener")]
+pub struct AdminTls {
+    /// Certificate with its chain, PEM; read again when it changes.
+    #[arg(long, env = "SWITCHPOINT_ADMIN_TLS_CERT", value_name = "FILE", requires = "admin_tls_key")]
+    pub admin_tls_cert: Option<PathBuf>,
+
+    /// Its key, PEM.
+    #[arg(long, env = "SWITCHPOINT_ADMIN_TLS_KEY", value_name = "FILE", requires = "admin_tls_cert")]
+    pub admin_tls_key: Option<PathBuf>,
+
+    /// Demand client certificates signed by this CA, PEM.
+    #[arg(long, env = "SWITCHPOINT_ADMIN_TLS_CLIENT_CA", value_name = "FILE", requires = "admin_tls_cert")]
+    pub admin_tls_client_ca: Option<PathBuf>,
+}
+
+/// TLS towards endpoints whose metrics are served by https (`metrics: {scheme: https}`, or `metrics-data-source` in --config).
+#[derive(Debug, Args)]
+#[command(next_help_heading = "TLS towards endpoints")]
+pub struct EndpointTlsArgs {
+    /// Trust servers signed by this CA, PEM; the system's CAs when not given.
+    #[arg(long, env = "SWITCHPOINT_ENDPOINT_TLS_CA", value_name = "FILE")]
+    pub endpoint_tls_ca: Option<PathBuf>,
+
+    /// Certificate to show to servers, PEM.
+    #[arg(long, env = "SWITCHPOINT_ENDPOINT_TLS_CERT", value_name = "FILE", requires = "endpoint_tls_key")]
+    pub endpoint_tls_cert: Option<PathBuf>,
+
+    /// Its key, PEM.
+    #[arg(long, env = "SWITCHPOINT_ENDPOINT_TLS_KEY", value_name = "FILE", requires = "endpoint_tls_cert")]
+    pub endpoint_tls_key: Option<PathBuf>,
+
+    /// Do not check servers' certificates.
+    #[arg(long, env = "SWITCHPOINT_ENDPOINT_TLS_INSECURE")]
+    pub endpoint_tls_insecure: bool,
 }
 
 /// Where endpoints come from: exactly one of these.
@@ -86,10 +221,15 @@ pub struct EndpointsFrom {
     /// A model server; repeat for more. A host name is resolved once, at start.
     #[arg(long, env = "SWITCHPOINT_ENDPOINT", value_name = "HOST:PORT", value_delimiter = ',')]
     pub endpoint: Vec<String>,
+
+    /// YAML list of pools, each with its own endpoints and configuration; --pool and --config then do not count.
+    #[arg(long, env = "SWITCHPOINT_POOLS", value_name = "FILE", conflicts_with_all = ["pool", "config"])]
+    pub pools: Option<PathBuf>,
 }
 
 /// How to log, to stderr.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Log, to stderr")]
 pub struct Log {
     /// How log lines look.
     #[arg(long, env = "SWITCHPOINT_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]

@@ -1,28 +1,327 @@
 //! What is counted: by the VMs of the proxies, as they report it, and by the daemon itself.
+//!
+//! A VM's report is cumulative since it started, so a lost one loses nothing and the newest replaces the one before. A VM that fell
+//! silent keeps its counts (totals never fall), but what it had outstanding is over. Beyond [`VMS_MAX`] the longest silent are folded into
+//! a retired total; should such a one report again, it is counted twice, which a scrape shows as a jump and nothing else depends on.
 
-use proto::state;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use prost::Message;
+use proto::{HISTOGRAM_BOUNDS, state};
+use scheduler::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
 use tokio::time::Instant;
+
+/// The most VMs counted one by one: the workers of a few hundred proxies. Typically some 10 KB each.
+pub const VMS_MAX: usize = 4096;
+
+/// The most models told apart in a pool; the rest is counted as [`OTHER`]. Clients choose these names; the reference has the same cap.
+pub const MODELS_MAX: usize = 1000;
+
+/// The most models of one VM that are kept.
+const MODELS_PER_VM_MAX: usize = 64;
+
+/// Stands for all models beyond the cap.
+pub const OTHER: &str = "other";
+
+/// The longest model name or reason kept, in bytes.
+const NAME_BYTES_MAX: usize = 256;
+
+/// The most drop reasons or HTTP statuses kept apart in one place.
+const KEYS_MAX: usize = 64;
+
+/// What a VM said is outstanding counts for this long; it reports every second or so.
+const OUTSTANDING_FRESH: Duration = Duration::from_secs(10);
 
 /// All counters of the daemon.
 #[derive(Debug, Default)]
 pub struct Counters {
-    rosters_refused: u64,
-    eds_refused: u64,
+    /// Rosters refused by proxies.
+    pub rosters_refused: u64,
+    /// EDS responses refused by Envoys.
+    pub eds_refused: u64,
+    /// Reports received.
+    pub reports: u64,
+    /// Parts of reports that could not be read.
+    pub reports_invalid: u64,
+    /// Writes of the snapshot file that failed.
+    pub snapshot_write_errors: u64,
+    vms: BTreeMap<VmKey, Vm>,
+    retired: BTreeMap<String, Totals>,
+}
+
+/// A VM's share in one pool.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct VmKey {
+    process_id: u64,
+    vm_id: u64,
+    pool: String,
+}
+
+#[derive(Debug)]
+struct Vm {
+    totals: Totals,
+    seen: Instant,
+}
+
+/// Counts of a pool.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Totals {
+    /// VMs that reported lately.
+    pub vms: u64,
+    /// By life of an endpoint.
+    pub endpoints: BTreeMap<(Incarnation, Slot), EndpointTotals>,
+    /// By model asked for and model sent on.
+    pub models: BTreeMap<(String, String), ModelTotals>,
+    /// Requests refused by us, by drop reason.
+    pub dropped: BTreeMap<String, u64>,
+    /// Time of a pick, in µs.
+    pub pick_us: Histogram,
+    /// Entries of the largest prefix index.
+    pub prefix_entries: u64,
+    /// Entries evicted.
+    pub prefix_evictions: u64,
+}
+
+/// Counts of one endpoint's life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EndpointTotals {
+    /// Named first in a ranked list.
+    pub picked: u64,
+    /// Answered.
+    pub served: u64,
+    /// Refused or reset before a response.
+    pub failed: u64,
+    /// Requests outstanding now.
+    pub requests: u64,
+    /// Prompt tokens outstanding now.
+    pub prefill_tokens: u64,
+    /// Tokens being generated now.
+    pub decode_tokens: u64,
+}
+
+/// Counts of one model.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ModelTotals {
+    /// Requests begun.
+    pub requests: u64,
+    /// By HTTP status of the reply.
+    pub errors: BTreeMap<String, u64>,
+    /// Whole exchanges, in ms.
+    pub duration_ms: Histogram,
+    /// Time to the first token, in ms.
+    pub ttft_ms: Histogram,
+    /// Time for each further token, in ms.
+    pub tpot_ms: Histogram,
+    /// Tokens of prompts.
+    pub prompt_tokens: u64,
+    /// Tokens generated.
+    pub completion_tokens: u64,
+    /// Tokens of prompts that the engine had cached.
+    pub cached_tokens: u64,
+    /// Bytes of request bodies.
+    pub request_bytes: u64,
+    /// Bytes of response bodies.
+    pub response_bytes: u64,
+    /// Requests outstanding now.
+    pub running: u64,
+}
+
+/// Counts by bucket of [`HISTOGRAM_BOUNDS`], the last one unbounded.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Histogram {
+    /// By bucket.
+    pub counts: [u64; HISTOGRAM_BOUNDS.len() + 1],
+    /// Sum of the values.
+    pub sum: f64,
 }
 
 // === impl Counters ===
 
 impl Counters {
-    /// A proxy refused a roster.
-    pub fn roster_refused(&mut self) {
-        self.rosters_refused += 1;
+    /// A process reported what its VMs counted. Says who was picked since the report before.
+    pub fn report(&mut self, process_id: u64, report: &state::Report, now: Instant) -> Vec<(String, EndpointRef)> {
+        self.reports += 1;
+        let mut picked = Vec::new();
+        for bytes in &report.counters {
+            let Ok(counters) = state::VmCounters::decode(bytes.as_slice()) else {
+                self.reports_invalid += 1;
+                continue;
+            };
+            if counters.pool.len() > NAME_BYTES_MAX {
+                self.reports_invalid += 1;
+                continue;
+            }
+            let key = VmKey { process_id, vm_id: counters.vm_id, pool: counters.pool.clone() };
+            let totals = Totals::of_vm(counters);
+            let before = self.vms.insert(key.clone(), Vm { totals: totals.clone(), seen: now }).map(|vm| vm.totals).unwrap_or_default();
+            let more = |id: &(Incarnation, Slot), now: &EndpointTotals| now.picked > before.endpoints.get(id).map_or(0, |b| b.picked);
+            let ids = totals
+                .endpoints
+                .iter()
+                .filter(|(id, row)| more(id, row))
+                .map(|(&(incarnation, slot), _)| EndpointRef { slot, incarnation });
+            picked.extend(ids.map(|id| (key.pool.clone(), id)));
+        }
+        while self.vms.len() > VMS_MAX {
+            self.retire_one();
+        }
+        picked
     }
 
-    /// An Envoy refused an EDS response.
-    pub fn eds_refused(&mut self) {
-        self.eds_refused += 1;
+    /// The totals of a pool.
+    #[must_use]
+    pub fn totals(&self, pool: &str, now: Instant) -> Totals {
+        let mut totals = self.retired.get(pool).cloned().unwrap_or_default();
+        for (_, vm) in self.vms.iter().filter(|(key, _)| key.pool == pool) {
+            totals.add(&vm.totals, now.saturating_duration_since(vm.seen) < OUTSTANDING_FRESH);
+        }
+        totals
     }
 
-    /// A process reported what its VMs counted.
-    pub fn report(&mut self, _process_id: u64, _report: &state::Report, _now: Instant) {}
+    fn retire_one(&mut self) {
+        let oldest = self.vms.iter().min_by_key(|(_, vm)| vm.seen).map(|(key, _)| key.clone());
+        let Some((key, vm)) = oldest.and_then(|key| self.vms.remove_entry(&key)) else { return };
+        self.retired.entry(key.pool).or_default().add(&vm.totals, false);
+    }
+}
+
+// === impl Totals ===
+
+impl Totals {
+    fn of_vm(counters: state::VmCounters) -> Self {
+        let state::VmCounters { endpoints, models, dropped, pick_us, prefix_entries, prefix_evictions, .. } = counters;
+        let mut totals = Self { vms: 1, pick_us: Histogram::of(pick_us), prefix_entries, prefix_evictions, ..Self::default() };
+        for e in endpoints.into_iter().take(ENDPOINTS_MAX) {
+            let Ok(slot) = u16::try_from(e.slot) else { continue };
+            let state::EndpointCounters { incarnation, picked, served, failed, requests, prefill_tokens, decode_tokens, .. } = e;
+            let row = EndpointTotals { picked, served, failed, requests, prefill_tokens, decode_tokens };
+            totals.endpoints.insert((Incarnation(incarnation), Slot(slot)), row);
+        }
+        for m in models {
+            totals.model(shorten(&m.model), shorten(&m.target_model), MODELS_PER_VM_MAX).add(&ModelTotals::of(m), true);
+        }
+        add_counts(&mut totals.dropped, dropped.into_iter().map(|c| (shorten(&c.key), c.count)));
+        totals
+    }
+
+    /// Adds another's counts; what it has outstanding only if that is `fresh`.
+    fn add(&mut self, other: &Self, fresh: bool) {
+        if fresh {
+            self.vms += other.vms;
+            self.prefix_entries = self.prefix_entries.max(other.prefix_entries);
+        }
+        for (id, row) in &other.endpoints {
+            self.endpoints.entry(*id).or_default().add(row, fresh);
+        }
+        // Lives long over; the newest are the largest.
+        while self.endpoints.len() > 4 * ENDPOINTS_MAX {
+            self.endpoints.pop_first();
+        }
+        for ((model, target), row) in &other.models {
+            self.model(model.clone(), target.clone(), MODELS_MAX).add(row, fresh);
+        }
+        add_counts(&mut self.dropped, other.dropped.iter().map(|(key, count)| (key.clone(), *count)));
+        self.pick_us.add(&other.pick_us);
+        self.prefix_evictions = self.prefix_evictions.saturating_add(other.prefix_evictions);
+    }
+
+    fn model(&mut self, model: String, target: String, models_max: usize) -> &mut ModelTotals {
+        let key = (model, target);
+        let room = self.models.len() < models_max || self.models.contains_key(&key);
+        self.models.entry(if room { key } else { (OTHER.to_owned(), OTHER.to_owned()) }).or_default()
+    }
+}
+
+// === impl EndpointTotals ===
+
+impl EndpointTotals {
+    fn add(&mut self, other: &Self, fresh: bool) {
+        let Self { picked, served, failed, requests, prefill_tokens, decode_tokens } = other;
+        add_to(&mut self.picked, *picked);
+        add_to(&mut self.served, *served);
+        add_to(&mut self.failed, *failed);
+        if fresh {
+            add_to(&mut self.requests, *requests);
+            add_to(&mut self.prefill_tokens, *prefill_tokens);
+            add_to(&mut self.decode_tokens, *decode_tokens);
+        }
+    }
+}
+
+// === impl ModelTotals ===
+
+impl ModelTotals {
+    fn of(m: state::ModelCounters) -> Self {
+        let mut errors = BTreeMap::new();
+        add_counts(&mut errors, m.errors.into_iter().map(|c| (shorten(&c.key), c.count)));
+        Self {
+            requests: m.requests,
+            errors,
+            duration_ms: Histogram::of(m.duration_ms),
+            ttft_ms: Histogram::of(m.ttft_ms),
+            tpot_ms: Histogram::of(m.tpot_ms),
+            prompt_tokens: m.prompt_tokens,
+            completion_tokens: m.completion_tokens,
+            cached_tokens: m.cached_tokens,
+            request_bytes: m.request_bytes,
+            response_bytes: m.response_bytes,
+            running: m.running,
+        }
+    }
+
+    fn add(&mut self, other: &Self, fresh: bool) {
+        add_to(&mut self.requests, other.requests);
+        add_counts(&mut self.errors, other.errors.iter().map(|(key, count)| (key.clone(), *count)));
+        self.duration_ms.add(&other.duration_ms);
+        self.ttft_ms.add(&other.ttft_ms);
+        self.tpot_ms.add(&other.tpot_ms);
+        add_to(&mut self.prompt_tokens, other.prompt_tokens);
+        add_to(&mut self.completion_tokens, other.completion_tokens);
+        add_to(&mut self.cached_tokens, other.cached_tokens);
+        add_to(&mut self.request_bytes, other.request_bytes);
+        add_to(&mut self.response_bytes, other.response_bytes);
+        if fresh {
+            add_to(&mut self.running, other.running);
+        }
+    }
+}
+
+// === impl Histogram ===
+
+impl Histogram {
+    /// How many values.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
+    }
+
+    fn of(message: Option<state::Histogram>) -> Self {
+        let mut histogram = Self::default();
+        if let Some(state::Histogram { counts, sum }) = message {
+            histogram.counts.iter_mut().zip(counts).for_each(|(bucket, count)| *bucket = count);
+            histogram.sum = if sum.is_finite() && sum >= 0.0 { sum } else { 0.0 };
+        }
+        histogram
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.counts.iter_mut().zip(other.counts).for_each(|(bucket, count)| add_to(bucket, count));
+        self.sum += other.sum;
+    }
+}
+
+fn add_to(total: &mut u64, count: u64) {
+    *total = total.saturating_add(count);
+}
+
+fn add_counts(totals: &mut BTreeMap<String, u64>, counts: impl IntoIterator<Item = (String, u64)>) {
+    for (key, count) in counts {
+        let room = totals.len() < KEYS_MAX || totals.contains_key(&key);
+        add_to(totals.entry(if room { key } else { OTHER.to_owned() }).or_default(), count);
+    }
+}
+
+fn shorten(name: &str) -> String {
+    name.get(..name.floor_char_boundary(NAME_BYTES_MAX)).unwrap_or_default().to_owned()
 }

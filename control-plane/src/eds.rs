@@ -151,7 +151,7 @@ impl EdsServer {
             let answer = asked.error.map_or(Answer::Accepted, Answer::Refused);
             if let Answer::Refused(why) = &answer {
                 tracing::error!(why, names = ?subscription.names(), "Envoy refused an EDS response; it keeps the hosts it had");
-                self.shared.counters().eds_refused();
+                self.shared.counters().eds_refused += 1;
             }
             subscription.answer(&asked.nonce, &answer);
         }

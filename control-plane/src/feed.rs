@@ -9,6 +9,7 @@ use futures::StreamExt;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
+use crate::config::{ConfigFile, PoolConfig};
 use crate::pool::{Member, Now, Pool, PoolView};
 use crate::scrape::engine::Engines;
 use crate::scrape::{MetricsLocation, ScrapeEvent, Target};
@@ -35,6 +36,8 @@ pub struct Feed {
     pub targets: watch::Sender<Arc<[Target]>>,
     /// How endpoints' metrics are found.
     pub scraping: Scraping,
+    /// The pool's configuration file, if it has one.
+    pub config: Option<ConfigFile>,
 }
 
 /// How endpoints' metrics are found, when discovery says nothing else.
@@ -70,6 +73,7 @@ impl Feed {
                     }
                 }
                 () = tokio::time::sleep_until(published.metrics_after), if !published.metrics_due() => {}
+                config = changed(self.config.as_mut()) => self.configured(config, &mut published),
                 Ok(()) = proxies.changed(), if !self.pool.is_settled() => self.settle(),
                 _ = ageing.tick() => {
                     self.settle();
@@ -89,6 +93,26 @@ impl Feed {
             Change::Unreadable(why) => {
                 tracing::error!(pool = &**self.pool.name(), why, "endpoints cannot be read; the last good set stays");
                 self.pool.discovery_failed(why);
+            }
+        }
+    }
+
+    fn configured(&mut self, config: Result<PoolConfig, String>, published: &mut Published) {
+        match config {
+            Ok(PoolConfig { profile, scraping }) => {
+                tracing::info!(
+                    pool = &**self.pool.name(),
+                    profile = profile.name,
+                    plugins = profile.plugins.len(),
+                    "configuration in force"
+                );
+                self.scraping = scraping;
+                published.generation = 0; // whoever is scraped may now be scraped otherwise
+                self.pool.configure(Ok(profile));
+            }
+            Err(why) => {
+                tracing::error!(pool = &**self.pool.name(), why, "configuration cannot be used; the last good one stays");
+                self.pool.configure(Err(why));
             }
         }
     }
@@ -125,6 +149,13 @@ impl Default for Published {
 impl Published {
     fn metrics_due(&self) -> bool {
         Instant::now() >= self.metrics_after
+    }
+}
+
+async fn changed(config: Option<&mut ConfigFile>) -> Result<PoolConfig, String> {
+    match config {
+        Some(config) => config.changed().await,
+        None => std::future::pending().await,
     }
 }
 

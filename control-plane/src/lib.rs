@@ -14,14 +14,25 @@
 pub mod args;
 pub mod run;
 
-pub mod counters;
-pub mod eds;
+pub mod check;
+pub mod config;
+pub mod pools_file;
+pub mod sources;
+
 pub mod feed;
 pub mod pool;
-pub mod push;
+pub mod pool_task;
 pub mod scrape;
 pub mod shared;
 
+pub mod counters;
+pub mod eds;
+pub mod push;
+
 pub mod admin;
+pub mod metrics;
+
+pub mod listen;
 pub mod logging;
+pub mod persist;
 pub mod shutdown;

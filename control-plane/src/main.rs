@@ -1,27 +1,33 @@
-//! switchpointd. What it does is in the library; here are only the process's edges: arguments, log, exit code.
+//! switchpointd. What it does is in the library; here are only the process's edges: arguments, output, log, exit code.
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
 use control_plane::args::{Cli, Command};
-use control_plane::{logging, run};
+use control_plane::{check, logging, run};
 
 /// The daemon could not start or had to stop. (2 is clap's, for a command line it cannot read.)
 const EXIT_FAILED: u8 = 1;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let ended = match Cli::parse().command {
+    match Cli::parse().command {
         Command::Serve(args) => {
             logging::init(&args.log);
-            run::serve(*args).await
+            match run::serve(*args).await {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(fatal) => {
+                    tracing::error!("{fatal}");
+                    ExitCode::from(EXIT_FAILED)
+                }
+            }
         }
-    };
-    match ended {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(fatal) => {
-            tracing::error!("{fatal}");
-            ExitCode::from(EXIT_FAILED)
+        Command::Check(args) => {
+            let (printed, verdict) = check::check(args).await;
+            // Whoever closed our output does not want to read it; the exit code still says how it ended.
+            let _ = std::io::stdout().write_all(printed.as_bytes());
+            ExitCode::from(verdict as u8)
         }
     }
 }

@@ -302,11 +302,11 @@ impl Pool {
     pub fn configure(&mut self, config: Result<ProfileSpec, String>) {
         match config {
             Ok(profile) => {
-                self.touched |= self.view.sources.config_error.take().is_some();
+                self.view.sources.config_error = None;
+                self.touched = true;
                 if *self.view.profile != profile {
                     self.view.profile = Arc::new(profile);
                     self.view.generation += 1;
-                    self.touched = true;
                 }
             }
             Err(why) => {

@@ -120,7 +120,7 @@ impl StateServer {
                         process = format!("{process_id:016x}"),
                         "a proxy refused a roster; it keeps the one it had"
                     );
-                    self.shared.counters().roster_refused();
+                    self.shared.counters().rosters_refused += 1;
                 }
                 if session.ack(ack).is_some() {
                     row.update(session);
@@ -128,7 +128,7 @@ impl StateServer {
                 Ok(())
             }
             Some(proxy_message::Message::Report(report)) => {
-                self.shared.counters().report(process_id, &report, Instant::now());
+                self.shared.report(process_id, &report, Instant::now());
                 Ok(())
             }
             Some(proxy_message::Message::Hello(_)) => Err(Status::invalid_argument("a second Hello")),

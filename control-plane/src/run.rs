@@ -1,30 +1,27 @@
 //! The wiring: which task feeds which, and who stops whom.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use discovery::{Changes, Instance, MetricsLocation as Located, NAMESPACE_DEFAULT};
 use envoy_types::pb::envoy::service::endpoint::v3::endpoint_discovery_service_server::EndpointDiscoveryServiceServer;
 use proto::MESSAGE_BYTES_MAX;
 use proto::state::state_service_server::StateServiceServer;
-use scheduler::ProfileSpec;
-use tokio::net::TcpListener;
-use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
-use tonic::transport::server::TcpIncoming;
 
-use crate::admin;
-use crate::args::{EndpointsFrom, Serve};
+use crate::admin::{self, Admin};
+use crate::args::{AdminTls, EndpointTlsArgs, ScrapeArgs, Serve, StateTls};
 use crate::eds::EdsServer;
-use crate::feed::{Feed, SCRAPE_EVENTS_MAX, Scraping};
-use crate::pool::{Pool, Settings};
+use crate::listen::{Incoming, TlsFiles, listen};
+use crate::persist::{Saved, SnapshotFile};
+use crate::pool_task::{PoolTask, Scrape};
 use crate::push::StateServer;
-use crate::scrape::engine::{DEFAULT_ENGINE, ENGINE_LABEL, Engines};
-use crate::scrape::{EndpointTls, Intervals, MetricsLocation, ScrapeConfig, Scraper};
-use crate::shared::Shared;
+use crate::scrape::{EndpointTls, Intervals};
+use crate::shared::{ScraperHandle, Shared};
 use crate::shutdown::{self, Shutdown};
+use crate::sources;
 
 /// How often a silent connection is asked whether it lives, and how long it may take to answer: a proxy that vanished without a word is
 /// noticed within the sum, well before the removal of an endpoint stops waiting for it.
@@ -37,11 +34,11 @@ const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(5);
 /// Why the daemon could not start, or had to stop.
 #[derive(Debug, thiserror::Error)]
 pub enum Fatal {
-    /// The command line asks for something that cannot be.
+    /// Somebody asked for what cannot be: whoever wrote the command line or a file it names is at fault.
     #[error("{0}")]
     Usage(String),
     /// A listener could not be opened.
-    #[error("cannot listen on {address} ({what}): {source}")]
+    #[error("cannot listen on {address} (--listen-{what}): {source}")]
     Listen {
         /// Which.
         what: &'static str,
@@ -50,6 +47,9 @@ pub enum Fatal {
         /// Why.
         source: io::Error,
     },
+    /// The snapshot file cannot be written, so a later life could not tell itself from this one.
+    #[error("cannot write the snapshot file: {0}")]
+    Snapshot(io::Error),
     /// Signals cannot be heard.
     #[error("cannot listen for signals: {0}")]
     Signals(io::Error),
@@ -58,100 +58,143 @@ pub enum Fatal {
     TaskEnded(&'static str),
 }
 
-/// Runs the daemon until it is told to stop.
+/// Runs the daemon until a signal tells it to stop.
 ///
 /// # Errors
 /// [`Fatal`] says why it could not start, or had to stop.
 pub async fn serve(args: Serve) -> Result<(), Fatal> {
-    let Serve { endpoints, pool, listen_state, listen_admin, scrape_interval, scrape_interval_busy, staleness_max, log: _ } = args;
-    let changes = changes(endpoints).await?;
-    let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let name: Arc<str> = pool.into();
-    let shared = Shared::new(u64::try_from(unix.as_millis()).unwrap_or(u64::MAX), rand::random(), vec![Arc::clone(&name)]);
-
-    let state_listener = listen("state", listen_state).await?;
-    let admin_listener = listen("admin", listen_admin).await?;
-    let (trigger, shutdown) = shutdown::channel();
-    let mut tasks: JoinSet<&'static str> = JoinSet::new();
-
-    let scrape = ScrapeConfig {
-        intervals: Intervals { idle: scrape_interval, busy: scrape_interval_busy },
-        tls: EndpointTls::default(),
-        ..ScrapeConfig::default()
-    };
-    let (scraper, _busy, _stats) = Scraper::try_new(&scrape).map_err(|e| Fatal::Usage(e.to_string()))?;
-    let (targets, targets_seen) = watch::channel(Arc::from([]));
-    let (events, scrapes) = mpsc::channel(SCRAPE_EVENTS_MAX);
-    let engines = Engines::try_new(&[], DEFAULT_ENGINE, ENGINE_LABEL).map_err(|e| Fatal::Usage(e.to_string()))?;
-    let settings = Settings {
-        name,
-        profile: ProfileSpec::default_profile(),
-        staleness_max,
-        incarnation_first: u32::try_from(unix.as_secs()).unwrap_or(1),
-    };
-    let feed = Feed {
-        pool: Pool::new(settings),
-        shared: Arc::clone(&shared),
-        targets,
-        scraping: Scraping { engines: Arc::new(engines), location: MetricsLocation::default() },
-    };
-    let stop = shutdown.clone();
-    tasks.spawn(async move {
-        feed.run(changes, scrapes, stop).await;
-        "feed"
-    });
-    tasks.spawn(async move {
-        scraper.run(targets_seen, events).await;
-        "scraper"
-    });
-    tasks.spawn(serve_state(state_listener, Arc::clone(&shared), shutdown.clone()));
-    tasks.spawn(serve_admin(admin_listener, Arc::clone(&shared), shutdown));
-    tracing::info!(state = %listen_state, admin = %listen_admin, term = shared.term, "serving");
-
+    let mut daemon = Daemon::start(args).await?;
     let ended = tokio::select! {
         signal = signalled() => signal.map(|name| tracing::info!(signal = name, "stopping")),
-        Some(task) = tasks.join_next() => Err(Fatal::TaskEnded(task.unwrap_or("a task that panicked"))),
+        task = daemon.task_ended() => Err(Fatal::TaskEnded(task)),
     };
-    trigger.pull();
-    let all = async { while tasks.join_next().await.is_some() {} };
-    if tokio::time::timeout(SHUTDOWN_DEADLINE, all).await.is_err() {
-        tracing::warn!(after = ?SHUTDOWN_DEADLINE, "some tasks did not stop in time; leaving them");
-    }
+    daemon.stop().await;
     ended
 }
 
-async fn changes(from: EndpointsFrom) -> Result<Changes, Fatal> {
-    let EndpointsFrom { endpoints_file, endpoint } = from;
-    if let Some(path) = endpoints_file {
-        return Ok(discovery::file::follow(path));
+/// A running daemon.
+#[derive(Debug)]
+pub struct Daemon {
+    /// Where state and EDS are served.
+    pub state_address: SocketAddr,
+    /// Where the admin routes are.
+    pub admin_address: SocketAddr,
+    /// What its tasks share.
+    pub shared: Arc<Shared>,
+    tasks: JoinSet<&'static str>,
+    trigger: shutdown::Trigger,
+}
+
+// === impl Daemon ===
+
+impl Daemon {
+    /// Starts everything; serves before it returns.
+    ///
+    /// # Errors
+    /// [`Fatal`] says why it cannot.
+    pub async fn start(args: Serve) -> Result<Self, Fatal> {
+        let Serve { endpoints, pool, config, snapshot_file, listen_state, listen_admin, scrape, state_tls, admin_tls, log: _ } = args;
+        let (trigger, shutdown) = shutdown::channel();
+        let snapshot = snapshot_file.map(|path| Arc::new(SnapshotFile::new(path)));
+        let before = snapshot.as_ref().and_then(|file| file.load());
+        let life = Life::after(before.as_ref());
+
+        let scrape = scraping(scrape);
+        let mut pools = Vec::new();
+        for source in sources::pools(endpoints, pool, config).await? {
+            let saved = before.as_ref().and_then(|saved| saved.pools.get(&source.name));
+            pools.push(PoolTask::prepare(source, saved, &scrape, life.incarnation_first).await?);
+        }
+        let scrapers: BTreeMap<Arc<str>, ScraperHandle> = pools.iter().map(PoolTask::scraper).collect();
+        let shared = Shared::new(life.term, life.hash_secret, scrapers);
+
+        let state = open("state", listen_state, state_files(state_tls), &shutdown).await?;
+        let admin = open("admin", listen_admin, admin_files(admin_tls), &shutdown).await?;
+        let (state_address, admin_address) = (state.address(), admin.address());
+        let mut tasks = JoinSet::new();
+        if let Some(file) = &snapshot {
+            let first = Saved::of(&shared, &shared.pools.borrow(), &before.map(|saved| saved.pools).unwrap_or_default());
+            file.store(&first).map_err(Fatal::Snapshot)?;
+            let keep = Arc::clone(file).keep(Arc::clone(&shared), first, shutdown.clone());
+            tasks.spawn(async {
+                keep.await;
+                "snapshot file"
+            });
+        }
+        for pool in pools {
+            pool.spawn(&mut tasks, &shared, &shutdown);
+        }
+        tasks.spawn(serve_state(state, Arc::clone(&shared), shutdown.clone()));
+        tasks.spawn(serve_admin(admin, Admin { shared: Arc::clone(&shared), snapshot }, shutdown));
+        tracing::info!(state = %state_address, admin = %admin_address, term = shared.term, pools = ?shared.pool_names, "serving");
+        Ok(Self { state_address, admin_address, shared, tasks, trigger })
     }
-    let mut instances = Vec::with_capacity(endpoint.len());
-    for given in endpoint {
-        let address = resolve(&given).await?;
-        instances.push(Instance {
-            name: given,
-            namespace: NAMESPACE_DEFAULT.to_owned(),
-            address,
-            labels: Vec::new(),
-            metrics: Located::default(),
-        });
+
+    /// Waits for a task to end, which none should; says which.
+    pub async fn task_ended(&mut self) -> &'static str {
+        match self.tasks.join_next().await {
+            Some(Ok(name)) => name,
+            Some(Err(_)) => "a task that panicked",
+            None => "everything",
+        }
     }
-    discovery::validate(&instances).map_err(Fatal::Usage)?;
-    Ok(discovery::fixed(instances))
+
+    /// Stops all tasks; those that take too long are left.
+    pub async fn stop(mut self) {
+        self.trigger.pull();
+        let all = async { while self.tasks.join_next().await.is_some() {} };
+        if tokio::time::timeout(SHUTDOWN_DEADLINE, all).await.is_err() {
+            tracing::warn!(after = ?SHUTDOWN_DEADLINE, "some tasks did not stop in time; leaving them");
+        }
+    }
 }
 
-/// Envoy is handed addresses, never names, so that header and host are the same bytes.
-async fn resolve(given: &str) -> Result<SocketAddr, Fatal> {
-    let unusable = |why: String| Fatal::Usage(format!("--endpoint {given}: {why}"));
-    let mut addresses = tokio::net::lookup_host(given).await.map_err(|e| unusable(format!("{e} (give HOST:PORT)")))?;
-    addresses.next().ok_or_else(|| unusable("the name has no address".to_owned()))
+/// What tells this life of the daemon from others.
+struct Life {
+    term: u64,
+    hash_secret: u64,
+    incarnation_first: u32,
 }
 
-async fn listen(what: &'static str, address: SocketAddr) -> Result<TcpListener, Fatal> {
-    TcpListener::bind(address).await.map_err(|source| Fatal::Listen { what, address, source })
+impl Life {
+    /// Larger than the one before by its file, and, should that be lost or old, by the clock.
+    fn after(before: Option<&Saved>) -> Self {
+        let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let unix_ms = u64::try_from(unix.as_millis()).unwrap_or(u64::MAX);
+        Self {
+            term: before.map_or(0, |saved| saved.term.saturating_add(1)).max(unix_ms),
+            hash_secret: before.map_or_else(rand::random, |saved| saved.hash_secret),
+            incarnation_first: u32::try_from(unix.as_secs()).unwrap_or(1),
+        }
+    }
 }
 
-async fn serve_state(listener: TcpListener, shared: Arc<Shared>, mut shutdown: Shutdown) -> &'static str {
+async fn open(what: &'static str, address: SocketAddr, tls: Option<TlsFiles>, shutdown: &Shutdown) -> Result<Incoming, Fatal> {
+    listen(address, tls, shutdown.clone()).await.map_err(|source| Fatal::Listen { what, address, source })
+}
+
+fn state_files(args: StateTls) -> Option<TlsFiles> {
+    let StateTls { state_tls_cert, state_tls_key, state_tls_client_ca } = args;
+    Some(TlsFiles { cert: state_tls_cert?, key: state_tls_key?, client_ca: state_tls_client_ca })
+}
+
+fn admin_files(args: AdminTls) -> Option<TlsFiles> {
+    let AdminTls { admin_tls_cert, admin_tls_key, admin_tls_client_ca } = args;
+    Some(TlsFiles { cert: admin_tls_cert?, key: admin_tls_key?, client_ca: admin_tls_client_ca })
+}
+
+fn scraping(args: ScrapeArgs) -> Scrape {
+    let ScrapeArgs { scrape_interval, scrape_interval_busy, staleness_max, endpoint_tls } = args;
+    let EndpointTlsArgs { endpoint_tls_ca, endpoint_tls_cert, endpoint_tls_key, endpoint_tls_insecure } = endpoint_tls;
+    let tls = EndpointTls {
+        ca_file: endpoint_tls_ca,
+        identity: endpoint_tls_cert.zip(endpoint_tls_key),
+        insecure_skip_verify: endpoint_tls_insecure,
+    };
+    Scrape { intervals: Intervals { idle: scrape_interval, busy: scrape_interval_busy }, tls, staleness_max }
+}
+
+async fn serve_state(incoming: Incoming, shared: Arc<Shared>, mut shutdown: Shutdown) -> &'static str {
     let state = StateServiceServer::new(StateServer::new(Arc::clone(&shared), shutdown.clone()))
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
@@ -161,7 +204,7 @@ async fn serve_state(listener: TcpListener, shared: Arc<Shared>, mut shutdown: S
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
         .add_service(state)
         .add_service(eds)
-        .serve_with_incoming_shutdown(TcpIncoming::from(listener).with_nodelay(Some(true)), async move { shutdown.begun().await })
+        .serve_with_incoming_shutdown(incoming, async move { shutdown.begun().await })
         .await;
     if let Err(error) = served {
         tracing::error!(%error, "state listener failed");
@@ -169,8 +212,8 @@ async fn serve_state(listener: TcpListener, shared: Arc<Shared>, mut shutdown: S
     "state listener"
 }
 
-async fn serve_admin(listener: TcpListener, shared: Arc<Shared>, mut shutdown: Shutdown) -> &'static str {
-    let served = axum::serve(listener, admin::router(shared)).with_graceful_shutdown(async move { shutdown.begun().await }).await;
+async fn serve_admin(incoming: Incoming, admin: Admin, mut shutdown: Shutdown) -> &'static str {
+    let served = axum::serve(incoming, admin::router(admin)).with_graceful_shutdown(async move { shutdown.begun().await }).await;
     if let Err(error) = served {
         tracing::error!(%error, "admin listener failed");
     }

@@ -13,12 +13,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use proto::state;
 use scheduler::Version;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::counters::Counters;
 use crate::pool::PoolView;
+use crate::scrape::{BusyHint, ScrapeStats};
 
 /// The newest view of every pool, by name.
 #[derive(Clone, Debug, Default)]
@@ -52,6 +54,16 @@ pub struct Shared {
     sequence: AtomicU64,
     stream_id: AtomicU64,
     counters: Mutex<Counters>,
+    scrapers: BTreeMap<Arc<str>, ScraperHandle>,
+}
+
+/// What others need of a pool's scraper.
+#[derive(Clone, Debug)]
+pub struct ScraperHandle {
+    /// Tells it who was picked.
+    pub busy: BusyHint,
+    /// Its counters.
+    pub stats: Arc<ScrapeStats>,
 }
 
 /// What a proxy's state stream is at.
@@ -130,19 +142,20 @@ pub enum NodeEds {
 // === impl Shared ===
 
 impl Shared {
-    /// Nothing connected, no pool known.
+    /// Nothing connected, nothing known of the pools named by `scrapers`.
     #[must_use]
-    pub fn new(term: u64, hash_secret: u64, pool_names: Vec<Arc<str>>) -> Arc<Self> {
+    pub fn new(term: u64, hash_secret: u64, scrapers: BTreeMap<Arc<str>, ScraperHandle>) -> Arc<Self> {
         Arc::new(Self {
             term,
             hash_secret,
-            pool_names,
+            pool_names: scrapers.keys().map(Arc::clone).collect(),
             pools: watch::Sender::new(Pools::default()),
             eds: watch::Sender::new(EdsStreams::default()),
             proxies: watch::Sender::new(Proxies::new()),
             sequence: AtomicU64::new(0),
             stream_id: AtomicU64::new(0),
             counters: Mutex::new(Counters::default()),
+            scrapers,
         })
     }
 
@@ -159,6 +172,22 @@ impl Shared {
     /// What is counted.
     pub fn counters(&self) -> MutexGuard<'_, Counters> {
         self.counters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A process reported. Whoever was picked is looked at more often.
+    pub fn report(&self, process_id: u64, report: &state::Report, now: Instant) {
+        let picked = self.counters().report(process_id, report, now);
+        for (pool, id) in picked {
+            if let Some(scraper) = self.scrapers.get(pool.as_str()) {
+                scraper.busy.picked(id);
+            }
+        }
+    }
+
+    /// Counters of a pool's scraper.
+    #[must_use]
+    pub fn scrape_stats(&self, pool: &str) -> Option<&ScrapeStats> {
+        self.scrapers.get(pool).map(|scraper| &*scraper.stats)
     }
 
     /// Puts a pool's new view before the readers.

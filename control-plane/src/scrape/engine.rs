@@ -309,6 +309,14 @@ impl Engines {
         self.by_name.get(name)
     }
 
+    /// Every engine, by name.
+    #[must_use]
+    pub fn all(&self) -> Vec<&Arc<EngineSpec>> {
+        let mut all: Vec<_> = self.by_name.values().collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        all
+    }
+
     /// The engine of an endpoint with these labels. A label that names no engine counts as none.
     #[must_use]
     pub fn of_labels(&self, labels: &[(Box<str>, Box<str>)]) -> Arc<EngineSpec> {
@@ -326,6 +334,11 @@ impl EngineSpec {
         names.sort_unstable();
         names.dedup();
         names
+    }
+
+    /// What is looked for and under which series names; within one meaning in order of preference.
+    pub fn looked_for(&self) -> impl Iterator<Item = (Meaning, &str)> {
+        self.metrics.iter().map(|metric| (metric.meaning, metric.spec.name()))
     }
 
     fn built_in(row: &BuiltIn) -> Result<Self, InvalidEngine> {

@@ -1,0 +1,394 @@
+//! `/metrics`: what Prometheus is told, in OpenMetrics.
+//!
+//! Names of the reference (`llm_d_epp_*`, llm-d-router `docs/metrics.md`) where the meaning is the same; all else is `switchpoint_*`.
+//! Requests carry one label more than at the reference, `pool`: one daemon serves several. Histograms of tokens have but the one unbounded
+//! bucket: proxies report sums, which is what rates and means are made of.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+use proto::HISTOGRAM_BOUNDS;
+use scheduler::EndpointMetrics;
+use tokio::time::Instant;
+
+use crate::counters::{Histogram, ModelTotals, Totals};
+use crate::persist::SnapshotFile;
+use crate::pool::PoolView;
+use crate::scrape::{DURATION_BUCKETS_MS, ScrapeCounts};
+use crate::shared::Shared;
+
+/// Everything at one moment.
+#[derive(Debug)]
+struct Exposition {
+    shared: Arc<Shared>,
+    pools: Vec<PoolCounts>,
+    snapshot_written_unix_ms: Option<u64>,
+}
+
+#[derive(Debug)]
+struct PoolCounts {
+    view: PoolView,
+    totals: Totals,
+    scrapes: Option<ScrapeCounts>,
+}
+
+type Labels = Vec<(&'static str, String)>;
+
+type Time = fn(&ModelTotals) -> &Histogram;
+type Sum = fn(&ModelTotals) -> u64;
+type Gauge = fn(&EndpointMetrics) -> Option<f32>;
+
+/// A histogram as it is written: bounds with counts, and the sum.
+struct Buckets {
+    counts: Vec<(f64, u64)>,
+    sum: f64,
+}
+
+/// Writes families one after the other.
+struct Page<'e>(DescriptorEncoder<'e>);
+
+/// The text of `/metrics`.
+///
+/// # Errors
+/// Never, as it is written to memory; the encoder's signature says otherwise.
+pub fn page(shared: &Arc<Shared>, snapshot: Option<&SnapshotFile>) -> Result<String, fmt::Error> {
+    let now = Instant::now();
+    let views: Vec<PoolView> = shared.pools.borrow().iter().cloned().collect();
+    let counters = shared.counters();
+    let pools = views.into_iter().map(|view| PoolCounts {
+        totals: counters.totals(&view.name, now),
+        scrapes: shared.scrape_stats(&view.name).map(|stats| stats.counts()),
+        view,
+    });
+    let pools = pools.collect();
+    drop(counters);
+    let exposition =
+        Exposition { shared: Arc::clone(shared), pools, snapshot_written_unix_ms: snapshot.map(SnapshotFile::written_unix_ms) };
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(exposition));
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+impl Collector for Exposition {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let mut page = Page(encoder);
+        self.requests(&mut page)?;
+        self.pools(&mut page)?;
+        self.scheduler(&mut page)?;
+        self.endpoints(&mut page)?;
+        self.scrapes(&mut page)?;
+        self.daemon(&mut page)
+    }
+}
+
+// === impl Exposition ===
+
+impl Exposition {
+    fn requests(&self, page: &mut Page<'_>) -> fmt::Result {
+        let rows = || {
+            self.pools.iter().flat_map(|pool| {
+                pool.totals.models.iter().map(|((model, target), totals)| {
+                    let labels =
+                        vec![("pool", pool.view.name.to_string()), ("model_name", model.clone()), ("target_model_name", target.clone())];
+                    (labels, totals)
+                })
+            })
+        };
+        page.counter("llm_d_epp_request", "Requests.", rows().map(|(labels, m)| (labels, m.requests)))?;
+        let errors = rows().flat_map(|(labels, m)| m.errors.iter().map(move |(code, count)| (with(&labels, "error_code", code), *count)));
+        page.counter("llm_d_epp_request_error", "Requests answered with an error, by HTTP status.", errors)?;
+        page.gauge("llm_d_epp_request_running", "Requests outstanding.", rows().map(|(labels, m)| (labels, float(m.running))))?;
+        let times: [(&str, &str, Time); 3] = [
+            ("llm_d_epp_request_duration_seconds", "Whole exchanges.", |m| &m.duration_ms),
+            ("llm_d_epp_request_ttft_seconds", "Time to the first token.", |m| &m.ttft_ms),
+            ("llm_d_epp_request_streaming_tpot_seconds", "Time for each token after the first.", |m| &m.tpot_ms),
+        ];
+        for (name, help, of) in times {
+            page.histogram(name, help, rows().map(|(labels, m)| (labels, Buckets::scaled(of(m), 1e-3))))?;
+        }
+        let sums: [(&str, &str, Sum); 5] = [
+            ("llm_d_epp_request_size_bytes", "Request bodies.", |m| m.request_bytes),
+            ("llm_d_epp_response_size_bytes", "Response bodies.", |m| m.response_bytes),
+            ("llm_d_epp_request_input_tokens", "Tokens of prompts.", |m| m.prompt_tokens),
+            ("llm_d_epp_request_output_tokens", "Tokens generated.", |m| m.completion_tokens),
+            ("llm_d_epp_request_cached_tokens", "Tokens of prompts that the engine had cached.", |m| m.cached_tokens),
+        ];
+        for (name, help, of) in sums {
+            page.histogram(name, help, rows().map(|(labels, m)| (labels, Buckets::sum_only(of(m), m.requests))))?;
+        }
+        Ok(())
+    }
+
+    fn pools(&self, page: &mut Page<'_>) -> fmt::Result {
+        let columns: [(&str, &str, Gauge); 3] = [
+            ("kv_cache_utilization", "KV-cache utilisation, 0 to 1", |m| m.kv_cache_utilization),
+            ("queue_size", "requests waiting in the engines", |m| m.queue_depth),
+            ("running_requests", "requests running in the engines", |m| m.running_requests),
+        ];
+        for (name, help, of) in columns {
+            let moments =
+                || self.pools.iter().filter_map(|pool| Some((name_label(pool), moments(pool.view.metrics.iter().filter_map(of))?)));
+            page.gauge(
+                &format!("llm_d_epp_average_{name}"),
+                &format!("Mean over endpoints: {help}."),
+                moments().map(|(l, (mean, _))| (l, mean)),
+            )?;
+            page.gauge(
+                &format!("llm_d_epp_std_dev_{name}"),
+                &format!("Standard deviation over endpoints: {help}."),
+                moments().map(|(l, (_, deviation))| (l, deviation)),
+            )?;
+        }
+        let ready = self.pools.iter().map(|pool| (name_label(pool), count(pool.view.members.len())));
+        page.gauge("llm_d_epp_ready_endpoints", "Endpoints that may be picked.", ready)?;
+        let queues = self.pools.iter().flat_map(|pool| {
+            pool.view.members.iter().zip(pool.view.metrics.iter()).filter_map(|(member, metrics)| {
+                let labels = with(&name_label(pool), "model_server_endpoint", &member.instance.name);
+                Some((labels, f64::from(metrics.queue_depth?)))
+            })
+        });
+        page.gauge("llm_d_epp_per_endpoint_queue_size", "Requests waiting in an engine.", queues)
+    }
+
+    fn scheduler(&self, page: &mut Page<'_>) -> fmt::Result {
+        let picks = self.pools.iter().map(|pool| (pool_label(pool), Buckets::scaled(&pool.totals.pick_us, 1e-6)));
+        page.histogram("llm_d_epp_scheduler_e2e_duration_seconds", "Time of a pick.", picks)?;
+        let attempt = |status: &str, endpoint: &str, namespace: &str, port: &str| {
+            vec![
+                ("status", status.to_owned()),
+                ("target_model_name", String::new()),
+                ("endpoint_name", endpoint.to_owned()),
+                ("namespace", namespace.to_owned()),
+                ("port", port.to_owned()),
+            ]
+        };
+        let attempts = self.pools.iter().flat_map(|pool| {
+            let picked = pool.view.members.iter().map(move |m| {
+                let port = m.instance.address.port().to_string();
+                let labels = attempt("success", &m.instance.name, &m.instance.namespace, &port);
+                (with(&labels, "pool", &pool.view.name), pool.endpoint(m.id).picked)
+            });
+            let dropped = pool.totals.dropped.values().sum();
+            picked.chain([(with(&attempt("failure", "", "", ""), "pool", &pool.view.name), dropped)]).collect::<Vec<_>>()
+        });
+        page.counter("llm_d_epp_scheduler_attempts", "Picks, by first endpoint of the ranked list.", attempts)?;
+        let plugin = |pool: &PoolCounts| {
+            let plugin = ("plugin_type", "prefix-cache-scorer".to_owned());
+            vec![("pool", pool.view.name.to_string()), ("plugin_name", plugin.1.clone()), plugin]
+        };
+        let entries = self.pools.iter().map(|pool| (plugin(pool), float(pool.totals.prefix_entries)));
+        page.gauge("llm_d_epp_prefix_indexer_size", "Entries of the fullest prefix index.", entries)?;
+        let evictions = self.pools.iter().map(|pool| (pool_label(pool), pool.totals.prefix_evictions));
+        page.counter("switchpoint_prefix_evictions", "Entries evicted from prefix indexes.", evictions)?;
+        let dropped = self
+            .pools
+            .iter()
+            .flat_map(|pool| pool.totals.dropped.iter().map(move |(reason, count)| (with(&pool_label(pool), "reason", reason), *count)));
+        page.counter("switchpoint_requests_dropped", "Requests refused by the filters, by reason.", dropped)
+    }
+
+    fn endpoints(&self, page: &mut Page<'_>) -> fmt::Result {
+        let rows = || {
+            self.pools.iter().flat_map(|pool| {
+                pool.view.members.iter().map(move |m| {
+                    let labels = vec![
+                        ("pool", pool.view.name.to_string()),
+                        ("endpoint_name", m.instance.name.clone()),
+                        ("namespace", m.instance.namespace.clone()),
+                        ("producer_name", "inflight-load-producer".to_owned()),
+                    ];
+                    (labels, pool.endpoint(m.id))
+                })
+            })
+        };
+        page.gauge("llm_d_epp_inflight_requests", "Requests outstanding at an endpoint.", rows().map(|(l, e)| (l, float(e.requests))))?;
+        let tokens = rows().map(|(l, e)| (l, float(e.prefill_tokens.saturating_add(e.decode_tokens))));
+        page.gauge("llm_d_epp_inflight_tokens", "Tokens outstanding at an endpoint.", tokens)?;
+        let bare = |mut labels: Labels| {
+            labels.pop();
+            labels
+        };
+        page.counter("switchpoint_endpoint_served", "Requests an endpoint answered.", rows().map(|(l, e)| (bare(l), e.served)))?;
+        page.counter(
+            "switchpoint_endpoint_failed",
+            "Requests an endpoint refused or reset before a response.",
+            rows().map(|(l, e)| (bare(l), e.failed)),
+        )
+    }
+
+    fn scrapes(&self, page: &mut Page<'_>) -> fmt::Result {
+        let rows = || self.pools.iter().filter_map(|pool| Some((pool_label(pool), pool.scrapes.as_ref()?)));
+        let failures = rows().map(|(_, s)| s.failures.iter().map(|(_, count)| count).sum::<u64>()).sum();
+        let source = vec![("source_type", "metrics-data-source".to_owned())];
+        page.counter("llm_d_epp_datalayer_poll_errors", "Scrapes that failed.", [(source, failures)])?;
+        page.counter("switchpoint_scrapes", "Scrapes.", rows().map(|(l, s)| (l, s.polls)))?;
+        let by_reason = rows().flat_map(|(l, s)| s.failures.iter().map(move |(reason, count)| (with(&l, "reason", reason), *count)));
+        page.counter("switchpoint_scrape_failures", "Scrapes that failed, by reason.", by_reason)?;
+        let pages = rows().flat_map(|(l, s)| {
+            [("filtered", s.pages_filtered), ("whole", s.pages_whole)].map(|(kind, count)| (with(&l, "kind", kind), count))
+        });
+        page.counter("switchpoint_scrape_pages", "Pages asked for: only what is needed, or whole.", pages)?;
+        page.counter("switchpoint_scrape_bytes", "Bytes of pages read.", rows().map(|(l, s)| (l, s.bytes)))?;
+        page.counter("switchpoint_scrape_lines_skipped", "Lines that could not be read.", rows().map(|(l, s)| (l, s.lines_skipped)))?;
+        page.counter("switchpoint_endpoint_restarts", "Restarts of engines noticed.", rows().map(|(l, s)| (l, s.restarts)))?;
+        let durations = rows().map(|(labels, s)| {
+            let bounds = DURATION_BUCKETS_MS.iter().map(|&ms| float(ms) / 1e3).chain([f64::INFINITY]);
+            (labels, Buckets { counts: bounds.zip(s.duration_buckets.iter().copied()).collect(), sum: float(s.duration_us) / 1e6 })
+        });
+        page.histogram("switchpoint_scrape_duration_seconds", "Scrapes, from the request to the page read.", durations)
+    }
+
+    fn daemon(&self, page: &mut Page<'_>) -> fmt::Result {
+        let release = vec![("commit", String::new()), ("build_ref", env!("CARGO_PKG_VERSION").to_owned())];
+        page.gauge("llm_d_epp_info", "The build.", [(release, 1.0)])?;
+        page.gauge("switchpoint_term", "This life of the daemon.", [(Labels::new(), float(self.shared.term))])?;
+        let (proxies, eds) = (self.shared.proxies.borrow().clone(), self.shared.eds.borrow().clone());
+        let per_pool = |of: &dyn Fn(&PoolCounts) -> f64| self.pools.iter().map(|p| (pool_label(p), of(p))).collect::<Vec<_>>();
+        let asks = |p: &PoolCounts| count(proxies.values().filter(|proxy| proxy.pools.contains_key(&*p.view.name)).count());
+        page.gauge("switchpoint_proxies", "State streams open.", per_pool(&asks))?;
+        let streams = |p: &PoolCounts| count(eds.open.values().filter(|s| s.pools.contains_key(&*p.view.name)).count());
+        page.gauge("switchpoint_eds_streams", "EDS streams open.", per_pool(&streams))?;
+        let withheld = |p: &PoolCounts| count(proxies.values().filter_map(|proxy| Some(proxy.pools.get(&*p.view.name)?.withheld)).sum());
+        page.gauge(
+            "switchpoint_endpoints_withheld",
+            "Endpoints kept from proxies whose Envoy does not know them yet.",
+            per_pool(&withheld),
+        )?;
+        page.gauge("switchpoint_roster_generation", "Grows with every change of a pool.", per_pool(&|p| float(p.view.generation)))?;
+        page.gauge("switchpoint_vms", "Filter VMs that reported lately.", per_pool(&|p| float(p.totals.vms)))?;
+        page.gauge("switchpoint_pool_complete", "1 once a pool has a complete set of endpoints.", per_pool(&|p| flag(p.view.complete)))?;
+        let sources = self.pools.iter().flat_map(|p| {
+            let ok = [("discovery", p.view.sources.discovery_error.is_none()), ("config", p.view.sources.config_error.is_none())];
+            ok.map(|(source, ok)| (with(&pool_label(p), "source", source), flag(ok)))
+        });
+        page.gauge("switchpoint_source_ok", "0 while the newest of a source cannot be used and the last good stays.", sources)?;
+        let errors = self.pools.iter().map(|p| (pool_label(p), p.view.sources.errors));
+        page.counter("switchpoint_source_errors", "Contents of sources that could not be used.", errors)?;
+        let plain = {
+            let c = self.shared.counters();
+            [
+                ("switchpoint_rosters_refused", "Rosters that a proxy refused.", c.rosters_refused),
+                ("switchpoint_eds_refused", "EDS responses that an Envoy refused.", c.eds_refused),
+                ("switchpoint_reports", "Reports of proxies.", c.reports),
+                ("switchpoint_reports_invalid", "Parts of reports that could not be read.", c.reports_invalid),
+                ("switchpoint_snapshot_write_errors", "Writes of the snapshot file that failed.", c.snapshot_write_errors),
+            ]
+        };
+        for (name, help, value) in plain {
+            page.counter(name, help, [(Labels::new(), value)])?;
+        }
+        let age = self.snapshot_written_unix_ms.map(|written| {
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            (Labels::new(), (now.as_secs_f64() - float(written) / 1e3).max(0.0))
+        });
+        page.gauge("switchpoint_snapshot_age_seconds", "Since the snapshot file was written; it is written on change.", age)
+    }
+}
+
+// === impl PoolCounts ===
+
+impl PoolCounts {
+    fn endpoint(&self, id: scheduler::EndpointRef) -> crate::counters::EndpointTotals {
+        self.totals.endpoints.get(&(id.incarnation, id.slot)).copied().unwrap_or_default()
+    }
+}
+
+// === impl Buckets ===
+
+impl Buckets {
+    fn scaled(histogram: &Histogram, scale: f64) -> Self {
+        let bounds = HISTOGRAM_BOUNDS.iter().map(|bound| bound * scale).chain([f64::INFINITY]);
+        Self { counts: bounds.zip(histogram.counts).collect(), sum: histogram.sum * scale }
+    }
+
+    fn sum_only(sum: u64, count: u64) -> Self {
+        Self { counts: vec![(f64::INFINITY, count)], sum: float(sum) }
+    }
+}
+
+impl EncodeMetric for Buckets {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
+        let count = self.counts.iter().fold(0, |sum, (_, count)| count.saturating_add(sum));
+        encoder.encode_histogram::<NoLabelSet>(self.sum, count, &self.counts, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
+    }
+}
+
+// === impl Page ===
+
+impl Page<'_> {
+    /// The name is given without `_total`, which the encoder appends.
+    fn counter(&mut self, name: &str, help: &str, rows: impl IntoIterator<Item = (Labels, u64)>) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (labels, value) in rows {
+            family.encode_family(&labels)?.encode_counter::<NoLabelSet, _, f64>(&value, None)?;
+        }
+        Ok(())
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, rows: impl IntoIterator<Item = (Labels, f64)>) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (labels, value) in rows {
+            family.encode_family(&labels)?.encode_gauge(&value)?;
+        }
+        Ok(())
+    }
+
+    fn histogram(&mut self, name: &str, help: &str, rows: impl IntoIterator<Item = (Labels, Buckets)>) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        for (labels, buckets) in rows {
+            buckets.encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+}
+
+fn pool_label(pool: &PoolCounts) -> Labels {
+    vec![("pool", pool.view.name.to_string())]
+}
+
+/// The reference calls the label of its pool metrics so.
+fn name_label(pool: &PoolCounts) -> Labels {
+    vec![("name", pool.view.name.to_string())]
+}
+
+fn with(labels: &Labels, key: &'static str, value: &str) -> Labels {
+    let mut labels = labels.clone();
+    labels.push((key, value.to_owned()));
+    labels
+}
+
+/// Mean and standard deviation of the known values; `None` when none is.
+fn moments(values: impl Iterator<Item = f32>) -> Option<(f64, f64)> {
+    let values: Vec<f64> = values.map(f64::from).collect();
+    let n = count(values.len());
+    if values.is_empty() {
+        return None;
+    }
+    let mean = values.iter().sum::<f64>() / n;
+    let variance = values.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
+    Some((mean, variance.sqrt()))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "Prometheus values are floats")]
+fn float(value: u64) -> f64 {
+    value as f64
+}
+
+fn count(value: usize) -> f64 {
+    float(u64::try_from(value).unwrap_or(u64::MAX))
+}
+
+fn flag(value: bool) -> f64 {
+    f64::from(u8::from(value))
+}

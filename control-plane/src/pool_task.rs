@@ -1,0 +1,96 @@
+//! One pool made ready and set going: its state, its scraper, and the feed between them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use discovery::Changes;
+use scheduler::ProfileSpec;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+
+use crate::config::{ConfigFile, PoolConfig};
+use crate::feed::{Feed, SCRAPE_EVENTS_MAX, Scraping};
+use crate::persist::SavedPool;
+use crate::pool::{Now, Pool, Settings};
+use crate::pools_file::PoolSource;
+use crate::run::Fatal;
+use crate::scrape::{EndpointTls, Intervals, ScrapeConfig, Scraper};
+use crate::shared::{ScraperHandle, Shared};
+use crate::shutdown::Shutdown;
+use crate::sources;
+
+/// How all pools are scraped.
+#[derive(Clone, Debug)]
+pub struct Scrape {
+    /// How often.
+    pub intervals: Intervals,
+    /// TLS towards endpoints.
+    pub tls: EndpointTls,
+    /// Metrics older than this are unknown.
+    pub staleness_max: Duration,
+}
+
+/// A pool ready to be set going.
+pub struct PoolTask {
+    pool: Pool,
+    changes: Changes,
+    scraping: Scraping,
+    config: Option<ConfigFile>,
+    scraper: Scraper,
+    handle: ScraperHandle,
+}
+
+// === impl PoolTask ===
+
+impl PoolTask {
+    /// Reads what must be right at start: a configuration that cannot be used now is an error, later it is not.
+    ///
+    /// # Errors
+    /// [`Fatal::Usage`] says what is wrong.
+    pub async fn prepare(source: PoolSource, saved: Option<&SavedPool>, scrape: &Scrape, incarnation_first: u32) -> Result<Self, Fatal> {
+        let PoolSource { name, endpoints, config } = source;
+        let mut config = config.map(ConfigFile::new);
+        let PoolConfig { profile, scraping } = match &mut config {
+            Some(file) => file.changed().await,
+            None => PoolConfig::default_config(),
+        }
+        .map_err(Fatal::Usage)?;
+        let changes = sources::changes(endpoints).await?;
+        let mut pool = new_pool(name.into(), profile, scrape.staleness_max, saved.map_or(0, |s| s.incarnation_next).max(incarnation_first));
+        if let Some(saved) = saved {
+            let endpoints = saved.endpoints();
+            tracing::info!(pool = &**pool.name(), endpoints = endpoints.len(), "restored from the snapshot file");
+            pool.restore(endpoints, Now::read());
+        }
+        let config_of_scraper = ScrapeConfig { intervals: scrape.intervals, tls: scrape.tls.clone(), ..ScrapeConfig::default() };
+        let (scraper, busy, stats) = Scraper::try_new(&config_of_scraper).map_err(|e| Fatal::Usage(e.to_string()))?;
+        Ok(Self { pool, changes, scraping, config, scraper, handle: ScraperHandle { busy, stats } })
+    }
+
+    /// What others need of its scraper, under its name.
+    #[must_use]
+    pub fn scraper(&self) -> (Arc<str>, ScraperHandle) {
+        (Arc::clone(self.pool.name()), self.handle.clone())
+    }
+
+    /// Sets it going.
+    pub fn spawn(self, tasks: &mut JoinSet<&'static str>, shared: &Arc<Shared>, shutdown: &Shutdown) {
+        let Self { pool, changes, scraping, config, scraper, handle: _ } = self;
+        let (targets, targets_seen) = watch::channel(Arc::from([]));
+        let (events, scrapes) = mpsc::channel(SCRAPE_EVENTS_MAX);
+        let feed = Feed { pool, shared: Arc::clone(shared), targets, scraping, config };
+        let stop = shutdown.clone();
+        tasks.spawn(async move {
+            feed.run(changes, scrapes, stop).await;
+            "a pool"
+        });
+        tasks.spawn(async move {
+            scraper.run(targets_seen, events).await;
+            "a scraper"
+        });
+    }
+}
+
+fn new_pool(name: Arc<str>, profile: ProfileSpec, staleness_max: Duration, incarnation_first: u32) -> Pool {
+    Pool::new(Settings { name, profile, staleness_max, incarnation_first })
+}

@@ -1,0 +1,113 @@
+//! `--pools`: several pools in one daemon.
+//!
+//! ```yaml
+//! pools:
+//! - {name: llama, endpointsFile: llama.yaml, config: llama-config.yaml}
+//! - {name: qwen, endpoints: ["10.0.0.1:8000", "gpu-2:8000"]}
+//! ```
+//! Read once: a pool more or less is a change of what Envoy is configured with anyway. The files it names are followed. Relative names
+//! count from where the daemon was started, as on the command line.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+/// The most pools of one daemon: each has a scraper of its own and at most 1,024 endpoints.
+pub const POOLS_MAX: usize = 64;
+
+/// A pool, and where it gets what it needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolSource {
+    /// Its name.
+    pub name: String,
+    /// Its endpoints.
+    pub endpoints: EndpointsSource,
+    /// Its configuration file, if any.
+    pub config: Option<PathBuf>,
+}
+
+/// Where endpoints come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EndpointsSource {
+    /// A file that is followed.
+    File(PathBuf),
+    /// A list, as host:port.
+    List(Vec<String>),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    pools: Vec<Row>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct Row {
+    name: String,
+    endpoints_file: Option<PathBuf>,
+    endpoints: Option<Vec<String>>,
+    config: Option<PathBuf>,
+}
+
+/// Reads the file at `path`.
+///
+/// # Errors
+/// Says what is wrong and where. Whoever wrote the file is at fault.
+pub async fn read(path: &Path) -> Result<Vec<PoolSource>, String> {
+    let text = discovery::content::read(path).await.map_err(|e| e.to_string())?;
+    parse(&text).map_err(|why| format!("{}: {why}", path.display()))
+}
+
+fn parse(text: &str) -> Result<Vec<PoolSource>, String> {
+    let file: File = serde_saphyr::from_str(text).map_err(|e| e.without_snippet().to_string())?;
+    if file.pools.is_empty() || file.pools.len() > POOLS_MAX {
+        return Err(format!("{} pools; 1 to {POOLS_MAX} are allowed", file.pools.len()));
+    }
+    let mut names = BTreeSet::new();
+    let mut sources = Vec::with_capacity(file.pools.len());
+    for Row { name, endpoints_file, endpoints, config } in file.pools {
+        if name.is_empty() || name.len() > discovery::NAME_BYTES_MAX {
+            return Err(format!("pool name {name:?}: 1 to {} bytes are allowed", discovery::NAME_BYTES_MAX));
+        }
+        if !names.insert(name.clone()) {
+            return Err(format!("two pools are named {name:?}"));
+        }
+        let endpoints = match (endpoints_file, endpoints) {
+            (Some(file), None) => EndpointsSource::File(file),
+            (None, Some(list)) => EndpointsSource::List(list),
+            _ => return Err(format!("pool {name:?}: give either endpointsFile or endpoints")),
+        };
+        sources.push(PoolSource { name, endpoints, config });
+    }
+    Ok(sources)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_pools_of_both_kinds() {
+        let text = "pools:\n- {name: a, endpointsFile: a.yaml, config: c.yaml}\n- {name: b, endpoints: ['10.0.0.1:8000']}\n";
+        let [a, b] = parse(text).unwrap().try_into().unwrap();
+        assert_eq!((a.endpoints, a.config), (EndpointsSource::File("a.yaml".into()), Some("c.yaml".into())));
+        assert_eq!(b.endpoints, EndpointsSource::List(vec!["10.0.0.1:8000".to_owned()]));
+    }
+
+    #[test]
+    fn says_what_is_wrong() {
+        for (text, expected) in [
+            ("pools: []", "0 pools"),
+            ("pools:\n- {name: a, endpoints: [x]}\n- {name: a, endpoints: [y]}", "two pools are named \"a\""),
+            ("pools: [{name: a}]", "either endpointsFile or endpoints"),
+            ("pools: [{name: a, endpoints: [], endpointsFile: f}]", "either endpointsFile or endpoints"),
+            ("pools: [{name: '', endpoints: []}]", "pool name"),
+            ("pools: [{name: a, endpoint: []}]", "endpoint"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+}
