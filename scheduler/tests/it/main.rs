@@ -6,4 +6,5 @@ mod golden;
 mod laws;
 mod oracle;
 mod pools;
+mod snapshot;
 mod wasm;

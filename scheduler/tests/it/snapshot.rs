@@ -1,0 +1,99 @@
+//! What a snapshot accepts, refuses and updates.
+
+use scheduler::{
+    ENDPOINTS_MAX, Endpoint, EndpointMetrics, EndpointRef, Incarnation, InvalidSnapshot, Profile, ProfileSpec, Readiness, Slot, Snapshot,
+    Version,
+};
+
+use crate::case::Row;
+
+fn pool(size: usize) -> Vec<Endpoint> {
+    let mut pool: Vec<Endpoint> = (0..size).map(|at| Row::new(at, &format!("pod-{at}")).endpoint).collect();
+    pool.iter_mut().enumerate().for_each(|(at, endpoint)| endpoint.address = format!("10.{}.{}.1:8000", at / 200, at % 200).into());
+    pool
+}
+
+fn seal(endpoints: Vec<Endpoint>) -> Result<Snapshot, InvalidSnapshot> {
+    let metrics = vec![EndpointMetrics::default(); endpoints.len()];
+    Snapshot::try_new(Version { term: 3, sequence: 7 }, endpoints, metrics, Profile::build(&ProfileSpec::default_profile()).unwrap())
+}
+
+fn queue_depths(snapshot: &Snapshot) -> Vec<Option<f32>> {
+    snapshot.metrics().iter().map(|metrics| metrics.queue_depth).collect()
+}
+
+#[test]
+fn as_many_endpoints_as_there_are_slots() {
+    let full = seal(pool(ENDPOINTS_MAX)).unwrap();
+    assert_eq!(full.indices().count(), ENDPOINTS_MAX);
+    assert_eq!(full.version(), Version { term: 3, sequence: 7 });
+    let error = seal(pool(ENDPOINTS_MAX + 1)).unwrap_err();
+    assert_eq!(error.to_string(), "1025 endpoints, at most 1024 are allowed");
+}
+
+#[test]
+fn a_metrics_column_of_another_length_is_refused() {
+    let profile = || Profile::build(&ProfileSpec::default_profile()).unwrap();
+    let error = Snapshot::try_new(Version::default(), pool(2), vec![EndpointMetrics::default()], profile()).unwrap_err();
+    assert_eq!(error, InvalidSnapshot::MetricsLength(1));
+    assert_eq!(error.to_string(), "1 rows of metrics, one for each endpoint is needed");
+    let snapshot = seal(pool(2)).unwrap();
+    assert_eq!(snapshot.with_metrics(Version::default(), Vec::new()).unwrap_err(), InvalidSnapshot::MetricsLength(0));
+}
+
+#[test]
+fn slots_and_addresses_are_claimed_once() {
+    let mut endpoints = pool(3);
+    endpoints[2].id.slot = Slot(0);
+    assert_eq!(seal(endpoints).unwrap_err().to_string(), "slot 0 is claimed by two endpoints");
+    let mut endpoints = pool(3);
+    endpoints[0].address = endpoints[2].address.clone();
+    assert_eq!(seal(endpoints).unwrap_err().to_string(), "address `10.0.2.1:8000` is claimed by two endpoints");
+    let mut endpoints = pool(1);
+    endpoints[0].id.slot = Slot(1024);
+    assert_eq!(seal(endpoints).unwrap_err().to_string(), "slot 1024 is out of range, slots are below 1024");
+}
+
+#[test]
+fn newer_metrics_leave_the_rest_as_it_was() {
+    let old = seal(pool(2)).unwrap();
+    let metrics = vec![EndpointMetrics { queue_depth: Some(4.0), ..EndpointMetrics::default() }; 2];
+    let new = old.with_metrics(Version { term: 3, sequence: 8 }, metrics).unwrap();
+    assert_eq!(new.version(), Version { term: 3, sequence: 8 });
+    assert_eq!(new.endpoints(), old.endpoints());
+    assert_eq!((queue_depths(&old), queue_depths(&new)), (vec![None; 2], vec![Some(4.0); 2]));
+    assert_eq!(
+        new.indices().map(|index| new.socket(index)).collect::<Vec<_>>(),
+        old.indices().map(|index| old.socket(index)).collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn an_observation_changes_the_row_of_its_endpoint_and_life() {
+    let mut snapshot = seal(pool(3)).unwrap();
+    let second = snapshot.endpoints()[1].id;
+    snapshot.observe(second, |metrics| metrics.queue_depth = Some(2.0));
+    assert_eq!(queue_depths(&snapshot), [None, Some(2.0), None]);
+    let former_life = EndpointRef { incarnation: Incarnation(99), ..second };
+    snapshot.observe(former_life, |metrics| metrics.queue_depth = Some(9.0));
+    assert_eq!(queue_depths(&snapshot), [None, Some(2.0), None]);
+}
+
+#[test]
+fn one_ready_endpoint_makes_a_pool_ready() {
+    assert!(!seal(Vec::new()).unwrap().any_ready());
+    let mut endpoints = pool(2);
+    endpoints.iter_mut().for_each(|endpoint| endpoint.readiness = Readiness::NotReady);
+    assert!(!seal(endpoints.clone()).unwrap().any_ready());
+    endpoints[1].readiness = Readiness::Ready;
+    assert!(seal(endpoints).unwrap().any_ready());
+}
+
+#[test]
+fn an_address_that_is_none_has_no_socket() {
+    let mut endpoints = pool(2);
+    endpoints[1].address = "pod-1.example:8000".into();
+    let snapshot = seal(endpoints).unwrap();
+    let sockets: Vec<_> = snapshot.indices().map(|index| snapshot.socket(index)).collect();
+    assert_eq!(sockets, ["10.0.0.1:8000".parse().ok(), None]);
+}
