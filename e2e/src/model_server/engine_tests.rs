@@ -109,6 +109,19 @@ fn a_full_engine_queues_and_memory_pressure_preempts_and_recomputes() {
 }
 
 #[test]
+fn a_step_that_preempts_admits_nobody() {
+    let mut engine = Engine::new(EngineConfig { batch_tokens_max: 64, ..config(40) });
+    engine.submit(0.0, SequenceId(1), sequence(b'a', 32, 200));
+    engine.submit(0.0, SequenceId(2), sequence(b'b', 560, 200));
+    while engine.preemptions() == 0 {
+        let at_ms = engine.next_event_ms().unwrap();
+        engine.step(at_ms);
+    }
+    assert_eq!(engine.running, [SequenceId(1)], "a first chunk of the other would fit, to be thrown out again");
+    drain(&mut engine);
+}
+
+#[test]
 fn adapters_wait_for_a_slot_and_loading_takes_time() {
     let mut engine = Engine::new(config(1000));
     for (id, adapter) in [(1, Some(0)), (2, Some(1)), (3, None)] {
