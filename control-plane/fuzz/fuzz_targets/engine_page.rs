@@ -29,18 +29,32 @@ struct Pages {
 
 const ENGINES: [&str; 5] = ["vllm", "sglang", "trtllm-serve", "triton-tensorrt-llm", "triton"];
 const LABELS: [&str; 12] = [
-    "engine", "dp_rank", "tp_rank", "priority", "block_size", "num_gpu_blocks", "page_size", "request_type", "kv_cache_block_type", "max_lora",
-    "running_lora_adapters", "waiting_lora_adapters",
+    "engine",
+    "dp_rank",
+    "tp_rank",
+    "priority",
+    "block_size",
+    "num_gpu_blocks",
+    "page_size",
+    "request_type",
+    "kv_cache_block_type",
+    "max_lora",
+    "running_lora_adapters",
+    "waiting_lora_adapters",
 ];
 
 fn write(series: &Series, names: &[&str]) -> String {
-    let labels: Vec<String> = series.labels.iter().map(|(label, text)| {
-        let text = match text {
-            Text::Number(number) => number.to_string(),
-            Text::Any(text) => text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"),
-        };
-        format!("{}=\"{text}\"", LABELS[usize::from(*label) % LABELS.len()])
-    }).collect();
+    let labels: Vec<String> = series
+        .labels
+        .iter()
+        .map(|(label, text)| {
+            let text = match text {
+                Text::Number(number) => number.to_string(),
+                Text::Any(text) => text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"),
+            };
+            format!("{}=\"{text}\"", LABELS[usize::from(*label) % LABELS.len()])
+        })
+        .collect();
     format!("{}{{{}}} {}\n", names[usize::from(series.name) % names.len()], labels.join(","), series.value)
 }
 
