@@ -195,7 +195,7 @@ impl Default for FilterConfig {
                 cluster: "switchpoint-state".to_owned(),
                 authority: String::new(),
                 silence_max_ms: 5_000,
-                backoff_max_ms: 5_000,
+                backoff_max_ms: 2_000,
             },
             pools: Vec::new(),
             settings: Settings::default(),

@@ -126,7 +126,7 @@ impl<H: Host> Exchanged<H> {
         self.strip(&bytes);
         let step = self.exchange.borrow_mut().request_headers(&self.config.settings, Pairs::new(&bytes), end_of_stream);
         if step == HeadersStep::Ready {
-            return self.answer(&ready_reply(self.vm.borrow().is_ready(&self.config)));
+            return self.reply(&ready_reply(self.vm.borrow().is_ready(&self.config)));
         }
         let replica = self.pool();
         if replica.is_none() {
@@ -140,7 +140,7 @@ impl<H: Host> Exchanged<H> {
                 Action::Pause
             }
             HeadersStep::Decide | HeadersStep::Ready => self.decide(&[], self.host.now()),
-            HeadersStep::Reply(reply) => self.answer(&reply),
+            HeadersStep::Reply(reply) => self.refuse(&reply),
         }
     }
 
@@ -149,7 +149,7 @@ impl<H: Host> Exchanged<H> {
         if self.request.get() == Request::Buffering {
             let too_large = self.exchange.borrow_mut().body_grew(&self.config.settings, size);
             if let Some(reply) = too_large {
-                return self.answer(&reply);
+                return self.refuse(&reply);
             }
         }
         match self.request.get() {
@@ -197,7 +197,7 @@ impl<H: Host> Exchanged<H> {
                 self.forwarded(&replica, now);
                 Action::Continue
             }
-            Step::Reply(reply) => self.answer(&reply),
+            Step::Reply(reply) => self.refuse(&reply),
             Step::Park { deadline } => {
                 self.request.set(Request::Parked);
                 let me: Weak<dyn Waiting> = self.me.clone();
@@ -222,14 +222,18 @@ impl<H: Host> Exchanged<H> {
         }
     }
 
-    fn answer(&self, reply: &Reply) -> Action {
-        self.request.set(Request::Answered);
+    /// Answers a request that is refused.
+    fn refuse(&self, reply: &Reply) -> Action {
         match reply.status {
             429 => self.metrics.count(Stat::Shed),
             400..=499 => self.metrics.count(Stat::Invalid),
-            500.. => self.metrics.count(Stat::Unavailable),
-            _ => {}
+            _ => self.metrics.count(Stat::Unavailable),
         }
+        self.reply(reply)
+    }
+
+    fn reply(&self, reply: &Reply) -> Action {
+        self.request.set(Request::Answered);
         let headers: Vec<(&str, &str)> = reply.headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
         self.host.reply(reply.status, &pairs::serialize(&headers), &reply.body).unwrap_or_else(|e| self.failed("a reply", e));
         Action::Pause
@@ -313,7 +317,7 @@ impl<H: Host> Exchanged<H> {
     /// Goes on without what the proxy refused.
     fn failed<T: Default>(&self, what: &str, error: HostError) -> T {
         self.metrics.count(Stat::HostErrors);
-        log::debug!("switchpoint: the proxy refused {what}: {error}");
+        log::debug!("the proxy refused {what}: {error}");
         T::default()
     }
 }

@@ -66,7 +66,7 @@ impl<H: Host> RootContext for Root<H> {
     fn on_configure(&mut self, size: usize) -> bool {
         let outcome = self.configure(size);
         if let Err(why) = &outcome {
-            log::error!("switchpoint: configuration refused: {why}");
+            log::error!("configuration refused: {why}");
         }
         outcome.is_ok()
     }

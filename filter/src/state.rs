@@ -265,7 +265,7 @@ impl<H: Host> Vm<H> {
             self.step_down(root);
         } else if self.epoch != before {
             self.metrics.count(Stat::LeadersElected);
-            log::debug!("switchpoint: VM {:016x} leads", self.id);
+            log::debug!("VM {:016x} leads", self.id);
             self.with_lead(root, now, |link, lead| link.begin(lead));
         }
         let successor = self.successor(now);
@@ -314,7 +314,7 @@ impl<H: Host> Vm<H> {
                 Err(error) => self.host_error("the notice board", error),
                 Ok(refreshed) if refreshed.refused => {
                     self.metrics.count(Stat::Refused);
-                    log::error!("switchpoint: pool {}: what is on the notice board cannot be read here", replica.name);
+                    log::error!("pool {}: what is on the notice board cannot be read here", replica.name);
                 }
                 Ok(_) => {}
             }
@@ -333,7 +333,7 @@ impl<H: Host> Vm<H> {
 
     fn host_error(&self, what: &str, error: crate::host::HostError) {
         self.metrics.count(Stat::HostErrors);
-        log::debug!("switchpoint: the proxy refused {what}: {error}");
+        log::debug!("the proxy refused {what}: {error}");
     }
 }
 

@@ -27,6 +27,8 @@ use crate::state::roll::Roll;
 
 /// The first pause after a failure, in ms; it doubles with each further one.
 const BACKOFF_MS: u64 = 100;
+/// The longest pause, in ms, while there is a pool without any state: requests may be waiting for it, two seconds at most.
+const COLD_BACKOFF_MS: u64 = 250;
 /// How often the counters of all VMs are passed on, in ms.
 const REPORT_MS: u64 = 1_000;
 /// What the proxy takes off the stream at most, in bytes: the wire's limit and a little. The little makes each byte of the number's encoding
@@ -97,7 +99,7 @@ impl Link {
     pub fn begin<H: Host>(&mut self, lead: &Lead<'_, H>) {
         let (poison, lost) = Poison::load(lead.host, lead.vm);
         if lost {
-            log::error!("switchpoint: a VM was lost while it decoded a message of the daemon; that message is refused from now on");
+            log::error!("a VM was lost while it decoded a message of the daemon; that message is refused from now on");
             lead.metrics.count(Stat::Poisoned);
         }
         *self = Self { poison, ..Self::default() };
@@ -168,7 +170,7 @@ impl Link {
         let stream = open.stream;
         let Some(decoded) = self.poison.guard(lead.host, lead.vm, bytes, || decode(bytes, |pool| lead.replica(pool))) else {
             lead.metrics.count(Stat::Refused);
-            log::warn!("switchpoint: a message of the daemon is refused: a VM was lost decoding it");
+            log::warn!("a message of the daemon is refused: a VM was lost decoding it");
             return Ok(());
         };
         match decoded {
@@ -206,15 +208,12 @@ impl Link {
             return;
         }
         if self.failures > 0 {
-            log::info!("switchpoint: the daemon is there again");
+            log::info!("the daemon is there again");
         }
         self.failures = 0;
         lead.metrics.record(Stat::Connected, 1);
         if !welcome.unknown_pools.is_empty() {
-            log::warn!(
-                "switchpoint: the daemon does not know these pools of the filter's configuration: {}",
-                welcome.unknown_pools.join(", ")
-            );
+            log::warn!("the daemon does not know these pools of the filter's configuration: {}", welcome.unknown_pools.join(", "));
         }
     }
 
@@ -224,10 +223,12 @@ impl Link {
         self.failures = self.failures.saturating_add(1);
         // The first failure of a row, then ever fewer: an outage of a day is some twenty lines.
         if self.failures.is_power_of_two() {
-            log::warn!("switchpoint: no daemon ({} attempts): {why}; picking goes on with the state there is", self.failures);
+            log::warn!("no daemon ({} attempts): {why}; picking goes on with the state there is", self.failures);
         }
         let doublings = self.failures.saturating_sub(1).min(20);
-        let pause = (BACKOFF_MS << doublings).min(lead.config.state.backoff_max_ms);
+        let cold = lead.replicas.iter().any(|r| !r.borrow().has_state());
+        let longest = if cold { COLD_BACKOFF_MS } else { lead.config.state.backoff_max_ms };
+        let pause = (BACKOFF_MS << doublings).min(longest);
         let half = pause / 2;
         let chance = lead.host.entropy().checked_rem(half.saturating_add(1)).unwrap_or(0);
         self.phase = Phase::Closed { retry_at: lead.now.plus_ms(half.saturating_add(chance)) };
@@ -259,7 +260,7 @@ impl<'a, H: Host> Lead<'a, H> {
         let mut replica = replica.borrow_mut();
         match replica.board.post_roster(self.host, self.epoch, version, bytes, self.now) {
             Ok(()) => {
-                log::info!("switchpoint: pool {}: {endpoints} endpoints, version {}.{}", roster.pool, version.term, version.sequence);
+                log::info!("pool {}: {endpoints} endpoints, version {}.{}", roster.pool, version.term, version.sequence);
                 replica.install(roster);
                 self.metrics.count(Stat::RostersApplied);
                 self.wake();
@@ -309,7 +310,7 @@ impl<'a, H: Host> Lead<'a, H> {
     fn refuse(&self, stream: u32, refused: Refused) {
         let Refused { pool, version, why } = refused;
         self.metrics.count(Stat::Refused);
-        log::error!("switchpoint: pool {pool}: a message of the daemon is refused whole, what was in force stays: {why}");
+        log::error!("pool {pool}: a message of the daemon is refused whole, what was in force stays: {why}");
         if version.is_some() {
             self.send(stream, proxy_message::Message::Ack(state::Ack { pool, version, refused: why }));
         }
@@ -327,7 +328,7 @@ impl<'a, H: Host> Lead<'a, H> {
     fn send(&self, stream: u32, message: proxy_message::Message) {
         let bytes = state::ProxyMessage { message: Some(message) }.encode_to_vec();
         if let Err(error) = self.host.stream_send(stream, &bytes) {
-            log::debug!("switchpoint: the stream took no message: {error}");
+            log::debug!("the stream took no message: {error}");
         }
     }
 }
@@ -341,7 +342,7 @@ fn names(replicas: &[Rc<RefCell<Replica>>]) -> Vec<String> {
 }
 
 fn node_id<H: Host>(host: &H) -> String {
-    let id = host.property(&["node", "id"]).ok().flatten().unwrap_or_default();
+    let id = host.property(&["xds", "node", "id"]).ok().flatten().unwrap_or_default();
     String::from_utf8_lossy(&id).into_owned()
 }
 
