@@ -41,12 +41,7 @@ impl Settings {
     /// # Errors
     /// If no port is free.
     pub fn new(folder: &Path) -> Result<Self> {
-        Ok(Self {
-            state: Port::lease()?,
-            admin: Port::lease()?,
-            folder: folder.to_owned(),
-            arguments: Vec::new(),
-        })
+        Ok(Self { state: Port::lease()?, admin: Port::lease()?, folder: folder.to_owned(), arguments: Vec::new() })
     }
 
     /// Writes the endpoints file by rename, as an editor or a ConfigMap does: a reader never sees half of it.

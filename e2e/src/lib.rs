@@ -26,9 +26,11 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// How often a condition is looked at.
 const POLL: Duration = Duration::from_millis(10);
 
-/// The root of the repository, where the shipped files are relative to.
+/// The root of the repository, where the shipped files are relative to. Cargo's word at run time counts more than that at compile time: a copy of
+/// the repository that shares a target folder has its own files.
 pub fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map_or_else(PathBuf::new, Path::to_owned)
+    let us = std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    us.parent().map_or_else(PathBuf::new, Path::to_owned)
 }
 
 /// Looks at a condition until it gives a value.

@@ -140,7 +140,13 @@ fn cases(args: &Args, endpoints: usize) -> Vec<Case> {
 
 async fn measure(args: &Args, case: Case, front: &mut Front, plain: SocketAddr, folder: &Path) -> Result<[Row; 2]> {
     let bodies = write_bodies(case, folder)?;
-    let load = |target: SocketAddr, envoy: u32| Load { target, bodies: bodies.clone(), connections: case.connections, seconds: args.seconds, envoy };
+    let load = |target: SocketAddr, envoy: u32| Load {
+        target,
+        bodies: bodies.clone(),
+        connections: case.connections,
+        seconds: args.seconds,
+        envoy,
+    };
     let (mut without, mut with) = (Vec::new(), Vec::new());
     for _ in 0..args.rounds {
         without.push(load(plain, front.envoy().id()).run(folder).await?);
@@ -168,8 +174,17 @@ async fn measure(args: &Args, case: Case, front: &mut Front, plain: SocketAddr, 
     let rows = [row("plain", &base, &without), row("filter", &ours, &with)];
     println!(
         "{:>4} endpoints {:>7} B escapes {:<5} c={:<2}  p50 {:>7.1} -> {:>7.1} us (+{:.1})  p99 +{:.0}  cpu {:>6.1} -> {:>6.1} us (+{:.1})",
-        case.endpoints, case.body_bytes, case.escapes, case.connections, base.p50_us, ours.p50_us, rows[1].added_p50_us, rows[1].added_p99_us,
-        base.cpu_us, ours.cpu_us, rows[1].added_cpu_us
+        case.endpoints,
+        case.body_bytes,
+        case.escapes,
+        case.connections,
+        base.p50_us,
+        ours.p50_us,
+        rows[1].added_p50_us,
+        rows[1].added_p99_us,
+        base.cpu_us,
+        ours.cpu_us,
+        rows[1].added_cpu_us
     );
     Ok(rows)
 }

@@ -106,7 +106,9 @@ fn server(port: u16) -> Result<ModelServer> {
 fn add_round_robin(config: &mut Config, servers: &[ModelServer]) -> Result<()> {
     let hosts: Vec<Value> = servers
         .iter()
-        .map(|s| json!({"endpoint": {"address": {"socket_address": {"address": s.addr().ip().to_string(), "port_value": s.addr().port()}}}}))
+        .map(
+            |s| json!({"endpoint": {"address": {"socket_address": {"address": s.addr().ip().to_string(), "port_value": s.addr().port()}}}}),
+        )
         .collect();
     let value = config.value();
     let routes = value
