@@ -55,7 +55,8 @@ pub struct Str<'b> {
     escaped: bool,
 }
 
-/// A cursor over JSON text.
+/// A cursor over JSON text. Each method that reads fails with [`JsonError`] where the text stops being JSON; what it has passed until then
+/// was.
 #[derive(Clone, Debug)]
 pub struct Reader<'b> {
     bytes: &'b [u8],

@@ -122,11 +122,12 @@ fn a_long_closing_event_still_tells_the_usage() {
     let closing = format!(
         r#"{{"type":"response.completed","response":{{"output":["{text}"],"usage":{{"input_tokens":9,"output_tokens":4,"input_tokens_details":{{"cached_tokens":8}}}},"user":null}},"n":7}}"#
     );
-    let stream = format!("data: {}\n\ndata: {closing}\n\n", r#"{"type":"response.output_text.delta","delta":"Hi"}"#);
+    let delta = r#"{"type":"response.output_text.delta","delta":"Hi"}"#;
+    let stream = format!("data: {delta}\n\ndata: {closing}\n\ndata: {delta}\n\n");
     let usage = Usage { prompt_tokens: Some(9), completion_tokens: Some(4), cached_tokens: Some(8), estimated: false };
     for size in [1, 7, 16_384, 1_000_000] {
         let seen = read(Api::Responses, true, stream.as_bytes().chunks(size));
-        assert_eq!((seen.events, seen.usage), (1, usage), "chunks of {size}");
+        assert_eq!((seen.events, seen.usage), (2, usage), "chunks of {size}");
     }
 }
 
