@@ -6,6 +6,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
+use exchange::usage::Usage;
 use exchange::{Exchange, HeadersStep, Origin, Reply, ResponseHead, Step, Time, headers, ready_reply};
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
@@ -287,7 +288,15 @@ impl<H: Host> Exchanged<H> {
             if let Some(ttft_ms) = outcome.ttft_ms {
                 self.metrics.record(Stat::TtftMs, ttft_ms);
             }
+            self.count_tokens(outcome.usage);
         }
+    }
+
+    fn count_tokens(&self, usage: Usage) {
+        let completion = if usage.estimated { Stat::EstimatedTokens } else { Stat::CompletionTokens };
+        self.metrics.add(Stat::PromptTokens, usage.prompt_tokens.unwrap_or(0));
+        self.metrics.add(Stat::CachedTokens, usage.cached_tokens.unwrap_or(0));
+        self.metrics.add(completion, usage.completion_tokens.unwrap_or(0));
     }
 
     /// The pool this request is for, by the route it took.

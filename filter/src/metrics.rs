@@ -35,6 +35,10 @@ metrics! {
     FailedAttempts: Counter "switchpoint_failed_attempts_total", "Attempts at an endpoint that failed before a response.";
     PickUs: Histogram "switchpoint_pick_us", "Time from the last byte of a request to its decision, in µs.";
     TtftMs: Histogram "switchpoint_ttft_ms", "Time from pick to first token of streamed responses, in ms.";
+    PromptTokens: Counter "switchpoint_prompt_tokens_total", "Prompt tokens, as engines reported.";
+    CachedTokens: Counter "switchpoint_cached_tokens_total", "Prompt tokens that engines had cached, as they reported.";
+    CompletionTokens: Counter "switchpoint_completion_tokens_total", "Output tokens, as engines reported.";
+    EstimatedTokens: Counter "switchpoint_estimated_completion_tokens_total", "Output tokens where engines reported none: counted by events.";
     RostersApplied: Counter "switchpoint_state_rosters_total", "Rosters taken over from the daemon.";
     MetricsApplied: Counter "switchpoint_state_metrics_total", "Metrics taken over from the daemon.";
     Refused: Counter "switchpoint_state_refused_total", "Messages of the daemon refused whole.";

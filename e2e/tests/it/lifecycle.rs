@@ -31,7 +31,7 @@ async fn the_start_script_stops_without_cutting_a_stream() -> Result<()> {
     let address = stack.address();
     let gone = || async move { client::get(address, "/v1/models").await.is_err().then_some(()) };
     wait_for(Duration::from_secs(10), "the listener to close", gone).await?;
-    let status = stack.envoy.process().stop(Duration::from_secs(10)).await?;
+    let status = stack.envoy.process().wait(Duration::from_secs(10)).await?;
     assert!(status.success(), "{status}");
     Ok(())
 }

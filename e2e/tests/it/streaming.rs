@@ -22,6 +22,11 @@ fn streamed(tokens: u32) -> Value {
     body
 }
 
+/// A server that pauses before each write of a stream.
+fn slow(chunk_delay_ms: u64) -> Options {
+    Options { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms, ..Options::default() }
+}
+
 /// What the proxy still counts as in flight, over all workers; the daemon hears of it every second.
 async fn nothing_in_flight(stack: &Stack) -> Result<()> {
     let idle = || async {
@@ -41,7 +46,7 @@ async fn something_in_flight(stack: &Stack) -> Result<()> {
 
 #[tokio::test]
 async fn a_stream_arrives_as_the_engine_sent_it_and_is_counted() -> Result<()> {
-    let stack = Stack::builder().servers_like(1, &Options { speed: 0.0, chunk_delay_ms: 10, ..Options::default() }).start().await?;
+    let stack = Stack::builder().servers_like(1, &slow(10)).start().await?;
     let direct = client::post(stack.servers[0].addr(), "/v1/chat/completions", streamed(20).to_string()).await?;
     let through = stack.post("/v1/chat/completions", &streamed(20)).await?;
     let contents = |reply: &client::Reply| reply.text().matches("\"content\"").count();
@@ -49,10 +54,7 @@ async fn a_stream_arrives_as_the_engine_sent_it_and_is_counted() -> Result<()> {
     assert!(through.text().ends_with("data: [DONE]\n\n"), "{}", through.text());
     let counted = || async {
         let stats = stack.envoy.prometheus().await.ok()?;
-        stats
-            .lines()
-            .any(|line| line.starts_with("switchpoint_") && line.contains("completion_tokens") && line.ends_with(" 20"))
-            .then_some(())
+        stats.lines().any(|line| line.starts_with("switchpoint_completion_tokens_total") && line.ends_with(" 20")).then_some(())
     };
     wait_for(LIMIT, "20 completion tokens in /stats/prometheus", counted).await?;
     nothing_in_flight(&stack).await
@@ -60,7 +62,7 @@ async fn a_stream_arrives_as_the_engine_sent_it_and_is_counted() -> Result<()> {
 
 #[tokio::test]
 async fn events_come_one_by_one() -> Result<()> {
-    let stack = Stack::builder().servers_like(1, &Options { speed: 0.0, chunk_delay_ms: 30, ..Options::default() }).start().await?;
+    let stack = Stack::builder().servers_like(1, &slow(30)).start().await?;
     let request = Request::post("/v1/chat/completions").body(client::full(streamed(10).to_string()))?;
     let mut events = Events::new(client::start(stack.address(), request).await?);
     let first = events.next().await?.ok_or("no event")?;
@@ -82,7 +84,7 @@ async fn the_engines_load_report_is_asked_for_and_kept_from_the_client() -> Resu
 
 #[tokio::test]
 async fn released_when_the_client_leaves_in_the_middle() -> Result<()> {
-    let stack = Stack::builder().servers_like(1, &Options { speed: 0.0, chunk_delay_ms: 50, ..Options::default() }).start().await?;
+    let stack = Stack::builder().servers_like(1, &slow(50)).start().await?;
     let request = Request::post("/v1/chat/completions").body(client::full(streamed(1_000).to_string()))?;
     let mut events = Events::new(client::start(stack.address(), request).await?);
     events.next().await?.ok_or("no event")?;
@@ -93,7 +95,7 @@ async fn released_when_the_client_leaves_in_the_middle() -> Result<()> {
 
 #[tokio::test]
 async fn released_when_the_engine_breaks_off() -> Result<()> {
-    let stack = Stack::builder().servers_like(1, &Options { speed: 0.0, chunk_delay_ms: 10, ..Options::default() }).start().await?;
+    let stack = Stack::builder().servers_like(1, &slow(10)).start().await?;
     stack.servers[0].fault(Fault { after_chunks: Some(3), ..Fault::new(FaultMode::ResetMidStream) }).await;
     let reply = stack.post("/v1/chat/completions", &streamed(50)).await;
     assert!(reply.is_err(), "a broken stream is seen as broken");
