@@ -47,6 +47,7 @@ graceful() {
 "$envoy" "$@" --drain-time-s "$drain_s" &
 pid=$!
 trap graceful TERM INT
-# `wait` returns early for a trapped signal: what counts is the end of Envoy.
-while kill -0 "$pid" 2>/dev/null; do wait "$pid"; status=$?; done
+# `wait` returns early for a trapped signal, with a status of its own: what counts is the end of Envoy and its status.
+while wait "$pid"; status=$?; kill -0 "$pid" 2>/dev/null; do :; done
+((status > 128)) && { wait "$pid"; last=$?; ((last == 127)) || status=$last; }
 exit "$status"

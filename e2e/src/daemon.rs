@@ -27,7 +27,7 @@ pub struct Settings {
     pub state: Port,
     /// Metrics and admin.
     pub admin: Port,
-    /// Where its files are: `endpoints.yaml`, its logs.
+    /// Where its files are: `endpoints.yaml`, `snapshot`, its logs.
     pub folder: PathBuf,
     /// Further arguments of `serve`.
     pub arguments: Vec<String>,
@@ -67,6 +67,7 @@ impl Settings {
     fn command(&self) -> Result<Command> {
         let mut command = Command::new(binary()?);
         command.arg("serve").arg("--endpoints-file").arg(self.folder.join("endpoints.yaml"));
+        command.arg("--snapshot-file").arg(self.folder.join("snapshot"));
         command.arg("--listen-state").arg(self.state.address().to_string());
         command.arg("--listen-admin").arg(self.admin.address().to_string());
         command.args(&self.arguments);

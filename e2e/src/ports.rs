@@ -4,7 +4,7 @@
 //! a locked file, named by the port, and stands for as long as its holder lives; the kernel unlocks it even for a holder that was killed.
 
 use std::fs::{self, File};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::ops::Range;
 use std::process;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -38,8 +38,8 @@ impl Port {
             let step = NEXT.fetch_add(1, Ordering::Relaxed);
             let number = RANGE.start + (u32::from(spread) + u32::from(step)).rem_euclid(u32::from(RANGE.end - RANGE.start)) as u16;
             let lock = File::create(locks.join(number.to_string()))?;
-            let free = lock.try_lock().is_ok() && TcpListener::bind((Ipv4Addr::LOCALHOST, number)).is_ok();
-            if free {
+            // Asked by connecting: a socket bound to find out would live on in whatever another thread is just starting.
+            if lock.try_lock().is_ok() && TcpStream::connect((Ipv4Addr::LOCALHOST, number)).is_err() {
                 return Ok(Self { number, _lock: lock });
             }
         }
@@ -59,6 +59,8 @@ impl Port {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
     use super::*;
 
     #[test]

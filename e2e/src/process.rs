@@ -79,6 +79,14 @@ impl Process {
     /// If it had to be killed, or its end cannot be learnt.
     pub async fn stop(&mut self, limit: Duration) -> Result<ExitStatus> {
         let _ = self.signal(Signal::TERM); // it may have ended already
+        self.wait(limit).await
+    }
+
+    /// Waits for its own end; after `limit` it is killed.
+    ///
+    /// # Errors
+    /// If it had to be killed, or its end cannot be learnt.
+    pub async fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         let end = Instant::now() + limit;
         while Instant::now() < end {
             if let Some(status) = self.child.try_wait()? {
@@ -86,9 +94,8 @@ impl Process {
             }
             tokio::time::sleep(POLL).await;
         }
-        self.child.kill()?;
-        self.child.wait()?;
-        Err(format!("{} did not end within {limit:?} of SIGTERM", self.name).into())
+        self.kill()?;
+        Err(format!("{} did not end within {limit:?}", self.name).into())
     }
 
     /// Ends it at once, as a crash would.
