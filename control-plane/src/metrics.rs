@@ -331,7 +331,7 @@ impl Page<'_> {
     fn counter(&mut self, name: &str, help: &str, rows: impl IntoIterator<Item = (Labels, u64)>) -> fmt::Result {
         let mut family = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
         for (labels, value) in rows {
-            family.encode_family(&labels)?.encode_counter::<NoLabelSet, _, f64>(&value, None)?;
+            labelled(&mut family, &labels, |row| row.encode_counter::<NoLabelSet, _, f64>(&value, None))?;
         }
         Ok(())
     }
@@ -339,7 +339,7 @@ impl Page<'_> {
     fn gauge(&mut self, name: &str, help: &str, rows: impl IntoIterator<Item = (Labels, f64)>) -> fmt::Result {
         let mut family = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (labels, value) in rows {
-            family.encode_family(&labels)?.encode_gauge(&value)?;
+            labelled(&mut family, &labels, |row| row.encode_gauge(&value))?;
         }
         Ok(())
     }
@@ -351,6 +351,11 @@ impl Page<'_> {
         }
         Ok(())
     }
+}
+
+/// One row; without labels also without their braces.
+fn labelled(family: &mut MetricEncoder<'_>, labels: &Labels, write: impl FnOnce(&mut MetricEncoder<'_>) -> fmt::Result) -> fmt::Result {
+    if labels.is_empty() { write(family) } else { write(&mut family.encode_family(labels)?) }
 }
 
 fn pool_label(pool: &PoolCounts) -> Labels {

@@ -194,7 +194,8 @@ fn scraping(args: ScrapeArgs) -> Scrape {
     Scrape { intervals: Intervals { idle: scrape_interval, busy: scrape_interval_busy }, tls, staleness_max }
 }
 
-async fn serve_state(incoming: Incoming, shared: Arc<Shared>, mut shutdown: Shutdown) -> &'static str {
+/// Serves state and EDS until `shutdown`.
+pub async fn serve_state(incoming: Incoming, shared: Arc<Shared>, mut shutdown: Shutdown) -> &'static str {
     let state = StateServiceServer::new(StateServer::new(Arc::clone(&shared), shutdown.clone()))
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);

@@ -2,5 +2,6 @@
 
 #![cfg(test)] // so that the lints know helpers outside #[test] functions for tests too
 
+mod daemon;
 mod exposition;
 mod scrape;

@@ -1,0 +1,10 @@
+//! The daemon as its peers see it: played here are filters, Envoys, people and the files they write.
+
+mod admin;
+mod cli;
+mod eds;
+mod files;
+mod harness;
+mod ordering;
+mod state_stream;
+mod tls;

@@ -1,0 +1,117 @@
+//! The admin listener, as people, probes and Prometheus use it.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use prost::Message;
+use proto::state::{self, proxy_message};
+
+use super::harness::{Filter, daemon, get, get_json, until};
+
+/// Reads a page with the parser of `prometheus_client`; fails on what it refuses. Gives the samples, a line each.
+fn parse(page: &str) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let python = root.join(".venv/bin/python");
+    assert!(python.exists(), "{} is missing: run `make setup` first", python.display());
+    let script = "
+import sys
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+for family in text_string_to_metric_families(sys.stdin.read()):
+    for s in family.samples:
+        print(s.name, sorted(s.labels.items()), float(s.value))
+";
+    let mut child =
+        Command::new(python).args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(page.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}\n{page}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[tokio::test]
+async fn metrics_are_valid_and_say_what_the_proxies_reported() {
+    let daemon = daemon(&["--endpoint", "127.0.0.1:1"]).await;
+    let (mut filter, _) = Filter::connect(daemon.state_address, "n", 1, &["default"]).await;
+    let roster = filter.roster().await;
+    let mut counts = vec![0; proto::HISTOGRAM_BOUNDS.len() + 1];
+    (counts[3], counts[20]) = (2, 1);
+    let model = state::ModelCounters {
+        model: "we\"ird\\na\nme".to_owned(),
+        target_model: "m".to_owned(),
+        requests: 3,
+        errors: vec![state::Count { key: "503".to_owned(), count: 1 }],
+        ttft_ms: Some(state::Histogram { counts, sum: 700_014.0 }),
+        prompt_tokens: 300,
+        cached_tokens: 100,
+        ..Default::default()
+    };
+    let e = &roster.endpoints[0];
+    let row = state::EndpointCounters {
+        slot: e.slot,
+        incarnation: e.incarnation,
+        picked: 3,
+        served: 2,
+        failed: 1,
+        requests: 1,
+        ..Default::default()
+    };
+    let vm = state::VmCounters { pool: "default".to_owned(), vm_id: 1, endpoints: vec![row], models: vec![model], ..Default::default() };
+    filter.say(proxy_message::Message::Report(state::Report { counters: vec![vm.encode_to_vec()] })).await;
+    until("the report is counted", || async { get(daemon.admin_address, "/metrics").await.1.contains("switchpoint_reports_total 1") })
+        .await;
+
+    let samples = parse(&get(daemon.admin_address, "/metrics").await.1);
+    for expected in [
+        r#"llm_d_epp_request_total [('model_name', 'we"ird\\na\nme'), ('pool', 'default'), ('target_model_name', 'm')] 3.0"#,
+        "llm_d_epp_request_ttft_seconds_count",
+        "('error_code', '503')",
+        "llm_d_epp_ready_endpoints [('name', 'default')] 1.0",
+        "llm_d_epp_inflight_requests [('endpoint_name', '127.0.0.1:1')",
+        "llm_d_epp_scheduler_attempts_total",
+        "switchpoint_endpoint_failed_total",
+        "switchpoint_proxies [('pool', 'default')] 1.0",
+        "switchpoint_roster_generation",
+    ] {
+        assert!(samples.contains(expected), "no {expected} in\n{samples}");
+    }
+    let le = |bound: &str| {
+        samples
+            .lines()
+            .find(|l| l.starts_with("llm_d_epp_request_ttft_seconds_bucket") && l.contains(&format!("('le', '{bound}')")))
+            .map(str::to_owned)
+    };
+    assert!(le("0.01").unwrap().ends_with(" 2.0") && le("+Inf").unwrap().ends_with(" 3.0"), "buckets are cumulative and in seconds");
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn every_endpoint_is_shown_with_state_and_reason() {
+    let daemon = daemon(&["--endpoint", "127.0.0.1:1"]).await;
+    until("a scrape failed", || async {
+        let row = get_json(daemon.admin_address, "/debug/endpoints").await["endpoints"][0].clone();
+        row["reason"].as_str().is_some_and(|r| r.contains("cannot connect"))
+    })
+    .await;
+    let row = get_json(daemon.admin_address, "/debug/endpoints").await["endpoints"][0].clone();
+    for key in ["name", "address", "pool", "state", "reason", "since", "incarnation", "in_flight"] {
+        assert!(!row[key].is_null(), "{key} in {row}");
+    }
+    assert_eq!(row["state"], "ready", "a failing scrape is no reason not to route");
+    assert!(row["metrics"]["queue_depth"].is_null());
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn the_state_shows_who_is_connected_and_what_they_have() {
+    let daemon = daemon(&["--endpoint", "127.0.0.1:1"]).await;
+    let (mut filter, _) = Filter::connect(daemon.state_address, "node-7", 0xabc, &["default"]).await;
+    filter.roster().await;
+    let acked = || async { !get_json(daemon.admin_address, "/debug/state").await["proxies"][0]["pools"][0]["acked"].is_null() };
+    until("the acknowledgement is shown", acked).await;
+    let state = get_json(daemon.admin_address, "/debug/state").await;
+    assert_eq!(state["proxies"][0]["node_id"], "node-7");
+    assert_eq!(state["proxies"][0]["process_id"], "0000000000000abc");
+    assert_eq!(state["pools"][0]["profile"]["name"], "default");
+    daemon.stop().await;
+}

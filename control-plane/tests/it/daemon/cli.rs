@@ -1,0 +1,121 @@
+//! The program as typed.
+
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use super::harness::write;
+
+fn run(args: &[&str], environment: &[(&str, &str)]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_switchpointd")).args(args).envs(environment.iter().copied()).output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+fn check(args: &[&str], code: i32, expected: &[&str]) {
+    let output = run(args, &[]);
+    let said = said(&output);
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
+    for part in expected {
+        assert!(said.contains(part), "{args:?}: no {part:?} in {said}");
+    }
+}
+
+#[test]
+fn help_teaches() {
+    check(&["--help"], 0, &["Examples:", "serve --endpoint 127.0.0.1:8000", "switchpointd check config.yaml"]);
+    check(&["serve", "--help"], 0, &["--endpoints-file", "SWITCHPOINT_ENDPOINTS_FILE", "default: 127.0.0.1:9004", "endpoints:"]);
+    check(&["--version"], 0, &[env!("CARGO_PKG_VERSION")]);
+}
+
+#[test]
+fn every_option_of_serve_is_an_environment_variable_too() {
+    let help = said(&run(&["serve", "--help"], &[]));
+    let options = help.lines().map(str::trim).filter_map(|l| l.strip_prefix("--")).filter_map(|l| l.split([' ', '\n']).next());
+    let mut count = 0;
+    for option in options.filter(|o| *o != "help") {
+        let variable = format!("SWITCHPOINT_{}", option.to_uppercase().replace('-', "_"));
+        assert!(help.contains(&format!("[env: {variable}=")), "--{option} has no {variable}");
+        count += 1;
+    }
+    assert!(count > 15, "{count} options found in\n{help}");
+}
+
+#[test]
+fn a_command_line_that_cannot_be_is_refused_with_code_2() {
+    check(&["serve"], 2, &["--endpoints-file", "--endpoint"]);
+    check(&["serve", "--endpoint", "a:1", "--endpoints-file", "f"], 2, &["cannot be used with"]);
+    check(&["serve", "--endpoint", "a:1", "--listen-ext-proc", "x"], 2, &["unexpected argument '--listen-ext-proc'"]);
+    check(&["serve", "--endpoint", "a:1", "--scrape-interval", "5"], 2, &["250ms"]);
+    check(&["serve", "--endpoint", "a:1", "--state-tls-cert", "c"], 2, &["--state-tls-key"]);
+    check(&["serve", "--pools", "p", "--config", "c"], 2, &["cannot be used with"]);
+    check(&["check"], 2, &["FILE"]);
+    let output = run(&["serve"], &[("SWITCHPOINT_ENDPOINT", "127.0.0.1:1"), ("SWITCHPOINT_LISTEN_STATE", "nonsense")]);
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+}
+
+#[test]
+fn what_cannot_start_ends_with_code_1_and_the_reason() {
+    let serve = |args: &[&'static str]| [&["serve", "--listen-state", "127.0.0.1:0", "--listen-admin", "127.0.0.1:0"], args].concat();
+    check(&serve(&["--endpoint", "127.0.0.1"]), 1, &["HOST:PORT"]);
+    check(&serve(&["--endpoint", "no-such-host.invalid:80"]), 1, &["no-such-host.invalid"]);
+    check(&serve(&["--endpoint", "127.0.0.1:1,127.0.0.1:1"]), 1, &["two endpoints"]);
+    check(&serve(&["--endpoint", "127.0.0.1:1", "--config", "/no/such/file"]), 1, &["/no/such/file", "No such file"]);
+    check(&serve(&["--endpoint", "127.0.0.1:1", "--snapshot-file", "/no/such/folder/file"]), 1, &["snapshot file"]);
+    check(&serve(&["--endpoint", "127.0.0.1:1", "--state-tls-cert", "/no/c", "--state-tls-key", "/no/k"]), 1, &["--listen-state", "/no/c"]);
+    check(&["serve", "--endpoint", "127.0.0.1:1", "--listen-state", "192.0.2.1:9"], 1, &["192.0.2.1:9"]);
+}
+
+#[test]
+fn check_answers_for_every_item() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("config.yaml");
+    let path = file.to_str().unwrap();
+    let with = |plugins: &str| write(&file, &format!("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n{plugins}"));
+    with("- type: queue-scorer\n- type: single-profile-handler\n");
+    check(&["check", path], 0, &["config.yaml:4: implemented: plugins[0]", "config.yaml:5: no effect: plugins[1]", "fine"]);
+    with("- type: queue-scorer\n- type: session-affinity-scorer\n");
+    check(&["check", path], 2, &["config.yaml:5: refused: plugins[1]", "instead: prefix-cache-scorer"]);
+    with("- type: quue-scorer\n");
+    check(&["check", path], 1, &["config.yaml:4: error: plugins[0].type", "did you mean \"queue-scorer\"?"]);
+    let output = run(&["check", "--format", "json", path], &[]);
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["errors"][0]["line"], 4);
+    check(&["check", "/no/such/file"], 1, &["No such file"]);
+    check(&["check", "--endpoint", "127.0.0.1:1"], 1, &["Connection refused"]);
+}
+
+#[tokio::test]
+async fn sigterm_stops_it_soon_and_well() {
+    let mut child = tokio::process::Command::new(env!("CARGO_BIN_EXE_switchpointd"))
+        .args([
+            "serve",
+            "--endpoint",
+            "127.0.0.1:1",
+            "--listen-state",
+            "127.0.0.1:0",
+            "--listen-admin",
+            "127.0.0.1:0",
+            "--log-format",
+            "json",
+        ])
+        .stderr(std::process::Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut lines = tokio::io::BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("\"serving\"") {
+        line.clear();
+        assert_ne!(tokio::io::AsyncBufReadExt::read_line(&mut lines, &mut line).await.unwrap(), 0, "ended before it served");
+        let parsed: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert!(parsed["level"].is_string());
+    }
+    let pid = child.id().unwrap().to_string();
+    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    let status = tokio::time::timeout(Duration::from_secs(10), child.wait()).await.expect("it does not stop").unwrap();
+    assert_eq!(status.code(), Some(0));
+}

@@ -1,0 +1,202 @@
+//! Files as operators and kubelets change them, and what a restart remembers.
+
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use control_plane::run::Daemon;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::harness::{Filter, daemon, endpoints, get, get_json, names, until, write};
+
+async fn names_of(daemon: &Daemon) -> Vec<String> {
+    let endpoints = get_json(daemon.admin_address, "/debug/endpoints").await;
+    let ready = endpoints["endpoints"].as_array().unwrap().iter().filter(|e| e["state"] == "ready");
+    ready.map(|e| e["name"].as_str().unwrap().to_owned()).collect()
+}
+
+async fn pool_state(daemon: &Daemon) -> Value {
+    get_json(daemon.admin_address, "/debug/state").await["pools"][0].clone()
+}
+
+async fn until_names(daemon: &Daemon, expected: &[&str]) {
+    until(&format!("{expected:?}"), || async { names_of(daemon).await == expected }).await;
+}
+
+async fn on(file: &Path) -> Daemon {
+    daemon(&["--endpoints-file", file.to_str().unwrap()]).await
+}
+
+#[tokio::test]
+async fn a_bad_file_keeps_the_set_and_says_why() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("endpoints.yaml");
+    write(&file, &endpoints(&[1, 2]));
+    let daemon = on(&file).await;
+    until_names(&daemon, &["e1", "e2"]).await;
+    for (bad, expected) in [
+        ("endpoints: [", "endpoints.yaml"),
+        ("endpoints:\n- {name: a, address: 127.0.0.1, port: 1, colour: red}\n", "colour"),
+        ("endpoints:\n- {name: a, address: gpu-1.local, port: 1}\n", "not an IP address"),
+        ("endpoints:\n- {name: a, address: 127.0.0.1, port: 1}\n- {name: a, address: 127.0.0.1, port: 2}\n", "two endpoints are named"),
+        (
+            "endpoints:\n- {name: a, address: 127.0.0.1, port: 1}\n- {name: b, address: 127.0.0.1, port: 1}\n",
+            "two endpoints have the address",
+        ),
+        ("", "endpoints.yaml"),
+    ] {
+        write(&file, bad);
+        let told = || async { pool_state(&daemon).await["discovery"]["error"].as_str().is_some_and(|e| e.contains(expected)) };
+        until(expected, told).await;
+        assert_eq!(names_of(&daemon).await, ["e1", "e2"]);
+        assert_eq!(get(daemon.admin_address, "/readyz").await.0, 200, "still ready with the last good set");
+    }
+    std::fs::remove_file(&file).unwrap();
+    let gone = || async { pool_state(&daemon).await["discovery"]["error"].as_str().is_some_and(|e| e.contains("No such file")) };
+    until("the file is missed", gone).await;
+    assert_eq!(names_of(&daemon).await, ["e1", "e2"]);
+    write(&file, &endpoints(&[2, 3]));
+    until_names(&daemon, &["e2", "e3"]).await;
+    assert!(pool_state(&daemon).await["discovery"]["error"].is_null());
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_mounted_config_map_is_followed_through_its_symlinks() {
+    let folder = TempDir::new().unwrap();
+    let version = |name: &str, text: &str| {
+        let data = folder.path().join(name);
+        std::fs::create_dir(&data).unwrap();
+        std::fs::write(data.join("endpoints.yaml"), text).unwrap();
+    };
+    version("..1", &endpoints(&[1]));
+    version("..2", &endpoints(&[1, 2]));
+    symlink("..1", folder.path().join("..data")).unwrap();
+    symlink("..data/endpoints.yaml", folder.path().join("endpoints.yaml")).unwrap();
+    let daemon = on(&folder.path().join("endpoints.yaml")).await;
+    until_names(&daemon, &["e1"]).await;
+    symlink("..2", folder.path().join("..data_tmp")).unwrap();
+    std::fs::rename(folder.path().join("..data_tmp"), folder.path().join("..data")).unwrap();
+    until_names(&daemon, &["e1", "e2"]).await;
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn until_the_file_can_be_read_the_daemon_is_alive_but_not_ready() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("endpoints.yaml");
+    let daemon = on(&file).await;
+    let (mut filter, _) = Filter::connect(daemon.state_address, "n", 1, &["default"]).await;
+    let said = || async {
+        let (status, text) = get(daemon.admin_address, "/readyz").await;
+        status == 503 && text.contains("No such file")
+    };
+    until("readyz says why", said).await;
+    assert_eq!(get(daemon.admin_address, "/livez").await.0, 200);
+    assert!(filter.roster_within(std::time::Duration::from_millis(1500)).await.is_none(), "an empty pool told as the truth");
+    write(&file, &endpoints(&[1]));
+    assert_eq!(names(&filter.roster().await), ["e1"]);
+    assert_eq!(get(daemon.admin_address, "/readyz").await.0, 200);
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn a_restart_keeps_slots_incarnations_and_secret_in_a_newer_term() {
+    let folder = TempDir::new().unwrap();
+    let (file, snapshot) = (folder.path().join("endpoints.yaml"), folder.path().join("snapshot.json"));
+    write(&file, &endpoints(&[1, 2, 3]));
+    let args = ["--endpoints-file", file.to_str().unwrap(), "--snapshot-file", snapshot.to_str().unwrap()];
+    let first = daemon(&args).await;
+    let (mut filter, _) = Filter::connect(first.state_address, "n", 1, &["default"]).await;
+    filter.roster().await;
+    write(&file, &endpoints(&[1, 3]));
+    let before = loop {
+        let roster = filter.roster().await;
+        if names(&roster) == ["e1", "e3"] {
+            break roster;
+        }
+    };
+    first.stop().await;
+
+    // The source is gone when the next life begins; what was last known is served.
+    std::fs::remove_file(&file).unwrap();
+    let second = daemon(&args).await;
+    assert_eq!(get(second.admin_address, "/readyz").await.0, 200);
+    let (mut filter, _) = Filter::connect(second.state_address, "n", 1, &["default"]).await;
+    let after = filter.roster().await;
+    let ids = |r: &proto::state::Roster| r.endpoints.iter().map(|e| (e.name.clone(), e.slot, e.incarnation)).collect::<Vec<_>>();
+    assert_eq!(ids(&after), ids(&before));
+    assert_eq!(after.hash_secret, before.hash_secret);
+    assert!(after.version.unwrap().term > before.version.unwrap().term);
+
+    write(&file, &endpoints(&[1, 2, 3]));
+    let with_e2 = loop {
+        let roster = filter.roster().await;
+        if roster.endpoints.len() == 3 {
+            break roster;
+        }
+    };
+    let newest = with_e2.endpoints.iter().find(|e| e.name == "e2").unwrap().incarnation;
+    assert!(before.endpoints.iter().all(|e| e.incarnation < newest), "an incarnation is never given twice");
+    second.stop().await;
+}
+
+#[tokio::test]
+async fn a_snapshot_that_cannot_be_used_is_moved_aside() {
+    let folder = TempDir::new().unwrap();
+    let (file, snapshot) = (folder.path().join("endpoints.yaml"), folder.path().join("snapshot.json"));
+    write(&file, &endpoints(&[1]));
+    let twice = r#"{"schema":1,"term":1,"hash_secret":"0","pools":{"default":{"incarnation_next":9,"endpoints":[
+        {"slot":0,"incarnation":1,"name":"a","namespace":"d","address":"127.0.0.1:1"},
+        {"slot":0,"incarnation":2,"name":"b","namespace":"d","address":"127.0.0.1:2"}]}}}"#;
+    for corrupt in ["", "{", "null", "\u{0}\u{0}", r#"{"schema":99,"term":1,"hash_secret":"0","pools":{}}"#, twice] {
+        std::fs::write(&snapshot, corrupt).unwrap();
+        let daemon = daemon(&["--endpoints-file", file.to_str().unwrap(), "--snapshot-file", snapshot.to_str().unwrap()]).await;
+        until_names(&daemon, &["e1"]).await;
+        daemon.stop().await;
+        assert_eq!(std::fs::read_to_string(folder.path().join("snapshot.json.corrupt")).unwrap(), corrupt);
+        let rewritten: Value = serde_json::from_str(&std::fs::read_to_string(&snapshot).unwrap()).unwrap();
+        assert_eq!(rewritten["pools"]["default"]["endpoints"][0]["name"], "e1");
+    }
+}
+
+#[tokio::test]
+async fn a_configuration_is_reloaded_and_a_bad_one_keeps_the_old() {
+    let folder = TempDir::new().unwrap();
+    let config = folder.path().join("config.yaml");
+    let with = |scorer: &str| {
+        format!("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n- type: {scorer}\n- type: random-picker\n")
+    };
+    write(&config, &with("queue-scorer"));
+    let daemon = daemon(&["--endpoint", "127.0.0.1:1", "--config", config.to_str().unwrap()]).await;
+    let (mut filter, _) = Filter::connect(daemon.state_address, "n", 1, &["default"]).await;
+    let scorer = |roster: proto::state::Roster| roster.profile.unwrap().plugins[0].r#type.clone();
+    assert_eq!(scorer(filter.roster().await), "queue-scorer");
+    write(&config, &with("queue-scoorer"));
+    let told = || async {
+        pool_state(&daemon).await["config"]["error"].as_str().is_some_and(|e| e.contains("config.yaml:4") && e.contains("did you mean"))
+    };
+    until("the mistake is visible", told).await;
+    write(&config, &with("token-load-scorer"));
+    assert_eq!(scorer(filter.roster().await), "token-load-scorer");
+    assert!(pool_state(&daemon).await["config"]["error"].is_null());
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn several_pools_have_their_own_endpoints() {
+    let folder = TempDir::new().unwrap();
+    let (pools, file) = (folder.path().join("pools.yaml"), folder.path().join("a.yaml"));
+    write(&file, &endpoints(&[1]));
+    let text = format!("pools:\n- {{name: a, endpointsFile: {}}}\n- {{name: b, endpoints: ['127.0.0.1:2', '[::1]:3']}}\n", file.display());
+    write(&pools, &text);
+    let daemon = daemon(&["--pools", pools.to_str().unwrap()]).await;
+    let (mut filter, welcome) = Filter::connect(daemon.state_address, "n", 1, &["a", "b"]).await;
+    assert!(welcome.unknown_pools.is_empty());
+    let mut seen = [filter.roster().await, filter.roster().await];
+    seen.sort_by(|x, y| x.pool.cmp(&y.pool));
+    let addresses = |r: &proto::state::Roster| r.endpoints.iter().map(|e| e.address.clone()).collect::<Vec<_>>();
+    assert_eq!((seen[0].pool.as_str(), addresses(&seen[0])), ("a", vec!["127.0.0.1:1".to_owned()]));
+    assert_eq!((seen[1].pool.as_str(), addresses(&seen[1])), ("b", vec!["127.0.0.1:2".to_owned(), "[::1]:3".to_owned()]));
+    daemon.stop().await;
+}

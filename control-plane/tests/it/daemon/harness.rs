@@ -1,0 +1,287 @@
+//! A daemon in this process, and clients that play its peers.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Parser;
+use control_plane::args::{Cli, Command};
+use control_plane::config::PoolConfig;
+use control_plane::feed::Feed;
+use control_plane::listen::listen;
+use control_plane::pool::{Pool, Settings};
+use control_plane::run::{Daemon, serve_state};
+use control_plane::scrape::{ScrapeConfig, ScrapeEvent, Scraper};
+use control_plane::shared::{ScraperHandle, Shared};
+use control_plane::shutdown::{self, Trigger};
+use discovery::{Change, Instance, MetricsLocation};
+use envoy_types::pb::envoy::config::core::v3::Node;
+use envoy_types::pb::envoy::config::endpoint::v3::{ClusterLoadAssignment, LbEndpoint};
+use envoy_types::pb::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
+use envoy_types::pb::envoy::service::endpoint::v3::endpoint_discovery_service_client::EndpointDiscoveryServiceClient;
+use envoy_types::pb::google::rpc;
+use futures::StreamExt;
+use prost::Message;
+use proto::state::state_service_client::StateServiceClient;
+use proto::state::{self, daemon_message, proxy_message};
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Channel;
+use tonic::{Status, Streaming};
+
+/// Longer than anything here takes on a busy machine; reached only by a failure.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// One pool named `default`, fed by the test, behind a real gRPC listener.
+pub(crate) struct Rig {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) address: SocketAddr,
+    changes: mpsc::Sender<Change>,
+    scrapes: mpsc::Sender<ScrapeEvent>,
+    _trigger: Trigger,
+}
+
+/// A filter's end of the state stream.
+pub(crate) struct Filter {
+    outbound: mpsc::Sender<state::ProxyMessage>,
+    pub(crate) inbound: Streaming<state::DaemonMessage>,
+}
+
+/// Envoy's end of an EDS stream.
+pub(crate) struct Envoy {
+    outbound: mpsc::Sender<DiscoveryRequest>,
+    inbound: Streaming<DiscoveryResponse>,
+    node_id: String,
+}
+
+pub(crate) fn instance(name: &str, port: u16) -> Instance {
+    Instance {
+        name: name.to_owned(),
+        namespace: "default".to_owned(),
+        address: SocketAddr::from(([127, 0, 0, 1], port)),
+        labels: Vec::new(),
+        metrics: MetricsLocation::default(),
+    }
+}
+
+/// Starts the daemon as the command line would; ports are the system's choice.
+pub(crate) async fn daemon(args: &[&str]) -> Daemon {
+    let ports = ["--listen-state", "127.0.0.1:0", "--listen-admin", "127.0.0.1:0"];
+    let line = ["switchpointd", "serve"].iter().chain(args).chain(&ports);
+    let Command::Serve(serve) = Cli::try_parse_from(line).unwrap().command else { panic!("not serve") };
+    Daemon::start(*serve).await.unwrap()
+}
+
+pub(crate) fn write(path: &Path, text: &str) {
+    let temporary = path.with_extension("tmp");
+    std::fs::write(&temporary, text).unwrap();
+    std::fs::rename(temporary, path).unwrap();
+}
+
+/// An endpoints file with these ports.
+pub(crate) fn endpoints(ports: &[u16]) -> String {
+    let rows: String = ports.iter().map(|p| format!("- {{name: e{p}, address: 127.0.0.1, port: {p}}}\n")).collect();
+    if rows.is_empty() { "endpoints: []\n".to_owned() } else { format!("endpoints:\n{rows}") }
+}
+
+pub(crate) async fn get(address: SocketAddr, path: &str) -> (u16, String) {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let response = reqwest::get(format!("http://{address}{path}")).await.unwrap();
+    (response.status().as_u16(), response.text().await.unwrap())
+}
+
+pub(crate) async fn get_json(address: SocketAddr, path: &str) -> serde_json::Value {
+    serde_json::from_str(&get(address, path).await.1).unwrap()
+}
+
+/// Asks until it is so.
+pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut condition: impl FnMut() -> F) {
+    let patient = async {
+        while !condition().await {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, patient).await.unwrap_or_else(|_| panic!("never: {what}"));
+}
+
+// === impl Rig ===
+
+impl Rig {
+    pub(crate) async fn start(instances: Vec<Instance>) -> Self {
+        let (trigger, shutdown) = shutdown::channel();
+        let (changes, changed) = mpsc::channel(16);
+        let (scrapes, scraped) = mpsc::channel(1024);
+        let (_scraper, busy, stats) = Scraper::try_new(&ScrapeConfig::default()).unwrap();
+        let shared = Shared::new(7, 99, [(Arc::from("default"), ScraperHandle { busy, stats })].into());
+        let PoolConfig { profile, scraping } = PoolConfig::default_config().unwrap();
+        let settings = Settings { name: "default".into(), profile, staleness_max: Duration::from_secs(5), incarnation_first: 1 };
+        let (targets, _) = watch::channel(Arc::from([]));
+        let feed = Feed { pool: Pool::new(settings), shared: Arc::clone(&shared), targets, scraping, config: None };
+        tokio::spawn(feed.run(ReceiverStream::new(changed).chain(futures::stream::pending()).boxed(), scraped, shutdown.clone()));
+        let incoming = listen(([127, 0, 0, 1], 0).into(), None, shutdown.clone()).await.unwrap();
+        let address = incoming.address();
+        tokio::spawn(serve_state(incoming, Arc::clone(&shared), shutdown));
+        let rig = Self { shared, address, changes, scrapes, _trigger: trigger };
+        rig.reset(instances).await;
+        rig
+    }
+
+    pub(crate) async fn reset(&self, instances: Vec<Instance>) {
+        self.changes.send(Change::Reset(instances)).await.unwrap();
+    }
+
+    pub(crate) async fn scraped(&self, event: ScrapeEvent) {
+        self.scrapes.send(event).await.unwrap();
+    }
+}
+
+// === impl Filter ===
+
+impl Filter {
+    /// Connects and says nothing yet.
+    pub(crate) async fn silent(address: SocketAddr) -> Self {
+        let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
+        Self::over(channel).await.unwrap()
+    }
+
+    pub(crate) async fn over(channel: Channel) -> Result<Self, Status> {
+        let (outbound, messages) = mpsc::channel(16);
+        let mut client = StateServiceClient::new(channel).max_decoding_message_size(proto::MESSAGE_BYTES_MAX);
+        let inbound = client.stream(ReceiverStream::new(messages)).await?.into_inner();
+        Ok(Self { outbound, inbound })
+    }
+
+    /// Connects, says hello and is welcomed.
+    pub(crate) async fn connect(address: SocketAddr, node_id: &str, process_id: u64, pools: &[&str]) -> (Self, state::Welcome) {
+        let mut filter = Self::silent(address).await;
+        filter.hello(proto::SCHEMA, node_id, process_id, pools).await;
+        match filter.next().await {
+            Ok(daemon_message::Message::Welcome(welcome)) => (filter, welcome),
+            other => panic!("not a welcome: {other:?}"),
+        }
+    }
+
+    pub(crate) async fn say(&self, message: proxy_message::Message) {
+        self.outbound.send(state::ProxyMessage { message: Some(message) }).await.unwrap();
+    }
+
+    pub(crate) async fn hello(&self, schema: u32, node_id: &str, process_id: u64, pools: &[&str]) {
+        let pools = pools.iter().map(|&p| p.to_owned()).collect();
+        self.say(proxy_message::Message::Hello(state::Hello { schema, node_id: node_id.to_owned(), process_id, pools })).await;
+    }
+
+    pub(crate) async fn next(&mut self) -> Result<daemon_message::Message, Status> {
+        let next = tokio::time::timeout(PATIENCE, self.inbound.message()).await.expect("the daemon fell silent")?;
+        Ok(next.expect("the stream ended").message.expect("an empty message"))
+    }
+
+    pub(crate) async fn metrics(&mut self) -> state::Metrics {
+        loop {
+            if let daemon_message::Message::Metrics(metrics) = self.next().await.unwrap() {
+                return metrics;
+            }
+        }
+    }
+
+    /// The next roster, acknowledged.
+    pub(crate) async fn roster(&mut self) -> state::Roster {
+        let roster = self.roster_unanswered().await;
+        self.ack(&roster, "").await;
+        roster
+    }
+
+    pub(crate) async fn roster_unanswered(&mut self) -> state::Roster {
+        loop {
+            if let daemon_message::Message::Roster(roster) = self.next().await.unwrap() {
+                return roster;
+            }
+        }
+    }
+
+    pub(crate) async fn ack(&self, roster: &state::Roster, refused: &str) {
+        let ack = state::Ack { pool: roster.pool.clone(), version: roster.version, refused: refused.to_owned() };
+        self.say(proxy_message::Message::Ack(ack)).await;
+    }
+
+    /// Is there a roster within `time`?
+    pub(crate) async fn roster_within(&mut self, time: Duration) -> Option<state::Roster> {
+        tokio::time::timeout(time, self.roster()).await.ok()
+    }
+}
+
+// === impl Envoy ===
+
+impl Envoy {
+    /// Subscribes to the pool `default`.
+    pub(crate) async fn connect(address: SocketAddr, node_id: &str) -> Self {
+        let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
+        let (outbound, messages) = mpsc::channel(16);
+        let envoy = Self {
+            inbound: EndpointDiscoveryServiceClient::new(channel)
+                .stream_endpoints(ReceiverStream::new(messages))
+                .await
+                .unwrap()
+                .into_inner(),
+            outbound,
+            node_id: node_id.to_owned(),
+        };
+        envoy.send("", None, &["default"]).await;
+        envoy
+    }
+
+    pub(crate) async fn send(&self, nonce: &str, refused: Option<&str>, names: &[&str]) {
+        let request = DiscoveryRequest {
+            node: Some(Node { id: self.node_id.clone(), ..Node::default() }),
+            type_url: control_plane::eds::TYPE_URL.to_owned(),
+            resource_names: names.iter().map(|&n| n.to_owned()).collect(),
+            response_nonce: nonce.to_owned(),
+            error_detail: refused.map(|why| rpc::Status { message: why.to_owned(), ..rpc::Status::default() }),
+            ..DiscoveryRequest::default()
+        };
+        self.outbound.send(request).await.unwrap();
+    }
+
+    pub(crate) async fn ack(&self, response: &DiscoveryResponse) {
+        self.send(&response.nonce, None, &["default"]).await;
+    }
+
+    pub(crate) async fn next(&mut self) -> Result<DiscoveryResponse, Status> {
+        let next = tokio::time::timeout(PATIENCE, self.inbound.message()).await.expect("the daemon fell silent")?;
+        Ok(next.expect("the stream ended"))
+    }
+
+    /// The next set, acknowledged: its ports.
+    pub(crate) async fn ports(&mut self) -> Vec<u32> {
+        let response = self.next().await.unwrap();
+        self.ack(&response).await;
+        ports(&response)
+    }
+
+    pub(crate) async fn within(&mut self, time: Duration) -> Option<DiscoveryResponse> {
+        tokio::time::timeout(time, self.next()).await.ok().map(Result::unwrap)
+    }
+}
+
+pub(crate) fn assignment(response: &DiscoveryResponse) -> ClusterLoadAssignment {
+    let [resource] = response.resources.as_slice() else { panic!("{} resources", response.resources.len()) };
+    ClusterLoadAssignment::decode(resource.value.as_slice()).unwrap()
+}
+
+pub(crate) fn ports(response: &DiscoveryResponse) -> Vec<u32> {
+    assignment(response).endpoints.iter().flat_map(|l| &l.lb_endpoints).map(port).collect()
+}
+
+fn port(endpoint: &LbEndpoint) -> u32 {
+    use envoy_types::pb::envoy::config::core::v3::address::Address::SocketAddress;
+    use envoy_types::pb::envoy::config::core::v3::socket_address::PortSpecifier::PortValue;
+    use envoy_types::pb::envoy::config::endpoint::v3::lb_endpoint::HostIdentifier::Endpoint;
+    let Some(Endpoint(endpoint)) = &endpoint.host_identifier else { panic!("no endpoint") };
+    let Some(SocketAddress(address)) = &endpoint.address.as_ref().unwrap().address else { panic!("no socket address") };
+    let Some(PortValue(port)) = address.port_specifier else { panic!("no port") };
+    port
+}
+
+pub(crate) fn names(roster: &state::Roster) -> Vec<&str> {
+    roster.endpoints.iter().map(|e| e.name.as_str()).collect()
+}

@@ -1,0 +1,124 @@
+//! TLS on the listeners: who is let in, and certificates that change.
+
+use std::path::{Path, PathBuf};
+
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use tempfile::TempDir;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+
+use super::harness::{Filter, daemon, names, until, write};
+
+struct Authority {
+    pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let pem = params.self_signed(&key).unwrap().pem();
+        Self { pem, issuer: Issuer::new(params, key) }
+    }
+
+    /// Certificate and key, PEM.
+    fn sign(&self) -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        let certificate = CertificateParams::new(vec!["localhost".to_owned()]).unwrap().signed_by(&key, &self.issuer).unwrap();
+        (certificate.pem(), key.serialize_pem())
+    }
+
+    fn put(&self, folder: &Path) -> (PathBuf, PathBuf) {
+        let (certificate, key) = self.sign();
+        let (cert_file, key_file) = (folder.join("cert.pem"), folder.join("key.pem"));
+        write(&key_file, &key);
+        write(&cert_file, &certificate);
+        (cert_file, key_file)
+    }
+}
+
+fn tls(server: &Authority, client: Option<&Authority>) -> ClientTlsConfig {
+    let config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&server.pem)).domain_name("localhost");
+    match client {
+        None => config,
+        Some(authority) => {
+            let (certificate, key) = authority.sign();
+            config.identity(Identity::from_pem(certificate, key))
+        }
+    }
+}
+
+async fn connect(address: std::net::SocketAddr, tls: ClientTlsConfig) -> Result<Channel, tonic::transport::Error> {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    Endpoint::from_shared(format!("https://localhost:{}", address.port())).unwrap().tls_config(tls)?.connect().await
+}
+
+/// Says hello and gets a roster?
+async fn served(address: std::net::SocketAddr, tls: ClientTlsConfig) -> bool {
+    let Ok(channel) = connect(address, tls).await else { return false };
+    let Ok(filter) = Filter::over(channel).await else { return false };
+    let mut filter = filter;
+    filter.hello(proto::SCHEMA, "n", 1, &["default"]).await;
+    if !matches!(filter.inbound.message().await, Ok(Some(_))) {
+        return false;
+    }
+    names(&filter.roster().await) == ["127.0.0.1:1"]
+}
+
+#[tokio::test]
+async fn only_clients_of_the_right_authority_are_served() {
+    let folder = TempDir::new().unwrap();
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let (cert, key) = ours.put(folder.path());
+    let ca = folder.path().join("ca.pem");
+    write(&ca, &ours.pem);
+    let [cert, key, ca] = [&cert, &key, &ca].map(|p| p.to_str().unwrap());
+    let daemon =
+        daemon(&["--endpoint", "127.0.0.1:1", "--state-tls-cert", cert, "--state-tls-key", key, "--state-tls-client-ca", ca]).await;
+    assert!(served(daemon.state_address, tls(&ours, Some(&ours))).await);
+    assert!(!served(daemon.state_address, tls(&ours, None)).await, "a client without a certificate");
+    assert!(!served(daemon.state_address, tls(&ours, Some(&theirs))).await, "a client of another authority");
+    assert!(!served(daemon.state_address, tls(&theirs, Some(&ours))).await, "a client that does not trust us");
+    let plain = Channel::from_shared(format!("http://{}", daemon.state_address)).unwrap().connect().await;
+    let refused = match plain {
+        Err(_) => true,
+        Ok(channel) => Filter::over(channel).await.is_err(),
+    };
+    assert!(refused, "a client in clear");
+    assert!(served(daemon.state_address, tls(&ours, Some(&ours))).await, "all that did no harm");
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn certificates_are_read_again_when_they_change() {
+    let folder = TempDir::new().unwrap();
+    let (old, new) = (Authority::new(), Authority::new());
+    let (cert, key) = old.put(folder.path());
+    let [cert, key] = [&cert, &key].map(|p| p.to_str().unwrap());
+    let daemon = daemon(&["--endpoint", "127.0.0.1:1", "--state-tls-cert", cert, "--state-tls-key", key]).await;
+    assert!(served(daemon.state_address, tls(&old, None)).await);
+    assert!(!served(daemon.state_address, tls(&new, None)).await);
+    new.put(folder.path());
+    until("the new certificate is shown", || served(daemon.state_address, tls(&new, None))).await;
+    std::fs::write(folder.path().join("cert.pem"), "garbage").unwrap();
+    tokio::time::sleep(std::time::Duration::from_millis(600)).await; // longer than a poll takes to see it
+    assert!(served(daemon.state_address, tls(&new, None)).await, "garbage does not replace a certificate");
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn the_admin_listener_has_its_own_tls() {
+    let folder = TempDir::new().unwrap();
+    let ours = Authority::new();
+    let (cert, key) = ours.put(folder.path());
+    let [cert, key] = [&cert, &key].map(|p| p.to_str().unwrap());
+    let daemon = daemon(&["--endpoint", "127.0.0.1:1", "--admin-tls-cert", cert, "--admin-tls-key", key]).await;
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let authority = reqwest::Certificate::from_pem(ours.pem.as_bytes()).unwrap();
+    let client = reqwest::Client::builder().tls_certs_only([authority]).build().unwrap();
+    let response = client.get(format!("https://localhost:{}/livez", daemon.admin_address.port())).send().await.unwrap();
+    assert_eq!(response.status(), 200);
+    assert!(client.get(format!("http://localhost:{}/livez", daemon.admin_address.port())).send().await.is_err());
+    daemon.stop().await;
+}
