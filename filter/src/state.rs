@@ -344,3 +344,310 @@ impl std::fmt::Debug for Parked {
         f.debug_struct("Parked").field("deadline", &self.deadline).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::{FakeHost, metrics_message, roster_message};
+    use crate::host::Expect;
+    use prost::Message;
+    use proto::state::{self, proxy_message};
+    use scheduler::Version;
+
+    const TERM: u64 = 40;
+
+    fn config(json: &str) -> Rc<FilterConfig> {
+        Rc::new(FilterConfig::parse(json.as_bytes()).unwrap())
+    }
+
+    fn vm(host: &FakeHost, root: u32) -> Vm<FakeHost> {
+        let mut vm = Vm::new(host.clone());
+        vm.configure(root, config(r#"{"pools": [{"name": "default"}]}"#));
+        vm
+    }
+
+    fn version(sequence: u64) -> Version {
+        Version { term: TERM, sequence }
+    }
+
+    /// The daemon sends `bytes` on the newest stream.
+    fn send(host: &FakeHost, vm: &mut Vm<FakeHost>, bytes: Vec<u8>) -> usize {
+        let (size, stream) = (bytes.len(), u32::try_from(host.streams.borrow().len()).unwrap());
+        host.buffers.borrow_mut().insert(Buffer::StreamMessage as u32, bytes);
+        let root = vm.roots.last().unwrap().id;
+        vm.stream_message(root, stream, size).len()
+    }
+
+    /// What was sent to the daemon since the last look, as text.
+    fn said(host: &FakeHost) -> Vec<String> {
+        let sent = std::mem::take(&mut *host.sent.borrow_mut());
+        let text = |(stream, bytes): (u32, Vec<u8>)| match state::ProxyMessage::decode(bytes.as_slice()).unwrap().message.unwrap() {
+            proxy_message::Message::Hello(h) => format!("{stream}: hello {} {:?}", h.node_id, h.pools),
+            proxy_message::Message::Ack(a) => format!("{stream}: ack {} {}", a.version.unwrap().sequence, a.refused),
+            proxy_message::Message::Report(r) => format!("{stream}: report of {}", r.counters.len()),
+        };
+        sent.into_iter().map(text).collect()
+    }
+
+    fn in_force(vm: &Vm<FakeHost>) -> u64 {
+        vm.replica("default").unwrap().borrow().version().sequence
+    }
+
+    /// A process whose VM 1 leads and has a roster with sequence 1.
+    fn led() -> (FakeHost, Vm<FakeHost>) {
+        let host = FakeHost::new();
+        host.properties.borrow_mut().insert("xds.node.id".into(), b"proxy-1".to_vec());
+        let mut leader = vm(&host, 1);
+        leader.tick(1);
+        send(&host, &mut leader, roster_message("default", version(1), &["10.0.0.1:1"]));
+        (host, leader)
+    }
+
+    #[test]
+    fn a_configuration_alone_touches_nothing_outside_the_vm() {
+        let host = FakeHost::new();
+        let mut canary = vm(&host, 1);
+        canary.remove_root(1);
+        assert_eq!((host.writes.get(), host.queues.borrow().len(), host.streams.borrow().len()), (0, 0, 0));
+    }
+
+    #[test]
+    fn the_leader_hears_the_daemon_and_wakes_the_others() {
+        let (host, mut leader) = led();
+        assert_eq!(said(&host), ["1: hello proxy-1 [\"default\"]", "1: ack 1 "]);
+        let mut other = vm(&host, 1);
+        other.tick(1);
+        assert_eq!(in_force(&other), 1, "a VM that comes later finds the board as it is");
+        assert_eq!(host.streams.borrow().len(), 1, "one stream a process");
+
+        host.pass_ms(1_000);
+        leader.tick(1);
+        said(&host);
+        send(&host, &mut leader, roster_message("default", version(2), &["10.0.0.1:1", "10.0.0.2:1"]));
+        let queue = other.seat.queue;
+        assert_eq!(host.queues.borrow()[queue as usize - 1].1.len(), 1);
+        other.woken(queue);
+        assert_eq!((in_force(&leader), in_force(&other)), (2, 2));
+        assert!(host.queues.borrow()[queue as usize - 1].1.is_empty(), "wake-ups do not pile up");
+    }
+
+    #[test]
+    fn a_wake_up_that_is_lost_costs_a_tick() {
+        let (host, mut leader) = led();
+        let mut other = vm(&host, 1);
+        other.tick(1);
+        send(&host, &mut leader, roster_message("default", version(2), &["10.0.0.1:1"]));
+        host.pass_ms(100);
+        other.tick(1);
+        assert_eq!(in_force(&other), 2);
+    }
+
+    #[test]
+    fn a_leader_that_dies_is_followed_and_what_was_known_stays() {
+        let (host, leader) = led();
+        let mut other = vm(&host, 1);
+        other.tick(1);
+        drop(leader);
+        for _ in 0..30 {
+            host.pass_ms(100);
+            other.tick(1);
+        }
+        assert_eq!(host.streams.borrow().len(), 2, "within the lease");
+        said(&host);
+        // The daemon sends what it has again; that it is in force already is no reason to refuse it.
+        send(&host, &mut other, roster_message("default", version(1), &["10.0.0.1:1"]));
+        assert_eq!(said(&host), ["2: ack 1 "]);
+        assert_eq!(host.metric_value("switchpoint_state_refused_total"), 0);
+    }
+
+    #[test]
+    fn a_stalled_leader_steps_down_at_its_next_message() {
+        let (host, mut stalled) = led();
+        let mut other = vm(&host, 1);
+        host.pass_ms(3_000);
+        other.tick(1);
+        assert_eq!(host.streams.borrow().len(), 2);
+        send(&host, &mut other, roster_message("default", version(5), &["10.0.0.5:1"]));
+        said(&host);
+        // What was under way to the stalled one arrives now.
+        let late = roster_message("default", version(9), &["10.0.0.9:1"]);
+        host.buffers.borrow_mut().insert(Buffer::StreamMessage as u32, late.clone());
+        stalled.stream_message(1, 1, late.len());
+        assert_eq!(said(&host), [""; 0]);
+        assert!(!host.streams.borrow()[0], "it closed its stream");
+        stalled.tick(1);
+        assert_eq!(in_force(&stalled), 5);
+    }
+
+    #[test]
+    fn bad_and_old_rosters_are_refused_with_the_reason_and_change_nothing() {
+        let (host, mut leader) = led();
+        said(&host);
+        send(&host, &mut leader, roster_message("default", version(2), &["10.0.0.1:1", "10.0.0.1:1"]));
+        send(&host, &mut leader, b"\xff\xff\xff".to_vec());
+        send(&host, &mut leader, roster_message("default", Version { term: TERM - 1, sequence: 99 }, &["10.0.0.7:1"]));
+        send(&host, &mut leader, metrics_message("default", version(1), 3, &[1.0, 2.0]));
+        let said = said(&host);
+        assert!(said[0].starts_with("1: ack 2 ") && said[0].contains("claimed by two endpoints"), "{said:?}");
+        assert_eq!(said[1..], ["1: ack 99 older than 40.1, which is in force"]);
+        assert_eq!((in_force(&leader), host.metric_value("switchpoint_state_refused_total")), (1, 4));
+        // And it goes on.
+        send(&host, &mut leader, roster_message("default", Version { term: TERM + 1, sequence: 1 }, &["10.0.0.7:1"]));
+        assert_eq!(leader.replica("default").unwrap().borrow().version().term, TERM + 1);
+    }
+
+    #[test]
+    fn a_roster_that_killed_its_leader_is_not_decoded_again() {
+        let (host, leader) = led();
+        let deadly = roster_message("default", version(2), &["10.0.0.2:1"]);
+        // The leader is lost in the middle of decoding: its mark stays.
+        host.share("switchpoint/1/decoding", &words::write(&[leader.id, words::digest(&deadly)], &[]), Expect::Any).unwrap();
+        drop(leader);
+        let mut next = vm(&host, 1);
+        for _ in 0..31 {
+            host.pass_ms(100);
+            next.tick(1);
+        }
+        said(&host);
+        send(&host, &mut next, deadly);
+        assert_eq!((in_force(&next), said(&host).len()), (1, 0));
+        assert_eq!(host.metric_value("switchpoint_state_poisoned_total"), 1);
+        send(&host, &mut next, roster_message("default", version(3), &["10.0.0.3:1"]));
+        assert_eq!(in_force(&next), 3);
+    }
+
+    #[test]
+    fn a_stream_that_ends_is_released_at_once_and_opened_again_after_a_pause() {
+        let (host, mut leader) = led();
+        leader.stream_closed(1, 1, "gone");
+        assert!(!host.streams.borrow()[0]);
+        leader.tick(1);
+        assert_eq!(host.streams.borrow().len(), 1, "not at once");
+        host.pass_ms(100);
+        leader.tick(1);
+        assert_eq!(host.streams.borrow().len(), 2);
+        // Ever longer pauses, but bounded.
+        let mut waits = Vec::new();
+        for _ in 0..12 {
+            let open = u32::try_from(host.streams.borrow().len()).unwrap();
+            leader.stream_closed(1, open, "gone");
+            let mut ticks = 0;
+            while host.streams.borrow().len() == open as usize {
+                host.pass_ms(100);
+                leader.tick(1);
+                ticks += 1;
+            }
+            waits.push(ticks * 100);
+        }
+        assert!(waits.iter().all(|&ms| (100..=2_100).contains(&ms)) && waits[11] >= 1_000, "{waits:?}");
+    }
+
+    #[test]
+    fn a_silent_daemon_is_given_up() {
+        let (host, mut leader) = led();
+        for _ in 0..49 {
+            host.pass_ms(100);
+            leader.tick(1);
+        }
+        assert_eq!(*host.streams.borrow(), [true]);
+        for _ in 0..4 {
+            host.pass_ms(100);
+            leader.tick(1);
+        }
+        assert_eq!(*host.streams.borrow(), [false, true]);
+        assert_eq!(host.metric_value("switchpoint_state_connected"), 0);
+    }
+
+    #[test]
+    fn a_new_root_context_takes_over_stream_and_wake_ups() {
+        let (host, mut leader) = led();
+        leader.configure(2, config(r#"{"pools": [{"name": "default"}, {"name": "more"}]}"#));
+        host.take_log();
+        leader.tick(1);
+        assert_eq!(host.take_log(), [""; 0], "the old one's ticks do nothing any more");
+        leader.tick(2);
+        // A stream is its own root context's to end.
+        assert_eq!(host.take_log(), ["focus 1", "focus 2"]);
+        assert_eq!(*host.streams.borrow(), [false, true]);
+        assert_eq!(said(&host).last().unwrap(), "2: hello proxy-1 [\"default\", \"more\"]");
+        assert_eq!(leader.seat.root, 2);
+        leader.remove_root(1);
+        assert_eq!(*host.streams.borrow(), [false, true]);
+        // A pool that no configuration names is gone; one that stays keeps what is known of it.
+        leader.configure(3, config(r#"{"pools": [{"name": "default"}]}"#));
+        leader.remove_root(2);
+        assert_eq!(*host.streams.borrow(), [false, false]);
+        assert!(leader.replica("more").is_none());
+        assert_eq!(in_force(&leader), 1);
+        leader.tick(3);
+        assert_eq!(*host.streams.borrow(), [false, false, true]);
+    }
+
+    #[test]
+    fn the_last_root_context_frees_the_lead() {
+        let (host, mut leader) = led();
+        let mut other = vm(&host, 1);
+        other.tick(1);
+        leader.remove_root(1);
+        other.tick(1);
+        assert_eq!(*host.streams.borrow(), [false, true]);
+    }
+
+    #[test]
+    fn a_leader_that_serves_hands_over_to_a_vm_that_does_not() {
+        let (host, mut worker) = led();
+        let mut main = vm(&host, 1);
+        worker.serves();
+        for _ in 0..101 {
+            host.pass_ms(100);
+            main.tick(1);
+            worker.tick(1);
+            send(&host, &mut worker, metrics_message("default", version(1), host.now_ms.get(), &[1.0]));
+        }
+        main.tick(1);
+        assert_eq!(*host.streams.borrow(), [false, true]);
+        assert!(worker.epoch.is_none() && main.epoch.is_some());
+    }
+
+    #[test]
+    fn counters_of_all_vms_are_reported_by_the_leader() {
+        let (host, mut leader) = led();
+        let mut other = vm(&host, 1);
+        said(&host);
+        for _ in 0..22 {
+            host.pass_ms(100);
+            other.tick(1);
+            leader.tick(1);
+        }
+        assert_eq!(said(&host), ["1: report of 2", "1: report of 2"]);
+    }
+
+    struct Waiter(std::cell::Cell<u32>);
+
+    impl Waiting for Waiter {
+        fn retry(&self) {
+            self.0.set(self.0.get() + 1);
+        }
+    }
+
+    #[test]
+    fn parked_requests_come_back_with_state_or_at_their_deadline_and_are_bounded() {
+        let host = FakeHost::new();
+        let mut leader = vm(&host, 1);
+        leader.tick(1);
+        let replica = leader.replica("default").unwrap();
+        let waiter: Rc<dyn Waiting> = Rc::new(Waiter(std::cell::Cell::new(0)));
+        let gone: Weak<dyn Waiting> = Weak::<Waiter>::new();
+        let park = |vm: &mut Vm<FakeHost>, ms| vm.park(host.now().plus_ms(ms), Rc::clone(&replica), Rc::downgrade(&waiter));
+        assert!(park(&mut leader, 500) && park(&mut leader, 2_000));
+        assert!(leader.park(host.now().plus_ms(2_000), Rc::clone(&replica), gone));
+        host.pass_ms(100);
+        assert_eq!(leader.tick(1).len(), 0, "one whose client left is dropped");
+        assert_eq!(leader.parked.len(), 2);
+        host.pass_ms(400);
+        assert_eq!(leader.tick(1).len(), 1, "the first is due");
+        assert_eq!(send(&host, &mut leader, roster_message("default", version(1), &["10.0.0.1:1"])), 1, "there is state");
+        assert!((0..PARKED_MAX).all(|_| park(&mut leader, 1)));
+        assert!(!park(&mut leader, 1));
+    }
+}

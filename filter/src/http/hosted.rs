@@ -1,0 +1,327 @@
+//! One exchange, hosted by the proxy: what a callback brings goes to [`Exchange`], what its step asks for goes to the [`Host`].
+//!
+//! ```text
+//!  Passing (no pool of ours, or gone on undecided)
+//!  Buffering ── last byte ──► decide ──► Routed, or Answered
+//!      ▲                         │ no state yet
+//!      └── body begun, not whole ┴── Parked ── state, or the deadline ──► decide
+//! ```
+//! A request is held from its headers on, because headers can be changed only so long; it goes on when its last byte is in and it is decided.
+//! Whatever is needed of headers later is taken while they can be read.
+
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+
+use exchange::usage::Usage;
+use exchange::{Exchange, HeadersStep, Origin, Reply, ResponseHead, Step, Time, headers, ready_reply};
+
+use crate::config::FilterConfig;
+use crate::host::{Buffer, Host, HostError, Map};
+use crate::metrics::{Metrics, Stat};
+use crate::pairs::{self, Pairs};
+use crate::state::replica::Replica;
+use crate::state::{Vm, Waiting};
+
+/// Where a route may name its pool, for routes that no cluster tells apart.
+const ROUTE_POOL: [&str; 5] = ["xds", "route_metadata", "filter_metadata", "switchpoint", "pool"];
+
+/// What becomes of the callback's headers or bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flow {
+    /// They go on.
+    Go,
+    /// The proxy holds them.
+    Hold,
+}
+
+/// One exchange and its host.
+pub struct Hosted<H: Host> {
+    id: u32,
+    host: H,
+    vm: Rc<RefCell<Vm<H>>>,
+    metrics: Rc<Metrics<H>>,
+    config: Rc<FilterConfig>,
+    me: Weak<Self>,
+    exchange: RefCell<Exchange>,
+    replica: RefCell<Option<Rc<RefCell<Replica>>>>,
+    request: Cell<Request>,
+    body_size: Cell<usize>,
+    /// Is its last byte in?
+    whole: Cell<bool>,
+    read_response: Cell<bool>,
+}
+
+/// How far the request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Request {
+    /// Not decided here, or gone on undecided: its body flows by.
+    Passing,
+    /// Waiting for its last byte.
+    Buffering,
+    /// Decided as far as its bytes go; waiting for state.
+    Parked,
+    /// Sent to a picked endpoint.
+    Routed,
+    /// Answered by us.
+    Answered,
+}
+
+// === impl Hosted ===
+
+impl<H: Host> Hosted<H> {
+    /// An exchange that has only just begun, on the proxy's context `id`.
+    pub fn new(id: u32, host: H, vm: Rc<RefCell<Vm<H>>>, config: Rc<FilterConfig>) -> Rc<Self> {
+        let (now, metrics) = (host.now(), vm.borrow().metrics());
+        Rc::new_cyclic(|me| Self {
+            id,
+            host,
+            vm,
+            metrics,
+            config,
+            me: me.clone(),
+            exchange: RefCell::new(Exchange::new(now)),
+            replica: RefCell::new(None),
+            request: Cell::new(Request::Passing),
+            body_size: Cell::new(0),
+            whole: Cell::new(false),
+            read_response: Cell::new(false),
+        })
+    }
+
+    /// The request headers are in.
+    pub fn request_headers(&self, end_of_stream: bool) -> Flow {
+        self.whole.set(end_of_stream);
+        self.vm.borrow_mut().serves();
+        let bytes = self.host.headers(Map::Request).unwrap_or_else(|e| self.failed("request headers", e));
+        self.strip(&bytes);
+        let step = self.exchange.borrow_mut().request_headers(&self.config.settings, Pairs::new(&bytes), end_of_stream);
+        if step == HeadersStep::Ready {
+            return self.reply(&ready_reply(self.vm.borrow().is_ready(&self.config)));
+        }
+        let replica = self.pool();
+        if replica.is_none() {
+            self.metrics.count(Stat::Passed);
+            return Flow::Go;
+        }
+        *self.replica.borrow_mut() = replica;
+        match step {
+            HeadersStep::Buffer => {
+                self.request.set(Request::Buffering);
+                Flow::Hold
+            }
+            HeadersStep::Decide | HeadersStep::Ready => self.decide(&[], self.host.now()),
+            HeadersStep::Reply(reply) => self.refuse(&reply),
+        }
+    }
+
+    /// The request body, as far as it is in, is `size` bytes long.
+    pub fn request_body(&self, size: usize, end_of_stream: bool) -> Flow {
+        self.body_size.set(size);
+        if self.request.get() == Request::Buffering {
+            let too_large = self.exchange.borrow_mut().body_grew(&self.config.settings, size);
+            if let Some(reply) = too_large {
+                return self.refuse(&reply);
+            }
+        }
+        match self.request.get() {
+            _ if end_of_stream => self.request_complete(),
+            Request::Passing | Request::Routed => Flow::Go,
+            Request::Buffering | Request::Parked | Request::Answered => Flow::Hold,
+        }
+    }
+
+    /// The request's last byte is in.
+    pub fn request_complete(&self) -> Flow {
+        self.whole.set(true);
+        match self.request.get() {
+            Request::Passing | Request::Routed => Flow::Go,
+            Request::Parked | Request::Answered => Flow::Hold,
+            Request::Buffering => {
+                let now = self.host.now();
+                self.decide(&self.body(), now)
+            }
+        }
+    }
+
+    fn body(&self) -> Vec<u8> {
+        match self.body_size.get() {
+            0 => Vec::new(),
+            size => self.host.buffer(Buffer::RequestBody, size).unwrap_or_else(|e| self.failed("the request body", e)),
+        }
+    }
+
+    fn decide(&self, body: &[u8], now: Time) -> Flow {
+        let Some(replica) = self.replica.borrow().clone() else { return Flow::Go };
+        let settings = &self.config.settings;
+        let path = ["metadata", "filter_metadata", settings.subset_namespace.as_str(), settings.subset_key.as_str()];
+        let hint = self.host.property(&path).unwrap_or_else(|e| self.failed("the subset hint", e));
+        let step = {
+            let mut replica = replica.borrow_mut();
+            replica.pool.reserve_prefixes(self.config.prefix_entries);
+            self.exchange.borrow_mut().decide(settings, &mut replica.pool, hint.as_deref(), body, now)
+        };
+        match step {
+            Step::Forward(forward) => {
+                for (name, value) in &forward.set {
+                    self.host.header_set(Map::Request, name, value.as_bytes()).unwrap_or_else(|e| self.failed("a request header", e));
+                }
+                self.forwarded(&replica, now);
+                Flow::Go
+            }
+            Step::Reply(reply) => self.refuse(&reply),
+            Step::Park { deadline } => {
+                self.request.set(Request::Parked);
+                let me: Weak<dyn Waiting> = self.me.clone();
+                let parked = self.vm.borrow_mut().park(deadline, replica, me);
+                // No room to wait in: what the deadline would bring comes now.
+                if parked { Flow::Hold } else { self.decide(body, deadline) }
+            }
+        }
+    }
+
+    fn forwarded(&self, replica: &RefCell<Replica>, since: Time) {
+        let mut replica = replica.borrow_mut();
+        if replica.has_state() {
+            let us = self.host.now().us_since(since);
+            replica.pick_took(us);
+            self.metrics.record(Stat::PickUs, us);
+            self.metrics.count(Stat::Picked);
+            self.request.set(Request::Routed);
+        } else {
+            self.metrics.count(Stat::FailedOpen);
+            self.request.set(Request::Passing);
+        }
+    }
+
+    /// Answers a request that is refused.
+    fn refuse(&self, reply: &Reply) -> Flow {
+        match reply.status {
+            429 => self.metrics.count(Stat::Shed),
+            400..=499 => self.metrics.count(Stat::Invalid),
+            _ => self.metrics.count(Stat::Unavailable),
+        }
+        self.reply(reply)
+    }
+
+    fn reply(&self, reply: &Reply) -> Flow {
+        self.request.set(Request::Answered);
+        let headers: Vec<(&str, &str)> = reply.headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        self.host.reply(reply.status, &pairs::serialize(&headers), &reply.body).unwrap_or_else(|e| self.failed("a reply", e));
+        Flow::Hold
+    }
+
+    /// Response headers are there, whoever made them.
+    pub fn response_headers(&self) {
+        if self.request.get() != Request::Routed {
+            return;
+        }
+        let Some(replica) = self.replica.borrow().clone() else { return };
+        let bytes = self.host.headers(Map::Response).unwrap_or_else(|e| self.failed("response headers", e));
+        let details = self.text(&["response", "code_details"]);
+        let upstream = self.text(&["upstream", "address"]);
+        let attempts = self.text(&["upstream", "request_attempt_count"]).first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        let origin = match details.as_slice() {
+            b"via_upstream" => Origin::Upstream,
+            b"" => Origin::Ours,
+            _ => Origin::Proxy,
+        };
+        let attempts = u32::try_from(attempts).unwrap_or(u32::MAX);
+        let upstream_address = (!upstream.is_empty()).then_some(upstream.as_slice());
+        let mut head = ResponseHead { origin, status: 0, upstream_address, attempts, content_type: None, encoded: false, load: None };
+        for (name, value) in Pairs::new(&bytes) {
+            match name {
+                b":status" => head.status = std::str::from_utf8(value).ok().and_then(|v| v.parse().ok()).unwrap_or(0),
+                b"content-type" => head.content_type = Some(value),
+                b"content-encoding" => head.encoded = true,
+                _ if name == headers::LOAD.as_bytes() => head.load = Some(value),
+                _ => {}
+            }
+        }
+        let step = self.exchange.borrow_mut().response_headers(&mut replica.borrow_mut().pool, &head, self.host.now());
+        self.read_response.set(step.read_body);
+        for name in step.remove {
+            self.host.header_remove(Map::Response, name).unwrap_or_else(|e| self.failed("a response header", e));
+        }
+        for (name, value) in &step.set {
+            self.host.header_set(Map::Response, name, value.as_bytes()).unwrap_or_else(|e| self.failed("a response header", e));
+        }
+    }
+
+    /// A piece of the response body is there.
+    pub fn response_body(&self, size: usize) {
+        if !self.read_response.get() || size == 0 {
+            return;
+        }
+        let Some(replica) = self.replica.borrow().clone() else { return };
+        let bytes = self.host.buffer(Buffer::ResponseBody, size).unwrap_or_else(|e| self.failed("the response body", e));
+        self.exchange.borrow_mut().response_chunk(&mut replica.borrow_mut().pool, &bytes, self.host.now());
+    }
+
+    /// The exchange is over, in whatever way.
+    pub fn end(&self) {
+        let Some(replica) = self.replica.borrow().clone() else { return };
+        let outcome = self.exchange.borrow_mut().end(&mut replica.borrow_mut().pool, self.host.now());
+        if let Some(outcome) = outcome {
+            self.metrics.add(Stat::FailedAttempts, outcome.failed_attempts);
+            if let Some(ttft_ms) = outcome.ttft_ms {
+                self.metrics.record(Stat::TtftMs, ttft_ms);
+            }
+            self.count_tokens(outcome.usage);
+        }
+    }
+
+    fn count_tokens(&self, usage: Usage) {
+        let completion = if usage.estimated { Stat::EstimatedTokens } else { Stat::CompletionTokens };
+        self.metrics.add(Stat::PromptTokens, usage.prompt_tokens.unwrap_or(0));
+        self.metrics.add(Stat::CachedTokens, usage.cached_tokens.unwrap_or(0));
+        self.metrics.add(completion, usage.completion_tokens.unwrap_or(0));
+    }
+
+    /// The pool this request is for, by the route it took.
+    fn pool(&self) -> Option<Rc<RefCell<Replica>>> {
+        let config = &self.config;
+        let by_cluster = || config.knows_clusters().then(|| config.pool_of_cluster(&self.text(&["xds", "cluster_name"]))).flatten();
+        let by_route = || config.pool_named(&self.text(&ROUTE_POOL));
+        let position = config.only_pool().or_else(by_cluster).or_else(by_route)?;
+        self.vm.borrow().replica(&config.pools.get(position)?.name)
+    }
+
+    /// Removes what a client must not set.
+    fn strip(&self, bytes: &[u8]) {
+        let settings = &self.config.settings;
+        let ours = [settings.destination_header.as_bytes(), settings.fallback_header.as_bytes()];
+        for (name, _) in Pairs::new(bytes).filter(|(name, _)| headers::is_control(name) || ours.contains(name)) {
+            let name = String::from_utf8_lossy(name);
+            self.host.header_remove(Map::Request, &name).unwrap_or_else(|e| self.failed("a client's header", e));
+        }
+    }
+
+    /// A property; empty when there is none.
+    fn text(&self, path: &[&str]) -> Vec<u8> {
+        self.host.property(path).unwrap_or_else(|e| self.failed("a property", e)).unwrap_or_default()
+    }
+
+    /// Goes on without what the proxy refused.
+    fn failed<T: Default>(&self, what: &str, error: HostError) -> T {
+        self.metrics.count(Stat::HostErrors);
+        log::debug!("the proxy refused {what}: {error}");
+        T::default()
+    }
+}
+
+impl<H: Host> Waiting for Hosted<H> {
+    fn retry(&self) {
+        // The proxy has no such stream any more when its client has left.
+        if self.request.get() != Request::Parked || self.host.focus(self.id).is_err() {
+            return;
+        }
+        // A request whose body has begun must not go on before its end; without any body yet, that may never come (an upgrade).
+        if self.body_size.get() > 0 && !self.whole.get() {
+            self.request.set(Request::Buffering);
+            return;
+        }
+        if self.decide(&self.body(), self.host.now()) == Flow::Go {
+            self.host.resume_request().unwrap_or_else(|e| self.failed("a resumption", e));
+        }
+    }
+}
