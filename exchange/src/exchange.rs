@@ -121,7 +121,10 @@ impl Exchange {
             self.phase = Phase::Done;
             return HeadersStep::Ready;
         }
-        if !self.api.is_inference() || head.unbuffered || end_of_stream {
+        if head.unbuffered {
+            self.api = Api::Other { family: self.family }; // no body of it will be read, so none may be missed
+        }
+        if !self.api.is_inference() || end_of_stream {
             return HeadersStep::Decide;
         }
         if let Some(reply) = head.content_length.and_then(|bytes| self.body_grew(settings, bytes)) {
