@@ -1,1 +1,323 @@
+//! A client's requests against a proxy in memory.
 
+use super::*;
+use crate::fake::{FakeHost, roster_message};
+use crate::host::Buffer;
+use exchange::Time;
+use scheduler::Version;
+
+const CHAT: &str = r#"{"model":"m","messages":[{"role":"user","content":"hello"}]}"#;
+const DESTINATION: &str = "x-gateway-destination-endpoint";
+
+/// A proxy with one VM.
+struct World {
+    host: FakeHost,
+    vm: Rc<RefCell<Vm<FakeHost>>>,
+    config: Rc<FilterConfig>,
+    streams: std::cell::Cell<u32>,
+}
+
+impl World {
+    fn new(config: &str) -> Self {
+        let (host, config) = (FakeHost::new(), Rc::new(FilterConfig::parse(config.as_bytes()).unwrap()));
+        let mut vm = Vm::new(host.clone());
+        vm.configure(1, Rc::clone(&config));
+        let vm = Rc::new(RefCell::new(vm));
+        Self { host, vm, config, streams: std::cell::Cell::new(10) }
+    }
+
+    /// With one pool of two endpoints.
+    fn ready() -> Self {
+        let world = Self::new(r#"{"pools": [{"name": "default"}], "explain": true}"#);
+        world.state("default");
+        world
+    }
+
+    fn state(&self, pool: &str) {
+        let version = Version { term: 1, sequence: 1 };
+        let replica = self.vm.borrow().replica(pool).unwrap();
+        let roster = roster_message(pool, version, &["10.0.0.1:8000", "10.0.0.2:8000"]);
+        replica.borrow().board.post_roster(&self.host, 1, version, &roster, Time(1)).unwrap();
+        replica.borrow_mut().refresh(&self.host).unwrap();
+    }
+
+    fn stream(&self) -> Http<FakeHost> {
+        self.streams.set(self.streams.get() + 1);
+        Http::new(self.streams.get(), self.host.clone(), Rc::clone(&self.vm), Rc::clone(&self.config))
+    }
+
+    /// Request headers of a stream that has just begun.
+    fn headers(&self, headers: &[(&str, &str)], end: bool) -> (Http<FakeHost>, Action) {
+        *self.host.request.borrow_mut() = headers.iter().map(|(n, v)| ((*n).into(), (*v).into())).collect();
+        let mut stream = self.stream();
+        let action = stream.on_http_request_headers(headers.len(), end);
+        (stream, action)
+    }
+
+    fn post(&self, path: &str) -> (Http<FakeHost>, Action) {
+        self.headers(&[(":method", "POST"), (":path", path), ("content-type", "application/json")], false)
+    }
+
+    /// The whole body, then the callback that ends it, as HTTP/1 brings them.
+    fn body(&self, stream: &mut Http<FakeHost>, body: &str) -> Action {
+        self.host.buffers.borrow_mut().insert(Buffer::RequestBody as u32, body.into());
+        assert_eq!(stream.on_http_request_body(body.len(), false), Action::Pause);
+        stream.on_http_request_body(body.len(), true)
+    }
+
+    fn respond(&self, stream: &mut Http<FakeHost>, details: &str, upstream: &str, headers: &[(&str, &str)]) {
+        *self.host.response.borrow_mut() = headers.iter().map(|(n, v)| ((*n).into(), (*v).into())).collect();
+        let mut properties = self.host.properties.borrow_mut();
+        properties.insert("response.code_details".into(), details.into());
+        properties.insert("upstream.address".into(), upstream.into());
+        properties.insert("upstream.request_attempt_count".into(), 1_u64.to_le_bytes().into());
+        drop(properties);
+        stream.on_http_response_headers(headers.len(), false);
+    }
+
+    fn request_header(&self, name: &str) -> Option<String> {
+        self.host.request.borrow().iter().find(|(n, _)| n == name).map(|(_, v)| v.clone())
+    }
+
+    fn in_flight(&self) -> u32 {
+        let replica = self.vm.borrow().replica("default").unwrap();
+        let replica = replica.borrow();
+        replica.pool.in_flight().rows().map(|(_, load)| load.requests).sum()
+    }
+}
+
+#[test]
+fn a_chat_request_is_held_picked_and_released() {
+    let world = World::ready();
+    let (mut stream, action) = world.post("/v1/chat/completions");
+    assert_eq!(action, Action::Pause);
+    assert_eq!(world.body(&mut stream, CHAT), Action::Continue);
+    let destination = world.request_header(DESTINATION).unwrap();
+    assert_eq!(destination.split(',').count(), 2, "{destination}");
+    assert_eq!(world.in_flight(), 1);
+    let first = destination.split(',').next().unwrap();
+    world.respond(
+        &mut stream,
+        "via_upstream",
+        first,
+        &[(":status", "200"), ("content-type", "text/event-stream"), ("endpoint-load-metrics", "x")],
+    );
+    assert!(world.host.response.borrow().iter().all(|(n, _)| n != "endpoint-load-metrics"));
+    let event = "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"}}]}\n\n";
+    world.host.buffers.borrow_mut().insert(Buffer::ResponseBody as u32, event.into());
+    world.host.pass_ms(30);
+    stream.on_http_response_body(event.len(), false);
+    stream.on_http_response_body(0, true);
+    stream.on_done();
+    stream.on_done();
+    assert_eq!(world.in_flight(), 0);
+    assert_eq!(world.host.metric_value("switchpoint_picked_total"), 1);
+    assert_eq!(world.host.metric_value("switchpoint_ttft_ms"), 30);
+    assert_eq!(world.host.metric_value("switchpoint_host_errors_total"), 0);
+}
+
+#[test]
+fn every_control_header_of_a_client_is_removed() {
+    let world = World::new(r#"{"pools": [{"name": "default"}], "destination_header": "x-mine"}"#);
+    world.state("default");
+    let forged = [
+        (":method", "GET"),
+        (":path", "/"),
+        ("x-mine", "6.6.6.6:1"),
+        ("x-mine", "6.6.6.6:2"),
+        (DESTINATION, "6.6.6.6:3"),
+        ("x-prefiller-host-port", "6.6.6.6:4"),
+    ];
+    let (_, action) = world.headers(&forged, true);
+    assert_eq!(action, Action::Continue);
+    assert!(world.host.request.borrow().iter().all(|(_, v)| !v.contains("6.6.6.6")), "{:?}", world.host.request.borrow());
+    assert!(world.request_header("x-mine").unwrap().contains("10.0.0."));
+}
+
+#[test]
+fn requests_without_a_body_upgrades_and_unknown_paths_are_decided_at_their_headers() {
+    let world = World::ready();
+    for (headers, end) in [
+        (&[(":method", "GET"), (":path", "/v1/models")][..], true),
+        (&[(":method", "POST"), (":path", "/v1/chat/completions"), ("upgrade", "websocket")], false),
+        (&[(":method", "POST"), (":path", "/pictures")], false),
+    ] {
+        let (mut stream, action) = world.headers(headers, end);
+        assert_eq!(action, Action::Continue, "{headers:?}");
+        assert!(world.request_header(DESTINATION).is_some(), "{headers:?}");
+        assert_eq!(stream.on_http_request_body(10, true), Action::Continue, "its body flows by");
+        stream.on_done();
+    }
+}
+
+#[test]
+fn trailers_end_a_body_and_an_empty_one_too() {
+    let world = World::ready();
+    let (mut stream, _) = world.post("/v1/chat/completions");
+    world.host.buffers.borrow_mut().insert(Buffer::RequestBody as u32, CHAT.into());
+    assert_eq!(stream.on_http_request_body(CHAT.len(), false), Action::Pause);
+    assert_eq!(stream.on_http_request_trailers(1), Action::Continue);
+    assert!(world.request_header(DESTINATION).is_some());
+
+    world.host.take_log();
+    let (mut stream, _) = world.post("/v1/chat/completions");
+    assert_eq!(stream.on_http_request_trailers(1), Action::Pause, "headers and trailers alone: no body callback ever comes");
+    assert!(world.host.take_log()[0].starts_with("reply 400 "));
+}
+
+#[test]
+fn a_body_beyond_the_limit_is_refused_as_soon_as_it_is_known() {
+    let world = World::new(r#"{"pools": [{"name": "default"}], "body_limit_bytes": 1024}"#);
+    world.state("default");
+    let declared = [(":method", "POST"), (":path", "/v1/completions"), ("content-length", "1025")];
+    let (mut stream, action) = world.headers(&declared, false);
+    assert_eq!(action, Action::Pause);
+    assert!(world.host.take_log()[0].starts_with("reply 413 "));
+    assert_eq!(stream.on_http_request_body(1, true), Action::Pause, "it is answered: nothing of it goes on");
+    let (mut stream, _) = world.post("/v1/completions");
+    assert_eq!(stream.on_http_request_body(1024, false), Action::Pause);
+    assert_eq!(world.host.take_log(), [""; 0]);
+    assert_eq!(stream.on_http_request_body(1025, false), Action::Pause);
+    assert!(world.host.take_log()[0].starts_with("reply 413 "));
+    assert_eq!(world.host.metric_value("switchpoint_refused_invalid_total"), 2);
+}
+
+#[test]
+fn a_hint_that_allows_nobody_is_a_503() {
+    let world = World::ready();
+    let hint = "metadata.filter_metadata.envoy.lb.subset_hint.x-gateway-destination-endpoint-subset";
+    world.host.properties.borrow_mut().insert(hint.into(), b"10.0.0.9:1".to_vec());
+    let (_, action) = world.headers(&[(":method", "GET"), (":path", "/")], true);
+    assert_eq!(action, Action::Pause);
+    assert!(world.host.take_log()[0].starts_with("reply 503 "));
+    world.host.properties.borrow_mut().insert(hint.into(), b"10.0.0.2:8000".to_vec());
+    world.headers(&[(":method", "GET"), (":path", "/")], true);
+    assert_eq!(world.request_header(DESTINATION).as_deref(), Some("10.0.0.2:8000"));
+}
+
+#[test]
+fn routes_lead_to_their_pools_and_others_pass() {
+    let world = World::new(r#"{"pools": [{"name": "a", "clusters": ["ca"]}, {"name": "b"}]}"#);
+    world.state("a");
+    world.state("b");
+    let route = |cluster: &str, pool: &str| {
+        let mut properties = world.host.properties.borrow_mut();
+        properties.clear();
+        properties.insert("xds.cluster_name".into(), cluster.into());
+        properties.insert("xds.route_metadata.filter_metadata.switchpoint.pool".into(), pool.into());
+        drop(properties);
+        let (_, action) = world.headers(&[(":method", "GET"), (":path", "/"), (DESTINATION, "6.6.6.6:1")], true);
+        assert_eq!(action, Action::Continue);
+        world.request_header(DESTINATION).is_some()
+    };
+    assert!(route("ca", "") && route("other", "b"));
+    assert!(!route("other", "") && !route("other", "unknown"));
+    assert_eq!(world.host.metric_value("switchpoint_passed_total"), 2);
+}
+
+#[test]
+fn the_ready_path_tells_of_all_pools() {
+    let world = World::new(r#"{"pools": [{"name": "a"}, {"name": "b"}]}"#);
+    let ask = || {
+        let (_, action) = world.headers(&[(":method", "GET"), (":path", "/switchpoint/ready?x")], true);
+        assert_eq!(action, Action::Pause);
+        world.host.take_log().remove(0)
+    };
+    world.state("a");
+    assert!(ask().starts_with("reply 503"));
+    world.state("b");
+    assert!(ask().starts_with("reply 200"));
+    assert_eq!(world.host.metric_value("switchpoint_refused_unavailable_total"), 0);
+}
+
+/// What is due at the next tick, as the root context does it.
+fn tick(world: &World) {
+    world.host.pass_ms(100);
+    let due = world.vm.borrow_mut().tick(1);
+    due.iter().for_each(|request| request.retry());
+}
+
+#[test]
+fn a_request_before_the_first_state_waits_for_it() {
+    let world = World::new(r#"{"pools": [{"name": "default"}]}"#);
+    let (mut stream, _) = world.post("/v1/chat/completions");
+    assert_eq!(world.body(&mut stream, CHAT), Action::Pause);
+    world.host.take_log();
+    tick(&world);
+    assert_eq!(world.host.take_log(), [""; 0]);
+    world.state("default");
+    tick(&world);
+    assert_eq!(world.host.take_log(), ["focus 11", "resume"]);
+    assert!(world.request_header(DESTINATION).is_some());
+    assert_eq!(world.in_flight(), 1);
+    tick(&world);
+    assert_eq!(world.host.take_log(), [""; 0], "once");
+    stream.on_done();
+    assert_eq!(world.in_flight(), 0);
+}
+
+#[test]
+fn without_state_until_the_deadline_it_is_refused_or_sent_anywhere() {
+    for (mode, expected) in [("close", "reply 503"), ("open", "resume")] {
+        let world = World::new(&format!(r#"{{"pools": [{{"name": "default"}}], "failure_mode": "{mode}", "cold_start_wait_ms": 300}}"#));
+        let (mut stream, _) = world.post("/v1/chat/completions");
+        assert_eq!(world.body(&mut stream, CHAT), Action::Pause);
+        world.host.take_log();
+        (0..3).for_each(|_| tick(&world));
+        let log = world.host.take_log();
+        assert!(log.len() == 2 && log[1].starts_with(expected), "{log:?}");
+        assert_eq!(world.request_header("x-switchpoint-open").is_some(), mode == "open");
+        assert_eq!(world.host.metric_value("switchpoint_failed_open_total"), u64::from(mode == "open"));
+        world.respond(&mut stream, "", "", &[(":status", "503")]);
+        stream.on_done();
+    }
+}
+
+#[test]
+fn a_client_that_leaves_while_it_waits_is_forgotten() {
+    let world = World::new(r#"{"pools": [{"name": "default"}]}"#);
+    let (mut stream, _) = world.post("/v1/chat/completions");
+    world.body(&mut stream, CHAT);
+    world.host.gone.borrow_mut().push(11);
+    stream.on_done();
+    world.host.take_log();
+    world.state("default");
+    tick(&world);
+    assert_eq!((world.host.take_log(), world.in_flight()), (vec![], 0));
+    drop(stream);
+    tick(&world);
+}
+
+#[test]
+fn a_parked_request_whose_body_has_begun_goes_on_only_at_its_end() {
+    let world = World::new(r#"{"pools": [{"name": "default"}]}"#);
+    let (mut stream, action) = world.post("/pictures");
+    assert_eq!(action, Action::Pause, "an unknown path is decided at its headers, and parked there");
+    assert_eq!(stream.on_http_request_body(5, false), Action::Pause);
+    world.state("default");
+    world.host.take_log();
+    tick(&world);
+    assert_eq!(world.host.take_log(), ["focus 11"], "not resumed: its last byte is not in");
+    assert_eq!(stream.on_http_request_body(9, true), Action::Continue);
+    assert!(world.request_header(DESTINATION).is_some());
+
+    let world = World::new(r#"{"pools": [{"name": "default"}]}"#);
+    let (_upgrade, _) = world.headers(&[(":method", "GET"), (":path", "/"), ("upgrade", "websocket")], false);
+    world.state("default");
+    world.host.take_log();
+    tick(&world);
+    assert_eq!(world.host.take_log(), ["focus 11", "resume"], "an upgrade has no last byte to wait for");
+}
+
+#[test]
+fn more_requests_than_may_wait_are_answered_at_once() {
+    let world = World::new(r#"{"pools": [{"name": "default"}]}"#);
+    let mut waiting = Vec::new();
+    while world.host.log.borrow().is_empty() {
+        let (stream, action) = world.headers(&[(":method", "GET"), (":path", "/")], true);
+        assert_eq!(action, Action::Pause);
+        waiting.push(stream);
+    }
+    assert_eq!(waiting.len(), 1_025);
+    assert!(world.host.take_log()[0].starts_with("reply 503"));
+}
