@@ -6,6 +6,7 @@ pub mod client;
 pub mod daemon;
 pub mod envoy;
 pub mod front;
+pub mod load;
 pub mod model_server;
 pub mod ports;
 pub mod process;

@@ -42,11 +42,10 @@ pub struct Builder {
 }
 
 /// A change to the shipped config.
-#[derive(Debug)]
 enum Edit {
     Picker(Map<String, Value>),
     FilterBeforePicker(Value),
-    Anything(fn(&mut Value)),
+    Anything(Box<dyn Fn(&mut Value) + Send>),
 }
 
 /// A running stack.
@@ -58,9 +57,21 @@ pub struct Stack {
     pub envoy: Envoy,
     /// The daemon, unless the stack was built without.
     pub daemon: Option<Daemon>,
+    /// How to start it later, if so.
+    absent: Option<Settings>,
     _ports: Vec<Port>,
     folder: TempDir,
     quiet: bool,
+}
+
+impl std::fmt::Debug for Edit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Picker(keys) => f.debug_tuple("Picker").field(keys).finish(),
+            Self::FilterBeforePicker(filter) => f.debug_tuple("FilterBeforePicker").field(filter).finish(),
+            Self::Anything(_) => f.write_str("Anything"),
+        }
+    }
 }
 
 // === impl Builder ===
@@ -119,8 +130,8 @@ impl Builder {
 
     /// Changes the shipped config in any way; for what no user can do by the file's own means, say why at the call.
     #[must_use]
-    pub fn envoy_config(mut self, edit: fn(&mut Value)) -> Self {
-        self.edits.push(Edit::Anything(edit));
+    pub fn envoy_config(mut self, edit: impl Fn(&mut Value) + Send + 'static) -> Self {
+        self.edits.push(Edit::Anything(Box::new(edit)));
         self
     }
 
@@ -175,9 +186,9 @@ impl Builder {
         settings.arguments = self.daemon_arguments;
         let config = configured(&self.edits, [(8080, listener.port()), (9901, admin.port()), (9004, settings.state.number())])?;
         settings.write_endpoints(&endpoints(&servers))?;
-        let daemon = if self.daemon { Some(Daemon::start(settings)?) } else { None };
+        let (daemon, absent) = if self.daemon { (Some(Daemon::start(settings)?), None) } else { (None, Some(settings)) };
         let envoy = Envoy::start(&config, listener, admin, &self.envoy, folder.path())?;
-        let mut stack = Stack { servers, envoy, daemon, _ports: ports, folder, quiet: self.quiet };
+        let mut stack = Stack { servers, envoy, daemon, absent, _ports: ports, folder, quiet: self.quiet };
         match stack.wait_until_up(self.ready).await {
             Ok(()) => Ok(stack),
             Err(error) => Err(format!("{error}\n{}", stack.logs()).into()),
@@ -274,6 +285,16 @@ impl Stack {
     /// If the stack was built without one.
     pub fn daemon(&mut self) -> Result<&mut Daemon> {
         Ok(self.daemon.as_mut().ok_or("this stack has no daemon")?)
+    }
+
+    /// Starts the daemon of a stack that was built without.
+    ///
+    /// # Errors
+    /// If it cannot be run, or runs already.
+    pub fn start_daemon(&mut self) -> Result<()> {
+        let settings = self.absent.take().ok_or("this stack has a daemon already")?;
+        self.daemon = Some(Daemon::start(settings)?);
+        Ok(())
     }
 
     /// Makes these of the servers the pool, by index.

@@ -1,0 +1,140 @@
+//! Steady load in the background of a drill: what counts is what went wrong, not how fast the rest was.
+//!
+//! Each client has one request under way, each request a connection of its own (so that every worker of Envoy gets some) and a prompt of its own
+//! (so that no prefix draws them together).
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::task::JoinHandle;
+
+use crate::{Result, client, wait_for};
+
+/// Between two requests of a client: a drill wants traffic all the time, not all of the machine.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Requests of one client, however long a test that forgot to stop its load goes on.
+const REQUESTS_MAX: usize = 20_000;
+
+/// Clients at work.
+#[derive(Debug)]
+pub struct Load {
+    shared: Arc<Shared>,
+    clients: Vec<JoinHandle<()>>,
+}
+
+/// What became of the requests.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// Requests answered with 200, by the server that did.
+    pub served: BTreeMap<String, usize>,
+    /// The others, in words.
+    pub failures: Vec<String>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    over: AtomicBool,
+    numbers: AtomicUsize,
+    outcome: Mutex<Outcome>,
+}
+
+// === impl Load ===
+
+impl Load {
+    /// Starts so many clients of the proxy at `address`. Must be called in a tokio runtime.
+    pub fn start(address: SocketAddr, clients: usize) -> Self {
+        let shared = Arc::new(Shared::default());
+        let clients = (0..clients).map(|_| tokio::spawn(run(address, shared.clone()))).collect();
+        Self { shared, clients }
+    }
+
+    /// Waits until `count` more requests were served than now.
+    ///
+    /// # Errors
+    /// If they are not within `limit`, with what failed meanwhile.
+    pub async fn goes_on(&self, count: usize, limit: Duration) -> Result<()> {
+        let before = self.shared.snapshot().total();
+        let served = || async { (self.shared.snapshot().total() >= before + count).then_some(()) };
+        let what = format!("{count} requests to be served");
+        wait_for(limit, &what, served).await.map_err(|error| format!("{error}: {:?}", self.shared.snapshot().failures).into())
+    }
+
+    /// What became of the requests so far.
+    pub fn so_far(&self) -> Outcome {
+        self.shared.snapshot()
+    }
+
+    /// Stops; requests under way come to their end first.
+    ///
+    /// # Errors
+    /// If a client panicked.
+    pub async fn stop(mut self) -> Result<Outcome> {
+        self.shared.over.store(true, Ordering::Relaxed);
+        for client in std::mem::take(&mut self.clients) {
+            client.await?;
+        }
+        Ok(self.shared.snapshot())
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.shared.over.store(true, Ordering::Relaxed);
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    fn snapshot(&self) -> Outcome {
+        self.outcome.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn note(&self, reply: Result<client::Reply>) {
+        let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        match reply {
+            Ok(reply) if reply.status == 200 => *outcome.served.entry(reply.header("x-served-by").to_owned()).or_default() += 1,
+            Ok(reply) => outcome.failures.push(format!("{} {}", reply.status, reply.text())),
+            Err(error) => outcome.failures.push(error.to_string()),
+        }
+    }
+}
+
+// === impl Outcome ===
+
+impl Outcome {
+    /// Requests answered with 200.
+    pub fn total(&self) -> usize {
+        self.served.values().sum()
+    }
+
+    /// Nothing failed, and something was asked.
+    ///
+    /// # Errors
+    /// If not so, with the first failures.
+    pub fn check_all_served(&self) -> Result<()> {
+        match (self.total(), self.failures.len()) {
+            (0, 0) => Err("no request was sent".into()),
+            (_, 0) => Ok(()),
+            (served, failed) => Err(format!("{failed} of {} failed, first {:?}", served + failed, &self.failures[..failed.min(5)]).into()),
+        }
+    }
+}
+
+async fn run(address: SocketAddr, shared: Arc<Shared>) {
+    for _ in 0..REQUESTS_MAX {
+        if shared.over.load(Ordering::Relaxed) {
+            return;
+        }
+        let number = shared.numbers.fetch_add(1, Ordering::Relaxed);
+        let prompt = format!("{number} is the number of this request and of no other");
+        let body = json!({"model": "demo", "max_tokens": 2, "messages": [{"role": "user", "content": prompt}]});
+        shared.note(client::post(address, "/v1/chat/completions", body.to_string()).await);
+        tokio::time::sleep(PAUSE).await;
+    }
+}
