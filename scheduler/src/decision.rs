@@ -109,3 +109,22 @@ impl Ranked {
         1 + self.rest.len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listed(order: &[u16]) -> Option<(usize, Vec<u16>)> {
+        let ranked = Ranked::new(order.iter().copied().map(EndpointIndex))?;
+        assert_eq!(Some(ranked.first()), ranked.iter().next());
+        Some((ranked.len(), ranked.iter().map(|index| index.0).collect()))
+    }
+
+    #[test]
+    fn a_list_names_each_once_and_ends_at_its_limit() {
+        assert_eq!(listed(&[]), None);
+        assert_eq!(listed(&[7]), Some((1, vec![7])));
+        assert_eq!(listed(&[3, 1, 3, 1, 2, 2]), Some((3, vec![3, 1, 2])));
+        assert_eq!(listed(&[9, 8, 7, 6, 5, 4, 3, 2, 1, 0]), Some((8, vec![9, 8, 7, 6, 5, 4, 3, 2])));
+    }
+}

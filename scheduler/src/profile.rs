@@ -266,6 +266,7 @@ mod tests {
             refusal(&spec(vec![plugin("random-picker", "a", 1.0, &[]), plugin("max-score-picker", "b", 1.0, &[])])),
             "two pickers, `a` and `b`: a profile has one"
         );
+        assert!(Profile::build(&spec(vec![plugin("queue-scorer", "", 1.0, &[]); 64])).is_ok());
         assert_eq!(refusal(&spec(vec![plugin("queue-scorer", "", 1.0, &[]); 65])), "65 plugins, at most 64 are allowed");
         for ranked_max in [0, 9] {
             let spec = ProfileSpec { ranked_max, ..ProfileSpec::default_profile() };

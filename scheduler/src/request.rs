@@ -107,6 +107,7 @@ mod tests {
         assert!(allows(&[" 10.0.0.1:8000 ", "10.0.0.1:8000", "nonsense", ""], "10.0.0.1:8000"));
         let hint = SubsetHint::parse(["nonsense", "10.0.0.1:99999"]);
         assert!(hint.is_empty());
+        assert!(!SubsetHint::parse(["nonsense", "10.0.0.1"]).is_empty());
         assert!(!hint.allows("10.0.0.1:8000"));
     }
 }
