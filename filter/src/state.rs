@@ -499,21 +499,30 @@ mod tests {
     #[test]
     fn a_roster_that_killed_its_leader_is_not_decoded_again() {
         let (host, leader) = led();
-        let deadly = roster_message("default", version(2), &["10.0.0.2:1"]);
+        let deadly = |sequence| roster_message("default", version(sequence), &["10.0.0.2:1"]);
         // The leader is lost in the middle of decoding: its mark stays.
-        host.share("switchpoint/1/decoding", &words::write(&[leader.id, words::digest(&deadly)], &[]), Expect::Any).unwrap();
+        let mut mark = None;
+        let (other, _) = poison::Poison::load(&host, leader.id, host.now());
+        other.guard(&host, leader.id, &deadly(2), || mark = host.shared("switchpoint/1/decoding").unwrap());
+        host.share("switchpoint/1/decoding", &mark.unwrap().bytes, Expect::Any).unwrap();
         drop(leader);
         let mut next = vm(&host, 1);
-        for _ in 0..31 {
-            host.pass_ms(100);
-            next.tick(1);
-        }
+        let ticks = |next: &mut Vm<FakeHost>, count| {
+            for _ in 0..count {
+                host.pass_ms(100);
+                next.tick(1);
+            }
+        };
+        ticks(&mut next, 31);
+        assert_eq!((next.epoch, host.streams.borrow().len()), (Some(2), 1), "it leads, and leaves the daemon alone for a while");
+        ticks(&mut next, 100);
+        assert_eq!(host.streams.borrow().len(), 2);
         said(&host);
-        send(&host, &mut next, deadly);
+        send(&host, &mut next, deadly(3));
         assert_eq!((in_force(&next), said(&host).len()), (1, 0));
         assert_eq!(host.metric_value("switchpoint_state_poisoned_total"), 1);
-        send(&host, &mut next, roster_message("default", version(3), &["10.0.0.3:1"]));
-        assert_eq!(in_force(&next), 3);
+        send(&host, &mut next, roster_message("default", version(4), &["10.0.0.3:1"]));
+        assert_eq!(in_force(&next), 4);
     }
 
     #[test]

@@ -97,12 +97,13 @@ impl Default for Link {
 impl Link {
     /// This VM leads from now on.
     pub fn begin<H: Host>(&mut self, lead: &Lead<'_, H>) {
-        let (poison, lost) = Poison::load(lead.host, lead.vm);
+        let (poison, lost) = Poison::load(lead.host, lead.vm, lead.now);
         if lost {
             log::error!("a VM was lost while it decoded a message of the daemon; that message is refused from now on");
             lead.metrics.count(Stat::Poisoned);
         }
-        *self = Self { poison, ..Self::default() };
+        let phase = Phase::Closed { retry_at: poison.pause_ends() };
+        *self = Self { phase, poison, ..Self::default() };
     }
 
     /// What is due at a tick: opening, reporting, giving up on a daemon that is silent.

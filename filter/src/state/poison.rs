@@ -1,34 +1,46 @@
 //! Messages that must not be decoded again, because a VM was lost while it did.
 //!
 //! The leader decodes each message before anybody else, under a mark in shared data. A leader that traps leaves its mark; the next one finds it,
-//! and refuses that message from then on. So a message that kills costs one VM, once.
+//! and refuses messages of that content from then on. Losing a VM fails all streams of a worker, so after each loss the daemon is also left
+//! alone for a while, longer each time: content that keeps changing may kill only so often.
+
+use exchange::Time;
 
 use super::words;
 use crate::host::{Expect, Host};
 
 /// Where the mark of the message being decoded is: [VM, digest].
 const MARK: &str = "switchpoint/1/decoding";
-/// Where the digests of refused messages are.
+/// Where the losses are: [time of the last, digest of each, newest first].
 const KEY: &str = "switchpoint/1/poison";
-/// How many are remembered: each stands for a VM lost, and a daemon that sends so many different ones has other troubles.
+/// How many digests are remembered: each stands for a VM lost, and a daemon that sends so many different ones has other troubles.
 const POISON_MAX: usize = 8;
+/// The pause after the first loss, in ms; it doubles with each further one.
+const PAUSE_MS: u64 = 10_000;
+
+/// Fields that differ each time the same is sent, as the way to them from [`proto::state::DaemonMessage`]: versions, sequences and ages.
+const VOLATILE: &[&[u32]] = &[&[2, 2], &[2, 3, 7], &[3, 2], &[3, 3]];
 
 /// What a leader knows of poison.
 #[derive(Debug, Default)]
 pub struct Poison {
+    lost_at: Time,
     digests: Vec<u64>,
 }
 
 // === impl Poison ===
 
 impl Poison {
-    /// Reads what former leaders met, at the start of a lead. The second value says whether one of them was lost to a message.
+    /// Reads what former leaders met, at the start of a lead. The second value says whether the last of them was lost to a message.
     #[must_use]
-    pub fn load<H: Host>(host: &H, vm: u64) -> (Self, bool) {
-        let mut poison = Self { digests: read(host, KEY) };
+    pub fn load<H: Host>(host: &H, vm: u64, now: Time) -> (Self, bool) {
+        let mut poison = match read(host, KEY).split_first() {
+            Some((lost_at, digests)) => Self { lost_at: Time(*lost_at), digests: digests.to_vec() },
+            None => Self::default(),
+        };
         let lost = match read(host, MARK).as_slice() {
             &[holder, digest] if holder != vm => {
-                poison.remember(host, digest);
+                poison.remember(host, digest, now);
                 true
             }
             _ => false,
@@ -37,9 +49,18 @@ impl Poison {
         (poison, lost)
     }
 
+    /// When the daemon may be asked again.
+    #[must_use]
+    pub fn pause_ends(&self) -> Time {
+        match u32::try_from(self.digests.len()) {
+            Ok(losses @ 1..) => self.lost_at.plus_ms(PAUSE_MS << losses.saturating_sub(1).min(16)),
+            _ => Time(0),
+        }
+    }
+
     /// Decodes under the mark; `None` when the message is poison.
     pub fn guard<H: Host, T>(&self, host: &H, vm: u64, message: &[u8], decode: impl FnOnce() -> T) -> Option<T> {
-        let digest = words::digest(message);
+        let digest = content(message);
         if self.digests.contains(&digest) {
             return None;
         }
@@ -49,51 +70,123 @@ impl Poison {
         Some(decoded)
     }
 
-    fn remember<H: Host>(&mut self, host: &H, digest: u64) {
+    fn remember<H: Host>(&mut self, host: &H, digest: u64, now: Time) {
+        self.lost_at = now;
         self.digests.retain(|d| *d != digest);
         self.digests.insert(0, digest);
         self.digests.truncate(POISON_MAX);
-        let _ = host.share(KEY, &words::write(&self.digests, &[]), Expect::Any);
+        let row: Vec<u64> = std::iter::once(now.0).chain(self.digests.iter().copied()).collect();
+        let _ = host.share(KEY, &words::write(&row, &[]), Expect::Any);
     }
 }
 
 fn read<H: Host>(host: &H, key: &str) -> Vec<u64> {
     let bytes = host.shared(key).ok().flatten().map(|shared| shared.bytes).unwrap_or_default();
     let (words, _) = bytes.as_chunks::<{ words::WORD }>();
-    words.iter().take(POISON_MAX).map(|word| u64::from_le_bytes(*word)).collect()
+    words.iter().take(POISON_MAX.saturating_add(1)).map(|word| u64::from_le_bytes(*word)).collect()
+}
+
+/// A digest of what a message says, but for what differs each time it is sent. Of bytes that are no message, a digest of the bytes. Knows no
+/// more of the wire than how to step over a field: nothing that could fail the way decoding did.
+fn content(message: &[u8]) -> u64 {
+    let mut lasting = Vec::with_capacity(message.len());
+    match collect(message, &mut Vec::new(), &mut lasting) {
+        Some(()) => words::digest(&lasting),
+        None => words::digest(message),
+    }
+}
+
+/// Appends the lasting fields of the message at `path`; `None` where the bytes are no fields.
+fn collect(mut bytes: &[u8], path: &mut Vec<u32>, lasting: &mut Vec<u8>) -> Option<()> {
+    while !bytes.is_empty() {
+        let (tag, rest) = varint(bytes)?;
+        let (value, rest) = match tag & 7 {
+            0 => rest.split_at_checked(rest.len().checked_sub(varint(rest)?.1.len())?)?,
+            1 => rest.split_at_checked(8)?,
+            2 => {
+                let (size, rest) = varint(rest)?;
+                rest.split_at_checked(usize::try_from(size).ok()?)?
+            }
+            5 => rest.split_at_checked(4)?,
+            _ => return None,
+        };
+        bytes = rest;
+        path.push(u32::try_from(tag >> 3).ok()?);
+        if VOLATILE.iter().any(|way| way.len() > path.len() && way.starts_with(path)) {
+            collect(value, path, lasting)?;
+        } else if !VOLATILE.contains(&path.as_slice()) {
+            lasting.extend_from_slice(&tag.to_le_bytes());
+            lasting.extend_from_slice(value);
+        }
+        path.pop();
+    }
+    Some(())
+}
+
+fn varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let end = bytes.iter().take(10).position(|byte| byte & 0x80 == 0)?;
+    let (digits, rest) = bytes.split_at_checked(end.checked_add(1)?)?;
+    Some((digits.iter().rev().fold(0, |value, digit| (value << 7) | u64::from(digit & 0x7f)), rest))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake::FakeHost;
+    use crate::fake::{FakeHost, metrics_message, roster_message};
+    use scheduler::Version;
+
+    const NOW: Time = Time(5_000_000_000);
+
+    fn roster(sequence: u64, address: &str) -> Vec<u8> {
+        roster_message("p", Version { term: 1, sequence }, &[address])
+    }
 
     #[test]
     fn a_message_that_killed_one_vm_is_refused_by_the_next() {
         let host = FakeHost::new();
-        let (first, lost) = Poison::load(&host, 1);
+        let (first, lost) = Poison::load(&host, 1, NOW);
         assert!(!lost);
-        assert_eq!(first.guard(&host, 1, b"fine", || 1), Some(1));
+        assert_eq!(first.guard(&host, 1, &roster(1, "10.0.0.1:1"), || 1), Some(1));
         // The VM traps while it decodes: what its mark was at that moment is what stays.
         let mut mark = None;
-        first.guard(&host, 1, b"bad", || mark = host.shared(MARK).unwrap());
+        first.guard(&host, 1, &roster(2, "10.6.6.6:1"), || mark = host.shared(MARK).unwrap());
         host.share(MARK, &mark.unwrap().bytes, Expect::Any).unwrap();
 
-        let (second, lost) = Poison::load(&host, 2);
+        let (second, lost) = Poison::load(&host, 2, NOW);
         assert!(lost);
-        assert_eq!(second.guard(&host, 2, b"bad", || 1), None);
-        assert_eq!(second.guard(&host, 2, b"fine", || 1), Some(1));
+        assert_eq!(second.guard(&host, 2, &roster(3, "10.6.6.6:1"), || 1), None, "the daemon sends it again as another version");
+        assert_eq!(second.guard(&host, 2, &roster(4, "10.0.0.1:1"), || 1), Some(1));
 
-        let (third, lost) = Poison::load(&host, 3);
+        let (third, lost) = Poison::load(&host, 3, NOW);
         assert!(!lost, "one loss is counted once");
-        assert_eq!(third.guard(&host, 3, b"bad", || 1), None, "and remembered");
+        assert_eq!(third.guard(&host, 3, &roster(5, "10.6.6.6:1"), || 1), None, "and remembered");
+    }
+
+    #[test]
+    fn each_loss_buys_a_longer_pause() {
+        let host = FakeHost::new();
+        assert_eq!(Poison::load(&host, 1, NOW).0.pause_ends(), Time(0));
+        for (digest, seconds) in [(1_u64, 10), (2, 20), (3, 40)] {
+            host.share(MARK, &words::write(&[1000, digest], &[]), Expect::Any).unwrap();
+            assert_eq!(Poison::load(&host, 1, NOW).0.pause_ends(), NOW.plus_ms(seconds * 1_000));
+        }
+    }
+
+    #[test]
+    fn what_differs_each_time_is_not_content() {
+        assert_eq!(content(&roster(1, "10.0.0.1:1")), content(&roster(99, "10.0.0.1:1")));
+        assert_ne!(content(&roster(1, "10.0.0.1:1")), content(&roster(1, "10.0.0.1:2")));
+        let metrics = |sequence, queue| metrics_message("p", Version { term: 1, sequence }, sequence, &[queue]);
+        assert_eq!(content(&metrics(1, 5.0)), content(&metrics(9, 5.0)));
+        assert_ne!(content(&metrics(1, 5.0)), content(&metrics(1, 6.0)));
+        assert_eq!(content(b"\xff\xff"), words::digest(b"\xff\xff"));
     }
 
     #[test]
     fn a_vm_that_leads_again_is_not_its_own_victim() {
         let host = FakeHost::new();
         host.share(MARK, &words::write(&[7, 7], &[]), Expect::Any).unwrap();
-        assert!(!Poison::load(&host, 7).1);
+        assert!(!Poison::load(&host, 7, NOW).1);
     }
 
     #[test]
@@ -101,8 +194,15 @@ mod tests {
         let host = FakeHost::new();
         for digest in 1..100_u64 {
             host.share(MARK, &words::write(&[1000, digest], &[]), Expect::Any).unwrap();
-            let (poison, lost) = Poison::load(&host, 1);
+            let (poison, lost) = Poison::load(&host, 1, NOW);
             assert!(lost && poison.digests.len() <= POISON_MAX && poison.digests[0] == digest);
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_survived(bytes: Vec<u8>) {
+            content(&bytes);
         }
     }
 }
