@@ -311,7 +311,9 @@ impl<'a, H: Host> Lead<'a, H> {
     fn refuse(&self, stream: u32, refused: Refused) {
         let Refused { pool, version, why } = refused;
         self.metrics.count(Stat::Refused);
-        log::error!("pool {pool}: a message of the daemon is refused whole, what was in force stays: {why}");
+        // Metrics come many times a second, and the next may be good; a roster that is wrong is wrong until somebody acts.
+        let level = if version.is_some() || pool.is_empty() { log::Level::Error } else { log::Level::Debug };
+        log::log!(level, "pool {pool}: a message of the daemon is refused whole, what was in force stays: {why}");
         if version.is_some() {
             self.send(stream, proxy_message::Message::Ack(state::Ack { pool, version, refused: why }));
         }

@@ -197,6 +197,8 @@ pub fn decode<R: Deref<Target = Replica>>(message: &[u8], find: impl FnOnce(&str
             let Some(snapshot) = replica.pool.snapshot() else { return Ok(Update::Nothing) };
             match proto::metrics(&metrics, snapshot) {
                 Ok(snapshot) => Ok(Update::Metrics { pool: metrics.pool, snapshot: Box::new(snapshot), sequence: metrics.sequence }),
+                // Of a roster that was refused, or is not here yet.
+                Err(proto::InvalidState::OtherRoster) => Ok(Update::Nothing),
                 Err(why) => Err(Refused { pool: metrics.pool, version: None, why: why.to_string() }),
             }
         }
