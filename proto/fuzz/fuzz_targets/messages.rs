@@ -1,0 +1,27 @@
+//! Raw bytes as a message of either side: refused or taken, never a panic; metrics land on the last roster that was taken.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use prost::Message;
+use proto::state::{self, daemon_message};
+
+fuzz_target!(|data: &[u8]| {
+    let (first, second) = data.split_at(data.len() / 2);
+    let mut snapshot = None;
+    for bytes in [data, first, second] {
+        let _ = state::ProxyMessage::decode(bytes);
+        let _ = state::VmCounters::decode(bytes);
+        match state::DaemonMessage::decode(bytes).ok().and_then(|m| m.message) {
+            Some(daemon_message::Message::Roster(roster)) => snapshot = proto::roster(roster).ok().map(|r| r.snapshot).or(snapshot),
+            Some(daemon_message::Message::Metrics(metrics)) => {
+                if let Some(onto) = &snapshot
+                    && let Ok(measured) = proto::metrics(&metrics, onto)
+                {
+                    assert_eq!(measured.metrics().len(), onto.endpoints().len());
+                }
+            }
+            _ => {}
+        }
+    }
+});

@@ -1,0 +1,55 @@
+//! Bytes from anywhere: refused or taken, never a panic.
+
+use proptest::prelude::*;
+use prost::Message;
+use proto::{PoolState, encode_metrics, encode_roster, state};
+
+use crate::strategies::any_pool;
+
+fn take(bytes: &[u8]) {
+    if let Ok(message) = state::DaemonMessage::decode(bytes) {
+        match message.message {
+            Some(state::daemon_message::Message::Roster(roster)) => drop(proto::roster(roster)),
+            Some(state::daemon_message::Message::Metrics(metrics)) => {
+                let roster = state::Roster {
+                    version: metrics.roster,
+                    profile: Some(state::Profile { ranked_max: 1, ..Default::default() }),
+                    ..Default::default()
+                };
+                if let Ok(roster) = proto::roster(roster) {
+                    drop(proto::metrics(&metrics, &roster.snapshot));
+                }
+            }
+            _ => {}
+        }
+    }
+    drop(state::ProxyMessage::decode(bytes));
+    drop(state::VmCounters::decode(bytes));
+}
+
+proptest! {
+    #[test]
+    fn random(bytes: Vec<u8>) {
+        take(&bytes);
+    }
+
+    #[test]
+    fn nearly_right(pool in any_pool(), at: prop::sample::Index, byte: u8, cut: prop::sample::Index) {
+        let roster = encode_roster(PoolState {
+            pool: "p",
+            version: pool.version,
+            endpoints: &pool.endpoints,
+            profile: &pool.profile,
+            hash_secret: 1,
+            staleness_max_ms: 1,
+        });
+        let metrics = encode_metrics("p", pool.version, 1, &pool.metrics);
+        for message in [state::daemon_message::Message::Roster(roster), state::daemon_message::Message::Metrics(metrics)] {
+            let mut bytes = state::DaemonMessage { message: Some(message) }.encode_to_vec();
+            let length = bytes.len();
+            bytes[at.index(length)] = byte;
+            take(&bytes);
+            take(&bytes[..cut.index(length)]);
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! Bytes that schema 1 once wrote stay readable, and mean what they meant. They are never regenerated: a reader that fails here
+//! would fail on the messages of an older daemon.
+
+use std::path::Path;
+
+use prost::Message;
+use proto::state::{self, daemon_message};
+use scheduler::{Incarnation, Readiness, Slot, Version};
+
+fn golden(name: &str) -> state::DaemonMessage {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+    let text: String = std::fs::read_to_string(path).unwrap().split_whitespace().collect();
+    let bytes: Vec<u8> = (0..text.len()).step_by(2).map(|i| u8::from_str_radix(&text[i..i + 2], 16).unwrap()).collect();
+    state::DaemonMessage::decode(bytes.as_slice()).unwrap()
+}
+
+#[test]
+fn schema_1() {
+    let Some(daemon_message::Message::Roster(roster)) = golden("roster.hex").message else { panic!("not a roster") };
+    let decoded = proto::roster(roster).unwrap();
+    assert_eq!((decoded.pool.as_str(), decoded.hash_secret, decoded.staleness_max_ms), ("llama", 0x0123_4567_89ab_cdef, 5000));
+    let snapshot = decoded.snapshot;
+    assert_eq!(snapshot.version(), Version { term: 1_795_276_089_863, sequence: 42 });
+    let [a, b] = snapshot.endpoints() else { panic!("not two endpoints") };
+    assert_eq!((&*a.name, &*a.address, a.readiness, a.age_ms), ("gpu-0", "10.0.0.1:8000", Readiness::Ready, 1500));
+    assert_eq!((a.id.slot, a.id.incarnation), (Slot(3), Incarnation(7)));
+    assert_eq!(a.labels.as_ref(), [("zone".into(), "a".into())]);
+    assert_eq!((&*b.name, &*b.address, b.readiness), ("gpu-1", "[fd00::2]:8000", Readiness::NotReady));
+
+    let Some(daemon_message::Message::Metrics(metrics)) = golden("metrics.hex").message else { panic!("not metrics") };
+    let measured = proto::metrics(&metrics, &snapshot).unwrap();
+    let [a, b] = measured.metrics() else { panic!("not two rows") };
+    assert_eq!((a.queue_depth, a.running_requests, a.kv_cache_utilization), (Some(4.0), Some(17.0), Some(0.25)));
+    assert_eq!((a.kv_block_tokens, a.kv_blocks), (Some(16), Some(2000)));
+    assert_eq!(a.lora.as_ref().map(|l| (l.running.len(), l.max)), Some((1, 4)));
+    assert_eq!(*b, scheduler::EndpointMetrics::default());
+}

@@ -1,0 +1,95 @@
+//! What the daemon encodes, a filter decodes to the same.
+
+use proptest::prelude::*;
+use prost::Message;
+use proto::{PoolState, encode_metrics, encode_roster, state};
+use scheduler::Version;
+
+use crate::strategies::{AnyPool, any_pool, any_version};
+
+fn over_the_wire<M: Message + Default>(message: &M) -> M {
+    M::decode(message.encode_to_vec().as_slice()).unwrap()
+}
+
+fn encode(pool: &AnyPool) -> state::Roster {
+    let AnyPool { version, endpoints, profile, hash_secret, staleness_max_ms, .. } = pool;
+    encode_roster(PoolState {
+        pool: "p",
+        version: *version,
+        endpoints,
+        profile,
+        hash_secret: *hash_secret,
+        staleness_max_ms: *staleness_max_ms,
+    })
+}
+
+proptest! {
+    #[test]
+    fn a_roster_arrives_whole(pool in any_pool()) {
+        let message = over_the_wire(&encode(&pool));
+        let wire = message.profile.clone().unwrap();
+        let decoded = proto::roster(message).unwrap();
+        prop_assert_eq!(decoded.snapshot.version(), pool.version);
+        prop_assert_eq!(decoded.snapshot.endpoints(), &pool.endpoints);
+        prop_assert!(decoded.snapshot.metrics().iter().all(|m| *m == scheduler::EndpointMetrics::default()));
+        prop_assert_eq!((decoded.pool.as_str(), decoded.hash_secret, decoded.staleness_max_ms), ("p", pool.hash_secret, pool.staleness_max_ms));
+        prop_assert_eq!(wire.name, pool.profile.name);
+        prop_assert_eq!(wire.ranked_max, pool.profile.ranked_max);
+        let plugins: Vec<_> = wire.plugins.into_iter().map(|p| (p.r#type, p.name, p.weight)).collect();
+        let expected: Vec<_> = pool.profile.plugins.into_iter().map(|p| (p.plugin_type, p.name, p.weight)).collect();
+        prop_assert_eq!(plugins, expected);
+    }
+
+    #[test]
+    fn metrics_arrive_whole_and_only_on_their_roster(pool in any_pool(), other in any_version(), sequence: u64) {
+        let snapshot = proto::roster(encode(&pool)).unwrap().snapshot;
+        let message = over_the_wire(&encode_metrics("p", pool.version, sequence, &pool.metrics));
+        let decoded = proto::metrics(&message, &snapshot).unwrap();
+        prop_assert_eq!(decoded.metrics(), &pool.metrics);
+        prop_assert_eq!(decoded.endpoints(), &pool.endpoints);
+        prop_assume!(other != pool.version);
+        let elsewhere = encode_metrics("p", other, sequence, &pool.metrics);
+        prop_assert!(matches!(proto::metrics(&elsewhere, &snapshot), Err(proto::InvalidState::OtherRoster)));
+    }
+
+    #[test]
+    fn a_column_too_short_or_long_is_refused(pool in any_pool(), column in 0usize..5, longer: bool) {
+        let snapshot = proto::roster(encode(&pool)).unwrap().snapshot;
+        let mut message = encode_metrics("p", pool.version, 1, &pool.metrics);
+        prop_assume!(longer || !pool.metrics.is_empty());
+        fn change<T: Default>(column: &mut Vec<T>, longer: bool) {
+            if longer { column.push(T::default()) } else { drop(column.pop()) }
+        }
+        match column {
+            0 => change(&mut message.queue_depth, longer),
+            1 => change(&mut message.running_requests, longer),
+            2 => change(&mut message.kv_cache_utilization, longer),
+            3 => change(&mut message.kv_block_tokens, longer),
+            _ => change(&mut message.kv_blocks, longer),
+        }
+        prop_assert!(matches!(proto::metrics(&message, &snapshot), Err(proto::InvalidState::ColumnLength(_))));
+    }
+}
+
+#[test]
+fn what_breaks_a_rule_is_refused_whole() {
+    let endpoint = |slot, address: &str| state::Endpoint { slot, address: address.to_owned(), ready: true, ..Default::default() };
+    let roster = |endpoints| state::Roster {
+        version: Some(state::Version { term: 1, sequence: 1 }),
+        profile: Some(state::Profile { ranked_max: 3, ..Default::default() }),
+        endpoints,
+        ..Default::default()
+    };
+    assert_eq!(proto::roster(roster(vec![endpoint(0, "127.0.0.1:1")])).unwrap().snapshot.version(), Version { term: 1, sequence: 1 });
+    for endpoints in [
+        vec![endpoint(0, "localhost:1")],
+        vec![endpoint(70_000, "127.0.0.1:1")],
+        vec![endpoint(1024, "127.0.0.1:1")],
+        vec![endpoint(0, "127.0.0.1:1"), endpoint(0, "127.0.0.1:2")],
+        vec![endpoint(0, "127.0.0.1:1"), endpoint(1, "127.0.0.1:1")],
+    ] {
+        assert!(proto::roster(roster(endpoints.clone())).is_err(), "{endpoints:?}");
+    }
+    assert!(proto::roster(state::Roster { version: None, ..roster(vec![]) }).is_err());
+    assert!(proto::roster(state::Roster { profile: None, ..roster(vec![]) }).is_err());
+}

@@ -1,0 +1,96 @@
+//! Any valid state.
+
+use std::net::SocketAddr;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use scheduler::plugin::{Kind, PLUGINS};
+use scheduler::{
+    Endpoint, EndpointMetrics, EndpointRef, Incarnation, LoraMetrics, PluginSpec, ProfileSpec, RANKED_MAX, Readiness, Slot, Version,
+};
+
+/// A pool's state as the daemon has it.
+#[derive(Clone, Debug)]
+pub(crate) struct AnyPool {
+    pub(crate) version: Version,
+    pub(crate) endpoints: Vec<Endpoint>,
+    pub(crate) metrics: Vec<EndpointMetrics>,
+    pub(crate) profile: ProfileSpec,
+    pub(crate) hash_secret: u64,
+    pub(crate) staleness_max_ms: u32,
+}
+
+pub(crate) fn any_pool() -> impl Strategy<Value = AnyPool> {
+    let rows = vec((any_endpoint(), any_metrics()), 0..20);
+    (any_version(), rows, any_profile(), any::<u64>(), any::<u32>()).prop_map(|(version, rows, profile, hash_secret, staleness_max_ms)| {
+        let (mut endpoints, metrics): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
+        // Slots and addresses are each lent once.
+        for (i, endpoint) in (0u16..).zip(&mut endpoints) {
+            endpoint.id.slot = Slot(i * 7 % 1024);
+            let mut address: SocketAddr = endpoint.address.parse().unwrap();
+            address.set_port(i + 1);
+            endpoint.address = address.to_string().into();
+        }
+        AnyPool { version, endpoints, metrics, profile, hash_secret, staleness_max_ms }
+    })
+}
+
+pub(crate) fn any_version() -> impl Strategy<Value = Version> {
+    (any::<u64>(), any::<u64>()).prop_map(|(term, sequence)| Version { term, sequence })
+}
+
+fn any_endpoint() -> impl Strategy<Value = Endpoint> {
+    let labels = proptest::collection::btree_map("[a-z./-]{1,12}", ".{0,12}", 0..4);
+    (any::<u32>(), ".{0,20}", any::<SocketAddr>(), any::<bool>(), labels, any::<u64>()).prop_map(
+        |(incarnation, name, mut address, ready, labels, age_ms)| {
+            if let SocketAddr::V6(v6) = &mut address {
+                v6.set_flowinfo(0);
+                v6.set_scope_id(0);
+            }
+            Endpoint {
+                id: EndpointRef { slot: Slot(0), incarnation: Incarnation(incarnation) },
+                name: name.into(),
+                address: address.to_string().into(),
+                readiness: if ready { Readiness::Ready } else { Readiness::NotReady },
+                labels: labels.into_iter().map(|(k, v)| (k.into(), v.into())).collect(),
+                age_ms,
+            }
+        },
+    )
+}
+
+fn any_metrics() -> impl Strategy<Value = EndpointMetrics> {
+    let number = || proptest::option::of(0.0f32..1e9);
+    let count = || proptest::option::of(1u32..);
+    let names = || vec("[a-z]{1,8}".prop_map(Into::into), 0..4).prop_map(Vec::into_boxed_slice);
+    let lora =
+        proptest::option::of((names(), names(), any::<u32>()).prop_map(|(running, waiting, max)| LoraMetrics { running, waiting, max }));
+    (number(), number(), proptest::option::of(0.0f32..=1.0), count(), count(), lora).prop_map(
+        |(queue_depth, running_requests, kv_cache_utilization, kv_block_tokens, kv_blocks, lora)| EndpointMetrics {
+            queue_depth,
+            running_requests,
+            kv_cache_utilization,
+            kv_block_tokens,
+            kv_blocks,
+            lora,
+        },
+    )
+}
+
+fn any_profile() -> impl Strategy<Value = ProfileSpec> {
+    let plugins: Vec<&'static str> = PLUGINS.iter().filter(|p| p.kind != Kind::Picker).map(|p| p.name).collect();
+    let pickers: Vec<&'static str> = PLUGINS.iter().filter(|p| p.kind == Kind::Picker).map(|p| p.name).collect();
+    let plugin =
+        |names| {
+            (proptest::sample::select(names), ".{0,10}", 0.0f64..1e6).prop_map(|(plugin_type, name, weight): (&str, String, f64)| {
+                PluginSpec { plugin_type: plugin_type.to_owned(), name, weight, parameters: Vec::new() }
+            })
+        };
+    let ranked_max = 1..=u32::try_from(RANKED_MAX).unwrap();
+    (".{0,10}", vec(plugin(plugins), 0..6), proptest::option::of(plugin(pickers)), ranked_max).prop_map(
+        |(name, mut plugins, picker, ranked_max)| {
+            plugins.extend(picker);
+            ProfileSpec { name, plugins, ranked_max }
+        },
+    )
+}
