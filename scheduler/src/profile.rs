@@ -256,6 +256,9 @@ mod tests {
             refusal(&spec(vec![plugin("token-load-scorer", "load", 1.0, &[("threshold", 1.0)])])),
             "plugin `load`: unknown parameter `threshold`; known: `queueThresholdTokens`"
         );
+        let error = Profile::build(&spec(vec![plugin("token-load-scorer", "load", 1.0, &[("threshold", 1.0)])])).unwrap_err();
+        let cause = std::error::Error::source(&error).map(ToString::to_string);
+        assert_eq!(cause.as_deref(), Some("unknown parameter `threshold`; known: `queueThresholdTokens`"));
         for weight in [-1.0, f64::NAN, f64::INFINITY, 1e6 + 1.0] {
             assert_eq!(
                 refusal(&spec(vec![plugin("queue-scorer", "q", weight, &[])])),

@@ -20,14 +20,13 @@ pub(crate) const UNKNOWN: f32 = 0.5;
 
 /// Writes `rating` of each endpoint into the score column, and the mean of the known ratings where it is `None`.
 pub(crate) fn rate(endpoints: &[EndpointIndex], scores: &mut [f32], rating: impl Fn(EndpointIndex) -> Option<f32>) {
-    if write(endpoints, scores, rating) < endpoints.len() {
-        give_unknown_the_mean(scores);
-    }
+    write(endpoints, scores, rating);
+    give_unknown_the_mean(scores);
 }
 
 /// Min-max of a load over the candidates: `(max - load) / (max - min)`, and 1 for all when they are equal.
 pub(crate) fn rate_by_load(endpoints: &[EndpointIndex], scores: &mut [f32], load: impl Fn(EndpointIndex) -> Option<f32>) {
-    let known = write(endpoints, scores, load);
+    write(endpoints, scores, load);
     let (mut min, mut max) = (f32::INFINITY, f32::NEG_INFINITY);
     for &load in &*scores {
         // Neither holds of NaN. `f32::min` and `f32::max` would skip it too, but cost more in wasm.
@@ -42,24 +41,21 @@ pub(crate) fn rate_by_load(endpoints: &[EndpointIndex], scores: &mut [f32], load
     for score in scores.iter_mut().filter(|score| !score.is_nan()) {
         *score = if span > 0.0 { (max - *score) / span } else { 1.0 };
     }
-    if known < endpoints.len() {
-        give_unknown_the_mean(scores);
-    }
+    give_unknown_the_mean(scores);
 }
 
-/// Writes one finite number for each endpoint into the column, NaN where it is unknown, and says how many are known.
-fn write(endpoints: &[EndpointIndex], scores: &mut [f32], value: impl Fn(EndpointIndex) -> Option<f32>) -> usize {
-    let mut known = 0;
+/// Writes one finite number for each endpoint into the column, NaN where it is unknown.
+fn write(endpoints: &[EndpointIndex], scores: &mut [f32], value: impl Fn(EndpointIndex) -> Option<f32>) {
     for (score, &endpoint) in scores.iter_mut().zip(endpoints) {
-        let value = value(endpoint);
-        known += usize::from(value.is_some());
-        *score = value.unwrap_or(f32::NAN);
+        *score = value(endpoint).unwrap_or(f32::NAN);
     }
-    known
 }
 
 /// Replaces each NaN by the mean of the others; [`UNKNOWN`] when there are none.
 fn give_unknown_the_mean(scores: &mut [f32]) {
+    if !scores.iter().any(|score| score.is_nan()) {
+        return;
+    }
     let known = scores.iter().copied().filter(|score| !score.is_nan());
     let (sum, count) = known.fold((0.0_f64, 0_u32), |(sum, count), score| (sum + f64::from(score), count + 1));
     #[expect(clippy::cast_possible_truncation, reason = "a mean of f32 numbers from 0 to 1")]
