@@ -34,6 +34,8 @@ pub struct Options {
     pub arguments: Vec<String>,
     /// Run it by the shipped `start.sh` with this drain time, s: then its process stops gracefully on SIGTERM.
     pub start_script: Option<u32>,
+    /// With hot restart: `arguments` must then name a base id that nobody else on this machine uses.
+    pub hot_restart: bool,
 }
 
 /// A running Envoy.
@@ -146,7 +148,7 @@ pub fn subset_hint_filter() -> Value {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { concurrency: 1, arguments: Vec::new(), start_script: None }
+        Self { concurrency: 1, arguments: Vec::new(), start_script: None, hot_restart: false }
     }
 }
 
@@ -168,7 +170,9 @@ impl Envoy {
         let mut command = match options.start_script {
             None => {
                 let mut command = Command::new(Self::binary());
-                command.arg("--disable-hot-restart"); // several run at once, and none hands over to another
+                if !options.hot_restart {
+                    command.arg("--disable-hot-restart"); // several run at once, and none hands over to another
+                }
                 command
             }
             Some(drain_s) => {
@@ -237,6 +241,27 @@ impl Envoy {
     pub async fn stat(&self, name: &str) -> Result<i64> {
         let pattern = format!("^{}$", name.replace('.', "\\."));
         Ok(self.stats(&pattern).await?.get(name).copied().unwrap_or(0))
+    }
+
+    /// A statistic of the picker, by the name that `/stats/prometheus` has for it.
+    ///
+    /// # Errors
+    /// If the admin port does not answer.
+    pub async fn picker_stat(&self, name: &str) -> Result<i64> {
+        self.stat(&format!("wasmcustom.{name}")).await
+    }
+
+    /// Waits until a statistic of the picker is as wanted.
+    ///
+    /// # Errors
+    /// If it is not within `limit`, saying what it was last.
+    pub async fn picker_stat_until(&self, name: &str, wanted: impl Fn(i64) -> bool, limit: Duration) -> Result<i64> {
+        let look = || async { self.picker_stat(name).await.ok().filter(|value| wanted(*value)) };
+        let waited = crate::wait_for(limit, name, look).await;
+        match waited {
+            Ok(value) => Ok(value),
+            Err(error) => Err(format!("{error}; it is {:?}", self.picker_stat(name).await).into()),
+        }
     }
 
     /// The page of `/stats/prometheus`.

@@ -5,6 +5,7 @@
 pub mod client;
 pub mod daemon;
 pub mod envoy;
+pub mod explain;
 pub mod front;
 pub mod load;
 pub mod model_server;

@@ -1,13 +1,17 @@
 //! Replays a trace against an OpenAI endpoint, open loop: requests are sent when they are due, whatever became of those before.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures::StreamExt;
+use http::Request;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
+use crate::Result;
+use crate::client::{self, Body, Events};
 use crate::trace::Arrival;
 
 /// Requests under way at once. The trace never needs so many unless the servers fall far behind; then more would only exhaust sockets.
@@ -19,8 +23,8 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(300);
 /// Where and how fast to replay.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// The whole URL requests are posted to.
-    pub url: String,
+    /// Who takes the requests.
+    pub target: SocketAddr,
     /// Model they ask for.
     pub model: String,
     /// Headers on each.
@@ -44,27 +48,27 @@ pub struct Seen {
     pub cached_tokens: u64,
 }
 
-/// Replays `arrivals` and returns what each saw, in no order.
+/// Replays `arrivals` as streamed chat requests and returns what each saw, in no order.
 ///
 /// # Errors
-/// When no HTTP client can be made.
-pub async fn run(plan: &Plan, arrivals: &[Arrival]) -> reqwest::Result<Vec<Seen>> {
-    let client = reqwest::Client::builder().timeout(REQUEST_TIMEOUT).build()?;
+/// If a header of the plan is none.
+pub async fn run(plan: &Plan, arrivals: &[Arrival]) -> Result<Vec<Seen>> {
     let permits = Arc::new(Semaphore::new(CONCURRENCY_MAX));
     let start = Instant::now();
     let mut running = JoinSet::new();
     for arrival in arrivals {
-        let body = arrival.chat_body(&plan.model);
-        tokio::time::sleep_until((start + arrival.at.div_f64(plan.rate)).into()).await;
-        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { break };
-        let mut request = client.post(&plan.url).header("content-type", "application/json").body(body);
+        let mut request = Request::post("/v1/chat/completions").header("content-type", "application/json");
         for (name, value) in &plan.headers {
             request = request.header(name, value);
         }
+        let (target, request) = (plan.target, request.body(client::full(arrival.chat_body(&plan.model)))?);
+        tokio::time::sleep_until((start + arrival.at.div_f64(plan.rate)).into()).await;
+        let permit = Arc::clone(&permits).acquire_owned().await?;
         running.spawn(async move {
             let _permit = permit;
-            let sent = Instant::now();
-            let mut seen = one(request, sent).await;
+            let (sent, mut seen) = (Instant::now(), Seen::default());
+            // What failed shows in what is missing.
+            let _ = timeout(REQUEST_TIMEOUT, seen.watch(target, request, sent)).await;
             seen.duration = sent.elapsed();
             seen
         });
@@ -72,27 +76,21 @@ pub async fn run(plan: &Plan, arrivals: &[Arrival]) -> reqwest::Result<Vec<Seen>
     Ok(running.join_all().await)
 }
 
-async fn one(request: reqwest::RequestBuilder, sent: Instant) -> Seen {
-    let mut seen = Seen::default();
-    let Ok(response) = request.send().await else { return seen };
-    seen.status = response.status().as_u16();
-    let (mut stream, mut pending) = (response.bytes_stream(), Vec::new());
-    while let Some(Ok(bytes)) = stream.next().await {
-        pending.extend_from_slice(&bytes);
-        while let Some(end) = pending.windows(2).position(|w| w == b"\n\n") {
-            let event: Vec<u8> = pending.drain(..end + 2).collect();
-            seen.read(&event, sent);
-        }
-    }
-    seen
-}
-
 // === impl Seen ===
 
 impl Seen {
-    fn read(&mut self, event: &[u8], sent: Instant) {
-        let Some(data) = event.strip_prefix(b"data: ") else { return };
-        let Ok(value) = serde_json::from_slice::<Value>(data) else { return };
+    async fn watch(&mut self, target: SocketAddr, request: Request<Body>, sent: Instant) -> Result<()> {
+        let response = client::start(target, request).await?;
+        self.status = response.status().as_u16();
+        let mut events = Events::new(response);
+        while let Some(event) = events.next().await? {
+            self.read(&event.data, sent);
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, data: &str, sent: Instant) {
+        let Ok(value) = serde_json::from_str::<Value>(data) else { return };
         if self.ttft.is_none() && value.pointer("/choices/0/delta/content").and_then(Value::as_str).is_some_and(|text| !text.is_empty()) {
             self.ttft = Some(sent.elapsed());
         }

@@ -136,8 +136,7 @@ struct Replay {
 
 impl Replay {
     async fn run(&self, args: &Args, arrivals: &[Arrival], servers: &[ModelServer]) -> Result<Vec<Seen>> {
-        let url = format!("http://{}/v1/chat/completions", Front::address());
-        let plan = Plan { url, model: MODEL.into(), headers: self.headers.clone(), rate: args.rate };
+        let plan = Plan { target: Front::address(), model: MODEL.into(), headers: self.headers.clone(), rate: args.rate };
         let (start, terminal) = (Instant::now(), std::io::stdout().is_terminal());
         let mut replay = std::pin::pin!(replay::run(&plan, arrivals));
         let mut draw = tokio::time::interval(if terminal { DRAW_EVERY.0 } else { DRAW_EVERY.1 });

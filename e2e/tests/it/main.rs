@@ -4,10 +4,13 @@
 
 mod bodies;
 mod clients;
+mod daemon_faults;
 mod echo;
 mod lifecycle;
+mod played;
 mod protocol;
 mod retries;
 mod shipped_config;
 mod spine;
+mod state;
 mod streaming;

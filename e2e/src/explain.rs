@@ -1,0 +1,65 @@
+//! Asks the picker why: `x-switchpoint-explain`, where the configuration allows it (`"explain": true`).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use http::Request;
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::{Result, client};
+
+/// A decision, as the reply's header tells it.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Decision {
+    /// The ranked list.
+    pub picked: Vec<String>,
+    /// Everyone in the snapshot.
+    pub candidates: Vec<Candidate>,
+}
+
+/// One endpoint of the snapshot.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Candidate {
+    /// Its address.
+    pub endpoint: String,
+    /// The filter that left it out, if one did.
+    pub dropped_by: Option<String>,
+    /// By scorer.
+    pub scores: BTreeMap<String, f64>,
+}
+
+// === impl Decision ===
+
+impl Decision {
+    /// Sends a chat request of its own through `proxy` and reads how it was decided.
+    ///
+    /// # Errors
+    /// If it was not served, or not explained.
+    pub async fn ask(proxy: SocketAddr, prompt: &str) -> Result<Self> {
+        let body = json!({"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": prompt}]});
+        let request = Request::post("/v1/chat/completions").header("x-switchpoint-explain", "1").body(client::full(body.to_string()))?;
+        let reply = client::send(proxy, request).await?;
+        let header = reply.header("x-switchpoint-decision");
+        if reply.status != 200 || header.is_empty() {
+            return Err(format!("not explained: {} {}", reply.status, reply.text()).into());
+        }
+        Ok(serde_json::from_str(header)?)
+    }
+
+    /// Addresses of everyone in the snapshot.
+    pub fn endpoints(&self) -> BTreeSet<String> {
+        self.candidates.iter().map(|candidate| candidate.endpoint.clone()).collect()
+    }
+
+    /// What a scorer said of each endpoint.
+    pub fn scores(&self, scorer: &str) -> BTreeMap<String, f64> {
+        self.candidates.iter().filter_map(|c| Some((c.endpoint.clone(), *c.scores.get(scorer)?))).collect()
+    }
+
+    /// Does a scorer tell the endpoints apart? False where it knows nothing of any, or the same of all.
+    pub fn tells_apart(&self, scorer: &str) -> bool {
+        let scores = self.scores(scorer);
+        scores.values().any(|score| Some(score) != scores.values().next())
+    }
+}

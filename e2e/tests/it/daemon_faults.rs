@@ -1,0 +1,225 @@
+//! The daemon fails, or was never there: picking goes on with the state there is, and says so.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use e2e::client::{self, Raw, Reply};
+use e2e::explain::Decision;
+use e2e::load::Load;
+use e2e::model_server::{ModelServer, Options};
+use e2e::stack::Stack;
+use e2e::{Result, wait_for};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::echo;
+use crate::played::known_hosts;
+
+/// Far above whatever is promised: a machine that compiles beside the test is slow.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// With explanations, and a daemon that is missed after a second instead of five.
+fn attentive() -> Value {
+    json!({"explain": true, "state": {"cluster": "switchpoint-state", "silence_max_ms": 1_000}})
+}
+
+fn addresses(stack: &Stack, indices: &[usize]) -> BTreeSet<String> {
+    indices.iter().map(|index| stack.servers[*index].addr().to_string()).collect()
+}
+
+/// Waits until the picker knows exactly these of the servers.
+async fn pool_is(stack: &Stack, indices: &[usize]) -> Result<()> {
+    let wanted = addresses(stack, indices);
+    let look = || async { (Decision::ask(stack.address(), "who is there?").await.ok()?.endpoints() == wanted).then_some(()) };
+    wait_for(LIMIT, &format!("a pool of {wanted:?}"), look).await
+}
+
+async fn queue_tells_apart(stack: &Stack, wanted: bool) -> Result<()> {
+    let look =
+        || async { (Decision::ask(stack.address(), "who is busy?").await.ok()?.tells_apart("queue-scorer") == wanted).then_some(()) };
+    wait_for(LIMIT, &format!("the queue to tell endpoints apart: {wanted}"), look).await
+}
+
+async fn term(stack: &Stack) -> Result<u64> {
+    let state = stack.daemon.as_ref().ok_or("no daemon")?.admin("/debug/state").await?.json()?;
+    state["term"].as_u64().ok_or_else(|| format!("no term: {state}").into())
+}
+
+#[tokio::test]
+async fn a_killed_daemon_is_not_missed_and_its_successor_is_heard() -> Result<()> {
+    let arguments = ["--staleness-max", "1s"];
+    let mut stack = Stack::builder().servers(4).concurrency(2).picker(attentive()).daemon_arguments(&arguments).start().await?;
+    stack.set_pool(&[0, 1, 2])?;
+    pool_is(&stack, &[0, 1, 2]).await?;
+    stack.servers[0].lie([("num_requests_waiting".to_owned(), "40".to_owned())].into());
+    queue_tells_apart(&stack, true).await?;
+    let (before, heard) = (term(&stack).await?, stack.envoy.picker_stat("switchpoint_state_rosters_total").await?);
+
+    let load = Load::start(stack.address(), 4);
+    stack.daemon()?.process().kill()?;
+    stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 0, LIMIT).await?;
+    queue_tells_apart(&stack, false).await?;
+    stack.envoy.picker_stat_until("switchpoint_state_age_ms", |age_ms| age_ms > 2_000, LIMIT).await?;
+    load.goes_on(100, LIMIT).await?;
+    let (decision, again) = (Decision::ask(stack.address(), &long_prompt()).await?, Decision::ask(stack.address(), &long_prompt()).await?);
+    assert_eq!(decision.picked[0], again.picked[0], "what the picker knows itself goes on: prefixes");
+    assert!(again.tells_apart("prefix-cache-scorer"), "{again:?}");
+
+    // One goes and one comes while nobody looks.
+    stack.set_pool(&[1, 2, 3])?;
+    stack.daemon()?.start_again()?;
+    stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
+    pool_is(&stack, &[1, 2, 3]).await?;
+    load.goes_on(50, LIMIT).await?;
+    load.stop().await?.check_all_served()?;
+    assert!(term(&stack).await? > before, "a new life is a newer term");
+    assert!(stack.envoy.picker_stat("switchpoint_state_rosters_total").await? > heard, "everything is sent anew");
+    stack.envoy.picker_stat_until("switchpoint_state_age_ms", |age_ms| age_ms < 2_000, LIMIT).await?;
+    Ok(())
+}
+
+fn long_prompt() -> String {
+    "The quick brown fox jumps over the lazy dog. ".repeat(100)
+}
+
+#[tokio::test]
+async fn a_paused_daemon_is_given_up_and_heard_again() -> Result<()> {
+    let mut stack = Stack::builder().servers(3).picker(attentive()).start().await?;
+    let before = term(&stack).await?;
+    let load = Load::start(stack.address(), 4);
+    stack.daemon()?.process().signal(Signal::STOP)?;
+    // Its connections stand, and nothing comes: silence alone tells.
+    stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 0, LIMIT).await?;
+    let streams = stack.envoy.picker_stat("switchpoint_state_streams_total").await?;
+    stack.envoy.picker_stat_until("switchpoint_state_streams_total", |opened| opened > streams, LIMIT).await?;
+    load.goes_on(100, LIMIT).await?;
+
+    stack.set_pool(&[0, 2])?;
+    stack.daemon()?.process().signal(Signal::CONT)?;
+    stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
+    pool_is(&stack, &[0, 2]).await?;
+    load.goes_on(50, LIMIT).await?;
+    load.stop().await?.check_all_served()?;
+    assert_eq!(term(&stack).await?, before, "it was the same life");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_daemon_that_comes_and_goes_harms_nobody() -> Result<()> {
+    let mut stack = Stack::builder().servers(3).concurrency(2).picker(attentive()).start().await?;
+    let load = Load::start(stack.address(), 4);
+    for round in 1_usize..=4 {
+        stack.daemon()?.process().kill()?;
+        stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 0, LIMIT).await?;
+        stack.set_pool(&[round % 3, (round + 1) % 3])?;
+        stack.daemon()?.start_again()?;
+        pool_is(&stack, &[round % 3, (round + 1) % 3]).await?;
+    }
+    load.stop().await?.check_all_served()
+}
+
+// === Before there ever was a daemon ===
+
+/// As the echoing server writes it.
+fn sha256(body: &str) -> String {
+    ring::digest::digest(&ring::digest::SHA256, body.as_bytes()).as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Is this our refusal for want of state?
+fn assert_not_ready(reply: &Reply) -> Result<()> {
+    assert_eq!(reply.status, 503, "{}", reply.text());
+    assert_eq!(reply.json()?["error"]["code"], "not_ready");
+    assert_eq!(reply.header("x-llm-d-request-dropped-reason"), "rejected-no-endpoints");
+    Ok(())
+}
+
+#[tokio::test]
+async fn without_a_daemon_requests_wait_and_are_refused() -> Result<()> {
+    let stack = Stack::builder().without_daemon().picker(json!({"cold_start_wait_ms": 500})).start().await?;
+    let (asked, question) = (Instant::now(), echo::chat("anybody there?"));
+    let (chat, list, tokens) =
+        tokio::join!(stack.post("/v1/chat/completions", &question), stack.get("/v1/models"), stack.post("/v1/messages", &question),);
+    assert!(asked.elapsed() >= Duration::from_millis(450), "they waited: {:?}", asked.elapsed());
+    assert_not_ready(&chat?)?;
+    assert_not_ready(&list?)?;
+    let tokens = tokens?;
+    assert_eq!((tokens.status, &tokens.json()?["error"]["type"]), (503, &json!("overloaded_error")), "in the API's own words");
+    assert_eq!(stack.envoy.picker_stat("switchpoint_parked_total").await?, 3);
+    assert_eq!(stack.envoy.picker_stat("switchpoint_state_connected").await?, 0);
+    assert_eq!(stack.get("/switchpoint/ready").await?.status, 503);
+    Ok(())
+}
+
+#[tokio::test]
+async fn no_wait_is_no_wait() -> Result<()> {
+    let stack = Stack::builder().without_daemon().picker(json!({"cold_start_wait_ms": 0})).start().await?;
+    assert_not_ready(&stack.post("/v1/chat/completions", &echo::chat("anybody there?")).await?)?;
+    assert_eq!(stack.envoy.picker_stat("switchpoint_parked_total").await?, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn parked_requests_are_served_whole_when_the_daemon_comes() -> Result<()> {
+    const PARKED: usize = 24;
+    let patient = json!({"cold_start_wait_ms": 30_000});
+    let mut stack = Stack::builder().servers(2).concurrency(2).without_daemon().picker(patient).start().await?;
+    let address = stack.address();
+    let bodies: Vec<String> = (0..PARKED).map(|i| echo::chat(&format!("{i} {}", "lorem ipsum ".repeat(i * 2_000))).to_string()).collect();
+    let mut waiting = Vec::new();
+    for body in bodies.clone() {
+        waiting.push(tokio::spawn(async move { client::send(address, echo::post("/v1/chat/completions", &[], body)?).await }));
+    }
+    // Of the kinds without a body too; and one that has not come in whole when it may go on.
+    let bodiless = tokio::spawn(async move { client::get(address, "/v1/models").await });
+    let mut slow = Raw::connect(address).await?;
+    let text = echo::chat("slowly").to_string();
+    slow.write(format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-echo: 1\r\ncontent-length: {}\r\n\r\n{}",
+        text.len(),
+        &text[..9]
+    ))
+    .await?;
+    // And one whose client leaves before.
+    let mut gone = Raw::connect(address).await?;
+    gone.write(format!("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{text}", text.len())).await?;
+    stack.envoy.picker_stat_until("switchpoint_parked_total", |parked| parked == PARKED as i64 + 2, LIMIT).await?;
+    gone.reset()?;
+    assert_eq!(stack.get("/switchpoint/ready").await?.status, 503);
+
+    stack.start_daemon()?;
+    for (task, body) in waiting.into_iter().zip(bodies) {
+        let reply = task.await??;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        assert_eq!(reply.json()?["body_sha256"], sha256(&body), "byte for byte");
+    }
+    assert_eq!(bodiless.await??.status, 200);
+    slow.write(&text[9..]).await?;
+    let reply = slow.read_reply().await?;
+    assert_eq!((reply.status, &reply.json()?["body"]), (200, &json!(text)));
+    stack.wait_until_ready().await?;
+    assert_eq!(stack.envoy.picker_stat("switchpoint_host_errors_total").await?, 0, "the one that left was let go quietly");
+    Ok(())
+}
+
+#[tokio::test]
+async fn fail_open_goes_to_any_endpoint_that_envoy_knows() -> Result<()> {
+    let server = || ModelServer::start(Options { models: vec!["demo".into()], speed: 0.0, ..Options::default() });
+    let servers = [server()?, server()?];
+    let hosts: Vec<SocketAddr> = servers.iter().map(ModelServer::addr).collect();
+    let picker = json!({"failure_mode": "open", "cold_start_wait_ms": 200});
+    let stack = Stack::builder().without_daemon().picker(picker).envoy_config(known_hosts(&hosts)).start().await?;
+    let mut by = BTreeSet::new();
+    for i in 0..20 {
+        // A client that names its own destination is not obeyed here either.
+        let forged = [("x-gateway-destination-endpoint", "127.0.0.1:1"), ("x-switchpoint-open", "0")];
+        let reply = stack.send(echo::post("/v1/chat/completions", &forged, echo::chat(&i.to_string()).to_string())?).await?;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        assert_eq!(echo::header(&reply.json()?, "x-switchpoint-open"), Vec::<&str>::new(), "the engine does not see how");
+        by.insert(reply.header("x-served-by").to_owned());
+    }
+    assert_eq!(by.len(), 2, "any of them: {by:?}");
+    assert_eq!(stack.envoy.picker_stat("switchpoint_failed_open_total").await?, 20);
+    assert_eq!(stack.get("/switchpoint/ready").await?.status, 503, "open is not ready");
+    Ok(())
+}

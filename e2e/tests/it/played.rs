@@ -1,0 +1,195 @@
+//! A daemon that the test plays: it says what the test wants said, word for word, and keeps what it hears.
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use e2e::ports::Port;
+use e2e::{Result, wait_for};
+use futures::Stream;
+use proto::state::state_service_server::{StateService, StateServiceServer};
+use proto::state::{self, daemon_message, proxy_message};
+use proto::{PoolState, encode_roster};
+use scheduler::{Endpoint, EndpointRef, Incarnation, ProfileSpec, Readiness, Slot, Version};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
+use tonic::{Request, Response, Status, Streaming};
+
+/// From a message to its effect; promised are milliseconds.
+const LIMIT: Duration = Duration::from_secs(30);
+
+type Lines = mpsc::UnboundedSender<Result<state::DaemonMessage, Status>>;
+
+/// The daemon on its stage.
+pub(crate) struct Played {
+    stage: Arc<Stage>,
+    port: Port,
+    task: JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct Stage {
+    /// What the Welcome says.
+    schema: AtomicU32,
+    /// Said after each Welcome.
+    opening: Mutex<Vec<state::DaemonMessage>>,
+    /// To the newest stream.
+    lines: Mutex<Option<Lines>>,
+    heard: Mutex<Vec<proxy_message::Message>>,
+}
+
+// === impl Played ===
+
+impl Played {
+    /// Takes the stage: every stream is welcomed and then told `opening`.
+    pub(crate) async fn start(opening: Vec<state::DaemonMessage>) -> Result<Self> {
+        let stage = Arc::new(Stage { schema: proto::SCHEMA.into(), opening: opening.into(), ..Stage::default() });
+        let port = Port::lease()?;
+        let listener = tokio::net::TcpListener::bind(port.address()).await?;
+        // As large as messages come, to see what the filter says of too large ones.
+        let service = StateServiceServer::new(Actor(stage.clone())).max_encoding_message_size(usize::MAX);
+        let server = tonic::transport::Server::builder().add_service(service).serve_with_incoming(TcpListenerStream::new(listener));
+        let task = tokio::spawn(async move {
+            let _ = server.await; // ends with the test
+        });
+        Ok(Self { stage, port, task })
+    }
+
+    /// An edit of the shipped config: state comes from this daemon, and `hosts` are known to Envoy by other means.
+    pub(crate) fn envoy_config(&self, hosts: &[SocketAddr]) -> impl Fn(&mut Value) + Send + 'static {
+        let (hosts, port) = (known_hosts(hosts), self.port.number());
+        move |config| {
+            hosts(config);
+            let state = config.pointer_mut("/static_resources/clusters/1/load_assignment/endpoints/0/lb_endpoints/0/endpoint/address");
+            *state.expect("the cluster of the daemon") = json!({"socket_address": {"address": "127.0.0.1", "port_value": port}});
+        }
+    }
+
+    /// What the next Welcome says, and what is told after it.
+    pub(crate) fn rehearse(&self, schema: u32, opening: Vec<state::DaemonMessage>) {
+        self.stage.schema.store(schema, Ordering::Relaxed);
+        *lock(&self.stage.opening) = opening;
+    }
+
+    /// Says something on the newest stream.
+    pub(crate) fn say(&self, message: state::DaemonMessage) -> Result<()> {
+        let lines = lock(&self.stage.lines);
+        Ok(lines.as_ref().ok_or("nobody listens")?.send(Ok(message))?)
+    }
+
+    /// Ends the newest stream.
+    pub(crate) fn leave(&self) {
+        if let Some(lines) = lock(&self.stage.lines).take() {
+            let _ = lines.send(Err(Status::unavailable("the actor leaves"))); // it may have ended by itself
+        }
+    }
+
+    /// Waits for something to be said by a proxy, from the first word on.
+    pub(crate) async fn hear<T>(&self, what: &str, pick: impl Fn(&proxy_message::Message) -> Option<T>) -> Result<T> {
+        wait_for(LIMIT, what, || async { lock(&self.stage.heard).iter().find_map(&pick) }).await
+    }
+
+    /// Everything heard so far.
+    pub(crate) fn heard(&self) -> Vec<proxy_message::Message> {
+        lock(&self.stage.heard).clone()
+    }
+}
+
+impl Drop for Played {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+struct Actor(Arc<Stage>);
+
+#[tonic::async_trait]
+impl StateService for Actor {
+    type StreamStream = Pin<Box<dyn Stream<Item = Result<state::DaemonMessage, Status>> + Send>>;
+
+    async fn stream(&self, request: Request<Streaming<state::ProxyMessage>>) -> Result<Response<Self::StreamStream>, Status> {
+        let (stage, mut inbound) = (self.0.clone(), request.into_inner());
+        let (lines, told) = mpsc::unbounded_channel();
+        let schema = stage.schema.load(Ordering::Relaxed);
+        let welcome = state::Welcome { schema, release: "played".to_owned(), unknown_pools: Vec::new() };
+        let opening = lock(&stage.opening).clone();
+        for message in [message(daemon_message::Message::Welcome(welcome))].into_iter().chain(opening) {
+            let _ = lines.send(Ok(message)); // the receiver is right here
+        }
+        *lock(&stage.lines) = Some(lines);
+        tokio::spawn(async move {
+            while let Some(Ok(state::ProxyMessage { message: Some(message) })) = inbound.next().await {
+                lock(&stage.heard).push(message);
+            }
+        });
+        Ok(Response::new(Box::pin(UnboundedReceiverStream::new(told))))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+// === Lines ===
+
+pub(crate) fn message(message: daemon_message::Message) -> state::DaemonMessage {
+    state::DaemonMessage { message: Some(message) }
+}
+
+/// A roster of the pool `default` as the daemon would make it.
+pub(crate) fn roster(term: u64, sequence: u64, hosts: &[SocketAddr]) -> state::Roster {
+    let endpoint = |(slot, address): (u16, &SocketAddr)| Endpoint {
+        id: EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) },
+        name: format!("server-{slot}").into(),
+        address: address.to_string().into(),
+        readiness: Readiness::Ready,
+        labels: Box::default(),
+        age_ms: 60_000,
+    };
+    let endpoints: Vec<Endpoint> = (0..).zip(hosts).map(endpoint).collect();
+    encode_roster(PoolState {
+        pool: "default",
+        version: Version { term, sequence },
+        endpoints: &endpoints,
+        profile: &ProfileSpec::default_profile(),
+        hash_secret: 1,
+        staleness_max_ms: 600_000,
+    })
+}
+
+/// Metrics of that roster: these queues, and nothing in the engines.
+pub(crate) fn metrics(roster: (u64, u64), sequence: u64, queues: &[f32]) -> state::Metrics {
+    state::Metrics {
+        pool: "default".to_owned(),
+        roster: Some(state::Version { term: roster.0, sequence: roster.1 }),
+        sequence,
+        queue_depth: queues.to_vec(),
+        running_requests: vec![0.0; queues.len()],
+        kv_cache_utilization: vec![0.0; queues.len()],
+        kv_block_tokens: vec![16; queues.len()],
+        kv_blocks: vec![1_000; queues.len()],
+        lora: Vec::new(),
+    }
+}
+
+/// An edit of the shipped config: Envoy knows these hosts from somebody else than the daemon, as with Istio.
+pub(crate) fn known_hosts(hosts: &[SocketAddr]) -> impl Fn(&mut Value) + Send + 'static {
+    let host = |host: &SocketAddr| {
+        json!({
+            "endpoint": {"address": {"socket_address": {"address": host.ip().to_string(), "port_value": host.port()}}},
+            "metadata": {"filter_metadata": {"envoy.lb": {"open": "1"}}},
+        })
+    };
+    let hosts: Vec<Value> = hosts.iter().map(host).collect();
+    move |config| {
+        let cluster = config.pointer_mut("/static_resources/clusters/0").and_then(Value::as_object_mut).expect("the pool's cluster");
+        cluster.remove("eds_cluster_config");
+        cluster.insert("type".to_owned(), json!("STATIC"));
+        cluster.insert("load_assignment".to_owned(), json!({"cluster_name": "inference-pool", "endpoints": [{"lb_endpoints": hosts}]}));
+    }
+}

@@ -1,0 +1,288 @@
+//! How state gets into the proxy: refused whole or taken whole, in order, into every worker. The daemon is played by the test.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use e2e::explain::Decision;
+use e2e::load::Load;
+use e2e::model_server::{ModelServer, Options};
+use e2e::stack::Stack;
+use e2e::{Result, wait_for};
+use prost::Message as _;
+use proto::state::{self, daemon_message::Message, proxy_message};
+use serde_json::json;
+
+use crate::played::{Played, message, metrics, roster};
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// A proxy that has heard roster 7.10 of all its hosts from a played daemon.
+struct Scene {
+    daemon: Played,
+    stack: Stack,
+    hosts: Vec<SocketAddr>,
+    _servers: Vec<ModelServer>,
+}
+
+impl Scene {
+    async fn open(workers: u32) -> Result<Self> {
+        let server = || ModelServer::start(Options { models: vec!["demo".into()], speed: 0.0, ..Options::default() });
+        let servers = [server()?, server()?, server()?];
+        let hosts: Vec<SocketAddr> = servers.iter().map(ModelServer::addr).collect();
+        let daemon = Played::start(vec![message(Message::Roster(roster(7, 10, &hosts)))]).await?;
+        // The actor has no heartbeat.
+        let picker = json!({"explain": true, "state": {"cluster": "switchpoint-state", "silence_max_ms": 600_000}});
+        let builder = Stack::builder().without_daemon().concurrency(workers).picker(picker);
+        let mut stack = builder.envoy_config(daemon.envoy_config(&hosts)).start().await?;
+        stack.wait_until_ready().await?;
+        Ok(Self { daemon, stack, hosts, _servers: servers.into() })
+    }
+
+    async fn decision(&self) -> Result<Decision> {
+        Decision::ask(self.stack.address(), "and now?").await
+    }
+
+    /// Waits for a decision that is so: workers follow the VM that leads by milliseconds.
+    async fn decides(&self, what: &str, so: impl Fn(&Decision) -> bool) -> Result<()> {
+        wait_for(LIMIT, what, || async { self.decision().await.ok().filter(|decision| so(decision)).map(drop) }).await
+    }
+
+    async fn knows(&self, hosts: &[SocketAddr]) -> Result<()> {
+        self.decides(&format!("a pool of {hosts:?}"), |decision| decision.endpoints() == addresses(hosts)).await
+    }
+
+    async fn stat(&self, name: &str) -> Result<i64> {
+        self.stack.envoy.picker_stat(name).await
+    }
+
+    async fn stat_reaches(&self, name: &str, value: i64) -> Result<i64> {
+        self.stack.envoy.picker_stat_until(name, |now| now >= value, LIMIT).await
+    }
+
+    /// Why this version was refused, in the proxy's answer.
+    async fn refusal(&self, version: state::Version) -> Result<String> {
+        let refusal = |message: &proxy_message::Message| match message {
+            proxy_message::Message::Ack(ack) if ack.version == Some(version) && !ack.refused.is_empty() => Some(ack.refused.clone()),
+            _ => None,
+        };
+        self.daemon.hear(&format!("the refusal of {version:?}"), refusal).await
+    }
+
+    async fn accepted(&self, version: state::Version) -> Result<()> {
+        let accepted = |message: &proxy_message::Message| match message {
+            proxy_message::Message::Ack(ack) if ack.version == Some(version) && ack.refused.is_empty() => Some(()),
+            _ => None,
+        };
+        self.daemon.hear(&format!("the acknowledgement of {version:?}"), accepted).await
+    }
+}
+
+fn version(term: u64, sequence: u64) -> state::Version {
+    state::Version { term, sequence }
+}
+
+fn addresses(hosts: &[SocketAddr]) -> BTreeSet<String> {
+    hosts.iter().map(ToString::to_string).collect()
+}
+
+type Spoil = fn(&mut state::Roster);
+
+/// Each would do harm if it were taken, even in part: they all name one endpoint only.
+const BAD_ROSTERS: &[(&str, Spoil)] = &[
+    ("slot 0 is claimed by two endpoints", |r| {
+        r.endpoints.push(state::Endpoint { address: "127.0.0.1:1".into(), ..r.endpoints[0].clone() })
+    }),
+    ("is claimed by two endpoints", |r| r.endpoints.push(state::Endpoint { slot: 9, ..r.endpoints[0].clone() })),
+    ("slot 5000 is out of range", |r| r.endpoints[0].slot = 5_000),
+    ("`endpoints.slot` is out of range", |r| r.endpoints[0].slot = u32::MAX),
+    ("address `localhost:80` is not `ip:port`", |r| r.endpoints[0].address = "localhost:80".into()),
+    ("unknown plugin type `nonsense-scorer`", |r| plugin(r).r#type = "nonsense-scorer".into()),
+    ("a weight is a number from 0", |r| plugin(r).weight = f64::NAN),
+    ("`profile` is missing", |r| r.profile = None),
+    ("a ranked list of 0 endpoints", |r| r.profile.as_mut().expect("a profile").ranked_max = 0),
+    ("endpoints, at most 1024 are allowed", |r| {
+        let endpoint = r.endpoints[0].clone();
+        let more = (1..2_000).map(|slot| state::Endpoint { slot, address: format!("127.0.0.1:{}", slot + 1), ..endpoint.clone() });
+        r.endpoints.extend(more);
+    }),
+];
+
+fn plugin(roster: &mut state::Roster) -> &mut state::Plugin {
+    &mut roster.profile.as_mut().expect("a profile").plugins[0]
+}
+
+#[tokio::test]
+async fn a_bad_roster_is_refused_whole_counted_and_answered_with_the_reason() -> Result<()> {
+    let scene = Scene::open(2).await?;
+    let load = Load::start(scene.stack.address(), 2);
+    for (sequence, (why, spoil)) in (11..).zip(BAD_ROSTERS) {
+        let refused = scene.stat("switchpoint_state_refused_total").await?;
+        let mut bad = roster(7, sequence, &scene.hosts[..1]);
+        spoil(&mut bad);
+        scene.daemon.say(message(Message::Roster(bad)))?;
+        let answer = scene.refusal(version(7, sequence)).await?;
+        assert!(answer.contains(why), "{answer:?} should say {why:?}");
+        assert_eq!(scene.stat("switchpoint_state_refused_total").await?, refused + 1, "{why}");
+        assert_eq!(scene.decision().await?.endpoints(), addresses(&scene.hosts), "what was in force stays: {why}");
+    }
+    // One that cannot even be answered.
+    let refused = scene.stat("switchpoint_state_refused_total").await?;
+    scene.daemon.say(message(Message::Roster(state::Roster { version: None, ..roster(7, 90, &scene.hosts[..1]) })))?;
+    scene.stat_reaches("switchpoint_state_refused_total", refused + 1).await?;
+
+    scene.daemon.say(message(Message::Roster(roster(7, 99, &scene.hosts[..2]))))?;
+    scene.accepted(version(7, 99)).await?;
+    scene.knows(&scene.hosts[..2]).await?;
+    assert_eq!(scene.stat("switchpoint_state_connected").await?, 1, "the stream was never given up");
+    load.stop().await?.check_all_served()
+}
+
+#[tokio::test]
+async fn nothing_older_comes_back() -> Result<()> {
+    let scene = Scene::open(1).await?;
+    for (term, sequence) in [(7, 9), (6, 1_000), (0, 0)] {
+        scene.daemon.say(message(Message::Roster(roster(term, sequence, &scene.hosts[..1]))))?;
+        let answer = scene.refusal(version(term, sequence)).await?;
+        assert!(answer.contains("older than 7.10"), "{answer}");
+        assert_eq!(scene.decision().await?.endpoints(), addresses(&scene.hosts), "{term}.{sequence}");
+    }
+    // A new life of the daemon begins anywhere.
+    scene.daemon.say(message(Message::Roster(roster(8, 1, &scene.hosts[..2]))))?;
+    scene.accepted(version(8, 1)).await?;
+    scene.daemon.say(message(Message::Roster(roster(7, 11, &scene.hosts))))?;
+    assert!(scene.refusal(version(7, 11)).await?.contains("older than 8.1"));
+    scene.knows(&scene.hosts[..2]).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn metrics_count_only_for_their_roster_and_in_order() -> Result<()> {
+    let scene = Scene::open(1).await?;
+    let busiest_is = async |index: usize| {
+        let wanted = Some(scene.hosts[index].to_string());
+        scene.decides(&format!("{wanted:?} to be the busiest"), |decision| busiest(decision) == wanted).await
+    };
+    scene.daemon.say(message(Message::Metrics(metrics((7, 10), 20, &[9.0, 0.0, 0.0]))))?;
+    busiest_is(0).await?;
+
+    scene.daemon.say(message(Message::Metrics(metrics((7, 10), 19, &[0.0, 9.0, 0.0]))))?; // late: neither an error nor news
+    let bad: [state::Metrics; 4] = [
+        metrics((7, 9), 21, &[0.0, 9.0, 0.0]),
+        metrics((6, 10), 22, &[0.0, 9.0, 0.0]),
+        metrics((7, 10), 23, &[0.0, 9.0]),
+        state::Metrics { lora: vec![state::Lora { index: 77, ..state::Lora::default() }], ..metrics((7, 10), 24, &[0.0, 9.0, 0.0]) },
+    ];
+    let refused = scene.stat("switchpoint_state_refused_total").await?;
+    for (count, bad) in (1..).zip(bad) {
+        scene.daemon.say(message(Message::Metrics(bad)))?;
+        scene.stat_reaches("switchpoint_state_refused_total", refused + count).await?;
+        assert_eq!(busiest(&scene.decision().await?), Some(scene.hosts[0].to_string()), "what was in force stays");
+    }
+    assert_eq!(scene.stat("switchpoint_state_metrics_total").await?, 1);
+
+    scene.daemon.say(message(Message::Metrics(metrics((7, 10), 25, &[0.0, 0.0, 9.0]))))?;
+    busiest_is(2).await
+}
+
+/// The endpoint whose queue the picker believes to be the longest.
+fn busiest(decision: &Decision) -> Option<String> {
+    let scores = decision.scores("queue-scorer");
+    scores.into_iter().filter(|(_, score)| *score < 0.5).map(|(endpoint, _)| endpoint).next()
+}
+
+#[tokio::test]
+async fn numbers_that_are_none_count_as_unknown() -> Result<()> {
+    let scene = Scene::open(1).await?;
+    for (sequence, nonsense) in (20..).step_by(2).zip([f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -3.0]) {
+        // In between all are told apart, so that what is seen is of this one.
+        scene.daemon.say(message(Message::Metrics(metrics((7, 10), sequence, &[9.0, 0.0, 0.0]))))?;
+        scene.decides("numbers", |decision| busiest(decision).is_some_and(|busiest| busiest == scene.hosts[0].to_string())).await?;
+        scene.daemon.say(message(Message::Metrics(metrics((7, 10), sequence + 1, &[nonsense, 0.0, 8.0]))))?;
+        scene
+            .decides(&format!("{nonsense} to be neither idle nor full"), |decision| {
+                let scores = decision.scores("queue-scorer");
+                let [unknown, idle, busy] = [0, 1, 2].map(|index| scores[&scene.hosts[index].to_string()]);
+                idle > unknown && unknown > busy
+            })
+            .await?;
+    }
+    assert_eq!(scene.stat("switchpoint_state_refused_total").await?, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_message_beyond_all_measure_costs_the_stream_but_not_the_state() -> Result<()> {
+    let scene = Scene::open(1).await?;
+    let load = Load::start(scene.stack.address(), 2);
+    let mut huge = roster(7, 11, &scene.hosts[..1]);
+    huge.endpoints[0].labels.push(state::Label { key: "k".into(), value: "v".repeat(proto::MESSAGE_BYTES_MAX + 1_000) });
+    let streams = scene.stat("switchpoint_state_streams_total").await?;
+    scene.daemon.say(message(Message::Roster(huge)))?;
+    scene.stat_reaches("switchpoint_state_streams_total", streams + 1).await?;
+    scene.stat_reaches("switchpoint_state_connected", 1).await?;
+    assert_eq!(scene.decision().await?.endpoints(), addresses(&scene.hosts));
+    load.stop().await?.check_all_served()
+}
+
+#[tokio::test]
+async fn a_daemon_of_another_schema_is_not_listened_to() -> Result<()> {
+    let mut scene = Scene::open(1).await?;
+    scene.daemon.rehearse(proto::SCHEMA + 1, vec![message(Message::Roster(roster(9, 1, &scene.hosts[..1])))]);
+    scene.daemon.leave();
+    let streams = scene.stat("switchpoint_state_streams_total").await?;
+    scene.stat_reaches("switchpoint_state_streams_total", streams + 2).await?; // it tries again, and again
+    assert_eq!(scene.stat("switchpoint_state_connected").await?, 0);
+    assert_eq!(scene.decision().await?.endpoints(), addresses(&scene.hosts), "nothing it says is taken, the old state stays");
+    let log = scene.stack.envoy.process().stderr();
+    assert!(log.contains("run both of one release"), "the log says what to do");
+
+    scene.daemon.rehearse(proto::SCHEMA, vec![message(Message::Roster(roster(9, 2, &scene.hosts[..2])))]);
+    scene.accepted(version(9, 2)).await?;
+    scene.knows(&scene.hosts[..2]).await
+}
+
+#[tokio::test]
+async fn a_broken_stream_is_opened_anew_by_the_same_process() -> Result<()> {
+    let scene = Scene::open(2).await?;
+    let load = Load::start(scene.stack.address(), 2);
+    for life in 8..12 {
+        scene.daemon.rehearse(proto::SCHEMA, vec![message(Message::Roster(roster(life, 1, &scene.hosts[..2])))]);
+        scene.daemon.leave();
+        scene.accepted(version(life, 1)).await?;
+    }
+    let hello = |message: proxy_message::Message| match message {
+        proxy_message::Message::Hello(hello) => Some(hello),
+        _ => None,
+    };
+    let hellos: Vec<state::Hello> = scene.daemon.heard().into_iter().filter_map(hello).collect();
+    assert!(hellos.len() >= 5, "{hellos:?}");
+    let one = |hello: &state::Hello| (hello.node_id.clone(), hello.process_id, hello.pools.clone(), hello.schema);
+    assert_eq!(hellos.iter().map(one).collect::<BTreeSet<_>>().len(), 1, "one process, one identity: {hellos:?}");
+    assert_eq!((hellos[0].node_id.as_str(), &hellos[0].pools[..]), ("switchpoint-standalone", &["default".to_owned()][..]));
+    load.stop().await?.check_all_served()
+}
+
+#[tokio::test]
+async fn every_worker_follows_and_is_counted() -> Result<()> {
+    let scene = Scene::open(4).await?;
+    let load = Load::start(scene.stack.address(), 8);
+    for sequence in 11..31 {
+        let hosts = &scene.hosts[usize::try_from(sequence % 2)?..];
+        scene.daemon.say(message(Message::Roster(roster(7, sequence, hosts))))?;
+        scene.daemon.say(message(Message::Metrics(metrics((7, sequence), sequence * 100, &vec![0.0; hosts.len()]))))?;
+    }
+    scene.accepted(version(7, 30)).await?;
+    // Each VM tells which version it has; the main thread's serves nobody, but has it too.
+    let vms = || async {
+        let latest = scene.daemon.heard().into_iter().rev().find_map(|message| match message {
+            proxy_message::Message::Report(report) => Some(report),
+            _ => None,
+        })?;
+        let rows = latest.counters.iter().filter_map(|row| state::VmCounters::decode(row.as_slice()).ok());
+        let current = rows.filter(|row| row.version == Some(version(7, 30))).map(|row| row.vm_id).collect::<BTreeSet<_>>();
+        (current.len() == 5).then_some(())
+    };
+    wait_for(LIMIT, "four workers and the main thread to report version 7.30", vms).await?;
+    load.stop().await?.check_all_served()
+}
