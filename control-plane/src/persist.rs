@@ -90,6 +90,14 @@ impl Saved {
         Self { schema: SCHEMA, term: shared.term, hash_secret: shared.hash_secret, pools: saved }
     }
 
+    /// Reads the text of a snapshot file.
+    ///
+    /// # Errors
+    /// Says what is wrong with it.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        serde_json::from_str::<Self>(text).map_err(|e| e.to_string()).and_then(Self::validate)
+    }
+
     /// Holds what was read to the rules that the pool relies on.
     fn validate(self) -> Result<Self, String> {
         if self.schema != SCHEMA {
@@ -162,7 +170,7 @@ impl SnapshotFile {
     pub fn load(&self) -> Option<Saved> {
         let loaded = match read(&self.path) {
             Ok(None) => return None,
-            Ok(Some(text)) => serde_json::from_str::<Saved>(&text).map_err(|e| e.to_string()).and_then(Saved::validate),
+            Ok(Some(text)) => Saved::parse(&text),
             Err(error) => Err(error.to_string()),
         };
         loaded

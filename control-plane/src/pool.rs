@@ -479,3 +479,193 @@ impl Pool {
 fn member(id: EndpointRef, instance: Arc<Instance>, eds_since: u64, now: Now) -> Member {
     Member { id, instance, joined: now.instant, eds_since, metrics: MetricsStatus::Awaited, since: now.wall, observed_at: None }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use discovery::MetricsLocation;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::scrape::{FailReason, Observed};
+
+    const STALENESS_MAX: Duration = Duration::from_secs(5);
+
+    fn pool() -> Pool {
+        let profile = ProfileSpec::default_profile();
+        Pool::new(Settings { name: "p".into(), profile, staleness_max: STALENESS_MAX, incarnation_first: 1 })
+    }
+
+    fn instance(name: u16) -> Instance {
+        Instance {
+            name: format!("e{name}"),
+            namespace: "default".to_owned(),
+            address: SocketAddr::from(([10, 0, 0, 1], name + 1)),
+            labels: Vec::new(),
+            metrics: MetricsLocation::default(),
+        }
+    }
+
+    fn at(origin: Instant, ms: u64) -> Now {
+        Now { instant: origin + Duration::from_millis(ms), wall: SystemTime::UNIX_EPOCH + Duration::from_millis(ms) }
+    }
+
+    fn observed(queue: f32, observed_at: Instant) -> Observed {
+        let metrics = EndpointMetrics { queue_depth: Some(queue), ..EndpointMetrics::default() };
+        Observed { metrics, custom: Vec::new(), process_start: None, observed_at }
+    }
+
+    #[test]
+    fn metrics_too_old_are_unknown_and_say_since_when_and_why() {
+        let origin = Instant::now();
+        let mut pool = pool();
+        pool.reset(vec![instance(0)], at(origin, 0));
+        let id = pool.take_view().unwrap().members[0].id;
+        pool.observe(ScrapeEvent::Metrics(id, observed(3.0, origin)), at(origin, 10));
+        pool.observe(ScrapeEvent::Failed(id, FailReason::Timeout, 1), at(origin, 1000));
+        let view = pool.take_view().unwrap();
+        assert_eq!(view.metrics[0].queue_depth, Some(3.0), "one failure does not make metrics unknown");
+        assert!(matches!(view.members[0].metrics, MetricsStatus::Failing(_)));
+        pool.expire(at(origin, 5000));
+        assert!(pool.take_view().is_none(), "not too old yet");
+        pool.expire(at(origin, 5001));
+        let view = pool.take_view().unwrap();
+        assert_eq!(view.metrics[0], EndpointMetrics::default());
+        assert_eq!(view.members[0].metrics, MetricsStatus::Unknown(FailReason::Timeout.to_string()));
+        assert_eq!(view.members[0].since, at(origin, 5001).wall);
+        assert_eq!(view.generation, 2, "a roster is not changed by metrics");
+    }
+
+    #[test]
+    fn whatever_changes_nothing_wakes_nobody() {
+        let origin = Instant::now();
+        let mut pool = pool();
+        pool.reset(vec![instance(0), instance(1)], at(origin, 0));
+        let view = pool.take_view().unwrap();
+        pool.reset(vec![instance(1), instance(0)], at(origin, 1));
+        pool.settle(|_| true, at(origin, 2));
+        pool.expire(at(origin, 3));
+        assert!(pool.take_view().is_none());
+        let id = view.members[0].id;
+        pool.observe(ScrapeEvent::Metrics(id, observed(1.0, origin)), at(origin, 4));
+        assert!(pool.take_view().is_some());
+        pool.observe(ScrapeEvent::Metrics(id, observed(1.0, origin)), at(origin, 5));
+        assert!(pool.take_view().is_none());
+    }
+
+    #[test]
+    fn new_labels_are_the_same_life_and_a_new_address_is_another() {
+        let origin = Instant::now();
+        let mut pool = pool();
+        pool.reset(vec![instance(0)], at(origin, 0));
+        let first = pool.take_view().unwrap().members[0].id;
+        let labelled = Instance { labels: vec![("a".to_owned(), "b".to_owned())], ..instance(0) };
+        pool.reset(vec![labelled.clone()], at(origin, 1));
+        let view = pool.take_view().unwrap();
+        assert_eq!((view.members[0].id, view.members[0].instance.labels.len(), view.generation), (first, 1, 3));
+        let moved = Instance { address: SocketAddr::from(([10, 0, 0, 2], 1)), ..labelled };
+        pool.reset(vec![moved], at(origin, 2));
+        let view = pool.take_view().unwrap();
+        assert_ne!(view.members[0].id.slot, first.slot);
+        assert!(view.members[0].id.incarnation > first.incarnation);
+        assert_eq!(view.eds.addresses.len(), 2, "the old address stays in EDS for a while");
+    }
+
+    #[test]
+    fn an_endpoint_that_finds_no_slot_waits_for_one() {
+        let origin = Instant::now();
+        let mut pool = pool();
+        let full = u16::try_from(ENDPOINTS_MAX).unwrap();
+        pool.reset((0..full).map(instance).collect(), at(origin, 0));
+        pool.reset((full..2 * full).map(instance).collect(), at(origin, 1));
+        let view = pool.take_view().unwrap();
+        assert!(view.members.is_empty() && view.absent.len() == 2 * ENDPOINTS_MAX);
+        assert!(view.absent.iter().any(|a| a.absence == Absence::NoFreeSlot));
+        pool.settle(|_| true, at(origin, 10_000));
+        let view = pool.take_view().unwrap();
+        assert_eq!((view.members.len(), view.absent.len()), (ENDPOINTS_MAX, 0));
+    }
+
+    #[test]
+    fn a_proxy_that_never_acknowledges_holds_a_slot_for_a_bounded_time() {
+        let origin = Instant::now();
+        let mut pool = pool();
+        pool.reset(vec![instance(0)], at(origin, 0));
+        pool.reset(vec![], at(origin, 0));
+        let wait = u64::try_from(ACK_WAIT_MAX.as_millis()).unwrap();
+        pool.settle(|_| false, at(origin, wait - 1));
+        assert!(!pool.is_settled());
+        pool.settle(|_| false, at(origin, wait));
+        assert!(pool.is_settled() && pool.take_view().unwrap().eds.addresses.is_empty());
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Reset(BTreeSet<u16>),
+        Metrics(usize, f32),
+        Failed(usize),
+        Restarted(usize),
+        Wait(u64),
+        Acknowledge(u64),
+    }
+
+    fn any_step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            prop::collection::btree_set(0u16..12, 0..12).prop_map(Step::Reset),
+            (0usize..12, 0.0f32..9.0).prop_map(|(i, q)| Step::Metrics(i, q)),
+            (0usize..12).prop_map(Step::Failed),
+            (0usize..12).prop_map(Step::Restarted),
+            (0u64..4000).prop_map(Step::Wait),
+            (0u64..40).prop_map(Step::Acknowledge),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn laws_hold_whatever_happens(steps in prop::collection::vec(any_step(), 0..60)) {
+            let origin = Instant::now();
+            let (mut pool, mut ms, mut last) = (pool(), 0, None::<PoolView>);
+            let mut owner: BTreeMap<Incarnation, (Slot, SocketAddr)> = BTreeMap::new();
+            for step in steps {
+                let id = |i: usize| last.as_ref().and_then(|v| v.members.get(i)).map(|m| m.id);
+                let now = at(origin, ms);
+                match step {
+                    Step::Reset(names) => pool.reset(names.into_iter().map(instance).collect(), now),
+                    Step::Metrics(i, queue) => drop(id(i).map(|id| pool.observe(ScrapeEvent::Metrics(id, observed(queue, now.instant)), now))),
+                    Step::Failed(i) => drop(id(i).map(|id| pool.observe(ScrapeEvent::Failed(id, FailReason::Timeout, 1), now))),
+                    Step::Restarted(i) => drop(id(i).map(|id| pool.observe(ScrapeEvent::Restarted(id), now))),
+                    Step::Wait(more) => {
+                        ms += more;
+                        pool.expire(at(origin, ms));
+                    }
+                    Step::Acknowledge(generation) => pool.settle(|wanted| wanted <= generation, now),
+                }
+                let Some(view) = pool.take_view() else { continue };
+                let ids: Vec<EndpointRef> = view.members.iter().map(|m| m.id).collect();
+                prop_assert!(ids.is_sorted_by(|a, b| a.slot < b.slot), "slots are each lent once: {:?}", ids);
+                prop_assert_eq!(view.metrics.len(), ids.len());
+                for absentee in view.absent.iter() {
+                    if let Absence::Departing(id) = absentee.absence {
+                        prop_assert!(ids.iter().all(|other| other.slot != id.slot), "a slot lent while it is being given back");
+                        prop_assert!(view.eds.addresses.contains(&absentee.instance.address));
+                    }
+                }
+                for member in view.members.iter() {
+                    let before = owner.insert(member.id.incarnation, (member.id.slot, member.instance.address));
+                    let now = (member.id.slot, member.instance.address);
+                    prop_assert!(before.is_none_or(|before| before == now), "one incarnation, two lives");
+                    prop_assert!(view.eds.addresses.contains(&member.instance.address), "in the roster but not in EDS");
+                    prop_assert!(member.eds_since <= view.eds.generation);
+                }
+                if let Some(last) = &last {
+                    let same = last.members.iter().map(|m| (m.id, &m.instance)).eq(view.members.iter().map(|m| (m.id, &m.instance)));
+                    prop_assert_eq!(same, last.generation == view.generation, "a generation is one roster");
+                    prop_assert!(view.generation >= last.generation && view.metrics_generation >= last.metrics_generation);
+                    prop_assert_eq!(last.eds.addresses == view.eds.addresses, last.eds.generation == view.eds.generation);
+                }
+                last = Some(view);
+            }
+        }
+    }
+}

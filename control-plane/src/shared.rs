@@ -248,3 +248,36 @@ impl EdsStreams {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stream(node_id: &str, acked: u64) -> EdsStream {
+        let pools = BTreeMap::from([("p".to_owned(), EdsAck { acked, refused: None })]);
+        EdsStream { node_id: node_id.to_owned(), peer: String::new(), since: SystemTime::UNIX_EPOCH, pools }
+    }
+
+    #[test]
+    fn a_node_has_acknowledged_what_all_its_streams_have() {
+        let now = Instant::now();
+        let mut eds = EdsStreams::default();
+        assert_eq!(eds.of_node("n", "p", now), NodeEds::None);
+        eds.open.extend([(1, stream("n", 5)), (2, stream("n", 3)), (3, stream("other", 1))]);
+        assert_eq!(eds.of_node("n", "p", now), NodeEds::Acked(3));
+        assert_eq!(eds.of_node("n", "another pool", now), NodeEds::None);
+    }
+
+    #[test]
+    fn a_closed_stream_stands_for_its_node_until_envoy_must_be_back() {
+        let now = Instant::now();
+        let mut eds = EdsStreams::default();
+        eds.open.extend([(1, stream("n", 5)), (2, stream("n", 3))]);
+        eds.close(1, now);
+        assert_eq!(eds.of_node("n", "p", now), NodeEds::Acked(3), "an open stream says more than a closed one");
+        eds.close(2, now);
+        assert_eq!(eds.of_node("n", "p", now + EDS_LINGER / 2), NodeEds::Acked(3));
+        assert_eq!(eds.of_node("n", "p", now + EDS_LINGER), NodeEds::None);
+        eds.close(9, now); // never opened
+    }
+}

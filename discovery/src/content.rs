@@ -96,3 +96,62 @@ pub async fn read(path: &Path) -> Content {
     }
     String::from_utf8(bytes).map_err(|e| unreadable(format!("not UTF-8 after byte {}", e.utf8_error().valid_up_to())))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nothing new for many polls?
+    async fn quiet(file: &mut Follow) -> bool {
+        tokio::time::timeout(POLL_INTERVAL * 20, file.changed()).await.is_err()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn content_counts_not_time_stamps_and_a_missing_file_is_told_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("f");
+        let mut file = Follow::new(&path);
+        assert!(file.changed().await.unwrap_err().why.contains("No such file"));
+        assert!(quiet(&mut file).await);
+        std::fs::write(&path, "a").unwrap();
+        assert_eq!(file.changed().await.as_deref(), Ok("a"));
+        std::fs::write(&path, "a").unwrap();
+        assert!(quiet(&mut file).await, "written again with the same content");
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        assert_eq!(file.changed().await.unwrap_err().why, "not a regular file");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_file_being_written_is_not_taken_for_a_short_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("f");
+        std::fs::write(&path, "old").unwrap();
+        let mut file = Follow::new(&path);
+        file.changed().await.unwrap();
+        let writer = async {
+            for length in 1..200 {
+                std::fs::write(&path, "x".repeat(length)).unwrap();
+                tokio::time::sleep(SETTLE / 3).await;
+            }
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            seen = file.changed() => assert_eq!(seen.unwrap().len(), 199, "half a file"),
+            () = writer => {}
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_too_large_or_not_text_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("f");
+        let limit = usize::try_from(FILE_BYTES_MAX).unwrap();
+        std::fs::write(&path, vec![b' '; limit]).unwrap();
+        assert_eq!(read(&path).await.unwrap().len(), limit);
+        std::fs::write(&path, vec![b' '; limit + 1]).unwrap();
+        assert!(read(&path).await.unwrap_err().why.contains("larger than"));
+        std::fs::write(&path, b"ab\xff").unwrap();
+        assert_eq!(read(&path).await.unwrap_err().why, "not UTF-8 after byte 2");
+    }
+}

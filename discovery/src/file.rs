@@ -129,3 +129,62 @@ impl<'de> Deserialize<'de> for Port {
         deserializer.deserialize_any(PortVisitor)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_format_of_the_reference_and_ours() {
+        let text = r#"
+endpoints:
+- {name: sim-0, address: "127.0.0.1", port: "8001"}
+- {name: sim-1, namespace: prod, address: "fd00::2", port: 8002, labels: {b: "2", a: x}}
+- {name: sim-2, address: "[fd00::3]", port: 8003, metrics: {scheme: https, port: "9400", path: /m}}
+"#;
+        let [a, b, c] = parse(text).unwrap().try_into().unwrap();
+        assert_eq!((a.name.as_str(), a.namespace.as_str(), a.address.to_string().as_str()), ("sim-0", "default", "127.0.0.1:8001"));
+        assert_eq!((b.namespace.as_str(), b.address.to_string().as_str()), ("prod", "[fd00::2]:8002"));
+        assert_eq!(b.labels, [("a".to_owned(), "x".to_owned()), ("b".to_owned(), "2".to_owned())]);
+        let metrics = MetricsLocation { scheme: Some(Scheme::Https), port: Some(9400), path: Some("/m".to_owned()) };
+        assert_eq!((c.address.to_string().as_str(), c.metrics), ("[fd00::3]:8003", metrics));
+        assert_eq!(parse("endpoints: []").unwrap(), []);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let row = |rest: &str| format!("endpoints:\n- {{name: a, address: 10.0.0.1, port: 1}}\n- {rest}\n");
+        for (text, expected) in [
+            (row("{name: b, address: gpu-1, port: 1}"), "not an IP address"),
+            (row("{name: b, address: 10.0.0.2, port: 0}"), "not in 1 to 65535"),
+            (row("{name: b, address: 10.0.0.2, port: 65536}"), "line 3"),
+            (row("{name: b, address: 10.0.0.2, port: http}"), "not a number"),
+            (row("{name: b, address: 10.0.0.2}"), "port"),
+            (row("{name: b, address: 0.0.0.0, port: 1}"), "not the address of a server"),
+            (row("{name: '', address: 10.0.0.2, port: 1}"), "name"),
+            (row("{name: a, address: 10.0.0.2, port: 1}"), "10.0.0.1:1 and 10.0.0.2:1"),
+            (row("{name: b, address: 10.0.0.1, port: 1}"), "\"a\" and \"b\""),
+            (row("{name: b, address: 10.0.0.2, port: 1, weight: 3}"), "weight"),
+            (row("{name: b, address: 10.0.0.2, port: 1, metrics: {scheme: ftp}}"), "ftp"),
+            (row("{name: b, address: 10.0.0.2, port: 1, metrics: {path: m}}"), "'/'"),
+            ("endpoint: []".to_owned(), "endpoint"),
+            (String::new(), ""),
+        ] {
+            let error = parse(&text).unwrap_err();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+        let many: String = (0..1025).map(|i| format!("- {{name: e{i}, address: 10.0.0.1, port: {}}}\n", i + 1)).collect();
+        assert!(parse(&format!("endpoints:\n{many}")).unwrap_err().contains("1025 endpoints; at most 1024"));
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_read_keeps_the_rules(text in "endpoints:\n(- \\{name: [a-c]{0,2}, address: [0-9a-f:.]{1,9}, port: ['0-9]{1,6}\\}\n){0,4}") {
+            if let Ok(instances) = parse(&text) {
+                prop_assert_eq!(validate(&instances), Ok(()));
+            }
+        }
+    }
+}

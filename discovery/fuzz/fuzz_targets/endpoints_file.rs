@@ -1,0 +1,10 @@
+//! Raw text as an endpoints file: refused with a reason, or a set that keeps every rule; never a panic.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|text: &str| match discovery::file::parse(text) {
+    Ok(instances) => assert_eq!(discovery::validate(&instances), Ok(())),
+    Err(why) => assert!(!why.is_empty()),
+});
