@@ -138,6 +138,7 @@ impl Replay {
     async fn run(&self, args: &Args, arrivals: &[Arrival], servers: &[ModelServer]) -> Result<Vec<Seen>> {
         let plan = Plan { target: Front::address(), model: MODEL.into(), headers: self.headers.clone(), rate: args.rate };
         let (start, terminal) = (Instant::now(), std::io::stdout().is_terminal());
+        let before = served(servers).await?;
         let mut replay = std::pin::pin!(replay::run(&plan, arrivals));
         let mut draw = tokio::time::interval(if terminal { DRAW_EVERY.0 } else { DRAW_EVERY.1 });
         if terminal {
@@ -148,16 +149,25 @@ impl Replay {
                 seen = &mut replay => return Ok(seen?),
                 _ = draw.tick() => {
                     let home = if terminal { "\x1b[H" } else { "" };
-                    println!("{home}{}: {:.0} s\n{}", self.name, start.elapsed().as_secs_f64(), live(servers).await?);
+                    println!("{home}{}: {:.0} s\n{}", self.name, start.elapsed().as_secs_f64(), live(servers, &before).await?);
                 }
             }
         }
     }
 }
 
-async fn live(servers: &[ModelServer]) -> Result<Table> {
-    let mut table = table(&["endpoint", "running", "queue", "KV", "hit rate", "requests"]);
+/// Requests that each server has answered since it was started.
+async fn served(servers: &[ModelServer]) -> Result<Vec<f64>> {
+    let mut served = Vec::new();
     for server in servers {
+        served.push(server.state().await?["requests_served"].as_f64().unwrap_or(0.0));
+    }
+    Ok(served)
+}
+
+async fn live(servers: &[ModelServer], before: &[f64]) -> Result<Table> {
+    let mut table = table(&["endpoint", "running", "queue", "KV", "hit rate", "picks"]);
+    for (server, before) in servers.iter().zip(before) {
         let state = server.state().await?;
         let number = |key: &str| state[key].as_f64().unwrap_or(0.0);
         table.add_row([
@@ -166,7 +176,7 @@ async fn live(servers: &[ModelServer]) -> Result<Table> {
             number("waiting").to_string(),
             format!("{:.0} %", 100.0 * number("kv_usage")),
             share(number("prefix_hit_tokens"), number("prefix_query_tokens")),
-            number("requests_served").to_string(),
+            (number("requests_served") - before).to_string(),
         ]);
     }
     Ok(right(table))
