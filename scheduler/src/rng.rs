@@ -52,6 +52,13 @@ mod tests {
     }
 
     #[test]
+    fn draws_what_splitmix64_draws() {
+        let mut rng = Rng::seeded(1_234_567);
+        let known = [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423, 4_593_380_528_125_082_431];
+        assert_eq!(known.map(|_| rng.next_u64()), known, "the published first draws of this seed");
+    }
+
+    #[test]
     fn below_reaches_every_index_and_no_other() {
         let mut rng = Rng::seeded(1);
         let mut seen = [0u32; 5];
