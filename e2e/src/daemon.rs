@@ -66,7 +66,11 @@ impl Settings {
 
     fn command(&self) -> Result<Command> {
         let mut command = Command::new(binary()?);
-        command.arg("serve").arg("--endpoints-file").arg(self.folder.join("endpoints.yaml"));
+        command.arg("serve");
+        // A file of pools says itself where each has its endpoints.
+        if !self.arguments.iter().any(|argument| argument == "--pools") {
+            command.arg("--endpoints-file").arg(self.folder.join("endpoints.yaml"));
+        }
         command.arg("--snapshot-file").arg(self.folder.join("snapshot"));
         command.arg("--listen-state").arg(self.state.address().to_string());
         command.arg("--listen-admin").arg(self.admin.address().to_string());

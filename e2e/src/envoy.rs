@@ -54,8 +54,16 @@ impl Config {
     /// # Errors
     /// If it is not there or not YAML.
     pub fn shipped(file: &str) -> Result<Self> {
-        let text = std::fs::read_to_string(root().join("envoy-config").join(file))?;
-        Ok(Self(serde_saphyr::from_str(&text).map_err(|error| format!("{file}: {error}"))?))
+        Self::read(&root().join("envoy-config").join(file))
+    }
+
+    /// Reads any file: that of an Envoy that runs, for another that is to be like it.
+    ///
+    /// # Errors
+    /// If it is not there or not YAML.
+    pub fn read(file: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(file)?;
+        Ok(Self(serde_saphyr::from_str(&text).map_err(|error| format!("{}: {error}", file.display()))?))
     }
 
     /// The whole of it.

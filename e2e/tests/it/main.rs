@@ -4,10 +4,13 @@
 
 mod bodies;
 mod clients;
+mod config_updates;
 mod daemon_faults;
+mod discovery_faults;
 mod echo;
 mod lifecycle;
 mod played;
+mod pools;
 mod protocol;
 mod retries;
 mod shipped_config;

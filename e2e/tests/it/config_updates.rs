@@ -1,0 +1,151 @@
+//! The picker's configuration changes while requests run: by the extension config discovery of Envoy (ECDS), from a file.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use e2e::client::{self, Events};
+use e2e::load::Load;
+use e2e::model_server::Options;
+use e2e::stack::{Builder, Stack};
+use e2e::{Result, wait_for};
+use http::Request;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// The filter's configuration in a file of its own, that Envoy follows.
+struct Followed {
+    file: PathBuf,
+    _folder: TempDir,
+}
+
+impl Followed {
+    fn new() -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        Ok(Self { file: folder.path().join("picker.json"), _folder: folder })
+    }
+
+    /// Moves the shipped filter's configuration from the listener into the file.
+    fn of(&self, builder: Builder) -> Builder {
+        let file = self.file.clone();
+        builder.envoy_config(move |config| {
+            let path = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
+            let filters = config.pointer_mut(path).and_then(Value::as_array_mut).expect("filters");
+            let picker = filters.iter_mut().find(|filter| filter["name"] == "switchpoint").expect("the picker");
+            write(&file, &picker["typed_config"]).expect("a file");
+            *picker = json!({
+                "name": "switchpoint",
+                "config_discovery": {
+                    "config_source": {"resource_api_version": "V3", "path_config_source": {"path": file}},
+                    "type_urls": ["type.googleapis.com/envoy.extensions.filters.http.wasm.v3.Wasm"],
+                },
+            });
+        })
+    }
+
+    /// Sets keys of the picker's configuration, as an operator's tool does: by rename.
+    fn set(&self, keys: &Value) -> Result<()> {
+        let response: Value = serde_json::from_slice(&std::fs::read(&self.file)?)?;
+        let mut typed = response["resources"][0]["typed_config"].clone();
+        let text = typed.pointer_mut("/config/configuration/value").ok_or("no configuration")?;
+        let mut picker: Value = serde_json::from_str(text.as_str().ok_or("no text")?)?;
+        for (key, value) in keys.as_object().into_iter().flatten() {
+            picker[key] = value.clone();
+        }
+        *text = json!(picker.to_string());
+        write(&self.file, &typed)
+    }
+}
+
+fn write(file: &Path, typed_config: &Value) -> Result<()> {
+    let draft = file.with_extension("draft");
+    let resource = json!({"@type": "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig", "name": "switchpoint", "typed_config": typed_config});
+    std::fs::write(&draft, json!({"resources": [resource]}).to_string())?;
+    Ok(std::fs::rename(draft, file)?)
+}
+
+async fn in_force(stack: &Stack, ready_path: &str) -> Result<()> {
+    let ready = || async { (stack.get(ready_path).await.ok()?.text() == r#"{"ready":true}"#).then_some(()) };
+    wait_for(LIMIT, &format!("{ready_path} to be the ready path"), ready).await
+}
+
+#[tokio::test]
+async fn a_new_configuration_takes_force_and_no_request_is_lost() -> Result<()> {
+    let followed = Followed::new()?;
+    let slow = Options { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 50, ..Options::default() };
+    let stack = followed.of(Stack::builder().servers_like(3, &slow).concurrency(2)).start().await?;
+    let chat =
+        json!({"model": "demo", "stream": true, "max_tokens": 60, "ignore_eos": true, "messages": [{"role": "user", "content": "long"}]});
+    let request = Request::post("/v1/chat/completions").body(client::full(chat.to_string()))?;
+    let mut stream = Events::new(client::start(stack.address(), request).await?);
+    stream.next().await?.ok_or("the stream begins")?;
+
+    let load = Load::start(stack.address(), 6);
+    for round in 0..8 {
+        let path = format!("/ready/{round}");
+        followed.set(&json!({"ready_path": path}))?;
+        in_force(&stack, &path).await?;
+        load.goes_on(20, LIMIT).await?;
+    }
+    let events = stream.rest().await?;
+    assert_eq!(events.last().map(|event| event.data.as_str()), Some("[DONE]"), "what ran at the first update came to its end");
+    load.stop().await?.check_all_served()?;
+    assert_eq!(stack.envoy.picker_stat("switchpoint_parked_total").await?, 0, "state is the VM's, not the configuration's");
+    assert_eq!(stack.envoy.picker_stat("switchpoint_state_connected").await?, 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_storm_of_updates_is_weathered() -> Result<()> {
+    let followed = Followed::new()?;
+    let stack = followed.of(Stack::builder().servers(2).concurrency(2)).start().await?;
+    let load = Load::start(stack.address(), 4);
+    for round in 0..30 {
+        followed.set(&json!({"ready_path": format!("/ready/{round}")}))?;
+        tokio::time::sleep(Duration::from_millis(30)).await;
+    }
+    in_force(&stack, "/ready/29").await?;
+    load.goes_on(50, LIMIT).await?;
+    load.stop().await?.check_all_served()?;
+    stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_bad_configuration_is_refused_by_name_and_the_old_one_serves() -> Result<()> {
+    let followed = Followed::new()?;
+    let mut stack = followed.of(Stack::builder().servers(2)).start().await?;
+    let load = Load::start(stack.address(), 2);
+    let drills = [
+        (json!({"cold_start_wait_ms": -1}), "cold_start_wait_ms"),
+        (json!({"cold_start_wait_ms": 2_000, "destination_format": "both"}), "destination_format"),
+        (json!({"destination_format": "list", "colour": "blue"}), "colour"),
+        (json!({"pools": []}), "pools"),
+    ];
+    let good = std::fs::read(&followed.file)?;
+    for (keys, field) in drills {
+        let rejected = || async {
+            let stats = stack.envoy.stats("extension_config_discovery\\..*(config_fail|update_rejected)$").await?;
+            Ok::<_, e2e::Error>(stats.values().sum::<i64>())
+        };
+        let before = rejected().await?;
+        std::fs::write(&followed.file, &good)?;
+        followed.set(&keys)?;
+        wait_for(LIMIT, &format!("a refusal of {field}"), || async { rejected().await.ok().filter(|now| *now > before) }).await?;
+        let log = stack.envoy.process().stderr();
+        assert!(log.lines().any(|line| line.contains("configuration refused") && line.contains(field)), "the log names {field}");
+        in_force(&stack, "/switchpoint/ready").await?;
+    }
+    followed.set(&json!({"pools": [{"name": "default", "clusters": ["inference-pool"]}], "ready_path": "/mended"}))?;
+    in_force(&stack, "/mended").await?;
+    load.stop().await?.check_all_served()
+}
+
+#[tokio::test]
+async fn envoy_does_not_start_on_a_bad_configuration_and_says_which_field() -> Result<()> {
+    let refused = Stack::builder().picker(json!({"cold_start_wait_ms": "two seconds"})).quiet().start().await;
+    let why = refused.err().ok_or("it started")?.to_string();
+    assert!(why.contains("configuration refused: `cold_start_wait_ms`"), "{why}");
+    Ok(())
+}

@@ -1,0 +1,156 @@
+//! What happens to the endpoints file happens to real files: half written, deleted, changed all the time. The last good set serves.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use e2e::explain::Decision;
+use e2e::load::Load;
+use e2e::stack::Stack;
+use e2e::{Result, wait_for};
+use serde_json::Value;
+
+use crate::echo;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+async fn pool_is(stack: &Stack, indices: &[usize]) -> Result<()> {
+    let wanted = indices.iter().map(|index| stack.servers[*index].addr().to_string()).collect::<BTreeSet<_>>();
+    let look = || async { (Decision::ask(stack.address(), "who is there?").await.ok()?.endpoints() == wanted).then_some(()) };
+    wait_for(LIMIT, &format!("a pool of {wanted:?}"), look).await
+}
+
+fn explained(servers: usize, workers: u32) -> e2e::stack::Builder {
+    Stack::builder().servers(servers).concurrency(workers).picker(serde_json::json!({"explain": true}))
+}
+
+/// What `/debug/state` says is wrong with discovery.
+async fn discovery_error(stack: &Stack) -> Option<Value> {
+    let state = stack.daemon.as_ref()?.admin("/debug/state").await.ok()?.json().ok()?;
+    Some(state["pools"][0]["discovery"]["error"].clone())
+}
+
+async fn source_ok(stack: &Stack) -> Option<bool> {
+    let page = stack.daemon.as_ref()?.admin("/metrics").await.ok()?.text();
+    let line = page.lines().find(|line| line.starts_with("switchpoint_source_ok{") && line.contains("\"discovery\""))?;
+    Some(line.ends_with(" 1") || line.ends_with(" 1.0"))
+}
+
+#[tokio::test]
+async fn a_file_that_cannot_be_read_leaves_the_last_good_set_and_says_why() -> Result<()> {
+    let mut stack = explained(3, 1).start().await?;
+    let file = stack.folder().join("endpoints.yaml");
+    let good = std::fs::read_to_string(&file)?;
+    assert_eq!(source_ok(&stack).await, Some(true));
+    let load = Load::start(stack.address(), 2);
+    let duplicate = format!("{{\"endpoints\": [{0}, {0}]}}", r#"{"name": "a", "address": "127.0.0.1", "port": 1}"#);
+    let named = r#"{"endpoints": [{"name": "a", "address": "localhost", "port": 1}]}"#;
+    let misspelt = r#"{"endpoints": [{"name": "a", "address": "127.0.0.1", "port": 1, "lables": {}}]}"#;
+    let drills = [
+        (&good[..good.len() / 2], "endpoints.yaml"),
+        ("\u{0}\u{1}\u{2} not YAML: [", "endpoints.yaml"),
+        ("[]", "endpoints.yaml"),
+        (&duplicate, "a"),
+        (named, "localhost"),
+        (misspelt, "lables"),
+    ];
+    for (text, why) in drills {
+        stack.daemon()?.settings().write_endpoints_file(text)?;
+        let told = || async { discovery_error(&stack).await?.as_str().filter(|error| error.contains(why)).map(drop) };
+        wait_for(LIMIT, &format!("/debug/state to name {why:?} in {text:?}"), told).await?;
+        assert_eq!(source_ok(&stack).await, Some(false), "the metric says so too");
+        pool_is(&stack, &[0, 1, 2]).await?;
+        assert_eq!(stack.daemon()?.admin("/readyz").await?.status, 200, "it has a set");
+        stack.set_pool(&[0, 1, 2])?;
+        wait_for(LIMIT, "a good file to be taken", || async { discovery_error(&stack).await?.is_null().then_some(()) }).await?;
+    }
+    load.stop().await?.check_all_served()
+}
+
+#[tokio::test]
+async fn a_file_that_is_gone_for_a_while_is_not_missed() -> Result<()> {
+    let mut stack = explained(3, 1).start().await?;
+    let load = Load::start(stack.address(), 2);
+    std::fs::remove_file(stack.folder().join("endpoints.yaml"))?;
+    wait_for(LIMIT, "the loss to be told", || async { discovery_error(&stack).await?.is_string().then_some(()) }).await?;
+    load.goes_on(100, LIMIT).await?;
+    pool_is(&stack, &[0, 1, 2]).await?;
+    // Even over a restart: what it last knew is on its disk.
+    stack.daemon()?.process().kill()?;
+    stack.daemon()?.start_again()?;
+    let again = || async { (stack.daemon.as_ref()?.admin("/readyz").await.ok()?.status == 200).then_some(()) };
+    wait_for(LIMIT, "the daemon to be ready by its snapshot", again).await?;
+    load.goes_on(100, LIMIT).await?;
+    pool_is(&stack, &[0, 1, 2]).await?;
+    stack.set_pool(&[1, 2])?;
+    pool_is(&stack, &[1, 2]).await?;
+    load.stop().await?.check_all_served()
+}
+
+#[tokio::test]
+async fn endpoints_leave_under_load_and_no_request_notices() -> Result<()> {
+    let mut stack = explained(4, 2).start().await?;
+    let load = Load::start(stack.address(), 6);
+    for round in 0..8 {
+        let gone = round % 4;
+        let rest: Vec<usize> = (0..4).filter(|index| *index != gone).collect();
+        stack.set_pool(&rest)?;
+        pool_is(&stack, &rest).await?;
+        load.goes_on(30, LIMIT).await?;
+        stack.set_pool(&[0, 1, 2, 3])?;
+        pool_is(&stack, &[0, 1, 2, 3]).await?;
+    }
+    load.stop().await?.check_all_served()
+}
+
+#[tokio::test]
+async fn endpoints_that_come_under_load_are_never_named_before_envoy_knows_them() -> Result<()> {
+    const ADDED: usize = 20;
+    let mut stack = explained(ADDED + 1, 2).start().await?;
+    stack.set_pool(&[0])?;
+    pool_is(&stack, &[0]).await?;
+    let load = Load::start(stack.address(), 6);
+    for count in 2..=ADDED + 1 {
+        let indices: Vec<usize> = (0..count).collect();
+        stack.set_pool(&indices)?;
+        pool_is(&stack, &indices).await?;
+    }
+    load.goes_on(300, LIMIT).await?;
+    let outcome = load.stop().await?;
+    outcome.check_all_served()?;
+    assert!(outcome.served.len() > ADDED / 2, "the new ones serve: {:?}", outcome.served);
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_endpoint_that_leaves_finishes_what_it_streams() -> Result<()> {
+    let slow = e2e::model_server::Options { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 100, ..Default::default() };
+    let mut stack = Stack::builder().servers_like(2, &slow).picker(serde_json::json!({"explain": true})).start().await?;
+    let chat = serde_json::json!({"model": "demo", "stream": true, "max_tokens": 50, "ignore_eos": true, "messages": [{"role": "user", "content": "long"}]});
+    let request = http::Request::post("/v1/chat/completions").body(e2e::client::full(chat.to_string()))?;
+    let response = e2e::client::start(stack.address(), request).await?;
+    let by = response.headers()["x-served-by"].to_str()?.to_owned();
+    let other = usize::from(stack.servers[0].addr().to_string() == by);
+    let mut stream = e2e::client::Events::new(response);
+    stream.next().await?.ok_or("the stream begins")?;
+    stack.set_pool(&[other])?;
+    pool_is(&stack, &[other]).await?;
+    let events = stream.rest().await?;
+    assert_eq!(events.last().map(|event| event.data.as_str()), Some("[DONE]"), "it goes on from an endpoint that is no longer picked");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_pool_of_nobody_says_so_and_recovers() -> Result<()> {
+    let mut stack = explained(2, 1).start().await?;
+    stack.set_pool(&[])?;
+    let refused = || async {
+        let reply = stack.post("/v1/chat/completions", &echo::chat("anybody?")).await.ok()?;
+        (reply.status == 503).then_some(reply)
+    };
+    let reply = wait_for(LIMIT, "an empty pool to refuse", refused).await?;
+    assert_eq!(reply.json()?["error"]["code"], "no_ready_endpoint", "{}", reply.text());
+    assert_eq!(reply.header("x-llm-d-request-dropped-reason"), "rejected-no-endpoints");
+    assert_eq!(stack.get("/switchpoint/ready").await?.status, 200, "the picker knows its pool: it is empty");
+    stack.set_pool(&[0, 1])?;
+    pool_is(&stack, &[0, 1]).await
+}
