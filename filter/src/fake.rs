@@ -1,5 +1,13 @@
 //! A proxy process for tests: shared data, queues and streams as the real host has them, and what was asked of it. Clones are the same process.
 
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects,
+    reason = "part of tests: it fails by panicking"
+)]
+
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;

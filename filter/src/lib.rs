@@ -9,8 +9,10 @@
 )]
 
 pub mod config;
-#[cfg(test)]
-mod fake;
+#[cfg(feature = "drill")]
+pub mod drill;
+#[cfg(any(test, feature = "fake"))]
+pub mod fake;
 pub mod host;
 pub mod http;
 pub mod metrics;

@@ -90,9 +90,12 @@ impl<H: Host> Hosted<H> {
 
     /// The request headers are in.
     pub fn request_headers(&self, end_of_stream: bool) -> Flow {
+        self.end(); // a proxy that begins twice must not leak the first pick
         self.whole.set(end_of_stream);
         self.vm.borrow_mut().serves();
         let bytes = self.host.headers(Map::Request).unwrap_or_else(|e| self.failed("request headers", e));
+        #[cfg(feature = "drill")]
+        crate::drill::obey(&bytes);
         self.strip(&bytes);
         let step = self.exchange.borrow_mut().request_headers(&self.config.settings, Pairs::new(&bytes), end_of_stream);
         if step == HeadersStep::Ready {

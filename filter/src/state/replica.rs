@@ -184,6 +184,8 @@ impl Replica {
 /// [`Refused`] says why nothing of it may be used.
 pub fn decode<R: Deref<Target = Replica>>(message: &[u8], find: impl FnOnce(&str) -> Option<R>) -> Result<Update, Refused> {
     use daemon_message::Message::{Metrics, Roster, Welcome};
+    #[cfg(feature = "drill")]
+    crate::drill::obey(message);
     let unreadable = |e: prost::DecodeError| Refused { pool: String::new(), version: None, why: e.to_string() };
     match state::DaemonMessage::decode(message).map_err(unreadable)?.message {
         Some(Welcome(welcome)) => Ok(Update::Welcome(welcome)),

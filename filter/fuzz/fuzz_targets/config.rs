@@ -1,0 +1,24 @@
+//! Any bytes as the filter's configuration: what is taken is usable, what is not names a field. The same bytes as a header map: no pair is more than
+//! the bytes hold.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use switchpoint::config::{CLUSTERS_MAX, FilterConfig, POOLS_MAX};
+use switchpoint::pairs::Pairs;
+
+fuzz_target!(|bytes: &[u8]| {
+    match FilterConfig::parse(bytes) {
+        Ok(config) => {
+            assert!((1..=POOLS_MAX).contains(&config.pools.len()));
+            for (i, pool) in config.pools.iter().enumerate() {
+                assert!(!pool.name.is_empty() && pool.clusters.len() <= CLUSTERS_MAX);
+                assert_eq!(config.pool_named(pool.name.as_bytes()), Some(i));
+                assert!(pool.clusters.iter().all(|c| config.pool_of_cluster(c.as_bytes()) == Some(i)));
+            }
+            assert!(config.settings.ready_path.starts_with('/') && config.lease_ms >= 500);
+        }
+        Err(invalid) => assert!(!invalid.field.is_empty() && !invalid.must.is_empty()),
+    }
+    let held: usize = Pairs::new(bytes).map(|(name, value)| name.len() + value.len() + 10).sum();
+    assert!(held <= bytes.len());
+});

@@ -1,0 +1,105 @@
+//! Any messages from the daemon, and anything another plugin may have written where our shared data is, while two VMs live beside each other, die
+//! and are replaced: nobody panics, and no VM goes back to an older version while the board is ours alone.
+#![no_main]
+
+use std::rc::Rc;
+
+use arbitrary::Arbitrary;
+use libfuzzer_sys::fuzz_target;
+use switchpoint::config::FilterConfig;
+use switchpoint::fake::{FakeHost, metrics_message, roster_message};
+use switchpoint::host::{Buffer, Expect, Host};
+use switchpoint::state::Vm;
+
+#[derive(Arbitrary, Debug)]
+enum Event {
+    Tick { vm: bool },
+    Pass { ms: u16 },
+    Raw { vm: bool, bytes: Vec<u8> },
+    Roster { vm: bool, term: u8, sequence: u8, endpoints: u8 },
+    Metrics { vm: bool, term: u8, sequence: u8, roster: u8, queues: Vec<u8> },
+    Closed { vm: bool },
+    Wake { vm: bool, queue: u8 },
+    Replace { vm: bool },
+    Garbage { key: u8, bytes: Vec<u8> },
+}
+
+const KEYS: [&str; 12] = [
+    "switchpoint/1/leader",
+    "switchpoint/1/vms",
+    "switchpoint/1/process",
+    "switchpoint/1/decoding",
+    "switchpoint/1/poison",
+    "switchpoint/1/pool/default/head",
+    "switchpoint/1/pool/default/roster/a",
+    "switchpoint/1/pool/default/roster/b",
+    "switchpoint/1/pool/default/metrics/a",
+    "switchpoint/1/pool/default/metrics/b",
+    "switchpoint/1/pool/default/counters/0",
+    "switchpoint/1/pool/default/counters/1",
+];
+const ADDRESSES: [&str; 4] = ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.2:1", "not an address"];
+
+fn vm(host: &FakeHost) -> Vm<FakeHost> {
+    let mut vm = Vm::new(host.clone());
+    vm.configure(1, Rc::new(FilterConfig::parse(br#"{"pools": [{"name": "default"}]}"#).unwrap()));
+    vm
+}
+
+fn message(host: &FakeHost, vm: &mut Vm<FakeHost>, bytes: Vec<u8>) {
+    let (size, stream) = (bytes.len(), host.streams.borrow().len() as u32);
+    host.buffers.borrow_mut().insert(Buffer::StreamMessage as u32, bytes);
+    vm.stream_message(1, stream, size);
+}
+
+fuzz_target!(|events: Vec<Event>| {
+    let host = FakeHost::new();
+    let mut vms = [vm(&host), vm(&host)];
+    let mut newest = [Default::default(); 2];
+    let mut ours_alone = true;
+    for event in events.into_iter().take(200) {
+        let version = |term: u8, sequence: u8| scheduler_version(term, sequence);
+        match event {
+            Event::Tick { vm } => drop(vms[usize::from(vm)].tick(1)),
+            Event::Pass { ms } => host.pass_ms(u64::from(ms)),
+            Event::Raw { vm, bytes } => message(&host, &mut vms[usize::from(vm)], bytes),
+            Event::Roster { vm, term, sequence, endpoints } => {
+                let addresses = &ADDRESSES[..usize::from(endpoints) % 5];
+                message(&host, &mut vms[usize::from(vm)], roster_message("default", version(term, sequence), addresses));
+            }
+            Event::Metrics { vm, term, sequence, roster, queues } => {
+                let queues: Vec<f32> = queues.iter().take(4).map(|q| if *q == 255 { f32::NAN } else { f32::from(*q) }).collect();
+                message(&host, &mut vms[usize::from(vm)], metrics_message("default", version(term, roster), u64::from(sequence), &queues));
+            }
+            Event::Closed { vm } => {
+                let stream = host.streams.borrow().len() as u32;
+                if stream > 0 {
+                    vms[usize::from(vm)].stream_closed(1, stream, "gone");
+                }
+            }
+            Event::Wake { vm, queue } => {
+                let queues = host.queues.borrow().len() as u32;
+                if queues > 0 {
+                    drop(vms[usize::from(vm)].woken(u32::from(queue) % queues + 1));
+                }
+            }
+            Event::Replace { vm: which } => {
+                vms[usize::from(which)] = vm(&host);
+                newest[usize::from(which)] = Default::default();
+            }
+            Event::Garbage { key, bytes } => {
+                ours_alone = false;
+                host.share(KEYS[usize::from(key) % KEYS.len()], &bytes, Expect::Any).unwrap();
+            }
+        }
+        for (vm, newest) in vms.iter().zip(&mut newest) {
+            let version = vm.replica("default").unwrap().borrow().version();
+            assert!(!ours_alone || version >= *newest);
+            *newest = version;
+        }
+    }
+});
+
+fn scheduler_version(term: u8, sequence: u8) -> scheduler::Version {
+    scheduler::Version { term: u64::from(term % 3), sequence: u64::from(sequence) }
+}
