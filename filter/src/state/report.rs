@@ -115,6 +115,11 @@ mod tests {
     use crate::state::roll::Row;
 
     #[test]
+    fn buckets_mean_the_same_on_both_sides_of_the_wire() {
+        assert_eq!(proto::HISTOGRAM_BOUNDS, exchange::pool::DURATION_BOUNDS_MS.map(f64::from));
+    }
+
+    #[test]
     fn rows_of_the_living_are_gathered_and_split_by_size() {
         let host = FakeHost::new();
         let mut roll = Roll::default();
