@@ -136,9 +136,12 @@ impl<H: Host> Vm<H> {
         config.pools.iter().all(|pool| self.replica(&pool.name).is_some_and(|r| r.borrow().has_state()))
     }
 
-    /// This VM gets requests: it is not the main thread's.
+    /// This VM gets requests: it is not the main thread's. A VM that took the place of a lost one gets them before its first tick, and what the
+    /// lost one knew is on the board.
     pub fn serves(&mut self) {
-        self.serves = true;
+        if !std::mem::replace(&mut self.serves, true) {
+            self.refresh();
+        }
     }
 
     /// Holds a request; false when too many are held already.

@@ -289,6 +289,18 @@ fn a_client_that_leaves_while_it_waits_is_forgotten() {
 }
 
 #[test]
+fn a_vm_that_replaces_a_lost_one_has_its_state_before_its_first_tick() {
+    let (lost, mut healed) = (World::ready(), World::new(r#"{"pools": [{"name": "default"}]}"#));
+    healed.host = lost.host.clone();
+    healed.vm = Rc::new(RefCell::new(Vm::new(lost.host.clone())));
+    healed.vm.borrow_mut().configure(1, Rc::clone(&healed.config));
+    let (_, action) = healed.headers(&[(":method", "GET"), (":path", "/v1/models")], true);
+    assert_eq!(action, Action::Continue);
+    assert!(healed.request_header(DESTINATION).is_some());
+    assert_eq!(healed.host.metric_value("switchpoint_parked_total"), 0);
+}
+
+#[test]
 fn a_parked_request_whose_body_has_begun_goes_on_only_at_its_end() {
     let world = World::new(r#"{"pools": [{"name": "default"}]}"#);
     let (mut stream, action) = world.post("/pictures");
