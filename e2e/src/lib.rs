@@ -4,6 +4,7 @@
 
 pub mod client;
 pub mod daemon;
+pub mod drill;
 pub mod envoy;
 pub mod explain;
 pub mod front;

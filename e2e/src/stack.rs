@@ -105,6 +105,13 @@ impl Builder {
         self
     }
 
+    /// With hot restart; further arguments must then name a base id that nobody else uses.
+    #[must_use]
+    pub fn hot_restart(mut self) -> Self {
+        self.envoy.hot_restart = true;
+        self
+    }
+
     /// Runs Envoy by the shipped `start.sh`, with this drain time.
     #[must_use]
     pub fn start_script(mut self, drain_s: u32) -> Self {

@@ -17,3 +17,4 @@ mod shipped_config;
 mod spine;
 mod state;
 mod streaming;
+mod vm_faults;

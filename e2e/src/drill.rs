@@ -1,0 +1,50 @@
+//! The picker's module with a way to make it trap: how drills lose a VM for real.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+
+use serde_json::{Value, json};
+
+use crate::{Result, root};
+
+/// The word that kills the VM that reads it, as a request header's name or in what the daemon says; see `filter/src/drill.rs`.
+pub const TRAP: &str = "x-drill-trap";
+
+/// Builds the module, into a target folder of its own: nothing shipped is ever made from it. Quick when done before.
+///
+/// # Errors
+/// If it does not compile.
+pub fn module() -> Result<PathBuf> {
+    static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    BUILT.get_or_init(|| build().map_err(|error| error.to_string())).clone().map_err(Into::into)
+}
+
+/// An edit of the shipped config that runs this module in place of the shipped one.
+///
+/// # Errors
+/// If it does not compile.
+pub fn envoy_config() -> Result<impl Fn(&mut Value) + Send + 'static> {
+    let module = module()?;
+    Ok(move |config: &mut Value| {
+        let path = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
+        let filters = config.pointer_mut(path).and_then(Value::as_array_mut).into_iter().flatten();
+        for filter in filters.filter(|filter| filter["name"] == "switchpoint") {
+            filter["typed_config"]["config"]["vm_config"]["code"] = json!({"local": {"filename": module}});
+        }
+    })
+}
+
+fn build() -> Result<PathBuf> {
+    let folder = root().join("target/drill");
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.args(["build", "--locked", "--release", "-p", "filter", "--features", "drill", "--target", "wasm32-wasip1"]);
+    // A panic is a trap, as in the shipped module.
+    command.env("CARGO_PROFILE_RELEASE_PANIC", "abort").arg("--target-dir").arg(&folder).current_dir(root());
+    let output = command.output()?;
+    if !output.status.success() {
+        return Err(format!("the drill module does not compile: {}", String::from_utf8_lossy(&output.stderr)).into());
+    }
+    Ok(folder.join("wasm32-wasip1/release/switchpoint.wasm"))
+}

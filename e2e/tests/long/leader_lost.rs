@@ -1,0 +1,86 @@
+//! The VM that leads is lost, to a message of the daemon and without one. The module is a test build that traps on demand.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use e2e::client;
+use e2e::explain::Decision;
+use e2e::load::Load;
+use e2e::stack::{Builder, Stack};
+use e2e::{Result, drill, wait_for};
+use http::Request;
+use serde_json::json;
+
+/// A lease is 3 s, the daemon is left alone for 10 s after a loss.
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn trappable() -> Result<Builder> {
+    Ok(Stack::builder().envoy_config(drill::envoy_config()?).picker(json!({"explain": true})))
+}
+
+async fn pool_is(stack: &Stack, indices: &[usize]) -> Result<()> {
+    let wanted = indices.iter().map(|index| stack.servers[*index].addr().to_string()).collect::<BTreeSet<_>>();
+    let look = || async { (Decision::ask(stack.address(), "who is there?").await.ok()?.endpoints() == wanted).then_some(()) };
+    wait_for(LIMIT, &format!("a pool of {wanted:?}"), look).await
+}
+
+/// The endpoints file of these servers, the first with a label.
+fn labelled(stack: &Stack, indices: &[usize], label: &str) -> String {
+    let row = |index: &usize| {
+        let address = stack.servers[*index].addr();
+        json!({"name": format!("server-{index}"), "address": "127.0.0.1", "port": address.port(), "labels": {"note": label}})
+    };
+    json!({"endpoints": indices.iter().map(row).collect::<Vec<_>>()}).to_string()
+}
+
+#[tokio::test]
+async fn a_message_that_kills_costs_one_vm_once() -> Result<()> {
+    let mut stack = trappable()?.servers(3).concurrency(4).start().await?;
+    let load = Load::start(stack.address(), 4);
+    // The daemon tells every proxy, again and again: each time it is another version and other ages, and the same content.
+    let poison = labelled(&stack, &[0, 1], drill::TRAP);
+    stack.daemon()?.settings().write_endpoints_file(&poison)?;
+    stack.envoy.picker_stat_until("switchpoint_state_poisoned_total", |poisoned| poisoned == 1, LIMIT).await?;
+    stack.envoy.picker_stat_until("switchpoint_state_leaders_total", |leaders| leaders == 2, LIMIT).await?;
+    let refused = stack.envoy.picker_stat("switchpoint_state_refused_total").await?;
+    stack.envoy.picker_stat_until("switchpoint_state_refused_total", |now| now > refused, LIMIT).await?;
+    pool_is(&stack, &[0, 1, 2]).await?;
+    load.goes_on(200, LIMIT).await?;
+    assert_eq!(stack.envoy.picker_stat("switchpoint_state_poisoned_total").await?, 1, "once");
+    assert_eq!(stack.envoy.picker_stat("switchpoint_state_leaders_total").await?, 2);
+    // It serves nobody, so nobody noticed.
+    load.stop().await?.check_all_served()?;
+
+    let cured = labelled(&stack, &[0, 1], "harmless");
+    stack.daemon()?.settings().write_endpoints_file(&cured)?;
+    pool_is(&stack, &[0, 1]).await
+}
+
+#[tokio::test]
+async fn a_leader_that_serves_is_lost_and_replaced() -> Result<()> {
+    let mut stack = trappable()?.servers(3).concurrency(4).start().await?;
+    // The main thread's VM is lost first, as above: then a worker leads.
+    let poison = labelled(&stack, &[0, 1, 2], drill::TRAP);
+    stack.daemon()?.settings().write_endpoints_file(&poison)?;
+    stack.envoy.picker_stat_until("switchpoint_state_leaders_total", |leaders| leaders == 2, LIMIT).await?;
+    stack.set_pool(&[0, 1, 2])?;
+    stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
+
+    // Now whichever worker gets the connection traps, until it was the one that leads.
+    let load = Load::start(stack.address(), 4);
+    let replaced = || async {
+        let request = Request::post("/v1/chat/completions").header(drill::TRAP, "1").body(client::full("{}")).ok()?;
+        stack.send(request).await.ok()?;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        (stack.envoy.picker_stat("switchpoint_state_leaders_total").await.ok()? > 2).then_some(())
+    };
+    wait_for(LIMIT, "a leader to be lost and replaced", replaced).await?;
+    stack.set_pool(&[1, 2])?;
+    pool_is(&stack, &[1, 2]).await?;
+    load.goes_on(100, LIMIT).await?;
+    for failure in load.stop().await?.failures {
+        assert!(failure.contains("the endpoint picker failed; retry"), "{failure}");
+    }
+    assert_eq!(stack.envoy.picker_stat("switchpoint_state_connected").await?, 1);
+    Ok(())
+}

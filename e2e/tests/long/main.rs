@@ -1,0 +1,6 @@
+//! Drills on a real Envoy that take their time: a lease runs out, a pause is kept, a process drains. `make e2e-long` runs them.
+
+#![allow(clippy::expect_used, reason = "a test stops where it cannot go on")]
+
+mod hot_restart;
+mod leader_lost;
