@@ -30,6 +30,8 @@ pub struct Process {
     pub writes: Cell<u32>,
     pub queues: RefCell<Vec<(String, VecDeque<Vec<u8>>)>>,
     pub properties: RefCell<BTreeMap<String, Vec<u8>>>,
+    /// Properties that cannot be read.
+    pub unreadable: RefCell<Vec<String>>,
     /// Streams opened, and whether they are open still.
     pub streams: RefCell<Vec<bool>>,
     /// Messages sent, by stream.
@@ -168,7 +170,11 @@ impl Host for FakeHost {
     }
 
     fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>> {
-        Ok(self.properties.borrow().get(&path.join(".")).cloned())
+        let path = path.join(".");
+        if self.unreadable.borrow().contains(&path) {
+            return Err(HostError::INTERNAL);
+        }
+        Ok(self.properties.borrow().get(&path).cloned())
     }
 
     fn headers(&self, map: Map) -> Result<Vec<u8>> {

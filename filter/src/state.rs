@@ -1,5 +1,6 @@
 //! The state of one VM, shared by all its root contexts: after a configuration update the old root context lives beside the new one until its
-//! last stream has ended, and both are one VM with one set of pools, one seat among the VMs and at most one lead.
+//! last stream has ended, and both are one VM with one set of pools, one seat among the VMs and at most one lead. So are several listeners with
+//! one `vm_id`: their pools are the VM's together, and the newest configuration says where the daemon is.
 //!
 //! What the VM does by itself it does in the ticks of its newest root context, beginning with the first: a configuration is also read by a
 //! throw-away VM that never ticks, and whatever that one did would be done for nobody.

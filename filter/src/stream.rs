@@ -176,8 +176,14 @@ impl Link {
         };
         match decoded {
             Ok(Update::Welcome(welcome)) => self.welcome(lead, &welcome),
-            Ok(Update::Roster(roster)) => lead.roster(stream, *roster, bytes)?,
-            Ok(Update::Metrics { pool, snapshot, sequence }) => lead.measured(&pool, *snapshot, sequence, bytes)?,
+            Ok(Update::Roster(roster)) => {
+                self.heard();
+                lead.roster(stream, *roster, bytes)?;
+            }
+            Ok(Update::Metrics { pool, snapshot, sequence }) => {
+                self.heard();
+                lead.measured(&pool, *snapshot, sequence, bytes)?;
+            }
             Ok(Update::Nothing) => {}
             Err(refused) => lead.refuse(stream, refused),
         }
@@ -208,13 +214,16 @@ impl Link {
             );
             return;
         }
-        if self.failures > 0 {
-            log::info!("the daemon is there again");
-        }
-        self.failures = 0;
         lead.metrics.record(Stat::Connected, 1);
         if !welcome.unknown_pools.is_empty() {
             log::warn!("the daemon does not know these pools of the filter's configuration: {}", welcome.unknown_pools.join(", "));
+        }
+    }
+
+    /// State came: a greeting alone is no sign of health, since a daemon with no room for us gives that too.
+    fn heard(&mut self) {
+        if std::mem::take(&mut self.failures) > 0 {
+            log::info!("the daemon is there again");
         }
     }
 
@@ -224,7 +233,7 @@ impl Link {
         self.failures = self.failures.saturating_add(1);
         // The first failure of a row, then ever fewer: an outage of a day is some twenty lines.
         if self.failures.is_power_of_two() {
-            log::warn!("no daemon ({} attempts): {why}; picking goes on with the state there is", self.failures);
+            log::warn!("no daemon (attempt {}): {why}; picking goes on with the state there is", self.failures);
         }
         let doublings = self.failures.saturating_sub(1).min(20);
         let cold = lead.replicas.iter().any(|r| !r.borrow().has_state());

@@ -157,7 +157,8 @@ impl<H: Host> Hosted<H> {
         let Some(replica) = self.replica.borrow().clone() else { return Flow::Go };
         let settings = &self.config.settings;
         let path = ["metadata", "filter_metadata", settings.subset_namespace.as_str(), settings.subset_key.as_str()];
-        let hint = self.host.property(&path).unwrap_or_else(|e| self.failed("the subset hint", e));
+        // One that cannot be read allows nobody: never more than was meant.
+        let hint = self.host.property(&path).unwrap_or_else(|e| Some(self.failed("the subset hint", e)));
         let step = {
             let mut replica = replica.borrow_mut();
             replica.pool.reserve_prefixes(self.config.prefix_entries);

@@ -193,6 +193,10 @@ fn a_hint_that_allows_nobody_is_a_503() {
     world.host.properties.borrow_mut().insert(hint.into(), b"10.0.0.2:8000".to_vec());
     world.headers(&[(":method", "GET"), (":path", "/")], true);
     assert_eq!(world.request_header(DESTINATION).as_deref(), Some("10.0.0.2:8000"));
+    world.host.unreadable.borrow_mut().push(hint.into());
+    world.headers(&[(":method", "GET"), (":path", "/")], true);
+    assert!(world.host.take_log()[0].starts_with("reply 503 "), "what cannot be read allows nobody");
+    assert_eq!(world.host.metric_value("switchpoint_host_errors_total"), 1);
 }
 
 #[test]
@@ -292,7 +296,7 @@ fn a_client_that_leaves_while_it_waits_is_forgotten() {
 fn a_vm_that_replaces_a_lost_one_has_its_state_before_its_first_tick() {
     let (lost, mut healed) = (World::ready(), World::new(r#"{"pools": [{"name": "default"}]}"#));
     healed.host = lost.host.clone();
-    healed.vm = Rc::new(RefCell::new(Vm::new(lost.host.clone())));
+    healed.vm = Rc::new(RefCell::new(Vm::new(lost.host)));
     healed.vm.borrow_mut().configure(1, Rc::clone(&healed.config));
     let (_, action) = healed.headers(&[(":method", "GET"), (":path", "/v1/models")], true);
     assert_eq!(action, Action::Continue);
