@@ -163,9 +163,7 @@ impl<H: Host> Vm<H> {
         self.keep_seat(root, now);
         self.contend(root, &config, now);
         self.refresh();
-        for replica in &self.replicas {
-            replica.borrow_mut().pool.tick();
-        }
+        self.prepare(&config);
         self.due(now)
     }
 
@@ -257,6 +255,18 @@ impl<H: Host> Vm<H> {
         if let Some(slot) = self.seat.slot {
             for replica in &self.replicas {
                 report::write(&self.host, self.id, slot, &replica.borrow());
+            }
+        }
+    }
+
+    /// Work that no request should wait for. Making a prefix index takes milliseconds: a VM that does not lead is a worker's and will need it,
+    /// but of several pools it may never serve some, so those wait for their first request.
+    fn prepare(&self, config: &FilterConfig) {
+        for replica in &self.replicas {
+            let pool = &mut replica.borrow_mut().pool;
+            pool.tick();
+            if self.epoch.is_none() && self.replicas.len() == 1 {
+                pool.reserve_prefixes(config.prefix_entries);
             }
         }
     }
@@ -633,6 +643,16 @@ mod tests {
             leader.tick(1);
         }
         assert_eq!(said(&host), ["1: report of 2", "1: report of 2"]);
+    }
+
+    #[test]
+    fn a_worker_has_its_prefix_index_before_its_first_request_and_the_leader_none() {
+        let (host, leader) = led();
+        let mut worker = vm(&host, 1);
+        worker.tick(1);
+        let entries = |vm: &Vm<FakeHost>| vm.replica("default").unwrap().borrow().pool.prefixes().stats().entries_max;
+        assert_eq!(entries(&leader), 0);
+        assert!(entries(&worker) >= FilterConfig::default().prefix_entries);
     }
 
     struct Waiter(std::cell::Cell<u32>);
