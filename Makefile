@@ -84,6 +84,12 @@ build: wasm ## build switchpointd and switchpoint.wasm, as shipped
 	@cargo build --locked --release -p control-plane
 	ls -l target/release/switchpointd | awk '{print "target/release/switchpointd: " $$5 " bytes"}'
 
+# The daemon together with the programs that show it: built by one command, their dependencies are compiled once.
+.PHONY: release
+release: wasm
+	@echo "building switchpointd and the tools around it; the first time takes some minutes"
+	cargo build --locked --release -p control-plane -p e2e --bins
+
 # The profile is given by environment, not in Cargo.toml: fat LTO and abort are for the module alone, the daemon wants neither.
 wasm: $(RUST_READY) ## build switchpoint.wasm and hold it to its size budget
 	@CARGO_PROFILE_RELEASE_LTO=fat CARGO_PROFILE_RELEASE_CODEGEN_UNITS=1 CARGO_PROFILE_RELEASE_PANIC=abort \
@@ -112,17 +118,17 @@ fuzz: setup $(TOOLS)/.cargo-fuzz-$(CARGO_FUZZ_VERSION) ## every fuzz target, FUZ
 	@rustup toolchain install nightly --profile minimal --no-self-update
 	FUZZ_SECONDS=$(FUZZ_SECONDS) python3 .ci/steps.py fuzz
 
-bench: build $(VENV_READY) $(TOOLS)/.oha-$(OHA_VERSION) ## added latency and CPU over plain Envoy -> target/bench
-	@cargo run --locked --release -p e2e --bin bench
+bench: release $(VENV_READY) $(TOOLS)/.oha-$(OHA_VERSION) ## added latency and CPU over plain Envoy -> target/bench
+	@target/release/bench
 
 # --- Look at it.
 
-demo: build $(VENV_READY) ## four simulated model servers, our picker against round robin, then curl lines
-	@cargo run --locked --release -p e2e --bin demo
+demo: release $(VENV_READY) ## four simulated model servers, our picker against round robin, then curl lines
+	@target/release/demo
 
-run: build $(VENV_READY) ## the same in front of your servers: make run ENDPOINTS=host:port,host:port
+run: release $(VENV_READY) ## the same in front of your servers: make run ENDPOINTS=host:port,host:port
 	@[ -n "$(ENDPOINTS)" ] || { echo "usage: make run ENDPOINTS=host:port,host:port" >&2; exit 2; }
-	cargo run --locked --release -p e2e --bin run -- --endpoints "$(ENDPOINTS)"
+	target/release/run --endpoints "$(ENDPOINTS)"
 
 sim: setup ## policies compared in virtual time
 	@[ -d simulator ] || { echo "sim: there is no simulator in this tree yet" >&2; exit 1; }

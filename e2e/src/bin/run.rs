@@ -66,7 +66,7 @@ Ready. Ask it (put your model's name):
 
 See what it knows and does:
   curl -s http://127.0.0.1:{daemon}/debug/endpoints
-  curl -s http://127.0.0.1:{envoy}/stats/prometheus | grep switchpoint
+  curl -s http://127.0.0.1:{envoy}/stats/prometheus | grep ^switchpoint
 
 Ctrl-C stops it."#
     )
