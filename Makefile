@@ -111,8 +111,8 @@ lint: setup $(DENY_READY) ## format, clippy, dependency arrows, licences, adviso
 e2e: setup ## the tests on a real Envoy only
 	@python3 .ci/steps.py wasm e2e
 
-e2e-long: setup .venv-1.38/.ready $(TOOLS)/.cargo-mutants-$(CARGO_MUTANTS_VERSION) ## e2e on Envoy 1.38 too, mutants of the pure crates
-	@python3 .ci/steps.py wasm e2e e2e-1.38 mutants
+e2e-long: setup .venv-1.38/.ready $(TOOLS)/.cargo-mutants-$(CARGO_MUTANTS_VERSION) ## slow drills, e2e on Envoy 1.38 too, mutants of the pure crates
+	@python3 .ci/steps.py wasm e2e e2e-slow e2e-1.38 mutants
 
 fuzz: setup $(TOOLS)/.cargo-fuzz-$(CARGO_FUZZ_VERSION) ## every fuzz target, FUZZ_SECONDS=30 each (installs a nightly toolchain)
 	@rustup toolchain install nightly --profile minimal --no-self-update

@@ -155,6 +155,9 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
     "lint": lambda: [
         Step("lint: rustfmt", "cargo fmt --all --check", one),
         Step("lint: clippy", "cargo clippy --locked --workspace --all-targets -- -D warnings", one),
+        # Left out of all targets, as they are of `cargo test`: what runs only when asked for, and the filter's test build.
+        Step("lint: clippy, long tests", "cargo clippy --locked --workspace --test long -- -D warnings", one),
+        Step("lint: clippy, wasm32, drill", "cargo clippy --locked -p filter --features drill --target wasm32-wasip1 -- -D warnings", one),
         Step("lint: clippy, wasm32", "cargo clippy --locked -p filter --target wasm32-wasip1 -- -D warnings", one),
         Step("lint: dependency arrows, licences, sources", f"{DENY} check -A unused-wrapper bans licenses sources", one),
         Step("lint: advisories", f"timeout 120 {DENY} check advisories", advisories),
@@ -168,6 +171,9 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
     "e2e": lambda: [
         Step("e2e: build", "cargo build --locked --workspace --bins --tests", one),
         Step("e2e: Envoy 1.40", "cargo test --locked --workspace --no-fail-fast --test e2e", cargo_test),
+    ],
+    "e2e-slow": lambda: [
+        Step("e2e: slow drills, Envoy 1.40", "cargo test --locked --workspace --no-fail-fast --test long", cargo_test),
     ],
     "e2e-1.38": lambda: [
         Step(
