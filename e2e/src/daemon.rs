@@ -31,6 +31,8 @@ pub struct Settings {
     pub folder: PathBuf,
     /// Further arguments of `serve`.
     pub arguments: Vec<String>,
+    /// Threads that serve; as many as there are cores unless said.
+    pub threads: Option<u32>,
 }
 
 // === impl Settings ===
@@ -41,7 +43,7 @@ impl Settings {
     /// # Errors
     /// If no port is free.
     pub fn new(folder: &Path) -> Result<Self> {
-        Ok(Self { state: Port::lease()?, admin: Port::lease()?, folder: folder.to_owned(), arguments: Vec::new() })
+        Ok(Self { state: Port::lease()?, admin: Port::lease()?, folder: folder.to_owned(), arguments: Vec::new(), threads: None })
     }
 
     /// Writes the endpoints file by rename, as an editor or a ConfigMap does: a reader never sees half of it.
@@ -75,6 +77,9 @@ impl Settings {
         command.arg("--listen-state").arg(self.state.address().to_string());
         command.arg("--listen-admin").arg(self.admin.address().to_string());
         command.args(&self.arguments);
+        if let Some(threads) = self.threads {
+            command.env("TOKIO_WORKER_THREADS", threads.to_string());
+        }
         Ok(command)
     }
 }

@@ -36,6 +36,7 @@ pub struct Builder {
     envoy: Options,
     edits: Vec<Edit>,
     daemon_arguments: Vec<String>,
+    daemon_threads: Option<u32>,
     daemon: bool,
     ready: bool,
     quiet: bool,
@@ -149,6 +150,13 @@ impl Builder {
         self
     }
 
+    /// Threads that the daemon serves with.
+    #[must_use]
+    pub fn daemon_threads(mut self, threads: u32) -> Self {
+        self.daemon_threads = Some(threads);
+        self
+    }
+
     /// No daemon: how a proxy starts without one. The stack is then up when Envoy is.
     #[must_use]
     pub fn without_daemon(mut self) -> Self {
@@ -190,7 +198,7 @@ impl Builder {
         }
         let (listener, admin) = (lease()?, lease()?);
         let mut settings = Settings::new(folder.path())?;
-        settings.arguments = self.daemon_arguments;
+        (settings.arguments, settings.threads) = (self.daemon_arguments, self.daemon_threads);
         let config = configured(&self.edits, [(8080, listener.port()), (9901, admin.port()), (9004, settings.state.number())])?;
         settings.write_endpoints(&endpoints(&servers))?;
         let (daemon, absent) = if self.daemon { (Some(Daemon::start(settings)?), None) } else { (None, Some(settings)) };
@@ -232,6 +240,7 @@ impl Stack {
             envoy: Options::default(),
             edits: Vec::new(),
             daemon_arguments: Vec::new(),
+            daemon_threads: None,
             daemon: true,
             ready: true,
             quiet: false,

@@ -74,6 +74,8 @@ async fn a_killed_daemon_is_not_missed_and_its_successor_is_heard() -> Result<()
     load.goes_on(50, LIMIT).await?;
     load.stop().await?.check_all_served()?;
     assert!(term(&stack).await? > before, "a new life is a newer term");
+    let log = stack.envoy.process().stderr();
+    assert!(log.contains("picking goes on with the state there is") && log.contains("the daemon is there again"), "the log tells both");
     assert!(stack.envoy.picker_stat("switchpoint_state_rosters_total").await? > heard, "everything is sent anew");
     stack.envoy.picker_stat_until("switchpoint_state_age_ms", |age_ms| age_ms < 2_000, LIMIT).await?;
     Ok(())

@@ -197,9 +197,9 @@ impl Second {
     }
 }
 
-/// One daemon, one worker here and four there; `node` is the second proxy's id.
-async fn two_proxies(node: &str) -> Result<()> {
-    let mut stack = Stack::builder().servers(3).picker(json!({"explain": true})).start().await?;
+/// One daemon of so many threads, a proxy of one worker here and of four there; `node` is the second proxy's id.
+async fn two_proxies(node: &str, daemon_threads: u32) -> Result<()> {
+    let mut stack = Stack::builder().servers(3).daemon_threads(daemon_threads).picker(json!({"explain": true})).start().await?;
     let second = Second::start(&stack, node, 4).await?;
     let loads = [Load::start(stack.address(), 3), Load::start(second.envoy.listener(), 3)];
     for indices in [&[0, 1][..], &[2], &[0, 1, 2]] {
@@ -229,11 +229,11 @@ async fn two_proxies(node: &str) -> Result<()> {
 
 #[tokio::test]
 async fn two_proxies_hear_the_same_daemon() -> Result<()> {
-    two_proxies("another").await
+    two_proxies("another", 1).await
 }
 
 /// As when nobody gave them ids of their own: slower to learn of endpoints at worst, never wrong.
 #[tokio::test]
 async fn two_proxies_of_one_name_hear_the_same_daemon() -> Result<()> {
-    two_proxies("switchpoint-standalone").await
+    two_proxies("switchpoint-standalone", 4).await
 }

@@ -91,7 +91,7 @@ type Spoil = fn(&mut state::Roster);
 /// Each would do harm if it were taken, even in part: they all name one endpoint only.
 const BAD_ROSTERS: &[(&str, Spoil)] = &[
     ("slot 0 is claimed by two endpoints", |r| {
-        r.endpoints.push(state::Endpoint { address: "127.0.0.1:1".into(), ..r.endpoints[0].clone() })
+        r.endpoints.push(state::Endpoint { address: "127.0.0.1:1".into(), ..r.endpoints[0].clone() });
     }),
     ("is claimed by two endpoints", |r| r.endpoints.push(state::Endpoint { slot: 9, ..r.endpoints[0].clone() })),
     ("slot 5000 is out of range", |r| r.endpoints[0].slot = 5_000),

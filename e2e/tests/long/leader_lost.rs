@@ -9,6 +9,7 @@ use e2e::load::Load;
 use e2e::stack::{Builder, Stack};
 use e2e::{Result, drill, wait_for};
 use http::Request;
+use rustix::process::Signal;
 use serde_json::json;
 
 /// A lease is 3 s, the daemon is left alone for 10 s after a loss.
@@ -82,5 +83,23 @@ async fn a_leader_that_serves_is_lost_and_replaced() -> Result<()> {
         assert!(failure.contains("the endpoint picker failed; retry"), "{failure}");
     }
     assert_eq!(stack.envoy.picker_stat("switchpoint_state_connected").await?, 1);
+    Ok(())
+}
+
+/// As when a machine sleeps: leases run out and streams are given up while nobody can notice.
+#[tokio::test]
+async fn a_proxy_that_was_stopped_for_long_goes_on() -> Result<()> {
+    let mut stack = Stack::builder().servers(3).concurrency(4).picker(json!({"explain": true})).start().await?;
+    stack.envoy.process().signal(Signal::STOP)?;
+    stack.set_pool(&[0, 1])?;
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    stack.envoy.process().signal(Signal::CONT)?;
+    let load = Load::start(stack.address(), 4);
+    pool_is(&stack, &[0, 1]).await?;
+    stack.set_pool(&[1, 2])?;
+    pool_is(&stack, &[1, 2]).await?;
+    load.goes_on(100, LIMIT).await?;
+    load.stop().await?.check_all_served()?;
+    stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
     Ok(())
 }
