@@ -157,6 +157,22 @@ impl fmt::Display for HostError {
 
 impl std::error::Error for HostError {}
 
+/// Text as gRPC sends it, for people: `%20` is a space.
+#[must_use]
+pub fn percent_decoded(text: &[u8]) -> String {
+    let (mut plain, mut rest) = (Vec::with_capacity(text.len()), text);
+    while let Some((&byte, after)) = rest.split_first() {
+        let escaped = after.get(..2).and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok());
+        let (byte, after) = match escaped.filter(|_| byte == b'%') {
+            Some(escaped) => (escaped, after.get(2..).unwrap_or_default()),
+            None => (byte, after),
+        };
+        plain.push(byte);
+        rest = after;
+    }
+    String::from_utf8_lossy(&plain).into_owned()
+}
+
 #[cfg(target_arch = "wasm32")]
 pub use wasm::{ProxyWasm, install_logger};
 
@@ -328,7 +344,7 @@ mod wasm {
         fn stream_status(&self) -> String {
             let mut code = 0;
             let text = bytes(|data, size| unsafe { proxy_get_status(&raw mut code, data, size) }).unwrap_or_default();
-            String::from_utf8_lossy(&text).into_owned()
+            super::percent_decoded(&text)
         }
 
         fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>> {
@@ -411,5 +427,16 @@ mod wasm {
         }
 
         fn flush(&self) {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::percent_decoded;
+
+    #[test]
+    fn what_the_daemon_said_is_readable() {
+        assert_eq!(percent_decoded(b"the%20daemon%20is%2c well%2"), "the daemon is, well%2");
+        assert_eq!(percent_decoded("100% \u{00fc}%zz%C3%BC%".as_bytes()), "100% \u{00fc}%zz\u{00fc}%");
     }
 }
