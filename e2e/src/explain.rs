@@ -32,12 +32,13 @@ pub struct Candidate {
 // === impl Decision ===
 
 impl Decision {
-    /// Sends a chat request of its own through `proxy` and reads how it was decided.
+    /// Sends a chat request of its own through `proxy` and reads how it was decided. It asks for a stream: an engine tells its load with other
+    /// replies, and the question would change the answer to the next.
     ///
     /// # Errors
     /// If it was not served, or not explained.
     pub async fn ask(proxy: SocketAddr, prompt: &str) -> Result<Self> {
-        let body = json!({"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": prompt}]});
+        let body = json!({"model": "demo", "stream": true, "max_tokens": 1, "messages": [{"role": "user", "content": prompt}]});
         let request = Request::post("/v1/chat/completions").header("x-switchpoint-explain", "1").body(client::full(body.to_string()))?;
         let reply = client::send(proxy, request).await?;
         let header = reply.header("x-switchpoint-decision");
