@@ -18,6 +18,7 @@ WASM_BYTES_MAX := 600000
 CARGO_DENY_VERSION    := 0.20.2
 CARGO_FUZZ_VERSION    := 0.13.2
 CARGO_MUTANTS_VERSION := 27.1.0
+OHA_VERSION           := 1.16.0
 
 # Seconds given to each fuzz target by `make fuzz`.
 FUZZ_SECONDS ?= 30
@@ -59,6 +60,7 @@ $(VENV_READY): e2e/requirements.txt
 $(DENY_READY): ; $(call cargo_tool,cargo-deny,$(CARGO_DENY_VERSION),--debug --no-default-features)
 $(TOOLS)/.cargo-fuzz-$(CARGO_FUZZ_VERSION): ; $(call cargo_tool,cargo-fuzz,$(CARGO_FUZZ_VERSION),--debug)
 $(TOOLS)/.cargo-mutants-$(CARGO_MUTANTS_VERSION): ; $(call cargo_tool,cargo-mutants,$(CARGO_MUTANTS_VERSION),--debug)
+$(TOOLS)/.oha-$(OHA_VERSION): ; $(call cargo_tool,oha,$(OHA_VERSION),)
 
 # $1 folder, $2 requirements. Where the distribution cut ensurepip out of venv, the outer pip fills the folder.
 define venv
@@ -116,7 +118,7 @@ fuzz: setup $(TOOLS)/.cargo-fuzz-$(CARGO_FUZZ_VERSION) ## every fuzz target, FUZ
 	@rustup toolchain install nightly --profile minimal --no-self-update
 	FUZZ_SECONDS=$(FUZZ_SECONDS) python3 .ci/steps.py fuzz
 
-bench: release $(VENV_READY) ## added latency and CPU over plain Envoy -> target/bench
+bench: release $(VENV_READY) $(TOOLS)/.oha-$(OHA_VERSION) ## added latency and CPU over plain Envoy -> target/bench
 	@target/release/bench
 
 # --- Look at it.

@@ -146,7 +146,7 @@ impl Replay {
         }
         loop {
             tokio::select! {
-                seen = &mut replay => return Ok(seen?),
+                seen = &mut replay => return seen,
                 _ = draw.tick() => {
                     let home = if terminal { "\x1b[H" } else { "" };
                     println!("{home}{}: {:.0} s\n{}", self.name, start.elapsed().as_secs_f64(), live(servers, &before).await?);
