@@ -210,7 +210,7 @@ async fn fail_open_goes_to_any_endpoint_that_envoy_knows() -> Result<()> {
     let server = || ModelServer::start(Options { models: vec!["demo".into()], speed: 0.0, ..Options::default() });
     let servers = [server()?, server()?];
     let hosts: Vec<SocketAddr> = servers.iter().map(ModelServer::addr).collect();
-    let picker = json!({"failure_mode": "open", "cold_start_wait_ms": 200});
+    let picker = json!({"failure_mode": "open", "cold_start_wait_ms": 20});
     let stack = Stack::builder().without_daemon().picker(picker).envoy_config(known_hosts(&hosts)).start().await?;
     let mut by = BTreeSet::new();
     for i in 0..20 {
