@@ -51,8 +51,12 @@ mod tests {
         let known = ["queue-scorer", "random-picker", "max-score-picker"];
         assert_eq!(closest("queue-score", known), Some("queue-scorer"));
         assert_eq!(closest("Random_Picker", known), Some("random-picker"));
+        assert_eq!(closest("kwee-scorer!", known), Some("queue-scorer"), "four edits in twelve letters");
+        assert_eq!(closest("kwe-scorer", known), None, "four in ten are too many");
         assert_eq!(closest("banana", known), None);
         assert_eq!(closest("", known), None);
-        assert_eq!(closest(&"q".repeat(1_000_000), known), None);
+        let long = "q".repeat(65);
+        assert_eq!(closest(&long, [long.as_str()]), None, "too long to be compared");
+        assert_eq!(closest(&long[1..], [long.as_str()]), Some(long.as_str()));
     }
 }
