@@ -19,7 +19,7 @@ pub const VMS_MAX: usize = 4096;
 pub const MODELS_MAX: usize = 1000;
 
 /// The most models of one VM that are kept.
-const MODELS_PER_VM_MAX: usize = 64;
+const MODELS_PER_VM_MAX: usize = exchange::pool::MODELS_MAX + 1;
 
 /// Stands for all models beyond the cap.
 pub const OTHER: &str = "other";

@@ -24,7 +24,7 @@ use scheduler::{Explanation, Request};
 use crate::api::{Api, Family};
 use crate::body;
 use crate::hint;
-use crate::pool::{BLOCK_TOKENS, Pool};
+use crate::pool::{BLOCK_TOKENS, Counters, Pool};
 use crate::prompt;
 use crate::reply::{Refusal, Reply};
 use crate::settings::{FailureMode, Settings};
@@ -174,6 +174,7 @@ impl Exchange {
         let streamed = parsed.as_ref().is_some_and(|p| p.stream);
         let forward = Forward::to(settings, &picked, self.api.is_inference(), streamed);
         let decision = explanation.and_then(|e| pool.snapshot().map(|s| explain::header(s, &picked.ranked, &e)));
+        let model = Counters::label(model);
         let row = pool.counters_mut().model(model);
         row.requests += 1;
         row.running += 1;

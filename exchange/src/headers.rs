@@ -44,11 +44,22 @@ pub const CONTROL: [&str; 11] = [
     LOAD_FORMAT,
 ];
 
+/// Envoy's retry and time-out orders: ours to give. A client's 1 ms time-out would look like a failing endpoint.
+pub const PROXY_ORDERS: [&str; 7] = [
+    RETRY_ON,
+    MAX_RETRIES,
+    RETRIABLE_STATUS_CODES,
+    PER_TRY_TIMEOUT_MS,
+    "x-envoy-retry-grpc-on",
+    "x-envoy-upstream-rq-timeout-ms",
+    "x-envoy-hedge-on-per-try-timeout",
+];
+
 /// Is this a header that a client must not set? `name` is lower-case, as HTTP/2 and Envoy have it.
 #[must_use]
 pub fn is_control(name: &[u8]) -> bool {
     let ours = name.strip_prefix(b"x-switchpoint-").is_some_and(|rest| rest != b"explain");
-    ours || CONTROL.iter().any(|control| control.as_bytes() == name)
+    ours || CONTROL.iter().chain(&PROXY_ORDERS).any(|control| control.as_bytes() == name)
 }
 
 #[cfg(test)]

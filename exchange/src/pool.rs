@@ -100,7 +100,7 @@ impl Pool {
         self.size_prefixes();
     }
 
-    /// Gives a pool that was made without a prefix index one of `entries`: at the first request, so that a VM that serves none holds none.
+    /// Gives a pool that was made without a prefix index one of `entries`: at a tick, or at the first request if that comes sooner.
     pub fn reserve_prefixes(&mut self, entries: usize) {
         if self.prefixes.bytes() == 0 && entries > 0 {
             self.prefixes = PrefixIndex::with_capacity(entries);
@@ -183,13 +183,19 @@ impl Pool {
     /// Another endpoint of the list served: accounting and placement move to it.
     pub(crate) fn moved(&mut self, ticket: &mut Ticket, to: EndpointRef, blocks: &[u64]) {
         self.in_flight.transfer(ticket, to);
-        self.prefixes.record(to, blocks);
+        // One that left meanwhile, or lives again at its slot, has nothing to remember.
+        if self.knows(to) {
+            self.prefixes.record(to, blocks);
+        }
     }
 
     /// An attempt failed before any response.
     pub(crate) fn failed(&mut self, endpoint: EndpointRef, now: Time) {
-        self.ejections.failed(endpoint, now);
-        self.counters.failed(endpoint);
+        // Requests under way outlive their endpoint; nothing would ever clear a row of one that is gone.
+        if self.knows(endpoint) {
+            self.ejections.failed(endpoint, now);
+            self.counters.failed(endpoint);
+        }
     }
 
     /// An endpoint answered.
@@ -203,6 +209,10 @@ impl Pool {
         if let Some(state) = &mut self.state {
             state.snapshot.observe(endpoint, update);
         }
+    }
+
+    fn knows(&self, endpoint: EndpointRef) -> bool {
+        self.state.as_ref().is_some_and(|state| state.refs.contains(&endpoint))
     }
 
     pub(crate) fn ledger(&mut self) -> &mut InFlight {

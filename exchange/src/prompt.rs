@@ -1,13 +1,13 @@
 //! From a parsed body to the chained hashes of its prompt.
 
-use scheduler::prefix::BlockHasher;
+use scheduler::prefix::{BLOCKS_MAX, BlockHasher};
 
 use crate::body::{Parsed, Piece};
 use crate::pool::{BLOCK_BYTES, BYTES_PER_TOKEN};
 
 /// Hashes of the prompt's blocks, first block first, each chained over all before it, keyed by the deployment's secret.
 pub(crate) fn blocks(parsed: &Parsed<'_>, secret: u64) -> Vec<u64> {
-    let mut blocks = Vec::with_capacity(parsed.prompt_bytes / BLOCK_BYTES + 2);
+    let mut blocks = Vec::with_capacity((parsed.prompt_bytes / BLOCK_BYTES + 2).min(BLOCKS_MAX));
     let mut hasher = BlockHasher::new(secret, parsed.model.as_bytes(), b"", parsed.cache_salt, BLOCK_BYTES);
     for piece in parsed.prompt() {
         match piece {

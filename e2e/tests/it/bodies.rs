@@ -188,6 +188,26 @@ async fn compressed_bodies_are_picked_by_their_content() -> Result<()> {
     Ok(())
 }
 
+/// A zstd frame that holds `text` as it is: a frame may be made of raw blocks.
+fn zstd(text: &str) -> Result<Vec<u8>> {
+    let size = u8::try_from(text.len())?;
+    // Magic number; single segment with its size in one byte; one last block, raw, of that size.
+    let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 0x20, size];
+    frame.extend(&((u32::from(size) << 3) | 1).to_le_bytes()[..3]);
+    frame.extend(text.as_bytes());
+    Ok(frame)
+}
+
+#[tokio::test]
+async fn zstd_bodies_are_picked_by_their_content() -> Result<()> {
+    let stack = Stack::start(1).await?;
+    let send = async |text: &str| stack.send(echo::post("/v1/chat/completions", &[("content-encoding", "zstd")], zstd(text)?)?).await;
+    let body = echo::chat("hello").to_string();
+    assert_eq!(send(&body).await?.json()?["body"], body);
+    assert_eq!(send("{").await?.status, 400, "read after decompression");
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_client_that_leaves_takes_nothing_with_it() -> Result<()> {
     let stack = Stack::start(1).await?;

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use e2e::Result;
+use e2e::client::Raw;
 use e2e::envoy::subset_hint_filter;
 use e2e::model_server::{Fault, FaultMode};
 use e2e::stack::Stack;
@@ -157,5 +158,26 @@ async fn many_at_once_survive_one_dead_engine() -> Result<()> {
         let reply = reply?;
         assert_eq!(reply.status, 200, "{}", reply.text());
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_clients_own_fault_is_not_held_against_an_endpoint() -> Result<()> {
+    let stack = Stack::start(2).await?;
+    for server in &stack.servers {
+        server.fault(Fault::new(FaultMode::Hang)).await; // or the engine might answer before the body breaks
+    }
+    for _ in 0..6 {
+        let mut raw = Raw::connect(stack.address()).await?;
+        raw.write("POST /upload HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\nthis is no chunk\r\n").await?;
+        let reply = raw.read_reply().await?;
+        assert_eq!(reply.status, 400, "Envoy's own reply, after a host was chosen: {}", reply.text());
+    }
+    for server in &stack.servers {
+        server.fault(Fault::new(FaultMode::None)).await;
+    }
+    let reply = stack.send(echo::get("/v1/models", &[])?).await?;
+    assert_eq!(echo::ranked(&reply)?.len(), 2, "nobody is ejected");
+    assert_eq!(stack.envoy.picker_stat("switchpoint_failed_attempts_total").await?, 0);
     Ok(())
 }

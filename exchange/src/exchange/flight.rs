@@ -16,9 +16,9 @@ use crate::usage::Usage;
 pub enum Origin {
     /// A model server.
     Upstream,
-    /// The proxy: no attempt got a response.
+    /// The proxy, because no attempt got a response.
     Proxy,
-    /// We did.
+    /// We did, or the proxy for a reason that is no server's fault.
     Ours,
 }
 

@@ -8,6 +8,9 @@ pub const MODELS_MAX: usize = 100;
 /// The longest model name counted by name, in bytes; names of models are paths at worst.
 const MODEL_NAME_BYTES_MAX: usize = 256;
 
+/// The row of models that are not counted by name.
+const OTHER: &str = "other";
+
 /// Upper bounds of duration buckets, in ms; a last bucket is unbounded.
 pub const DURATION_BOUNDS_MS: [u32; 20] =
     [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 20_000, 30_000, 60_000, 120_000, 300_000, 600_000];
@@ -148,10 +151,15 @@ impl Counters {
         }
     }
 
+    /// The name a model is counted under: its own, unless it is too long to be one. What a request keeps of its model while it runs.
+    pub(crate) fn label(model: &str) -> &str {
+        if model.len() <= MODEL_NAME_BYTES_MAX { model } else { OTHER }
+    }
+
     /// The row of a model.
     pub(crate) fn model(&mut self, name: &str) -> &mut ModelCounters {
         let position = self.models.iter().position(|m| &*m.model == name).unwrap_or_else(|| {
-            let name = if self.models.len() < MODELS_MAX && name.len() <= MODEL_NAME_BYTES_MAX { name } else { "other" };
+            let name = if self.models.len() < MODELS_MAX { Self::label(name) } else { OTHER };
             self.models.iter().position(|m| &*m.model == name).unwrap_or_else(|| {
                 self.models.push(ModelCounters { model: name.into(), ..ModelCounters::default() });
                 self.models.len() - 1

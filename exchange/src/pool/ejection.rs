@@ -73,3 +73,88 @@ impl Ejections {
 fn ejection_ms(failures: u32) -> u64 {
     BASE_MS.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(MAX_MS)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use scheduler::{Endpoint, EndpointMetrics, Incarnation, Profile, ProfileSpec, Slot, Version};
+
+    fn id(slot: u16) -> EndpointRef {
+        EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) }
+    }
+
+    fn pool(endpoints: u16) -> Snapshot {
+        let endpoint = |slot| Endpoint {
+            id: id(slot),
+            name: format!("pod-{slot}").into(),
+            address: format!("10.0.0.{slot}:8000").into(),
+            readiness: Readiness::Ready,
+            labels: Box::new([]),
+            age_ms: 60_000,
+        };
+        let endpoints: Vec<Endpoint> = (0..endpoints).map(endpoint).collect();
+        let metrics = vec![EndpointMetrics::default(); endpoints.len()];
+        Snapshot::try_new(Version::default(), endpoints, metrics, Profile::build(&ProfileSpec::default_profile()).unwrap()).unwrap()
+    }
+
+    fn ejected(ejections: &Ejections, pool: &Snapshot, now: Time) -> Vec<u16> {
+        let mut out = Vec::new();
+        ejections.mark(pool, now, &mut out);
+        (0..).zip(out).filter_map(|(slot, ejected)| ejected.then_some(slot)).collect()
+    }
+
+    fn at(ms: u64) -> Time {
+        Time(0).plus_ms(ms)
+    }
+
+    #[test]
+    fn each_further_failure_ejects_for_twice_as_long_up_to_a_limit() {
+        let (mut ejections, pool) = (Ejections::default(), pool(4));
+        let mut now = 0;
+        for expected in [1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000] {
+            ejections.failed(id(1), at(now));
+            assert_eq!(ejected(&ejections, &pool, at(now + expected - 1)), [1], "{expected}");
+            assert!(ejected(&ejections, &pool, at(now + expected)).is_empty(), "{expected}: it is tried again");
+            now += expected;
+        }
+    }
+
+    #[test]
+    fn requests_already_under_way_say_nothing_new() {
+        let (mut ejections, pool) = (Ejections::default(), pool(4));
+        for ms in 0..100 {
+            ejections.failed(id(1), at(ms));
+        }
+        assert!(ejected(&ejections, &pool, at(1_000)).is_empty(), "one failure, seen a hundred times");
+    }
+
+    #[test]
+    fn an_answer_clears_the_record() {
+        let (mut ejections, pool) = (Ejections::default(), pool(4));
+        ejections.failed(id(1), at(0));
+        ejections.failed(id(1), at(1_000));
+        ejections.answered(id(1));
+        assert!(ejected(&ejections, &pool, at(1_001)).is_empty());
+        ejections.failed(id(1), at(5_000));
+        assert!(ejected(&ejections, &pool, at(6_000)).is_empty(), "it begins again with the shortest");
+    }
+
+    #[test]
+    fn at_most_half_of_the_pool_and_the_worst_of_them() {
+        let mut ejections = Ejections::default();
+        for slot in 0..4 {
+            ejections.failed(id(slot), at(0));
+        }
+        ejections.failed(id(3), at(1_000));
+        for slot in 0..3 {
+            ejections.failed(id(slot), at(1_000));
+        }
+        ejections.failed(id(3), at(3_000));
+        assert_eq!(ejected(&ejections, &pool(4), at(3_001)), [3]);
+        for slot in 0..4 {
+            ejections.failed(id(slot), at(10_000));
+        }
+        assert_eq!(ejected(&ejections, &pool(4), at(10_001)), [0, 3], "three failures in a row, then the lowest slot of equals");
+        assert!(ejected(&ejections, &pool(1), at(10_001)).is_empty(), "never the last one");
+    }
+}

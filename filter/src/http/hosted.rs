@@ -224,11 +224,7 @@ impl<H: Host> Hosted<H> {
         let details = self.text(&["response", "code_details"]);
         let upstream = self.text(&["upstream", "address"]);
         let attempts = self.text(&["upstream", "request_attempt_count"]).first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-        let origin = match details.as_slice() {
-            b"via_upstream" => Origin::Upstream,
-            b"" => Origin::Ours,
-            _ => Origin::Proxy,
-        };
+        let origin = origin(&details);
         let attempts = u32::try_from(attempts).unwrap_or(u32::MAX);
         let upstream_address = (!upstream.is_empty()).then_some(upstream.as_slice());
         let mut head = ResponseHead { origin, status: 0, upstream_address, attempts, content_type: None, encoded: false, load: None };
@@ -310,6 +306,18 @@ impl<H: Host> Hosted<H> {
         self.metrics.count(Stat::HostErrors);
         log::debug!("the proxy refused {what}: {error}");
         T::default()
+    }
+}
+
+/// Who made a response, by the proxy's `code_details`. Only what names the upstream is held against it: the proxy also replies for a client's
+/// broken chunk or stalled upload, after a host was chosen.
+fn origin(details: &[u8]) -> Origin {
+    const UPSTREAM_FAILED: [&[u8]; 3] =
+        [b"upstream_reset_before_response_started", b"upstream_per_try_timeout", b"upstream_response_timeout"];
+    match details {
+        b"via_upstream" => Origin::Upstream,
+        _ if UPSTREAM_FAILED.iter().any(|failed| details.starts_with(failed)) => Origin::Proxy,
+        _ => Origin::Ours,
     }
 }
 

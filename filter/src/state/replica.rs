@@ -1,6 +1,6 @@
 //! One pool in one VM: what the daemon says of it, as far as this VM has taken it over, beside what the VM knows itself.
 //!
-//! A replica changes only in [`Replica::install`] and [`Replica::measure`], whole or not at all, never while a request is decided. Both are given
+//! A replica changes only in [`Replica::install`] and [`Replica::measure`], whole or not at all, never while a request is being decided (a VM that replaced a lost one does it before its first). Both are given
 //! what [`decode`] made of a message: the leader decodes it off the wire, everybody else off the notice board.
 
 use std::ops::Deref;
@@ -76,7 +76,7 @@ pub struct Refreshed {
 // === impl Replica ===
 
 impl Replica {
-    /// A pool nothing is known of yet, without a prefix index: the first request brings that.
+    /// A pool nothing is known of yet, without a prefix index: a tick brings that, or the first request.
     #[must_use]
     pub fn new(name: &str, seed: u64) -> Self {
         Self {
