@@ -36,6 +36,15 @@ pub struct Front {
     _folder: TempDir,
 }
 
+/// Further arguments of each.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct More<'a> {
+    /// Of `switchpointd serve`.
+    pub daemon: &'a [String],
+    /// Of Envoy.
+    pub envoy: &'a [&'a str],
+}
+
 // === impl Front ===
 
 impl Front {
@@ -43,7 +52,7 @@ impl Front {
     ///
     /// # Errors
     /// If a port is taken, a binary is missing, or the picker gets no state in time; with the last lines of the logs.
-    pub async fn start(endpoints: &[String], arguments: &[String], edit: impl FnOnce(&mut Config) -> Result<()>) -> Result<Self> {
+    pub async fn start(endpoints: &[String], more: More<'_>, edit: impl FnOnce(&mut Config) -> Result<()>) -> Result<Self> {
         for port in [LISTENER, ENVOY_ADMIN, DAEMON_ADMIN, STATE] {
             TcpListener::bind(("127.0.0.1", port)).map_err(|error| format!("port {port} is needed and not free: {error}"))?;
         }
@@ -54,12 +63,13 @@ impl Front {
         std::fs::write(&config_file, config.value().to_string())?;
 
         let mut command = Command::new(root().join("target/release/switchpointd"));
-        command.arg("serve").args(endpoints.iter().flat_map(|e| ["--endpoint", e])).args(arguments);
+        command.arg("serve").args(endpoints.iter().flat_map(|e| ["--endpoint", e])).args(more.daemon);
         command.arg("--snapshot-file").arg(folder.path().join("snapshot.json"));
         let daemon = Process::spawn("switchpointd", &mut command, folder.path())?;
 
         let mut command = Command::new(Envoy::binary());
         command.current_dir(root()).arg("-c").arg(&config_file).args(["--disable-hot-restart", "--log-level", "warn"]);
+        command.args(more.envoy);
         let envoy = Process::spawn("envoy", &mut command, folder.path())?;
 
         let mut front = Self { daemon, envoy, _folder: folder };

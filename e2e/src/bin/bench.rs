@@ -14,7 +14,7 @@ use clap::{Parser, Subcommand};
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
 use e2e::envoy::Config;
-use e2e::front::Front;
+use e2e::front::{Front, More};
 use e2e::ports::Port;
 use e2e::{Result, root};
 use serde::Serialize;
@@ -29,6 +29,9 @@ use load::{Load, Measured};
 
 /// Share of backslashes in the bodies that have any: one in so many bytes, as code and quoted text do.
 const ESCAPE_EVERY: usize = 55;
+
+/// As the measured baselines of this field have it: what a request costs must not depend on which worker a connection fell to.
+const ONE_WORKER: More<'_> = More { daemon: &[], envoy: &["--concurrency", "1"] };
 
 /// Bodies that differ in their first bytes, so that most requests of a run share no prefix.
 const BODIES: usize = 64;
@@ -48,7 +51,7 @@ struct Args {
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Seconds of load for each mode and round
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = 1)]
     seconds: u32,
 }
 
@@ -117,7 +120,7 @@ async fn bench(args: &Args) -> Result<()> {
         let folder = tempfile::tempdir()?;
         let _sink = sink::start(&addresses, folder.path())?;
         let plain = Port::lease()?;
-        let mut front = Front::start(&addresses, &[], |config| add_plain_listener(config, plain.address(), &addresses)).await?;
+        let mut front = Front::start(&addresses, ONE_WORKER, |config| add_plain_listener(config, plain.address(), &addresses)).await?;
         for case in cases(args, endpoints) {
             rows.extend(measure(args, case, &mut front, plain.address(), folder.path()).await?);
         }

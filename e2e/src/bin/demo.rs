@@ -10,7 +10,7 @@ use clap::Parser;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
 use e2e::envoy::Config;
-use e2e::front::{self, Front};
+use e2e::front::{self, Front, More};
 use e2e::model_server::{ModelServer, Options};
 use e2e::replay::{self, Plan, Seen, quantile};
 use e2e::trace::{self, Arrival};
@@ -34,10 +34,10 @@ const REST: Duration = Duration::from_secs(2);
 #[command(about, long_about = None)]
 struct Args {
     /// Minutes of the trace to replay
-    #[arg(long, default_value_t = 4.0)]
+    #[arg(long, default_value_t = 3.0)]
     minutes: f64,
     /// How much faster than recorded the requests come
-    #[arg(long, default_value_t = 2.0)]
+    #[arg(long, default_value_t = 1.6)]
     rate: f64,
     /// Simulated model servers, on ports 8001 and up
     #[arg(long, default_value_t = 4)]
@@ -72,7 +72,7 @@ async fn run(args: Args) -> Result<()> {
     println!("Starting {} simulated model servers (Llama 3.1 8B on an H100 each), switchpointd and Envoy ...", args.servers);
     let servers = (0..args.servers).map(|i| server(8001 + i)).collect::<Result<Vec<_>>>()?;
     let addresses: Vec<String> = servers.iter().map(|s| s.addr().to_string()).collect();
-    let mut front = Front::start(&addresses, &[], |config| add_round_robin(config, &servers)).await?;
+    let mut front = Front::start(&addresses, More::default(), |config| add_round_robin(config, &servers)).await?;
     println!(
         "Replaying {} requests of a real conversation trace ({:.0} s each time): once by Envoy's round robin, once by the picker.",
         arrivals.len(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use e2e::Result;
-use e2e::front::{self, Front};
+use e2e::front::{self, Front, More};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// How often it is looked whether both processes are still there.
@@ -39,7 +39,7 @@ async fn run(args: Args) -> Result<()> {
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     println!("Starting switchpointd and Envoy in front of {} ...", args.endpoints.join(", "));
     let mut front = tokio::select! {
-        front = Front::start(&args.endpoints, &args.daemon, |_| Ok(())) => front?,
+        front = Front::start(&args.endpoints, More { daemon: &args.daemon, ..More::default() }, |_| Ok(())) => front?,
         _ = interrupt.recv() => return Ok(()),
         _ = terminate.recv() => return Ok(()),
     };
