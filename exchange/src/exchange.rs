@@ -207,12 +207,6 @@ impl Exchange {
         }
     }
 
-    /// Is it waiting for the first state?
-    #[must_use]
-    pub fn is_parked(&self) -> bool {
-        matches!(self.phase, Phase::Parked)
-    }
-
     fn parse<'b>(&self, body: &'b [u8]) -> Result<Option<body::Parsed<'b>>, Refusal> {
         if !self.api.is_inference() {
             return Ok(None);

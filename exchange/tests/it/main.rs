@@ -5,6 +5,7 @@
 mod bodies;
 mod golden;
 mod json;
+mod pool;
 mod release;
 mod responses;
 mod script;

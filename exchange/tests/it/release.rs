@@ -47,7 +47,7 @@ fn address(i: usize) -> String {
     format!("10.0.0.{i}:8000")
 }
 
-fn roster(n: u8, incarnation: u32) -> Snapshot {
+pub(crate) fn roster(n: u8, incarnation: u32) -> Snapshot {
     let endpoints: Vec<Endpoint> = (0..u16::from(n))
         .map(|i| Endpoint {
             id: EndpointRef { slot: Slot(i), incarnation: Incarnation(incarnation) },

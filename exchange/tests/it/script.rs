@@ -77,6 +77,7 @@ impl Script {
                 "chunk" => self.exchange.response_chunk(&mut self.pool, rest.replace("\\n", "\n").as_bytes(), self.now),
                 "end" => self.end(),
                 "ledger" => self.ledger(),
+                "counters" => self.counters(),
                 other => panic!("no such verb: {other}"),
             }
         }
@@ -239,6 +240,36 @@ impl Script {
             )),
             None => self.say("nothing held"),
         }
+    }
+
+    fn counters(&mut self) {
+        let counters = self.pool.counters();
+        let mut lines: Vec<String> = counters
+            .models()
+            .iter()
+            .map(|m| {
+                format!(
+                    "model {:?}: {} requests, {} running, {} B in, {} B out, prompt {}, completion {}, cached {}, errors {:?}",
+                    m.model,
+                    m.requests,
+                    m.running,
+                    m.request_bytes,
+                    m.response_bytes,
+                    m.prompt_tokens,
+                    m.completion_tokens,
+                    m.cached_tokens,
+                    m.errors
+                )
+            })
+            .collect();
+        lines.extend(
+            counters
+                .endpoints()
+                .iter()
+                .map(|e| format!("slot {}: picked {}, served {}, failed {}", e.endpoint.slot.0, e.picked, e.served, e.failed)),
+        );
+        lines.extend(counters.dropped().iter().map(|(reason, count)| format!("dropped {reason}: {count}")));
+        self.say(&lines.join("\n"));
     }
 
     fn ledger(&mut self) {
