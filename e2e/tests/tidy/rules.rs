@@ -123,7 +123,8 @@ pub(crate) fn modules_have_names(tree: &Tree) -> Vec<String> {
 
 pub(crate) fn nothing_is_of_one_machine(tree: &Tree) -> Vec<String> {
     let places = ["/root/", "/home/", "/Users/", env!("CARGO_MANIFEST_DIR")]; // and this very checkout
-    let registries = ["pypi.org", "pythonhosted.org", "://crates.io", "index.crates.io", "static.crates.io"];
+    // Written apart, so that this file does not name what it forbids.
+    let registries = [concat!("pypi", ".org"), concat!("python", "hosted.org"), concat!("crates", ".io/"), concat!("proxy.", "golang.org")];
     let mut complaints = Vec::new();
     for file in &tree.0 {
         for (number, line) in file.lines() {
