@@ -23,3 +23,17 @@ impl Time {
         Self(self.0.saturating_add(ms.saturating_mul(1_000_000)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_and_order() {
+        let (early, late) = (Time(1_000_000), Time(5_500_999));
+        assert_eq!((late.ms_since(early), late.us_since(early)), (4, 4_500));
+        assert_eq!((early.ms_since(late), early.us_since(late)), (0, 0));
+        assert_eq!(early.plus_ms(3), Time(4_000_000));
+        assert_eq!(late.plus_ms(u64::MAX), Time(u64::MAX));
+    }
+}
