@@ -122,8 +122,8 @@ pub(crate) fn modules_have_names(tree: &Tree) -> Vec<String> {
 }
 
 pub(crate) fn nothing_is_of_one_machine(tree: &Tree) -> Vec<String> {
-    let places = ["/root/", "/home/", "/Users/", env!("CARGO_MANIFEST_DIR")]; // and this very checkout
-    // Written apart, so that this file does not name what it forbids.
+    // Written apart, so that this file does not name what it forbids; the last is this very checkout.
+    let places = [concat!("/ro", "ot/"), concat!("/ho", "me/"), concat!("/Us", "ers/"), env!("CARGO_MANIFEST_DIR")];
     let registries = [concat!("pypi", ".org"), concat!("python", "hosted.org"), concat!("crates", ".io/"), concat!("proxy.", "golang.org")];
     let mut complaints = Vec::new();
     for file in &tree.0 {
