@@ -7,6 +7,11 @@
 //!
 //! A row belongs to one life of one endpoint. The first admission of another life starts the row afresh; tickets of the former life then
 //! count nowhere and change nothing.
+//!
+//! What others have outstanding is kept beside it ([`Others`]) and read together with it: a pick sees all that is known to be under way.
+
+mod others;
+pub use others::Others;
 
 use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
 
@@ -19,6 +24,10 @@ pub struct Load {
     pub prefill_tokens: u64,
     /// Tokens being decoded: prompt and output of requests past their first token.
     pub decode_tokens: u64,
+    /// The lowest TTFT SLO of requests that wait for their first token, µs; `None` when none of them has one.
+    pub ttft_slo_us: Option<u32>,
+    /// The lowest TPOT SLO of requests past their first token, µs a token; `None` when none of them has one.
+    pub tpot_slo_us: Option<u32>,
 }
 
 /// The ledger. One writer; reads are array look-ups.
@@ -27,6 +36,7 @@ pub struct InFlight {
     /// By slot; grows to the highest slot seen, at most [`ENDPOINTS_MAX`].
     rows: Vec<Row>,
     lives_started: u64,
+    others: Others,
 }
 
 /// One request's place in the ledger.
@@ -51,7 +61,37 @@ struct Row {
 
 const NOWHERE: u64 = 0;
 
-const EMPTY: Row = Row { incarnation: Incarnation(0), life: NOWHERE, load: Load { requests: 0, prefill_tokens: 0, decode_tokens: 0 } };
+const EMPTY: Row = Row { incarnation: Incarnation(0), life: NOWHERE, load: NOTHING };
+
+const NOTHING: Load = Load { requests: 0, prefill_tokens: 0, decode_tokens: 0, ttft_slo_us: None, tpot_slo_us: None };
+
+// === impl Load ===
+
+impl Load {
+    /// Both together.
+    #[must_use]
+    pub fn with(self, other: Self) -> Self {
+        let lowest = |one: Option<u32>, two: Option<u32>| one.into_iter().chain(two).min();
+        Self {
+            requests: self.requests.saturating_add(other.requests),
+            prefill_tokens: self.prefill_tokens.saturating_add(other.prefill_tokens),
+            decode_tokens: self.decode_tokens.saturating_add(other.decode_tokens),
+            ttft_slo_us: lowest(self.ttft_slo_us, other.ttft_slo_us),
+            tpot_slo_us: lowest(self.tpot_slo_us, other.tpot_slo_us),
+        }
+    }
+
+    /// So many times as much; the same SLOs.
+    #[must_use]
+    pub fn times(self, count: u32) -> Self {
+        Self {
+            requests: self.requests.saturating_mul(count),
+            prefill_tokens: self.prefill_tokens.saturating_mul(u64::from(count)),
+            decode_tokens: self.decode_tokens.saturating_mul(u64::from(count)),
+            ..self
+        }
+    }
+}
 
 // === impl InFlight ===
 
@@ -60,7 +100,7 @@ impl InFlight {
     /// current snapshot: where the row is another life's, it starts afresh. A slot at or above [`ENDPOINTS_MAX`], which no snapshot has, is
     /// counted nowhere.
     pub fn admit(&mut self, endpoint: EndpointRef, prefill_tokens: u32) -> Ticket {
-        let share = Load { requests: 1, prefill_tokens: u64::from(prefill_tokens), decode_tokens: 0 };
+        let share = Load { requests: 1, prefill_tokens: u64::from(prefill_tokens), ..NOTHING };
         let mut ticket = Ticket { endpoint, life: NOWHERE, share, past_first_token: false };
         if self.life(endpoint) == NOWHERE {
             self.start_row(endpoint);
@@ -109,13 +149,24 @@ impl InFlight {
         self.subtract(&ticket);
     }
 
-    /// What `endpoint` has outstanding; nothing for another incarnation than the row's.
+    /// What `endpoint` has outstanding as far as is known: of our own, and of others.
     #[must_use]
     pub fn load(&self, endpoint: EndpointRef) -> Load {
+        self.own(endpoint).with(self.others.load(endpoint))
+    }
+
+    /// What `endpoint` has outstanding of our own; nothing for another incarnation than the row's.
+    #[must_use]
+    pub fn own(&self, endpoint: EndpointRef) -> Load {
         self.row(endpoint.slot).filter(|row| row.is_of(endpoint)).map_or(EMPTY.load, |row| row.load)
     }
 
-    /// Every endpoint that has anything outstanding, by slot.
+    /// What others have outstanding, to be told anew.
+    pub fn others_mut(&mut self) -> &mut Others {
+        &mut self.others
+    }
+
+    /// Every endpoint that has anything of our own outstanding, by slot.
     pub fn rows(&self) -> impl Iterator<Item = (EndpointRef, Load)> + '_ {
         let endpoint = |(slot, row): (u16, &Row)| (EndpointRef { slot: Slot(slot), incarnation: row.incarnation }, row.load);
         (0_u16..).zip(&self.rows).filter(|(_, row)| row.load != EMPTY.load).map(endpoint)
@@ -152,9 +203,7 @@ impl InFlight {
 
     fn add(&mut self, ticket: &Ticket) {
         let Some(load) = self.counting(ticket) else { return };
-        load.requests = load.requests.saturating_add(ticket.share.requests);
-        load.prefill_tokens = load.prefill_tokens.saturating_add(ticket.share.prefill_tokens);
-        load.decode_tokens = load.decode_tokens.saturating_add(ticket.share.decode_tokens);
+        *load = load.with(ticket.share);
     }
 
     fn subtract(&mut self, ticket: &Ticket) {
@@ -189,7 +238,20 @@ mod tests {
     }
 
     fn load(requests: u32, prefill_tokens: u64, decode_tokens: u64) -> Load {
-        Load { requests, prefill_tokens, decode_tokens }
+        Load { requests, prefill_tokens, decode_tokens, ..NOTHING }
+    }
+
+    #[test]
+    fn what_others_have_is_seen_by_a_pick_but_is_not_ours() {
+        let (a, mut ledger) = (endpoint(3, 1), InFlight::default());
+        let ticket = ledger.admit(a, 100);
+        ledger.others_mut().start(&[a]);
+        ledger.others_mut().add(a, load(2, 30, 4));
+        assert_eq!((ledger.load(a), ledger.own(a)), (load(3, 130, 4), load(1, 100, 0)));
+        assert_eq!(ledger.rows().collect::<Vec<_>>(), [(a, load(1, 100, 0))]);
+        ledger.release(ticket);
+        assert_eq!((ledger.load(a), ledger.rows().count()), (load(2, 30, 4), 0));
+        assert_eq!(load(2, 3, 4).times(3), load(6, 9, 12));
     }
 
     #[test]

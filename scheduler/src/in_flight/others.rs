@@ -1,0 +1,92 @@
+//! What others have outstanding, as they told: the workers beside this one, and other proxies.
+//!
+//! Others tell absolute rows, each of a moment: the table is made anew from what they told last, never added up over time, so nothing is
+//! counted twice and what is lost is mended by the next row. It counts only lives that are present.
+
+use super::Load;
+use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation};
+
+/// The table. One writer; reads are array look-ups.
+#[derive(Debug, Default)]
+pub struct Others {
+    /// By slot, up to the highest one present.
+    rows: Vec<Option<(Incarnation, Load)>>,
+}
+
+// === impl Others ===
+
+impl Others {
+    /// Starts afresh: nothing is outstanding, and only these lives of endpoints will count.
+    pub fn start(&mut self, present: &[EndpointRef]) {
+        self.rows.clear();
+        for endpoint in present {
+            let slot = usize::from(endpoint.slot.0);
+            if slot >= ENDPOINTS_MAX {
+                continue;
+            }
+            if self.rows.len() <= slot {
+                self.rows.resize(slot + 1, None);
+            }
+            if let Some(row) = self.rows.get_mut(slot) {
+                *row = Some((endpoint.incarnation, Load::default()));
+            }
+        }
+    }
+
+    /// Somebody has `load` outstanding at `endpoint`. Nothing, if that life is not present.
+    pub fn add(&mut self, endpoint: EndpointRef, load: Load) {
+        if let Some(Some((incarnation, sum))) = self.rows.get_mut(usize::from(endpoint.slot.0))
+            && *incarnation == endpoint.incarnation
+        {
+            *sum = sum.with(load);
+        }
+    }
+
+    /// What all others together have outstanding at `endpoint`.
+    #[must_use]
+    pub fn load(&self, endpoint: EndpointRef) -> Load {
+        match self.rows.get(usize::from(endpoint.slot.0)) {
+            Some(Some((incarnation, load))) if *incarnation == endpoint.incarnation => *load,
+            _ => Load::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::snapshot::Slot;
+
+    fn endpoint(slot: u16, incarnation: u32) -> EndpointRef {
+        EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) }
+    }
+
+    fn load(requests: u32, prefill_tokens: u64) -> Load {
+        Load { requests, prefill_tokens, ..Load::default() }
+    }
+
+    #[test]
+    fn rows_of_many_add_up_and_only_of_lives_present() {
+        let (a, b, mut others) = (endpoint(3, 1), endpoint(9, 2), Others::default());
+        others.add(a, load(1, 1));
+        assert_eq!(others.load(a), Load::default(), "nobody is present yet");
+        others.start(&[a, b, endpoint(u16::MAX, 1)]);
+        others.add(a, load(2, 50));
+        others.add(a, load(1, 7));
+        others.add(endpoint(9, 1), load(5, 5));
+        others.add(endpoint(u16::MAX, 1), load(5, 5));
+        assert_eq!((others.load(a), others.load(b), others.load(endpoint(9, 1))), (load(3, 57), load(0, 0), load(0, 0)));
+        others.start(&[a]);
+        assert_eq!(others.load(a), Load::default(), "made anew");
+    }
+
+    #[test]
+    fn the_strictest_slo_of_all_is_the_one_to_keep() {
+        let slo = |ttft, tpot| Load { requests: 1, ttft_slo_us: ttft, tpot_slo_us: tpot, ..Load::default() };
+        let (a, mut others) = (endpoint(0, 1), Others::default());
+        others.start(&[a]);
+        others.add(a, slo(Some(5_000), None));
+        others.add(a, slo(Some(9_000), Some(20)));
+        assert_eq!(others.load(a), Load { requests: 2, ..slo(Some(5_000), Some(20)) });
+    }
+}
