@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use scheduler::plugin::Value;
+use scheduler::plugin::{VALUE_DEPTH_MAX, Value};
 use scheduler::{
     Endpoint, EndpointMetrics, EndpointRef, Incarnation, InvalidProfile, InvalidSnapshot, LoraMetrics, PluginSpec, Profile, ProfileSpec,
     Readiness, Slot, Snapshot, Version,
@@ -159,16 +159,62 @@ fn profile(message: state::Profile) -> Result<ProfileSpec, InvalidState> {
 }
 
 fn plugin(message: state::Plugin) -> Result<PluginSpec, InvalidState> {
-    let parameters = message.parameters.into_iter().map(parameter).collect::<Result<_, _>>()?;
+    let parameters = message.parameters.into_iter().map(|given| parameter(given, VALUE_DEPTH_MAX)).collect::<Result<_, _>>()?;
     Ok(PluginSpec { plugin_type: message.r#type, name: message.name, weight: message.weight, parameters })
 }
 
-fn parameter(message: state::Parameter) -> Result<(String, Value), InvalidState> {
+/// How many values there may be the scheduler checks when it builds the plugin; how deep they may lie is checked here, where it recurses.
+fn parameter(message: state::Parameter, depth_left: usize) -> Result<(String, Value), InvalidState> {
     use state::parameter::Value as Wire;
-    let value = match message.value.ok_or(InvalidState::Missing("profile.plugins.parameters.value"))? {
+    const FIELD: &str = "profile.plugins.parameters.value";
+    let within = |messages: Vec<state::Parameter>| {
+        let depth_left = depth_left.checked_sub(1).ok_or(InvalidState::OutOfRange(FIELD))?;
+        messages.into_iter().map(|message| parameter(message, depth_left)).collect::<Result<Vec<_>, _>>()
+    };
+    let value = match message.value.ok_or(InvalidState::Missing(FIELD))? {
         Wire::Number(n) => Value::Number(n),
         Wire::Flag(f) => Value::Flag(f),
         Wire::Text(t) => Value::Text(t),
+        Wire::List(list) => Value::List(within(list.items)?.into_iter().map(|(_, value)| value).collect()),
+        Wire::Map(map) => Value::Map(within(map.entries)?),
     };
     Ok((message.name, value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::encode;
+
+    fn nested(depth: usize) -> Value {
+        (0..depth).fold(
+            Value::Number(1.0),
+            |inner, at| if at % 2 == 0 { Value::List(vec![inner]) } else { Value::Map(vec![("k".to_owned(), inner)]) },
+        )
+    }
+
+    #[test]
+    fn structured_parameters_arrive_as_they_were() {
+        let text = |text: &str| Value::Text(text.to_owned());
+        let map = Value::Map(vec![
+            ("b".to_owned(), text("2")),
+            ("a".to_owned(), Value::List(vec![Value::Flag(true), text(""), Value::List(vec![])])),
+        ]);
+        for value in [map, Value::Map(vec![]), nested(VALUE_DEPTH_MAX)] {
+            assert_eq!(parameter(encode::parameter("p", &value), VALUE_DEPTH_MAX), Ok(("p".to_owned(), value)));
+        }
+    }
+
+    #[test]
+    fn a_value_that_lies_too_deep_or_is_none_is_refused() {
+        let refused = |message| parameter(message, VALUE_DEPTH_MAX).unwrap_err();
+        assert_eq!(
+            refused(encode::parameter("p", &nested(VALUE_DEPTH_MAX + 1))),
+            InvalidState::OutOfRange("profile.plugins.parameters.value")
+        );
+        let hole = state::Parameter { name: "k".to_owned(), value: None };
+        let list = state::parameter::Value::List(state::ParameterList { items: vec![hole] });
+        let message = state::Parameter { name: "p".to_owned(), value: Some(list) };
+        assert_eq!(refused(message), InvalidState::Missing("profile.plugins.parameters.value"));
+    }
 }

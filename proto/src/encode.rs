@@ -84,13 +84,17 @@ fn profile(spec: &ProfileSpec) -> state::Profile {
     }
 }
 
-fn parameter(name: &str, value: &scheduler::plugin::Value) -> state::Parameter {
+pub(crate) fn parameter(name: &str, value: &scheduler::plugin::Value) -> state::Parameter {
     use scheduler::plugin::Value;
     use state::parameter::Value as Wire;
     let value = match value {
         Value::Number(n) => Wire::Number(*n),
         Value::Flag(f) => Wire::Flag(*f),
         Value::Text(t) => Wire::Text(t.clone()),
+        Value::List(items) => Wire::List(state::ParameterList { items: items.iter().map(|item| parameter("", item)).collect() }),
+        Value::Map(entries) => {
+            Wire::Map(state::ParameterMap { entries: entries.iter().map(|(name, value)| parameter(name, value)).collect() })
+        }
     };
     state::Parameter { name: name.to_owned(), value: Some(value) }
 }

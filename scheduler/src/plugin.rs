@@ -9,7 +9,7 @@ mod reference;
 
 pub use closest::closest;
 pub(crate) use parameters::write_known;
-pub use parameters::{Default, InvalidParameter, Parameter, Parameters, Value};
+pub use parameters::{Default, InvalidParameter, Parameter, Parameters, VALUE_DEPTH_MAX, VALUES_MAX, Value};
 pub use reference::reference_markdown;
 
 use crate::candidates::Candidates;

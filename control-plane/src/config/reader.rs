@@ -474,8 +474,11 @@ fn parameter_name(error: &InvalidParameter) -> &str {
     match error {
         InvalidParameter::Unknown { name, .. }
         | InvalidParameter::Duplicate(name)
+        | InvalidParameter::Missing(name)
+        | InvalidParameter::TooLarge(name)
         | InvalidParameter::WrongType { name, .. }
         | InvalidParameter::OutOfRange { name, .. } => name,
+        InvalidParameter::Within { path, .. } => path.split('[').next().unwrap_or(path),
     }
 }
 

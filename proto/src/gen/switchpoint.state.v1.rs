@@ -147,7 +147,7 @@ pub struct Plugin {
 pub struct Parameter {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
-    #[prost(oneof = "parameter::Value", tags = "2, 3, 4")]
+    #[prost(oneof = "parameter::Value", tags = "2, 3, 4, 5, 6")]
     pub value: ::core::option::Option<parameter::Value>,
 }
 /// Nested message and enum types in `Parameter`.
@@ -160,7 +160,23 @@ pub mod parameter {
         Flag(bool),
         #[prost(string, tag = "4")]
         Text(::prost::alloc::string::String),
+        #[prost(message, tag = "5")]
+        List(super::ParameterList),
+        #[prost(message, tag = "6")]
+        Map(super::ParameterMap),
     }
+}
+/// Values in order; their names are empty.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ParameterList {
+    #[prost(message, repeated, tag = "1")]
+    pub items: ::prost::alloc::vec::Vec<Parameter>,
+}
+/// Values by name, in the order written.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ParameterMap {
+    #[prost(message, repeated, tag = "1")]
+    pub entries: ::prost::alloc::vec::Vec<Parameter>,
 }
 /// Columns that run parallel to the endpoints of `roster`. NaN, or 0 where it cannot be a value, is unknown.
 #[derive(Clone, PartialEq, ::prost::Message)]

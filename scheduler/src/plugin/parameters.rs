@@ -2,6 +2,9 @@
 //!
 //! A plugin reads each by name with the type and range it needs; a name it never declared is an error like any other, so a plugin and
 //! its table cannot drift apart unseen. Messages take the allowed range from the parameter's own line of documentation.
+//!
+//! A map inside a structured value is read by the same rules with a table of its own ([`Parameters::nested`], [`Parameters::each`]), so a
+//! field three levels down is as strict as the first, and its error names the way to it.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -17,7 +20,17 @@ pub enum Value {
     Flag(bool),
     /// Text.
     Text(String),
+    /// Values in order.
+    List(Vec<Value>),
+    /// Values by name, in the order written.
+    Map(Vec<(String, Value)>),
 }
+
+/// How deep lists and maps may lie in one another: a list of maps of lists is all that any plugin takes, and reading recurses.
+pub const VALUE_DEPTH_MAX: usize = 8;
+
+/// The most values one parameter may hold, all levels together: a selector or a table of thresholds has a handful, and requests pay for each.
+pub const VALUES_MAX: usize = 256;
 
 /// One parameter of a plugin, for validation and for the printed reference.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,6 +52,10 @@ pub enum Default {
     Flag(bool),
     /// Text.
     Text(&'static str),
+    /// Text without a default: it must be given.
+    Required,
+    /// A list or map, absent unless given; its shape, as the reference prints it.
+    Structured(&'static str),
 }
 
 /// Why a parameter was refused. Whoever wrote the configuration is at fault.
@@ -53,6 +70,17 @@ pub enum InvalidParameter {
     },
     /// It is given more than once.
     Duplicate(String),
+    /// It has no default and is not given.
+    Missing(String),
+    /// Lists and maps deeper than [`VALUE_DEPTH_MAX`] or with more values than [`VALUES_MAX`].
+    TooLarge(String),
+    /// A value inside a structured parameter.
+    Within {
+        /// Where, such as `conditions[1]`.
+        path: String,
+        /// What is wrong there.
+        error: Box<InvalidParameter>,
+    },
     /// It has, but of another type.
     WrongType {
         /// The parameter.
@@ -81,6 +109,28 @@ enum Found<'a> {
     Number(f64),
     Flag(bool),
     Text(&'a str),
+    Structured(Option<&'a Value>),
+}
+
+// === impl Value ===
+
+impl Value {
+    /// Is it as shallow and as small as a parameter may be?
+    #[must_use]
+    pub fn within_bounds(&self) -> bool {
+        let mut left = VALUES_MAX;
+        self.fits(VALUE_DEPTH_MAX, &mut left)
+    }
+
+    fn fits(&self, depth_left: usize, values_left: &mut usize) -> bool {
+        let Some(left) = values_left.checked_sub(1) else { return false };
+        *values_left = left;
+        match self {
+            Self::Number(_) | Self::Flag(_) | Self::Text(_) => true,
+            Self::List(values) => depth_left > 0 && values.iter().all(|value| value.fits(depth_left - 1, values_left)),
+            Self::Map(entries) => depth_left > 0 && entries.iter().all(|(_, value)| value.fits(depth_left - 1, values_left)),
+        }
+    }
 }
 
 // === impl Parameters ===
@@ -96,11 +146,18 @@ impl<'a> Parameters<'a> {
             if given.iter().skip(at + 1).any(|(other, _)| other == name) {
                 return Err(InvalidParameter::Duplicate(name.clone()));
             }
+            if !value.within_bounds() {
+                return Err(InvalidParameter::TooLarge(name.clone()));
+            }
             match (value, parameter.default) {
-                (Value::Number(_), Default::Number(_)) | (Value::Flag(_), Default::Flag(_)) | (Value::Text(_), Default::Text(_)) => {}
+                (Value::Number(_), Default::Number(_))
+                | (Value::Flag(_), Default::Flag(_))
+                | (Value::Text(_), Default::Text(_) | Default::Required)
+                | (Value::List(_) | Value::Map(_), Default::Structured(_)) => {}
                 (_, Default::Number(_)) => return Err(wrong_type(name, "a number")),
                 (_, Default::Flag(_)) => return Err(wrong_type(name, "true or false")),
-                (_, Default::Text(_)) => return Err(wrong_type(name, "text")),
+                (_, Default::Text(_) | Default::Required) => return Err(wrong_type(name, "text")),
+                (_, Default::Structured(shape)) => return Err(wrong_type(name, shape)),
             }
         }
         Ok(Self { known, given })
@@ -164,16 +221,121 @@ impl<'a> Parameters<'a> {
         choices.iter().find(|(word, _)| *word == text).map(|(_, meaning)| *meaning).ok_or_else(|| out_of_range(parameter))
     }
 
+    /// A list or map as it was given; `None` when it was not.
+    ///
+    /// # Errors
+    /// [`InvalidParameter`] when the parameter is not structured.
+    pub fn structured(&self, name: &str) -> Result<Option<&'a Value>, InvalidParameter> {
+        match self.find(name)? {
+            (_, Found::Structured(value)) => Ok(value),
+            _ => Err(wrong_type(name, "a list or map")),
+        }
+    }
+
+    /// The entries of a map, in order; none when it was not given.
+    ///
+    /// # Errors
+    /// [`InvalidParameter`] when it is a list, or the parameter is not structured.
+    pub fn map(&self, name: &str) -> Result<&'a [(String, Value)], InvalidParameter> {
+        match self.structured(name)? {
+            Some(Value::Map(entries)) => Ok(entries),
+            None => Ok(&[]),
+            Some(_) => Err(wrong_type(name, self.shape(name))),
+        }
+    }
+
+    /// The values of a list; none when it was not given.
+    ///
+    /// # Errors
+    /// [`InvalidParameter`] when it is a map, or the parameter is not structured.
+    pub fn list(&self, name: &str) -> Result<&'a [Value], InvalidParameter> {
+        match self.structured(name)? {
+            Some(Value::List(values)) => Ok(values),
+            None => Ok(&[]),
+            Some(_) => Err(wrong_type(name, self.shape(name))),
+        }
+    }
+
+    /// A list of text; empty when it was not given.
+    ///
+    /// # Errors
+    /// [`InvalidParameter`] when it is no list, or holds anything but text.
+    pub fn texts(&self, name: &str) -> Result<Vec<&'a str>, InvalidParameter> {
+        let text =
+            |value: &'a Value| if let Value::Text(text) = value { Ok(text.as_str()) } else { Err(wrong_type(name, self.shape(name))) };
+        self.list(name)?.iter().map(text).collect()
+    }
+
+    /// A map of text to text, in the order written; empty when it was not given.
+    ///
+    /// # Errors
+    /// [`InvalidParameter`] when it is no map, holds anything but text, or names a key twice.
+    pub fn text_map(&self, name: &str) -> Result<Vec<(&'a str, &'a str)>, InvalidParameter> {
+        let entries = self.map(name)?;
+        let entry = |(at, (key, value)): (usize, &'a (String, Value))| {
+            if entries.iter().skip(at + 1).any(|(other, _)| other == key) {
+                return Err(within(name.to_owned(), InvalidParameter::Duplicate(key.clone())));
+            }
+            if let Value::Text(text) = value { Ok((key.as_str(), text.as_str())) } else { Err(wrong_type(name, self.shape(name))) }
+        };
+        entries.iter().enumerate().map(entry).collect()
+    }
+
+    /// A map read as parameters of its own, over the defaults of `known`; `None` when it was not given.
+    ///
+    /// # Errors
+    /// [`InvalidParameter`] when it is no map, when one of its entries is none of `known`, or when `read` says so.
+    pub fn nested<T>(
+        &self,
+        name: &str,
+        known: &'static [Parameter],
+        read: impl FnOnce(&Parameters<'a>) -> Result<T, InvalidParameter>,
+    ) -> Result<Option<T>, InvalidParameter> {
+        if self.structured(name)?.is_none() {
+            return Ok(None);
+        }
+        let read = Self::check(known, self.map(name)?).and_then(|nested| read(&nested));
+        read.map(Some).map_err(|error| within(name.to_owned(), error))
+    }
+
+    /// A list of maps, each read as parameters of its own over the defaults of `known`; none when it was not given.
+    ///
+    /// # Errors
+    /// As [`Self::nested`], for the first item that is wrong.
+    pub fn each<T>(
+        &self,
+        name: &str,
+        known: &'static [Parameter],
+        read: impl Fn(&Parameters<'a>) -> Result<T, InvalidParameter>,
+    ) -> Result<Vec<T>, InvalidParameter> {
+        let item = |(at, value): (usize, &'a Value)| {
+            let Value::Map(entries) = value else { return Err(wrong_type(name, self.shape(name))) };
+            Self::check(known, entries).and_then(|nested| read(&nested)).map_err(|error| within(format!("{name}[{at}]"), error))
+        };
+        self.list(name)?.iter().enumerate().map(item).collect()
+    }
+
+    /// How the parameter's value is written, for messages.
+    fn shape(&self, name: &str) -> &'static str {
+        match self.known.iter().find(|parameter| parameter.name == name).map(|parameter| parameter.default) {
+            Some(Default::Structured(shape)) => shape,
+            _ => "a list or map",
+        }
+    }
+
     fn find(&self, name: &str) -> Result<(&'static Parameter, Found<'a>), InvalidParameter> {
         let parameter = find(self.known, name)?;
         let found = match self.given.iter().find(|(given, _)| given == name).map(|(_, value)| value) {
             Some(Value::Number(number)) => Found::Number(*number),
             Some(Value::Flag(flag)) => Found::Flag(*flag),
             Some(Value::Text(text)) => Found::Text(text),
+            Some(value @ (Value::List(_) | Value::Map(_))) => Found::Structured(Some(value)),
             None => match parameter.default {
                 Default::Number(number) => Found::Number(number),
                 Default::Flag(flag) => Found::Flag(flag),
                 Default::Text(text) => Found::Text(text),
+                Default::Required => return Err(InvalidParameter::Missing(name.to_owned())),
+                Default::Structured(_) => Found::Structured(None),
             },
         };
         Ok((parameter, found))
@@ -186,6 +348,10 @@ fn find(known: &'static [Parameter], name: &str) -> Result<&'static Parameter, I
 
 fn wrong_type(name: &str, expected: &'static str) -> InvalidParameter {
     InvalidParameter::WrongType { name: name.to_owned(), expected }
+}
+
+fn within(path: String, error: InvalidParameter) -> InvalidParameter {
+    InvalidParameter::Within { path, error: Box::new(error) }
 }
 
 fn out_of_range(parameter: &Parameter) -> InvalidParameter {
@@ -202,6 +368,11 @@ impl fmt::Display for InvalidParameter {
                 write_known(f, name, known.iter().map(|parameter| parameter.name))
             }
             Self::Duplicate(name) => write!(f, "parameter `{name}` is given twice"),
+            Self::Missing(name) => write!(f, "parameter `{name}` must be given"),
+            Self::TooLarge(name) => {
+                write!(f, "parameter `{name}` is too large: {VALUES_MAX} values in {VALUE_DEPTH_MAX} levels are allowed")
+            }
+            Self::Within { path, error } => write!(f, "in `{path}`: {error}"),
             Self::WrongType { name, expected } => write!(f, "parameter `{name}` takes {expected}"),
             Self::OutOfRange { name, allowed } => write!(f, "parameter `{name}` is out of range: {allowed}"),
         }
@@ -229,6 +400,8 @@ impl fmt::Display for Default {
             Self::Number(number) => number.fmt(f),
             Self::Flag(flag) => flag.fmt(f),
             Self::Text(text) => text.fmt(f),
+            Self::Required => f.write_str("required"),
+            Self::Structured(shape) => write!(f, "none; {shape}"),
         }
     }
 }
@@ -324,5 +497,105 @@ mod tests {
         assert_eq!(refusal(parameters.flag("threshold")), "parameter `threshold` takes true or false");
         assert_eq!(refusal(parameters.text("strict")), "parameter `strict` takes text");
         assert_eq!(refusal(parameters.number("strict", 0.0..=1.0)), "parameter `strict` takes a number");
+    }
+
+    const CONDITION: &[Parameter] = &[
+        Parameter { name: "metric", default: Default::Required, doc: "its name" },
+        Parameter { name: "maxValue", default: Default::Number(1.0), doc: "0 to 10" },
+    ];
+    const DEEP: &[Parameter] = &[
+        Parameter { name: "conditions", default: Default::Structured("[{metric, maxValue}]"), doc: "all must hold" },
+        Parameter { name: "labels", default: Default::Structured("{KEY: VALUE}"), doc: "labels" },
+        Parameter { name: "names", default: Default::Structured("[NAME]"), doc: "names" },
+    ];
+
+    fn text(text: &str) -> Value {
+        Value::Text(text.to_owned())
+    }
+
+    fn map(entries: &[(&str, Value)]) -> Value {
+        Value::Map(entries.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect())
+    }
+
+    fn conditions(given: &[(String, Value)]) -> Result<Vec<(&str, f64)>, InvalidParameter> {
+        let read = |p: &Parameters<'_>| p.number("maxValue", 0.0..=10.0);
+        let parameters = Parameters::check(DEEP, given)?;
+        let numbers = parameters.each("conditions", CONDITION, read)?;
+        Ok(parameters.each("conditions", CONDITION, |p| p.text("metric"))?.into_iter().zip(numbers).collect())
+    }
+
+    #[test]
+    fn structured_parameters_are_absent_unless_given() {
+        let parameters = Parameters::check(DEEP, &[]).unwrap();
+        assert_eq!(parameters.structured("conditions"), Ok(None));
+        assert_eq!((parameters.map("labels"), parameters.list("names")), (Ok([].as_slice()), Ok([].as_slice())));
+        assert_eq!(parameters.nested("labels", CONDITION, |_| Ok(())), Ok(None));
+        assert_eq!(conditions(&[]), Ok(vec![]));
+    }
+
+    #[test]
+    fn structured_parameters_are_read_by_shape() {
+        let given = [
+            given("labels", map(&[("b", text("2")), ("a", text("1"))])),
+            given("names", Value::List(vec![text("x"), text("y")])),
+            given(
+                "conditions",
+                Value::List(vec![map(&[("metric", text("q"))]), map(&[("maxValue", Value::Number(3.0)), ("metric", text("r"))])]),
+            ),
+        ]
+        .concat();
+        let parameters = Parameters::check(DEEP, &given).unwrap();
+        assert_eq!(parameters.text_map("labels"), Ok(vec![("b", "2"), ("a", "1")]), "in the order written");
+        assert_eq!(parameters.texts("names"), Ok(vec!["x", "y"]));
+        assert_eq!(conditions(&given), Ok(vec![("q", 1.0), ("r", 3.0)]));
+        let one = self::given("labels", map(&[("metric", text("q"))]));
+        assert_eq!(Parameters::check(DEEP, &one).unwrap().nested("labels", CONDITION, |p| p.text("metric")), Ok(Some("q")));
+    }
+
+    #[test]
+    fn what_is_wrong_inside_is_named_with_the_way_to_it() {
+        let said = |items: Vec<Value>| refusal(conditions(&given("conditions", Value::List(items))));
+        assert_eq!(said(vec![map(&[("metric", text("q"))]), map(&[])]), "in `conditions[1]`: parameter `metric` must be given");
+        assert_eq!(
+            said(vec![map(&[("metrics", text("q"))])]),
+            "in `conditions[0]`: unknown parameter `metrics`; did you mean `metric`?; known: `metric`, `maxValue`"
+        );
+        assert_eq!(
+            said(vec![map(&[("metric", text("q")), ("maxValue", Value::Number(11.0))])]),
+            "in `conditions[0]`: parameter `maxValue` is out of range: 0 to 10"
+        );
+        assert_eq!(said(vec![text("q")]), "parameter `conditions` takes [{metric, maxValue}]");
+        let twice = given("labels", map(&[("a", text("1")), ("a", text("2"))]));
+        assert_eq!(refusal(Parameters::check(DEEP, &twice).unwrap().text_map("labels")), "in `labels`: parameter `a` is given twice");
+    }
+
+    #[test]
+    fn another_shape_is_refused() {
+        let check = |name, value| refusal(Parameters::check(DEEP, &given(name, value)));
+        assert_eq!(check("names", text("x")), "parameter `names` takes [NAME]");
+        let list = given("labels", Value::List(vec![]));
+        assert_eq!(refusal(Parameters::check(DEEP, &list).unwrap().map("labels")), "parameter `labels` takes {KEY: VALUE}");
+        let map_for_list = given("names", map(&[]));
+        assert_eq!(refusal(Parameters::check(DEEP, &map_for_list).unwrap().texts("names")), "parameter `names` takes [NAME]");
+        let mixed = given("names", Value::List(vec![Value::Flag(true)]));
+        assert_eq!(refusal(Parameters::check(DEEP, &mixed).unwrap().texts("names")), "parameter `names` takes [NAME]");
+        let numbers = given("labels", map(&[("a", Value::Number(1.0))]));
+        assert_eq!(refusal(Parameters::check(DEEP, &numbers).unwrap().text_map("labels")), "parameter `labels` takes {KEY: VALUE}");
+        assert_eq!(refusal(Parameters::check(KNOWN, &given_list())), "parameter `strategy` takes text");
+    }
+
+    fn given_list() -> Vec<(String, Value)> {
+        given("strategy", Value::List(vec![]))
+    }
+
+    #[test]
+    fn depth_and_size_are_bounded() {
+        let nest = |depth| (0..depth).fold(Value::Flag(true), |inner, _| Value::List(vec![inner]));
+        assert!(nest(VALUE_DEPTH_MAX).within_bounds());
+        assert!(!nest(VALUE_DEPTH_MAX + 1).within_bounds());
+        let wide = |count| Value::List(vec![map(&[("k", Value::Flag(true))]); count]);
+        assert!(wide((VALUES_MAX - 1) / 2).within_bounds());
+        assert!(!wide(VALUES_MAX / 2 + 1).within_bounds());
+        assert!(refusal(Parameters::check(DEEP, &given("names", nest(9)))).starts_with("parameter `names` is too large"));
     }
 }
