@@ -45,4 +45,5 @@ mod rng;
 pub use rng::Rng;
 
 pub mod in_flight;
+pub mod objects;
 pub mod prefix;

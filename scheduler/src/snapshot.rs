@@ -5,6 +5,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use crate::objects::Objects;
 use crate::profile::Profile;
 
 /// The most endpoints one snapshot may hold: slots are 16 bits wide on the wire, but the ledger and the prefix index size their fixed
@@ -112,6 +113,7 @@ pub struct Snapshot {
     /// The addresses, parsed once here rather than by every request with a subset hint; `None` where one is no `ip:port`.
     sockets: Arc<[Option<SocketAddr>]>,
     profile: Arc<Profile>,
+    objects: Arc<Objects>,
 }
 
 /// Why a snapshot was refused whole. The sender is at fault; sending the same again will fail the same.
@@ -156,10 +158,23 @@ impl Snapshot {
             return Err(InvalidSnapshot::DuplicateAddress(e.address.clone()));
         }
         let sockets = endpoints.iter().map(|e| e.address.parse().ok()).collect();
-        Ok(Self { version, endpoints: endpoints.into(), metrics: metrics.into(), sockets, profile: Arc::new(profile) })
+        Ok(Self {
+            version,
+            endpoints: endpoints.into(),
+            metrics: metrics.into(),
+            sockets,
+            profile: Arc::new(profile),
+            objects: Arc::default(),
+        })
     }
 
-    /// The same endpoints and profile with newer metrics, at a newer version; nothing but the metrics is copied.
+    /// The same with the objects of its pool; without any, every request passes as it is.
+    #[must_use]
+    pub fn with_objects(self, objects: Objects) -> Self {
+        Self { objects: Arc::new(objects), ..self }
+    }
+
+    /// The same endpoints, profile and objects with newer metrics, at a newer version; nothing but the metrics is copied.
     ///
     /// # Errors
     /// [`InvalidSnapshot::MetricsLength`] when the column does not run parallel to the endpoints.
@@ -173,6 +188,7 @@ impl Snapshot {
             metrics: metrics.into(),
             sockets: Arc::clone(&self.sockets),
             profile: Arc::clone(&self.profile),
+            objects: Arc::clone(&self.objects),
         })
     }
 
@@ -198,6 +214,12 @@ impl Snapshot {
     #[must_use]
     pub fn profile(&self) -> &Profile {
         &self.profile
+    }
+
+    /// What is configured about this pool's requests.
+    #[must_use]
+    pub fn objects(&self) -> &Arc<Objects> {
+        &self.objects
     }
 
     /// The endpoint at a position of this snapshot; `None` for a position of a larger one.

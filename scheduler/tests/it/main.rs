@@ -4,6 +4,7 @@
 mod case;
 mod golden;
 mod laws;
+mod objects;
 mod oracle;
 mod pools;
 mod snapshot;
