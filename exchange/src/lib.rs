@@ -20,6 +20,7 @@ pub use time::Time;
 pub mod api;
 pub mod body;
 pub mod json;
+pub mod restore;
 pub mod sse;
 pub mod usage;
 

@@ -12,10 +12,12 @@ pub use crate::usage::Usage;
 mod event;
 mod events;
 mod held;
+mod lines;
 
 use events::Events;
 use held::Held;
 pub use held::{HELD_BYTES_MAX, HELD_BYTES_MIN};
+pub(crate) use lines::{Lines, Part};
 
 /// What one chunk brought.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -8,4 +8,5 @@ mod json;
 mod pool;
 mod release;
 mod responses;
+mod restore;
 mod script;

@@ -1,0 +1,46 @@
+//! Any response whose model is given back its name, cut anywhere: what the client gets does not depend on the cuts, and is the same JSON but for that
+//! name. The first byte chooses API and kind, the second the seed of the cuts.
+#![no_main]
+
+use exchange::api::Api;
+use exchange::restore::{Names, Restorer};
+use libfuzzer_sys::fuzz_target;
+use serde_json::Value;
+
+const APIS: [Api; 3] = [Api::ChatCompletions, Api::Responses, Api::Messages];
+
+fuzz_target!(|bytes: &[u8]| {
+    let [choice, seed, response @ ..] = bytes else { return };
+    let api = APIS[usize::from(*choice) % APIS.len()];
+    let streamed = *choice >= 64;
+    let whole = restore(api, streamed, &mut std::iter::once(response));
+    let mut rest = response;
+    let mut state = u32::from(*seed);
+    let mut cuts = std::iter::from_fn(|| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let size = ((state >> 24) as usize % 32).min(rest.len());
+        let (chunk, left) = rest.split_at(size);
+        let ended = rest.is_empty();
+        rest = left;
+        (!ended).then_some(chunk)
+    });
+    assert_eq!(restore(api, streamed, &mut cuts), whole);
+    assert_eq!(restore(api, streamed, &mut response.chunks(1)), whole);
+    if let (false, Ok(mut reply)) = (streamed, serde_json::from_slice::<Value>(response)) {
+        if reply.get("model").is_some_and(|model| model == "m") {
+            reply["model"] = "gpt".into();
+        }
+        assert_eq!(serde_json::from_slice::<Value>(&whole).ok(), Some(reply));
+    }
+});
+
+fn restore<'b>(api: Api, streamed: bool, chunks: &mut dyn Iterator<Item = &'b [u8]>) -> Vec<u8> {
+    let names = Names { sent: "m".into(), asked: (*b"\"gpt\"").into() };
+    let mut restorer = Restorer::new(names, api, streamed);
+    let mut out = Vec::new();
+    for chunk in chunks {
+        out.extend_from_slice(restorer.chunk(chunk));
+    }
+    out.extend_from_slice(restorer.finish());
+    out
+}

@@ -1,0 +1,258 @@
+//! Puts the client's name for a model back into a response as it passes, where the request was sent under another name.
+//!
+//! What is replaced is the value of `model` in the outermost object of an unstreamed reply or of an event's data, and in the one object inside
+//! that wraps it in some APIs' events (`response.model`, `message.model`); and only where it is the name that was sent, however
+//! spelled. Text that contains the name is text. All other bytes pass as they are, also of what is no JSON.
+//!
+//! **Nothing is held back but the value itself**, and only while it may still become that name: an event goes on as it comes. So it does not
+//! matter where the bytes are cut.
+
+use crate::api::Api;
+use crate::json::Reader;
+use crate::sse::{Lines, Part};
+
+/// Longest spelling of a field's name that is looked at: each letter of `response` as `\u0072`, and quotes.
+const KEY_BYTES_MAX: usize = "response".len() * ESCAPED_BYTES_MAX + 2;
+
+/// Bytes that JSON may take to spell one.
+const ESCAPED_BYTES_MAX: usize = "\\u0000".len();
+
+/// The two names of a model in one exchange.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Names {
+    /// What the engine was sent.
+    pub sent: Box<str>,
+    /// What the client wrote: a JSON string, quotes included.
+    pub asked: Box<[u8]>,
+}
+
+/// Restores one response.
+#[derive(Clone, Debug)]
+pub struct Restorer {
+    names: Names,
+    lines: Option<Lines>,
+    scanner: Scanner,
+    out: Vec<u8>,
+}
+
+/// Where in a JSON text we are, byte for byte, as far as that tells a model's name from everything else.
+#[derive(Clone, Debug, Default)]
+struct Scanner {
+    /// The field whose object counts like the outermost; empty if there is none.
+    wrapper: &'static [u8],
+    /// Containers open.
+    depth: u32,
+    /// Of these, the objects whose fields count: none, the outermost, or the wrapper in it too.
+    counted: u32,
+    /// In the innermost counted object: is a field's name next, rather than its value?
+    before_key: bool,
+    field: Field,
+    text: Option<Text>,
+    /// In a string, behind a backslash.
+    escaped: bool,
+    /// The string so far, opening quote included; not of [`Text::Plain`].
+    literal: Vec<u8>,
+}
+
+/// The field whose value is next, in a counted object.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Field {
+    Model,
+    Wrapper,
+    #[default]
+    Other,
+}
+
+/// The string we are in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Text {
+    /// The name of a field.
+    Key,
+    /// The value of `model`: held back.
+    Model,
+    /// Any other.
+    Plain,
+}
+
+// === impl Restorer ===
+
+impl Restorer {
+    /// For a response of `api`; `streamed` if its content type is `text/event-stream`.
+    #[must_use]
+    pub fn new(names: Names, api: Api, streamed: bool) -> Self {
+        let wrapper: &[u8] = match api {
+            Api::Responses if streamed => b"response",
+            Api::Messages if streamed => b"message",
+            _ => b"",
+        };
+        Self { names, lines: streamed.then(Lines::default), scanner: Scanner { wrapper, ..Scanner::default() }, out: Vec::new() }
+    }
+
+    /// Takes the next bytes, cut anywhere, and returns what goes on in their place.
+    pub fn chunk(&mut self, bytes: &[u8]) -> &[u8] {
+        let Self { names, lines, scanner, out } = self;
+        out.clear();
+        match lines {
+            None => scanner.feed(bytes, names, out),
+            Some(lines) => lines.feed(bytes, |part| match part {
+                Part::Data(bytes) => scanner.feed(bytes, names, out),
+                Part::Other(bytes) => out.extend_from_slice(bytes),
+                Part::EndOfLine => scanner.end_of_line(out),
+                Part::EndOfEvent => scanner.restart(),
+            }),
+        }
+        out
+    }
+
+    /// What is still held back, once the last bytes were taken: nothing, unless the response was cut off in its model's name.
+    pub fn finish(&mut self) -> &[u8] {
+        self.out.clear();
+        self.scanner.end_of_line(&mut self.out);
+        &self.out
+    }
+}
+
+// === impl Names ===
+
+impl Names {
+    fn is_sent(&self, literal: &[u8]) -> bool {
+        let text = Reader::new(literal).string().ok().flatten();
+        text.is_some_and(|text| text.text() == *self.sent)
+    }
+
+    /// Longer than this no spelling of the name is.
+    fn literal_max(&self) -> usize {
+        self.sent.len() * ESCAPED_BYTES_MAX + 2
+    }
+}
+
+// === impl Scanner ===
+
+impl Scanner {
+    fn feed(&mut self, mut bytes: &[u8], names: &Names, out: &mut Vec<u8>) {
+        while !bytes.is_empty() {
+            let end = match self.text {
+                None => bytes.iter().position(|byte| self.structure(*byte)).map(|quote| quote + 1),
+                Some(_) => self.end_of_string(bytes),
+            };
+            let (part, rest) = bytes.split_at_checked(end.unwrap_or(bytes.len())).unwrap_or((bytes, &[]));
+            bytes = rest;
+            match self.text {
+                None => {
+                    let quote = end.and(part.split_last());
+                    out.extend_from_slice(quote.map_or(part, |(_, before)| before));
+                    if quote.is_some() {
+                        self.open_string(out);
+                    }
+                }
+                Some(text) => self.string(text, part, end.is_some(), names, out),
+            }
+        }
+    }
+
+    /// A data line or the response has ended. A string that is still open was none, and what follows in the event is no JSON.
+    fn end_of_line(&mut self, out: &mut Vec<u8>) {
+        if let Some(text) = self.text.take() {
+            if text == Text::Model {
+                out.append(&mut self.literal);
+            }
+            self.depth = u32::MAX;
+            self.counted = 0;
+            self.escaped = false;
+        }
+    }
+
+    /// Another event begins.
+    fn restart(&mut self) {
+        self.depth = 0;
+        self.counted = 0;
+        self.field = Field::Other;
+    }
+
+    /// A byte outside of strings; true if it opens one.
+    fn structure(&mut self, byte: u8) -> bool {
+        let counts = self.depth == self.counted;
+        match byte {
+            b'"' => return true,
+            b'{' => {
+                self.depth = self.depth.saturating_add(1);
+                if counts && (self.depth == 1 || self.field == Field::Wrapper) {
+                    self.counted = self.depth;
+                    self.before_key = true;
+                }
+                self.field = Field::Other;
+            }
+            b'[' => self.depth = self.depth.saturating_add(1),
+            b'}' | b']' => {
+                self.depth = self.depth.saturating_sub(1);
+                self.counted = self.counted.min(self.depth);
+            }
+            b',' if counts => (self.before_key, self.field) = (true, Field::Other),
+            b':' if counts => self.before_key = false,
+            _ => {}
+        }
+        false
+    }
+
+    fn open_string(&mut self, out: &mut Vec<u8>) {
+        let text = match self.field {
+            _ if self.depth != self.counted || self.depth == 0 => Text::Plain,
+            _ if self.before_key => Text::Key,
+            Field::Model => Text::Model,
+            Field::Wrapper | Field::Other => Text::Plain,
+        };
+        self.text = Some(text);
+        self.literal.clear();
+        self.literal.push(b'"');
+        if text != Text::Model {
+            out.push(b'"');
+        }
+    }
+
+    /// Behind the quote that closes the string we are in, if that is in `bytes`.
+    fn end_of_string(&mut self, bytes: &[u8]) -> Option<usize> {
+        let mut at = usize::from(std::mem::take(&mut self.escaped));
+        loop {
+            let rest = bytes.get(at..).unwrap_or_default();
+            let found = memchr::memchr2(b'"', b'\\', rest)?;
+            if rest.get(found) == Some(&b'"') {
+                return Some(at + found + 1);
+            }
+            at += found + 2;
+            self.escaped = at > bytes.len();
+        }
+    }
+
+    /// More of the string we are in; all of it, if it `ends`.
+    fn string(&mut self, text: Text, part: &[u8], ends: bool, names: &Names, out: &mut Vec<u8>) {
+        let max = if text == Text::Model { names.literal_max() } else { KEY_BYTES_MAX };
+        let fits = text != Text::Plain && self.literal.len() + part.len() <= max;
+        if fits {
+            self.literal.extend_from_slice(part);
+        } else if text == Text::Model {
+            out.append(&mut self.literal);
+        }
+        if !fits || text == Text::Key {
+            out.extend_from_slice(part);
+        }
+        self.text = if ends { None } else { Some(if fits { text } else { Text::Plain }) };
+        match text {
+            Text::Key if ends && fits => self.field = self.field_named(),
+            Text::Model if ends && fits => {
+                let restored: &[u8] = if names.is_sent(&self.literal) { &names.asked } else { &self.literal };
+                out.extend_from_slice(restored);
+            }
+            _ => {}
+        }
+    }
+
+    /// Which field the key just read names.
+    fn field_named(&self) -> Field {
+        let key = Reader::new(&self.literal).string().ok().flatten();
+        match key.map(|key| key.name()).as_deref() {
+            Some(b"model") => Field::Model,
+            Some(name) if name == self.wrapper && !name.is_empty() && self.counted == 1 => Field::Wrapper,
+            _ => Field::Other,
+        }
+    }
+}

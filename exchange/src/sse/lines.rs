@@ -1,0 +1,96 @@
+//! The lines of a stream of server-sent events, told apart as they pass: which bytes are data, which are not, where an event ends.
+//!
+//! Only `data` matters to us: the JSON in it names its own type. Lines end with LF, CR or CRLF; comments (`: ping`) and other fields are
+//! not data. An event ends with an empty line.
+
+/// A piece of a stream. The bytes of all pieces, in order, are those of the stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part<'b> {
+    /// Bytes of a data line, behind its colon.
+    Data(&'b [u8]),
+    /// Any other bytes: field names, comments, line ends.
+    Other(&'b [u8]),
+    /// A data line ends here; if more follow in its event, they and a line feed between belong to the same text.
+    EndOfLine,
+    /// An event ends here, whether it had data or not.
+    EndOfEvent,
+}
+
+/// State between chunks.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Lines {
+    line: Line,
+    /// The last byte was a CR, so a LF that follows belongs to it.
+    after_cr: bool,
+}
+
+/// How much is known of the line that is being read.
+#[derive(Clone, Copy, Debug)]
+enum Line {
+    /// So far it is this many bytes of [`FIELD`].
+    Matching(usize),
+    /// It is a data line.
+    Data,
+    /// It is none.
+    Other,
+}
+
+const FIELD: &[u8] = b"data:";
+
+// === impl Lines ===
+
+impl Lines {
+    /// Takes the next bytes, cut anywhere.
+    pub(crate) fn feed(&mut self, mut bytes: &[u8], mut part: impl FnMut(Part<'_>)) {
+        if self.after_cr && !bytes.is_empty() {
+            self.after_cr = false;
+            if let Some(rest) = bytes.strip_prefix(b"\n") {
+                part(Part::Other(b"\n"));
+                bytes = rest;
+            }
+        }
+        while let Some((line, rest)) = memchr::memchr2(b'\n', b'\r', bytes).and_then(|end| bytes.split_at_checked(end)) {
+            self.part_of_line(line, &mut part);
+            match std::mem::take(&mut self.line) {
+                Line::Matching(0) => part(Part::EndOfEvent),
+                Line::Data => part(Part::EndOfLine),
+                Line::Matching(_) | Line::Other => {}
+            }
+            self.after_cr = rest == b"\r";
+            let end = if rest.starts_with(b"\r\n") { 2 } else { 1 };
+            let (end, rest) = rest.split_at_checked(end).unwrap_or_default();
+            part(Part::Other(end));
+            bytes = rest;
+        }
+        self.part_of_line(bytes, &mut part);
+    }
+
+    fn part_of_line(&mut self, mut bytes: &[u8], part: &mut impl FnMut(Part<'_>)) {
+        if bytes.is_empty() {
+            return;
+        }
+        if let Line::Matching(matched) = self.line {
+            let wanted = FIELD.get(matched..).unwrap_or_default();
+            let (start, rest) = bytes.split_at_checked(wanted.len()).unwrap_or((bytes, &[]));
+            self.line = match wanted.strip_prefix(start) {
+                Some([]) => Line::Data,
+                Some(_) => Line::Matching(matched + start.len()),
+                None => Line::Other,
+            };
+            part(Part::Other(start));
+            bytes = rest;
+        }
+        match self.line {
+            Line::Data => part(Part::Data(bytes)),
+            Line::Matching(_) | Line::Other => part(Part::Other(bytes)),
+        }
+    }
+}
+
+// === impl Line ===
+
+impl Default for Line {
+    fn default() -> Self {
+        Self::Matching(0)
+    }
+}
