@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use discovery::Instance;
+use scheduler::objects::ObjectsSpec;
 use scheduler::{ENDPOINTS_MAX, Endpoint, EndpointMetrics, EndpointRef, Incarnation, ProfileSpec, Readiness, Slot};
 use tokio::time::Instant;
 
@@ -114,6 +115,8 @@ pub struct PoolView {
     pub metrics_generation: u64,
     /// How requests are scheduled.
     pub profile: Arc<ProfileSpec>,
+    /// What is configured about requests.
+    pub objects: Arc<ObjectsSpec>,
     /// Metrics older than this are unknown.
     pub staleness_max: Duration,
     /// What Envoy is told.
@@ -229,6 +232,7 @@ impl Pool {
             metrics: Arc::from([]),
             metrics_generation: 1,
             profile: Arc::new(profile),
+            objects: Arc::default(),
             staleness_max,
             eds: EdsSet { generation: 1, addresses: Arc::from([]) },
             absent: Arc::from([]),

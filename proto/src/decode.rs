@@ -2,13 +2,14 @@
 
 use std::fmt;
 
+use scheduler::objects::{InvalidObjects, Objects};
 use scheduler::plugin::{VALUE_DEPTH_MAX, Value};
 use scheduler::{
     Endpoint, EndpointMetrics, EndpointRef, Incarnation, InvalidProfile, InvalidSnapshot, LoraMetrics, PluginSpec, Profile, ProfileSpec,
     Readiness, Slot, Snapshot, Version,
 };
 
-use crate::state;
+use crate::{objects, state};
 
 /// Why a message was refused. The daemon is at fault; the same message will be refused again.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,6 +28,8 @@ pub enum InvalidState {
     Snapshot(InvalidSnapshot),
     /// The profile breaks a rule.
     Profile(InvalidProfile),
+    /// The objects break a rule.
+    Objects(InvalidObjects),
 }
 
 /// A roster, decoded and checked, with a snapshot whose metrics are all unknown.
@@ -52,7 +55,8 @@ pub fn roster(message: state::Roster) -> Result<Roster, InvalidState> {
     let profile = Profile::build(&spec).map_err(InvalidState::Profile)?;
     let endpoints = message.endpoints.into_iter().map(endpoint).collect::<Result<Vec<_>, _>>()?;
     let unknown = vec![EndpointMetrics::default(); endpoints.len()];
-    let snapshot = Snapshot::try_new(version, endpoints, unknown, profile).map_err(InvalidState::Snapshot)?;
+    let objects = Objects::build(&objects::decode(message.objects.unwrap_or_default())).map_err(InvalidState::Objects)?;
+    let snapshot = Snapshot::try_new(version, endpoints, unknown, profile).map_err(InvalidState::Snapshot)?.with_objects(objects);
     Ok(Roster { pool: message.pool, snapshot, hash_secret: message.hash_secret, staleness_max_ms: message.staleness_max_ms })
 }
 
@@ -96,6 +100,7 @@ impl fmt::Display for InvalidState {
             Self::OtherRoster => f.write_str("the metrics are of another roster than the one held"),
             Self::Snapshot(why) => why.fmt(f),
             Self::Profile(why) => why.fmt(f),
+            Self::Objects(why) => why.fmt(f),
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Scheduler types to messages.
 
+use scheduler::objects::ObjectsSpec;
 use scheduler::{Endpoint, EndpointMetrics, ProfileSpec, Readiness, Version};
 
-use crate::state;
+use crate::{objects, state};
 
 /// Everything the daemon knows of a pool, by reference.
 #[derive(Clone, Copy, Debug)]
@@ -15,6 +16,8 @@ pub struct PoolState<'a> {
     pub endpoints: &'a [Endpoint],
     /// How its requests are scheduled.
     pub profile: &'a ProfileSpec,
+    /// What is configured about its requests.
+    pub objects: &'a ObjectsSpec,
     /// Keys the hashes of prompt blocks.
     pub hash_secret: u64,
     /// Metrics not refreshed for this long count as unknown.
@@ -31,6 +34,7 @@ pub fn encode_roster(pool: PoolState<'_>) -> state::Roster {
         profile: Some(profile(pool.profile)),
         hash_secret: pool.hash_secret,
         staleness_max_ms: pool.staleness_max_ms,
+        objects: (!pool.objects.is_empty()).then(|| objects::encode(pool.objects)),
     }
 }
 

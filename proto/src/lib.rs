@@ -12,6 +12,8 @@ pub mod state {
 mod decode;
 pub use decode::{InvalidState, Roster, metrics, roster};
 
+mod objects;
+
 mod encode;
 pub use encode::{PoolState, encode_metrics, encode_roster};
 

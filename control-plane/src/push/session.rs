@@ -175,6 +175,7 @@ impl PoolSession {
             version,
             endpoints: &endpoints,
             profile: &view.profile,
+            objects: &view.objects,
             hash_secret: shared.hash_secret,
             staleness_max_ms: u32::try_from(view.staleness_max.as_millis()).unwrap_or(u32::MAX),
         });

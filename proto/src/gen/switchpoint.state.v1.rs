@@ -97,6 +97,9 @@ pub struct Roster {
     /// Metrics not refreshed for this long count as unknown.
     #[prost(uint32, tag = "6")]
     pub staleness_max_ms: u32,
+    /// What is configured about requests; absent: nothing.
+    #[prost(message, optional, tag = "8")]
+    pub objects: ::core::option::Option<Objects>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Endpoint {
@@ -177,6 +180,52 @@ pub struct ParameterList {
 pub struct ParameterMap {
     #[prost(message, repeated, tag = "1")]
     pub entries: ::prost::alloc::vec::Vec<Parameter>,
+}
+/// Oldest first: of two that claim the same the first counts.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Objects {
+    #[prost(message, repeated, tag = "1")]
+    pub objectives: ::prost::alloc::vec::Vec<Objective>,
+    /// With any of them, a model that is none of them is unknown.
+    #[prost(message, repeated, tag = "2")]
+    pub models: ::prost::alloc::vec::Vec<Model>,
+    /// Rules of all rewrites, in order.
+    #[prost(message, repeated, tag = "3")]
+    pub rewrites: ::prost::alloc::vec::Vec<Rewrite>,
+    /// A model that no object names is unknown.
+    #[prost(bool, tag = "4")]
+    pub strict_models: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Objective {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(sint32, tag = "2")]
+    pub priority: i32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Model {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(sint32, tag = "2")]
+    pub priority: i32,
+    #[prost(message, repeated, tag = "3")]
+    pub targets: ::prost::alloc::vec::Vec<Target>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Rewrite {
+    /// The models it is for; empty: all.
+    #[prost(string, repeated, tag = "1")]
+    pub models: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(message, repeated, tag = "2")]
+    pub targets: ::prost::alloc::vec::Vec<Target>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Target {
+    #[prost(string, tag = "1")]
+    pub model: ::prost::alloc::string::String,
+    #[prost(uint32, optional, tag = "2")]
+    pub weight: ::core::option::Option<u32>,
 }
 /// Columns that run parallel to the endpoints of `roster`. NaN, or 0 where it cannot be a value, is unknown.
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -40,6 +40,7 @@ proptest! {
             version: pool.version,
             endpoints: &pool.endpoints,
             profile: &pool.profile,
+            objects: &pool.objects,
             hash_secret: 1,
             staleness_max_ms: 1,
         });

@@ -12,12 +12,13 @@ fn over_the_wire<M: Message + Default>(message: &M) -> M {
 }
 
 fn encode(pool: &AnyPool) -> state::Roster {
-    let AnyPool { version, endpoints, profile, hash_secret, staleness_max_ms, .. } = pool;
+    let AnyPool { version, endpoints, profile, objects, hash_secret, staleness_max_ms, .. } = pool;
     encode_roster(PoolState {
         pool: "p",
         version: *version,
         endpoints,
         profile,
+        objects,
         hash_secret: *hash_secret,
         staleness_max_ms: *staleness_max_ms,
     })
@@ -27,12 +28,17 @@ proptest! {
     #[test]
     fn a_roster_arrives_whole(pool in any_pool()) {
         let message = over_the_wire(&encode(&pool));
+        let objects = message.objects.clone().unwrap_or_default();
         let wire = message.profile.clone().unwrap();
         let decoded = proto::roster(message).unwrap();
         prop_assert_eq!(decoded.snapshot.version(), pool.version);
         prop_assert_eq!(decoded.snapshot.endpoints(), &pool.endpoints);
         prop_assert!(decoded.snapshot.metrics().iter().all(|m| *m == scheduler::EndpointMetrics::default()));
         prop_assert_eq!((decoded.pool.as_str(), decoded.hash_secret, decoded.staleness_max_ms), ("p", pool.hash_secret, pool.staleness_max_ms));
+        let same = (&objects.objectives.len(), &objects.models.len(), &objects.rewrites.len(), objects.strict_models);
+        prop_assert_eq!(same, (&pool.objects.objectives.len(), &pool.objects.models.len(), &pool.objects.rewrites.len(), pool.objects.strict_models));
+        let compiled = scheduler::objects::Objects::build(&pool.objects).unwrap();
+        prop_assert_eq!(format!("{:?}", decoded.snapshot.objects()), format!("{compiled:?}"));
         prop_assert_eq!(wire.name, pool.profile.name);
         prop_assert_eq!(wire.ranked_max, pool.profile.ranked_max);
         let plugins: Vec<_> = wire.plugins.into_iter().map(|p| (p.r#type, p.name, p.weight)).collect();

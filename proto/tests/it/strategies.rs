@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
+use scheduler::objects::{ModelSpec, ObjectiveSpec, ObjectsSpec, RewriteSpec, TargetSpec};
 use scheduler::plugin::{Kind, PLUGINS};
 use scheduler::{
     Endpoint, EndpointMetrics, EndpointRef, Incarnation, LoraMetrics, PluginSpec, ProfileSpec, RANKED_MAX, Readiness, Slot, Version,
@@ -16,13 +17,16 @@ pub(crate) struct AnyPool {
     pub(crate) endpoints: Vec<Endpoint>,
     pub(crate) metrics: Vec<EndpointMetrics>,
     pub(crate) profile: ProfileSpec,
+    pub(crate) objects: ObjectsSpec,
     pub(crate) hash_secret: u64,
     pub(crate) staleness_max_ms: u32,
 }
 
 pub(crate) fn any_pool() -> impl Strategy<Value = AnyPool> {
     let rows = vec((any_endpoint(), any_metrics()), 0..20);
-    (any_version(), rows, any_profile(), any::<u64>(), any::<u32>()).prop_map(|(version, rows, profile, hash_secret, staleness_max_ms)| {
+    let numbers = (any::<u64>(), any::<u32>());
+    (any_version(), rows, any_profile(), any_objects(), numbers).prop_map(|(version, rows, profile, objects, numbers)| {
+        let (hash_secret, staleness_max_ms) = numbers;
         let (mut endpoints, metrics): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
         // Slots and addresses are each lent once.
         for (i, endpoint) in (0u16..).zip(&mut endpoints) {
@@ -31,7 +35,7 @@ pub(crate) fn any_pool() -> impl Strategy<Value = AnyPool> {
             address.set_port(i + 1);
             endpoint.address = address.to_string().into();
         }
-        AnyPool { version, endpoints, metrics, profile, hash_secret, staleness_max_ms }
+        AnyPool { version, endpoints, metrics, profile, objects, hash_secret, staleness_max_ms }
     })
 }
 
@@ -75,6 +79,19 @@ fn any_metrics() -> impl Strategy<Value = EndpointMetrics> {
             lora,
         },
     )
+}
+
+fn any_objects() -> impl Strategy<Value = ObjectsSpec> {
+    let name = || ".{1,20}";
+    let targets = || {
+        let target = (name(), proptest::option::of(0..=1_000_000_u32)).prop_map(|(model, weight)| TargetSpec { model, weight });
+        vec(target, 0..4)
+    };
+    let objective = (name(), any::<i32>()).prop_map(|(name, priority)| ObjectiveSpec { name, priority });
+    let model = (name(), any::<i32>(), targets()).prop_map(|(name, priority, targets)| ModelSpec { name, priority, targets });
+    let rewrite = (vec(name(), 0..3), targets()).prop_map(|(models, targets)| RewriteSpec { models, targets });
+    (vec(objective, 0..4), vec(model, 0..4), vec(rewrite, 0..4), any::<bool>())
+        .prop_map(|(objectives, models, rewrites, strict_models)| ObjectsSpec { objectives, models, rewrites, strict_models })
 }
 
 fn any_profile() -> impl Strategy<Value = ProfileSpec> {
