@@ -33,6 +33,7 @@ const LINES_SHOWN: usize = 60;
 #[derive(Debug)]
 pub struct Builder {
     servers: Vec<model_server::Options>,
+    strangers: Vec<SocketAddr>,
     envoy: Options,
     edits: Vec<Edit>,
     daemon_arguments: Vec<String>,
@@ -89,6 +90,13 @@ impl Builder {
     #[must_use]
     pub fn servers_like(mut self, count: usize, options: &model_server::Options) -> Self {
         self.servers = vec![options.clone(); count];
+        self
+    }
+
+    /// An endpoint that is no model server of ours: something that a test lets listen there, or nothing.
+    #[must_use]
+    pub fn stranger(mut self, address: SocketAddr) -> Self {
+        self.strangers.push(address);
         self
     }
 
@@ -200,7 +208,8 @@ impl Builder {
         let mut settings = Settings::new(folder.path())?;
         (settings.arguments, settings.threads) = (self.daemon_arguments, self.daemon_threads);
         let config = configured(&self.edits, [(8080, listener.port()), (9901, admin.port()), (9004, settings.state.number())])?;
-        settings.write_endpoints(&endpoints(&servers))?;
+        let strangers = self.strangers.iter().enumerate().map(|(index, address)| (format!("stranger-{index}"), *address));
+        settings.write_endpoints(&endpoints(&servers).into_iter().chain(strangers).collect::<Vec<_>>())?;
         let (daemon, absent) = if self.daemon { (Some(Daemon::start(settings)?), None) } else { (None, Some(settings)) };
         let envoy = Envoy::start(&config, listener, admin, &self.envoy, folder.path())?;
         let mut stack = Stack { servers, envoy, daemon, absent, _ports: ports, folder, quiet: self.quiet };
@@ -237,6 +246,7 @@ impl Stack {
     pub fn builder() -> Builder {
         Builder {
             servers: Vec::new(),
+            strangers: Vec::new(),
             envoy: Options::default(),
             edits: Vec::new(),
             daemon_arguments: Vec::new(),

@@ -1,13 +1,20 @@
 //! What the shipped config sets against Envoy's defaults, each by its effect or, where the effect takes minutes, by what Envoy says it is running.
 
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use e2e::envoy::Envoy;
 use e2e::model_server::{Fault, FaultMode};
+use e2e::ports::Port;
 use e2e::stack::Stack;
 use e2e::{Result, client, root};
 use http::Request;
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::sync::mpsc;
+
+use crate::engine::{self, Engine};
 
 /// What Envoy says it runs with, all of it in one tree.
 async fn running(stack: &Stack) -> Result<Value> {
@@ -56,8 +63,6 @@ async fn limits_and_times_fit_long_generations() -> Result<()> {
         assert!(found.contains(&&expected), "{key}: {found:?}");
     }
     assert!(values(&tree, "timeout").contains(&&json!("0s")), "the route has no time limit");
-    let upstream = values(&tree, "common_http_protocol_options");
-    assert!(upstream.contains(&&json!({"idle_timeout": "4s"})), "shorter than uvicorn's 5 s: {upstream:?}");
     let monitors = stack.envoy.stats("^overload\\..*pressure$").await?;
     assert_eq!(monitors.len(), 2, "memory and connections are watched: {monitors:?}");
     Ok(())
@@ -100,7 +105,7 @@ async fn a_client_cannot_order_retries() -> Result<()> {
     let request = request.header("x-forwarded-for", "10.0.0.1").header("x-request-id", "retries");
     let reply = stack.send(request.body(client::empty())?).await?;
     assert_eq!(reply.status, 503, "the engine's own reply: {}", reply.text());
-    let line = stack.envoy.access_log_of("retries", std::time::Duration::from_secs(5)).await?;
+    let line = stack.envoy.access_log_of("retries", Duration::from_secs(5)).await?;
     assert_eq!(line["attempts"], 1, "a list of one is tried once");
     Ok(())
 }
@@ -130,6 +135,66 @@ async fn a_destination_outside_the_pool_is_refused() -> Result<()> {
     let reply = stack.get("/any").await?;
     assert_eq!((reply.status, reply.header("x-llm-d-request-dropped-reason")), (503, "rejected-no-endpoints"));
     assert_eq!(reply.json()?["error"]["message"], "no model server can take this request now");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_idle_connection_is_closed_before_uvicorn_would() -> Result<()> {
+    const UVICORN: Duration = Duration::from_secs(5);
+    let (told, mut tells) = mpsc::unbounded_channel();
+    // Answers on its connection for as long as it is asked; tells how often, and whether it was closed before it would have closed it.
+    let engine = Engine::start(move |mut stream| {
+        let told = told.clone();
+        async move {
+            let mut answered = 0;
+            let closed = loop {
+                let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await; // if it is closed, the next line sees it
+                answered += 1;
+                match tokio::time::timeout(UVICORN, engine::head(&mut stream)).await {
+                    Ok(Some(_)) => {}
+                    Ok(None) => break true,
+                    Err(_) => break false,
+                }
+            };
+            let _ = told.send((answered, closed)); // the test may be over
+        }
+    });
+    let engine = engine.await?;
+    let stack = Stack::builder().servers(0).stranger(engine.address()).start().await?;
+    for _ in 0..3 {
+        assert_eq!(stack.get("/any").await?.text(), "ok");
+    }
+    let (answered, closed) = tells.recv().await.ok_or("the engine is gone")?;
+    assert_eq!(answered, 3, "kept alive and used again");
+    assert!(closed, "by Envoy, and before {UVICORN:?} were over");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_endpoint_that_takes_no_connection_is_soon_left_for_the_next() -> Result<()> {
+    const DEFAULT: Duration = Duration::from_secs(5);
+    // A listener whose queue is full: the kernel lets further connections wait, as a black hole in the network does.
+    let port = Port::lease()?;
+    let socket = TcpSocket::new_v4()?;
+    socket.bind(port.address())?;
+    let _listener = socket.listen(1)?;
+    let _full = [TcpStream::connect(port.address()).await?, TcpStream::connect(port.address()).await?];
+    let stack = Stack::builder().servers(1).stranger(port.address()).start().await?;
+    let mut left = None;
+    for prompt in 0..50 {
+        let (id, asked) = (format!("hole-{prompt}"), Instant::now());
+        let body = json!({"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": id}]}).to_string();
+        let reply = stack.send(Request::post("/v1/chat/completions").header("x-request-id", &id).body(client::full(body))?).await?;
+        let took = asked.elapsed();
+        assert_eq!((reply.status, stack.server_of(&reply)?), (200, 0), "{}", reply.text());
+        if stack.envoy.access_log_of(&id, DEFAULT).await?["attempts"] == 2 {
+            left = Some(took);
+            break;
+        }
+    }
+    let took = left.ok_or("the endpoint was never picked first")?;
+    assert!(took < DEFAULT, "Envoy's default is {DEFAULT:?}: {took:?}");
+    assert_eq!(stack.envoy.stat("cluster.inference-pool.upstream_cx_connect_timeout").await?, 1);
     Ok(())
 }
 

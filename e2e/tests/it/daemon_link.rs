@@ -1,0 +1,204 @@
+//! The connection to the daemon as the shipped config sets it: a daemon that stands still is noticed, one that comes back is found at once,
+//! and with `mtls.yaml` each knows who the other is.
+
+use std::path::Path;
+use std::time::Duration;
+
+use e2e::envoy::Config;
+use e2e::stack::{Builder, Stack};
+use e2e::{Result, wait_for};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use rustix::process::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Far above whatever is promised: a machine that compiles beside the test is slow.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Ten times the interval of the pings (10 s) and what an answer may take (5 s).
+const PING_LIMIT: Duration = Duration::from_secs(150);
+
+async fn stat_until(stack: &Stack, name: &str, wanted: impl Fn(i64) -> bool, limit: Duration) -> Result<i64> {
+    wait_for(limit, name, || async { stack.envoy.stat(name).await.ok().filter(|value| wanted(*value)) }).await
+}
+
+/// Waits until Envoy has so many hosts from the daemon.
+async fn hosts_are(stack: &Stack, count: i64) -> Result<()> {
+    stat_until(stack, "cluster.inference-pool.membership_total", |hosts| hosts == count, LIMIT).await.map(drop)
+}
+
+#[tokio::test]
+async fn a_daemon_that_stands_still_is_noticed_by_its_silence_to_pings() -> Result<()> {
+    let mut stack = Stack::start(2).await?;
+    hosts_are(&stack, 2).await?;
+    assert_eq!(stack.envoy.stat("cluster.inference-pool.update_failure").await?, 0);
+    // Its kernel goes on to acknowledge, and EDS is silent for hours when nothing changes: nothing but a ping tells. (The picker's own
+    // stream is given up earlier, but that is a stream, not the connection.)
+    stack.daemon()?.process().signal(Signal::STOP)?;
+    stat_until(&stack, "cluster.switchpoint-state.http2.keepalive_timeout", |timeouts| timeouts > 0, PING_LIMIT).await?;
+    stat_until(&stack, "cluster.inference-pool.update_failure", |failures| failures > 0, LIMIT).await?;
+    assert_eq!(stack.get("/v1/models").await?.status, 200, "nobody else notices");
+
+    stack.set_pool(&[1])?;
+    stack.daemon()?.process().signal(Signal::CONT)?;
+    hosts_are(&stack, 1).await
+}
+
+#[tokio::test]
+async fn a_daemon_that_comes_back_is_found_at_once() -> Result<()> {
+    const TRIES: i64 = 20;
+    let mut stack = Stack::start(2).await?;
+    hosts_are(&stack, 2).await?;
+    stack.daemon()?.process().kill()?;
+    // Tries of EDS alone. At 0.25 s between them at most, these take 5 s at most; by Envoy's defaults (doubling from 0.5 s to 30 s) minutes,
+    // and the next would be half a minute off.
+    stat_until(&stack, "cluster.inference-pool.update_failure", |failures| failures >= TRIES, LIMIT).await?;
+    stack.set_pool(&[0])?;
+    stack.daemon()?.start_again()?;
+    let listens = || async { stack.daemon.as_ref()?.admin("/readyz").await.ok().filter(|reply| reply.status == 200) };
+    wait_for(LIMIT, "the daemon", listens).await?;
+    // Ten times the longest pause.
+    let found = stat_until(&stack, "cluster.inference-pool.membership_total", |hosts| hosts == 1, Duration::from_millis(2_500));
+    found.await.map(drop)
+}
+
+// === mTLS ===
+
+/// Signs certificates.
+struct Authority {
+    pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    fn new() -> Result<Self> {
+        let mut params = CertificateParams::new(Vec::new())?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, "an authority");
+        let key = KeyPair::generate()?;
+        let pem = params.self_signed(&key)?.pem();
+        Ok(Self { pem, issuer: Issuer::new(params, key) })
+    }
+
+    /// Writes `<who>.pem` and `<who>.key` for this DNS name.
+    fn certify(&self, name: &str, who: &str, folder: &Path) -> Result<()> {
+        let key = KeyPair::generate()?;
+        let mut params = CertificateParams::new(vec![name.to_owned()])?;
+        // Of one subject with its issuer it would pass for signed by itself.
+        params.distinguished_name.push(DnType::CommonName, name);
+        std::fs::write(folder.join(who).with_extension("pem"), params.signed_by(&key, &self.issuer)?.pem())?;
+        Ok(std::fs::write(folder.join(who).with_extension("key"), key.serialize_pem())?)
+    }
+}
+
+/// A folder `certs` as the documents name it: a CA, and the daemon and a proxy certified by it.
+fn certificates(ours: &Authority) -> Result<TempDir> {
+    let folder = TempDir::new()?;
+    std::fs::write(folder.path().join("ca.pem"), &ours.pem)?;
+    ours.certify("switchpointd", "daemon", folder.path())?;
+    ours.certify("a-proxy", "proxy", folder.path())?;
+    Ok(folder)
+}
+
+/// A stack whose daemon is started as `mtls.yaml` says.
+fn guarded(certs: &Path) -> Builder {
+    let flags = [("--state-tls-cert", "daemon.pem"), ("--state-tls-key", "daemon.key"), ("--state-tls-client-ca", "ca.pem")];
+    let arguments = flags.map(|(flag, file)| [flag.to_owned(), certs.join(file).to_string_lossy().into_owned()]).concat();
+    Stack::builder().servers(2).daemon_arguments(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+/// The edit that `mtls.yaml` asks for, with its `certs/` in this folder.
+fn with_fragment(certs: &Path) -> Result<impl Fn(&mut Value) + Send + 'static> {
+    let mut fragment = Config::shipped("mtls.yaml")?.value().clone();
+    replace_folder(&mut fragment, certs);
+    Ok(move |config: &mut Value| {
+        let cluster = config.pointer_mut("/static_resources/clusters/1").and_then(Value::as_object_mut).expect("the cluster of the daemon");
+        assert_eq!(cluster["name"], "switchpoint-state");
+        cluster.extend(fragment.as_object().expect("keys of a cluster").clone());
+    })
+}
+
+fn replace_folder(value: &mut Value, folder: &Path) {
+    match value {
+        Value::Object(fields) => fields.values_mut().for_each(|value| replace_folder(value, folder)),
+        Value::Array(items) => items.iter_mut().for_each(|value| replace_folder(value, folder)),
+        Value::String(text) => {
+            if let Some(file) = text.strip_prefix("certs/") {
+                *text = folder.join(file).to_string_lossy().into_owned();
+            }
+        }
+        _ => {}
+    }
+}
+
+#[tokio::test]
+async fn proxy_and_daemon_prove_to_each_other_who_they_are() -> Result<()> {
+    let ours = Authority::new()?;
+    let certs = certificates(&ours)?;
+    let mut stack = guarded(certs.path()).envoy_config(with_fragment(certs.path())?).start().await?;
+    assert_eq!(stack.get("/v1/models").await?.status, 200, "the picker has its state: the first stream");
+    stack.set_pool(&[1])?;
+    hosts_are(&stack, 1).await?; // EDS: the second
+    let reply = stack.get("/v1/models").await?;
+    assert_eq!((reply.status, stack.server_of(&reply)?), (200, 1));
+    let tls = stack.envoy.stats("^cluster\\.switchpoint-state\\.(ssl\\.handshake|upstream_cx_total)$").await?;
+    assert_eq!(
+        tls["cluster.switchpoint-state.ssl.handshake"], tls["cluster.switchpoint-state.upstream_cx_total"],
+        "none in clear: {tls:?}"
+    );
+    Ok(())
+}
+
+/// Neither state nor hosts come to this proxy.
+async fn learns_nothing(stack: &Stack, what: &str) -> Result<()> {
+    assert_eq!(stack.get("/switchpoint/ready").await?.status, 503, "{what}");
+    assert_eq!(stack.envoy.picker_stat("switchpoint_state_rosters_total").await?, 0, "{what}");
+    assert_eq!(stack.envoy.stat("cluster.inference-pool.update_success").await?, 0, "{what}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_proxy_that_cannot_prove_who_it_is_is_told_nothing() -> Result<()> {
+    type Edit = Box<dyn Fn(&mut Value) + Send>;
+    let (ours, theirs) = (Authority::new()?, Authority::new()?);
+    let certs = certificates(&ours)?;
+    let forged = certificates(&ours)?;
+    theirs.certify("a-proxy", "proxy", forged.path())?;
+    let (with_forged, with_none) = (with_fragment(forged.path())?, with_fragment(certs.path())?);
+    let anonymous = move |config: &mut Value| {
+        with_none(config);
+        let path = "/static_resources/clusters/1/transport_socket/typed_config/common_tls_context";
+        let context = config.pointer_mut(path).and_then(Value::as_object_mut).expect("the fragment");
+        context.remove("tls_certificates").expect("the proxy's certificate");
+    };
+    let edits: [(&str, &str, Edit); 3] = [
+        ("without a certificate", "peer sent no certificates", Box::new(anonymous)),
+        ("with a certificate of somebody else", "invalid peer certificate", Box::new(with_forged)),
+        ("in clear, as without the fragment", "received corrupt message", Box::new(|_| ())),
+    ];
+    for (what, reason, edit) in edits {
+        let mut stack = guarded(certs.path()).envoy_config(edit).without_waiting().start().await?;
+        let daemon = stack.daemon()?;
+        let refused = || std::future::ready((daemon.process().stderr().matches(reason).count() >= 5).then_some(()));
+        wait_for(LIMIT, &format!("the daemon to refuse a proxy {what}"), refused).await?;
+        learns_nothing(&stack, what).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_daemon_that_cannot_prove_who_it_is_is_not_listened_to() -> Result<()> {
+    let (ours, theirs) = (Authority::new()?, Authority::new()?);
+    // Another proxy's certificate is of the right authority, but not for the daemon's name.
+    for (what, signer, name, stat) in
+        [("of another name", &ours, "a-proxy", "fail_verify_san"), ("of another CA", &theirs, "switchpointd", "fail_verify_error")]
+    {
+        let certs = certificates(&ours)?;
+        let stack = guarded(certs.path()).envoy_config(with_fragment(certs.path())?).without_waiting();
+        signer.certify(name, "daemon", certs.path())?;
+        let stack = stack.start().await?;
+        stat_until(&stack, &format!("cluster.switchpoint-state.ssl.{stat}"), |failures| failures >= 5, LIMIT).await?;
+        learns_nothing(&stack, what).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,56 @@
+//! Engines of a few lines, for what a well-behaved one never does: they have the bare socket in hand.
+
+use std::net::SocketAddr;
+
+use e2e::Result;
+use e2e::ports::Port;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+
+/// Something that listens; gone when dropped.
+pub(crate) struct Engine {
+    port: Port,
+    task: JoinHandle<()>,
+}
+
+// === impl Engine ===
+
+impl Engine {
+    /// Gives every connection to `serve` once the head of its first request was read. The daemon's scrapes are told that there are no metrics.
+    pub(crate) async fn start<F>(serve: impl Fn(TcpStream) -> F + Send + 'static) -> Result<Self>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let port = Port::lease()?;
+        let listener = TcpListener::bind(port.address()).await?;
+        let task = tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                match head(&mut stream).await {
+                    Some(head) if !head.starts_with("GET /metrics") => drop(tokio::spawn(serve(stream))),
+                    _ => drop(stream.write_all(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").await),
+                }
+            }
+        });
+        Ok(Self { port, task })
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.port.address()
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// The head of a request without a body; none if the connection ends first.
+pub(crate) async fn head(stream: &mut TcpStream) -> Option<String> {
+    let mut bytes = Vec::new();
+    while !bytes.ends_with(b"\r\n\r\n") {
+        bytes.push(stream.read_u8().await.ok()?);
+    }
+    String::from_utf8(bytes).ok()
+}

@@ -1,0 +1,278 @@
+//! What a client can make Envoy hold: windows, connections, memory. Each limit of the shipped config is met on purpose, and left again.
+
+use std::io::Write as _;
+use std::time::Duration;
+
+use e2e::client::{Http2, Raw, Reply};
+use e2e::stack::Stack;
+use e2e::{Result, wait_for};
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+
+use crate::echo;
+use crate::engine::Engine;
+
+/// Far above whatever is promised: a machine that compiles beside the test is slow.
+const LIMIT: Duration = Duration::from_secs(30);
+
+// === HTTP/2 windows ===
+
+/// A connection preface and an empty SETTINGS frame: our windows are the protocol's 65,535 bytes.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+const SETTINGS: u8 = 4;
+const WINDOW_UPDATE: u8 = 8;
+
+/// Type, stream and payload of the next frame.
+async fn frame(raw: &mut Raw) -> Result<(u8, u32, Vec<u8>)> {
+    let head = raw.read_exactly(9).await?;
+    let bytes = usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2]);
+    Ok((head[3], number(&head[5..9]), raw.read_exactly(bytes).await?))
+}
+
+fn number(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(0, |number, byte| number << 8 | u32::from(*byte))
+}
+
+#[tokio::test]
+async fn http2_windows_carry_a_long_prompt_and_no_more_than_may_be_held() -> Result<()> {
+    let stack = Stack::start(1).await?;
+    let mut raw = Raw::connect(stack.address()).await?;
+    raw.write(PREFACE).await?;
+    let (mut streams, mut stream_window, mut connection_window) = (None, None, 65_535);
+    while stream_window.is_none() || connection_window == 65_535 {
+        match frame(&mut raw).await? {
+            (SETTINGS, 0, payload) => {
+                let value = |id| payload.chunks(6).find(|setting| number(&setting[..2]) == id).map(|setting| number(&setting[2..]));
+                (streams, stream_window) = (streams.or(value(3)), stream_window.or(value(4)));
+            }
+            (WINDOW_UPDATE, 0, payload) => connection_window += number(&payload),
+            _ => {}
+        }
+    }
+    assert_eq!((streams, stream_window, connection_window), (Some(1_000), Some(1 << 20), 16 << 20));
+    Ok(())
+}
+
+/// What an engine offers to a client that does not read, in pieces of 1 MiB.
+const OFFERED_MIB: usize = 1_024;
+
+/// What of it Envoy may take in: its own buffers (32 KiB below, 1 MiB above) and the sockets' (a client that does not read leaves up to 4 MiB
+/// in those of Linux on each side).
+const HELD_BYTES_MAX: i64 = 16 << 20;
+
+const RECEIVED: &str = "cluster.inference-pool.upstream_cx_rx_bytes_total";
+
+async fn offering() -> Result<(Engine, Stack)> {
+    let engine = Engine::start(|mut stream| async move {
+        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", OFFERED_MIB << 20);
+        let _ = stream.write_all(head.as_bytes()).await; // an end of the connection is an end of the offer
+        let piece = vec![b'x'; 1 << 20];
+        for _ in 0..OFFERED_MIB {
+            if stream.write_all(&piece).await.is_err() {
+                return;
+            }
+        }
+    });
+    let engine = engine.await?;
+    let stack = Stack::builder().servers(0).stranger(engine.address()).start().await?;
+    Ok((engine, stack))
+}
+
+/// Waits until Envoy reads no more of the engine, and says how much it read.
+async fn held(stack: &Stack) -> Result<i64> {
+    let paused =
+        || async { stack.envoy.stat("cluster.inference-pool.upstream_flow_control_paused_reading_total").await.ok().filter(|n| *n > 0) };
+    wait_for(LIMIT, "the reply to be held back", paused).await?;
+    let mut before = -1;
+    loop {
+        let now = stack.envoy.stat(RECEIVED).await?;
+        if now == before {
+            return Ok(now);
+        }
+        before = now;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_holds_back_the_engine() -> Result<()> {
+    let (_engine, stack) = offering().await?;
+    let mut raw = Raw::connect(stack.address()).await?;
+    raw.write("GET /any HTTP/1.1\r\nhost: x\r\n\r\n").await?;
+    let held = held(&stack).await?;
+    assert!((1..HELD_BYTES_MAX).contains(&held), "{held} bytes of {OFFERED_MIB} MiB");
+    raw.read_exactly(32 << 20).await?;
+    assert!(stack.envoy.stat(RECEIVED).await? > 32 << 20, "and is served when it reads again");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_http2_client_that_opens_no_window_holds_back_the_engine() -> Result<()> {
+    let (_engine, stack) = offering().await?;
+    let mut raw = Raw::connect(stack.address()).await?;
+    raw.write(PREFACE).await?;
+    // HEADERS of stream 1, all there is: GET http /, authority "x", by HPACK's static table.
+    raw.write(b"\0\0\x06\x01\x05\0\0\0\x01\x82\x86\x84\x41\x01x").await?;
+    let first = held(&stack).await?;
+    assert!((65_535..HELD_BYTES_MAX).contains(&first), "{first} bytes of {OFFERED_MIB} MiB");
+    for stream in [0, 1] {
+        raw.write([&[0, 0, 4, WINDOW_UPDATE, 0, 0, 0, 0, stream][..], &(64_u32 << 20).to_be_bytes()].concat()).await?;
+    }
+    let more = || async { stack.envoy.stat(RECEIVED).await.ok().filter(|received| *received > first + (1 << 20)) };
+    wait_for(LIMIT, "more, once there is a window", more).await?;
+    Ok(())
+}
+
+// === Overload ===
+
+/// An edit of one number of the overload manager: of the monitor whose name ends so, the key to this value.
+fn monitor(name: &'static str, key: &'static str, value: u64) -> impl Fn(&mut Value) + Send + 'static {
+    move |config| {
+        let monitors = config.pointer_mut("/overload_manager/resource_monitors").and_then(Value::as_array_mut).expect("monitors");
+        let monitor = monitors.iter_mut().find(|monitor| monitor["name"].as_str().is_some_and(|n| n.ends_with(name))).expect("the monitor");
+        let limit = monitor.pointer_mut("/typed_config").and_then(|config| config.get_mut(key)).expect("its limit");
+        *limit = json!(value);
+    }
+}
+
+async fn overloaded(stack: &Stack, wanted: bool) -> Result<()> {
+    let name = "overload.envoy.overload_actions.stop_accepting_requests.active";
+    let look = || async { stack.envoy.stat(name).await.ok().filter(|active| (*active == 1) == wanted) };
+    wait_for(LIMIT, &format!("{name}: {wanted}"), look).await.map(drop)
+}
+
+/// Uploads this much of a larger prompt, and goes on to hold it.
+async fn unfinished(stack: &Stack, bytes: usize) -> Result<Raw> {
+    let mut raw = Raw::connect(stack.address()).await?;
+    raw.write(format!("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", bytes + 1)).await?;
+    raw.write(vec![b' '; bytes]).await?;
+    Ok(raw)
+}
+
+#[tokio::test]
+async fn a_proxy_short_of_memory_refuses_and_recovers() -> Result<()> {
+    const HEAP_BYTES_MAX: u64 = 192 << 20;
+    const BODY_BYTES: usize = 20 << 20;
+    let stack = Stack::builder().servers(1).envoy_config(monitor("fixed_heap", "max_heap_size_bytes", HEAP_BYTES_MAX)).start().await?;
+    let question = echo::chat("is there room?");
+    assert_eq!(stack.post("/v1/chat/completions", &question).await?.status, 200);
+    // As many bodies as the limit has room for cannot all be held.
+    let mut uploads = Vec::new();
+    for _ in 0..HEAP_BYTES_MAX as usize / BODY_BYTES {
+        uploads.push(unfinished(&stack, BODY_BYTES).await?);
+    }
+    overloaded(&stack, true).await?;
+    let openai = stack.post("/v1/chat/completions", &question).await?;
+    let message = "the gateway is overloaded; retry later";
+    assert_eq!((openai.status, &openai.json()?["error"]["message"]), (503, &json!(message)));
+    let anthropic = stack.post("/v1/messages", &question).await?;
+    assert_eq!(anthropic.status, 503);
+    assert_eq!(anthropic.json()?, json!({"type": "error", "error": {"type": "overloaded_error", "message": message}}));
+    assert!(stack.envoy.stat("http.ingress.downstream_rq_overload_close").await? >= 2, "counted");
+    let shrunk = || async { stack.envoy.stat("overload.envoy.overload_actions.shrink_heap.shrink_count").await.ok().filter(|n| *n > 0) };
+    wait_for(LIMIT, "what is free to be given back, which Envoy does every 10 s", shrunk).await?;
+
+    drop(uploads);
+    overloaded(&stack, false).await?;
+    assert_eq!(stack.post("/v1/chat/completions", &question).await?.status, 200);
+    Ok(())
+}
+
+/// Asks on a connection that stays open; an error where it is closed instead.
+async fn ask(raw: &mut Raw) -> Result<Reply> {
+    raw.write("GET /switchpoint/ready HTTP/1.1\r\nhost: x\r\n\r\n").await?;
+    raw.read_reply().await
+}
+
+#[tokio::test]
+async fn connections_beyond_the_limit_are_closed_and_the_admin_page_is_not() -> Result<()> {
+    const CONNECTIONS_MAX: usize = 8;
+    let edit = monitor("downstream_max_connections", "max_active_downstream_connections", CONNECTIONS_MAX as u64);
+    let stack = Stack::builder().servers(1).envoy_config(edit).start().await?;
+    let active = || async { stack.envoy.stat("http.ingress.downstream_cx_active").await.ok().filter(|active| *active == 0) };
+    wait_for(LIMIT, "the connections of the start to end", active).await?;
+    let mut open = Vec::new();
+    for _ in 0..CONNECTIONS_MAX {
+        let mut raw = Raw::connect(stack.address()).await?;
+        assert_eq!(ask(&mut raw).await?.status, 200);
+        open.push(raw);
+    }
+    let mut beyond = Raw::connect(stack.address()).await?;
+    assert!(ask(&mut beyond).await.is_err(), "closed");
+    let name = format!("listener.{}.downstream_global_cx_overflow", stack.address().to_string().replace(':', "_"));
+    assert!(stack.envoy.stat(&name).await? >= 1, "counted, and told by an admin page that is not shut with the door");
+    for raw in &mut open {
+        assert_eq!(ask(raw).await?.status, 200, "who is in stays in");
+    }
+    drop(open);
+    wait_for(LIMIT, "room again", || async { stack.get("/switchpoint/ready").await.ok().filter(|reply| reply.status == 200) }).await?;
+    Ok(())
+}
+
+// === Bombs ===
+
+/// What any bomb may add to Envoy's memory, KiB. One read of 32 KiB becomes 32 MiB at most, which Envoy's decompressor holds twice while it
+/// copies its output; the rest is the allocator's slack and the first request's own. The size of the bomb does not enter.
+const GROWTH_KIB_MAX: u64 = 100 << 10;
+
+const GIB: usize = 1 << 30;
+
+/// So many spaces, about a thousandth of that.
+fn gzip(bytes: usize) -> Result<Vec<u8>> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    for _ in 0..bytes >> 20 {
+        encoder.write_all(&[b' '; 1 << 20])?;
+    }
+    Ok(encoder.finish()?)
+}
+
+/// So many spaces in blocks that say "this byte, 128 KiB times": a thirty-thousandth of that.
+fn zstd(bytes: usize) -> Vec<u8> {
+    const BLOCK: u32 = 128 << 10;
+    const RUN: u32 = 1;
+    let blocks = u32::try_from(bytes).unwrap_or(u32::MAX) / BLOCK;
+    let header = [0x28, 0xb5, 0x2f, 0xfd, 0, (17 - 10) << 3]; // of unknown size, in a window of 2^17 bytes
+    let block = |index| [&(BLOCK << 3 | RUN << 1 | u32::from(index + 1 == blocks)).to_le_bytes()[..3], b" "].concat();
+    header.into_iter().chain((0..blocks).flat_map(block)).collect()
+}
+
+/// A line of `/proc/<pid>/status`, KiB.
+fn memory_kib(stack: &mut Stack, line: &str) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", stack.envoy.process().id()))?;
+    let value = status.lines().find_map(|text| text.strip_prefix(line)?.strip_prefix(':')?.trim().strip_suffix(" kB"));
+    Ok(value.ok_or_else(|| format!("no {line}"))?.trim().parse()?)
+}
+
+#[tokio::test]
+async fn a_bomb_is_refused_and_does_not_fill_the_memory() -> Result<()> {
+    let (gzip, zstd) = (gzip(GIB)?, zstd(GIB));
+    assert!(gzip.len() < 2 << 20 && zstd.len() < 64 << 10, "{} and {} bytes", gzip.len(), zstd.len());
+    let layered = {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+        encoder.write_all(&zstd)?;
+        encoder.finish()?
+    };
+    for (what, encoding, bomb, statuses) in [
+        ("gzip", "gzip", &gzip, [413, 413]),
+        // Envoy itself cuts off zstd beyond 100:1. What is left is no JSON.
+        ("zstd", "zstd", &zstd, [400, 413]),
+        ("zstd in gzip", "gzip, zstd", &layered, [400, 413]),
+    ] {
+        let mut stack = Stack::start(1).await?;
+        let before = memory_kib(&mut stack, "VmRSS")?;
+        for _ in 0..3 {
+            let request = || echo::post("/v1/chat/completions", &[("content-encoding", encoding)], bomb.clone());
+            let http1 = stack.send(request()?).await?;
+            assert!(statuses.contains(&http1.status), "{what}: {} {}", http1.status, http1.text());
+            let http2 = Http2::connect(stack.address()).await?.send(request()?).await?;
+            assert!(statuses.contains(&http2.status), "{what}: {} {}", http2.status, http2.text());
+        }
+        let growth = memory_kib(&mut stack, "VmHWM")?.saturating_sub(before);
+        assert!(growth < GROWTH_KIB_MAX, "{what}: {before} KiB, and {growth} KiB more at its worst");
+        assert_eq!(stack.post("/v1/chat/completions", &echo::chat("still there?")).await?.status, 200);
+    }
+    Ok(())
+}
