@@ -11,9 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use discovery::{Instance, MetricsLocation, Scheme};
+use discovery::{Instance, Metadata, MetricsLocation, Scheme};
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::shared::{Pools, Shared};
 use crate::shutdown::Shutdown;
@@ -57,9 +58,15 @@ struct SavedEndpoint {
     incarnation: u32,
     name: String,
     namespace: String,
+    /// Which life of the name, as discovery tells lives apart.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    instance_incarnation: String,
     address: std::net::SocketAddr,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     labels: Vec<(String, String)>,
+    /// What is understood of it: the rest may be large, and comes again with discovery's first word.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    metadata: Map<String, Value>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     metrics_https: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -130,14 +137,16 @@ impl SavedPool {
 
 impl SavedEndpoint {
     fn of(id: EndpointRef, instance: &Instance) -> Self {
-        let Instance { name, namespace, address, labels, metrics } = instance.clone();
+        let Instance { name, namespace, incarnation: instance_incarnation, address, labels, metrics, metadata } = instance.clone();
         Self {
             slot: id.slot.0,
             incarnation: id.incarnation.0,
             name,
             namespace,
+            instance_incarnation,
             address,
             labels,
+            metadata: metadata.map_or_else(Map::new, |m| m.understood()),
             metrics_https: metrics.scheme.map(|s| s == Scheme::Https),
             metrics_port: metrics.port,
             metrics_path: metrics.path,
@@ -146,12 +155,15 @@ impl SavedEndpoint {
 
     fn instance(&self) -> Instance {
         let scheme = |https| if https { Scheme::Https } else { Scheme::Http };
+        // What was once taken is taken again; should a later release be stricter, the source will tell it anew.
+        let metadata = Some(&self.metadata).filter(|m| !m.is_empty()).and_then(|m| Metadata::try_new(m.clone()).ok());
         Instance {
-            name: self.name.clone(),
             namespace: self.namespace.clone(),
-            address: self.address,
+            incarnation: self.instance_incarnation.clone(),
             labels: self.labels.clone(),
             metrics: MetricsLocation { scheme: self.metrics_https.map(scheme), port: self.metrics_port, path: self.metrics_path.clone() },
+            metadata: metadata.map(Arc::new),
+            ..Instance::new(self.name.clone(), self.address)
         }
     }
 }

@@ -264,13 +264,13 @@ impl Pool {
             self.view.sources.discovery_error = None;
             self.touched = true;
         }
-        let mut wanted: BTreeMap<(String, String, SocketAddr), Instance> =
-            instances.into_iter().map(|i| ((i.namespace.clone(), i.name.clone(), i.address), i)).collect();
+        // Another incarnation at the same address is another life: it gets a slot of its own.
+        let life = |i: &Instance| (i.namespace.clone(), i.name.clone(), i.incarnation.clone(), i.address);
+        let mut wanted: BTreeMap<_, Instance> = instances.into_iter().map(|i| (life(&i), i)).collect();
         let mut members = Vec::with_capacity(wanted.len());
         let mut changed = false;
         for old in &self.members {
-            let key = (old.instance.namespace.clone(), old.instance.name.clone(), old.instance.address);
-            match wanted.remove(&key) {
+            match wanted.remove(&life(&old.instance)) {
                 Some(new) if new == *old.instance => members.push(old.clone()),
                 Some(new) => {
                     changed = true;
@@ -488,7 +488,6 @@ fn member(id: EndpointRef, instance: Arc<Instance>, eds_since: u64, now: Now) ->
 mod tests {
     use std::collections::BTreeSet;
 
-    use discovery::MetricsLocation;
     use proptest::prelude::*;
 
     use super::*;
@@ -502,13 +501,7 @@ mod tests {
     }
 
     fn instance(name: u16) -> Instance {
-        Instance {
-            name: format!("e{name}"),
-            namespace: "default".to_owned(),
-            address: SocketAddr::from(([10, 0, 0, 1], name + 1)),
-            labels: Vec::new(),
-            metrics: MetricsLocation::default(),
-        }
+        Instance::new(format!("e{name}"), SocketAddr::from(([10, 0, 0, 1], name + 1)))
     }
 
     fn at(origin: Instant, ms: u64) -> Now {

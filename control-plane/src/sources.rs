@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use discovery::{Changes, Instance, MetricsLocation, NAMESPACE_DEFAULT};
+use discovery::{Changes, Instance};
 
 use crate::args::EndpointsFrom;
 use crate::pools_file::{self, EndpointsSource, PoolSource};
@@ -35,13 +35,7 @@ pub async fn changes(source: EndpointsSource) -> Result<Changes, Fatal> {
     let mut instances = Vec::with_capacity(given.len());
     for name in given {
         let address = resolve(&name).await?;
-        instances.push(Instance {
-            name,
-            namespace: NAMESPACE_DEFAULT.to_owned(),
-            address,
-            labels: Vec::new(),
-            metrics: MetricsLocation::default(),
-        });
+        instances.push(Instance::new(name, address));
     }
     discovery::validate(&instances).map_err(Fatal::Usage)?;
     Ok(discovery::fixed(instances))

@@ -87,13 +87,9 @@ fn instance(row: Row) -> Result<Instance, String> {
         Some("https") => Some(Scheme::Https),
         Some(other) => return Err(format!("endpoint {name:?}: metrics scheme {other:?} is neither \"http\" nor \"https\"")),
     };
-    Ok(Instance {
-        name,
-        namespace: namespace.unwrap_or_else(|| NAMESPACE_DEFAULT.to_owned()),
-        address: SocketAddr::new(ip, port.0),
-        labels: labels.into_iter().collect(),
-        metrics: MetricsLocation { scheme, port: metrics.port.map(|p| p.0), path: metrics.path },
-    })
+    let metrics = MetricsLocation { scheme, port: metrics.port.map(|p| p.0), path: metrics.path };
+    let namespace = namespace.unwrap_or_else(|| NAMESPACE_DEFAULT.to_owned());
+    Ok(Instance { namespace, labels: labels.into_iter().collect(), metrics, ..Instance::new(name, SocketAddr::new(ip, port.0)) })
 }
 
 // === impl Port ===

@@ -15,7 +15,7 @@ use control_plane::run::{Daemon, serve_state};
 use control_plane::scrape::{ScrapeConfig, ScrapeEvent, Scraper};
 use control_plane::shared::{ScraperHandle, Shared};
 use control_plane::shutdown::{self, Trigger};
-use discovery::{Change, Instance, MetricsLocation};
+use discovery::{Change, Instance};
 use envoy_types::pb::envoy::config::core::v3::Node;
 use envoy_types::pb::envoy::config::endpoint::v3::{ClusterLoadAssignment, LbEndpoint};
 use envoy_types::pb::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
@@ -56,13 +56,7 @@ pub(crate) struct Envoy {
 }
 
 pub(crate) fn instance(name: &str, port: u16) -> Instance {
-    Instance {
-        name: name.to_owned(),
-        namespace: "default".to_owned(),
-        address: SocketAddr::from(([127, 0, 0, 1], port)),
-        labels: Vec::new(),
-        metrics: MetricsLocation::default(),
-    }
+    Instance::new(name, SocketAddr::from(([127, 0, 0, 1], port)))
 }
 
 /// Starts the daemon as the command line would; ports are the system's choice.

@@ -1,0 +1,454 @@
+//! A directory as registry: one file for each instance, `<root>/<namespace>/<component>/<instance id>.json`.
+//!
+//! ```json
+//! {"incarnation": "5f1c-4242", "address": "10.0.0.1:8000", "ready": true, "heartbeat_seconds": 5,
+//!  "labels": {"llm-d.ai/role": "decode"}, "metadata": {"model": {"name": "Qwen3-32B"}}}
+//! ```
+//! For one machine, or a shared file system without a cluster. Files are put in place whole by rename, so that a reader never sees half of one;
+//! names beginning with a dot are not looked at. A file's *content* counts. A file with `heartbeat_seconds` must moreover be touched that often by a
+//! process that lives: one that is not for [`HEARTBEATS_MISSED_MAX`] times as long is taken for dead. How long that was is measured on the reader's own monotonic
+//! clock from when it saw the time stamp move, so neither clock jumps nor skew between machines expire anybody. A file written by hand has no
+//! heartbeat and stays until it is removed.
+//!
+//! The kernel's notifications say when to look and a poll is the backstop; neither says what to believe: each look reads the whole directory.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use futures::future::BoxFuture;
+use futures::stream::{BoxStream, StreamExt};
+use notify::{RecursiveMode, Watcher};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+
+use crate::backend::{Backend, BackendEvent, Component, MetadataSource, Readiness, Record, checked_name};
+use crate::instance::{INSTANCES_MAX, Instance};
+use crate::metadata::{METADATA_BYTES_MAX, Metadata};
+use crate::registry::{InstanceHandle, InstanceStatus, RegisterError, Registration, Said, ServiceRegistry, new_incarnation};
+use crate::table::MetadataPolicy;
+use crate::watch::Discovery;
+
+/// How often the directory is looked at without being told to: what a network file system does elsewhere causes no notification here.
+pub const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The same where no notifications can be had, above all because the folder does not exist yet.
+pub const POLL_INTERVAL_UNWATCHED: Duration = Duration::from_millis(250);
+
+/// Notified looks are this far apart at least: a hundred processes that start together cost a few looks, not hundreds.
+const LOOKS_APART: Duration = Duration::from_millis(5);
+
+/// How often a registered process touches its file: a hundred instances cause twenty cheap writes a second, and a lost process is noticed
+/// within a quarter of a minute.
+pub const HEARTBEAT: Duration = Duration::from_secs(5);
+
+/// After this many missed heartbeats an instance is taken for dead: two may be lost to a machine that swaps.
+pub const HEARTBEATS_MISSED_MAX: u32 = 3;
+
+/// The largest file read, in bytes: metadata at its limit, and the rest.
+const FILE_BYTES_MAX: u64 = METADATA_BYTES_MAX as u64 + (1 << 16);
+
+/// A directory, as a backend of discovery.
+#[derive(Clone, Debug)]
+pub struct Directory {
+    root: PathBuf,
+}
+
+/// A directory to register in.
+#[derive(Clone, Debug)]
+pub struct DirectoryRegistry {
+    root: PathBuf,
+    address: SocketAddr,
+    name: Option<String>,
+    labels: BTreeMap<String, String>,
+}
+
+/// An instance's file.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    incarnation: String,
+    address: SocketAddr,
+    #[serde(default = "yes")]
+    ready: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    heartbeat_seconds: Option<u32>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    labels: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    metadata: Map<String, Value>,
+}
+
+/// Reads a directory again and again.
+#[derive(Debug)]
+struct Scanner {
+    folder: PathBuf,
+    /// By file: what it said last, and when its time stamp was seen to move.
+    files: HashMap<PathBuf, Entry>,
+    told: BTreeMap<Arc<str>, Record>,
+    synced: bool,
+}
+
+#[derive(Debug)]
+struct Entry {
+    modified: SystemTime,
+    moved: Instant,
+    /// Was it seen alive, or could it be left over from a process that died before we looked?
+    alive: bool,
+    record: Result<(Record, Option<Duration>), String>,
+}
+
+// === impl Directory ===
+
+impl Directory {
+    /// The directory at `root`, which need not exist yet.
+    #[must_use]
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// Discovery over it.
+    #[must_use]
+    pub fn discovery(self) -> Discovery<Self> {
+        Discovery::new(self, MetadataPolicy::Wanted)
+    }
+}
+
+impl Backend for Directory {
+    fn follow(&self, component: &Component, relist: Arc<Notify>) -> BoxStream<'static, BackendEvent> {
+        let folder = self.root.join(component.namespace()).join(component.name());
+        let scanner = Scanner { folder, files: HashMap::new(), told: BTreeMap::new(), synced: false };
+        futures::stream::unfold((scanner, Looks::new(relist), Vec::new()), |(mut scanner, mut looks, mut events)| async move {
+            while events.is_empty() {
+                looks.next(&scanner.folder).await;
+                let scan = move || {
+                    let events = scanner.scan();
+                    (scanner, events)
+                };
+                (scanner, events) = tokio::task::spawn_blocking(scan).await.ok()?;
+                events.reverse(); // taken from the end
+            }
+            let event = events.pop()?;
+            Some((event, (scanner, looks, events)))
+        })
+        .boxed()
+    }
+}
+
+// === impl Scanner ===
+
+impl Scanner {
+    fn scan(&mut self) -> Vec<BackendEvent> {
+        let names = match self.list() {
+            Ok(names) => names,
+            Err(why) => return vec![BackendEvent::Failed(why)],
+        };
+        self.files.retain(|path, _| names.contains(path));
+        for path in names {
+            self.look(path);
+        }
+        let now = Instant::now();
+        let mut records = BTreeMap::new();
+        for (path, entry) in &self.files {
+            // A file that cannot be read now leaves what it said before in force.
+            match &entry.record {
+                Ok((record, heartbeat)) => {
+                    let mut record = record.clone();
+                    if let Some(heartbeat) = heartbeat {
+                        judge(&mut record, entry, *heartbeat, now);
+                    }
+                    records.insert(Arc::from(record.name()), record);
+                }
+                Err(_) => {
+                    let id = path.file_stem().and_then(|s| s.to_str()).unwrap_or_default();
+                    if let Some((id, record)) = self.told.get_key_value(id) {
+                        records.insert(Arc::clone(id), record.clone());
+                    }
+                }
+            }
+        }
+        self.tell(records)
+    }
+
+    fn tell(&mut self, records: BTreeMap<Arc<str>, Record>) -> Vec<BackendEvent> {
+        if !std::mem::replace(&mut self.synced, true) {
+            self.told.clone_from(&records);
+            return vec![BackendEvent::Reset(records.into_values().collect())];
+        }
+        let gone = self.told.keys().filter(|id| !records.contains_key(*id)).map(|id| BackendEvent::Delete(Arc::clone(id)));
+        let new = records.iter().filter(|(id, record)| self.told.get(*id) != Some(*record));
+        let mut events: Vec<_> = gone.chain(new.map(|(_, record)| BackendEvent::Apply(record.clone()))).collect();
+        if events.is_empty() {
+            events.push(BackendEvent::Alive);
+        }
+        self.told = records;
+        events
+    }
+
+    /// The files there are. A folder that does not exist has none: nobody registered yet.
+    fn list(&self) -> Result<Vec<PathBuf>, String> {
+        let wrong = |e: io::Error| format!("{}: {e}", self.folder.display());
+        let entries = match std::fs::read_dir(&self.folder) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => return Err(wrong(e)),
+        };
+        let mut paths = Vec::new();
+        for entry in entries {
+            let path = entry.map_err(wrong)?.path();
+            let hidden = path.file_name().and_then(|n| n.to_str()).is_none_or(|n| n.starts_with('.'));
+            if !hidden && path.extension().is_some_and(|e| e == "json") {
+                paths.push(path);
+            }
+        }
+        if paths.len() > INSTANCES_MAX {
+            return Err(format!("{}: {} files; at most {INSTANCES_MAX} are allowed", self.folder.display(), paths.len()));
+        }
+        Ok(paths)
+    }
+
+    fn look(&mut self, path: PathBuf) {
+        let (read, modified) = (read(&path), modified(&path));
+        let now = Instant::now();
+        match self.files.get_mut(&path) {
+            Some(entry) => {
+                if entry.modified != modified {
+                    (entry.modified, entry.moved, entry.alive) = (modified, now, true);
+                }
+                entry.record = read;
+            }
+            None => {
+                // Only a hint, by the wall clock: an old file waits for a heartbeat before it counts, a new one counts at once.
+                let age = SystemTime::now().duration_since(modified).unwrap_or_default();
+                let alive = age < HEARTBEAT * HEARTBEATS_MISSED_MAX;
+                self.files.insert(path, Entry { modified, moved: now, alive, record: read });
+            }
+        }
+    }
+}
+
+fn judge(record: &mut Record, entry: &Entry, heartbeat: Duration, now: Instant) {
+    let silent = now.saturating_duration_since(entry.moved);
+    if record.readiness == Readiness::Ready && silent > heartbeat * HEARTBEATS_MISSED_MAX {
+        record.readiness = Readiness::NotReady(format!("no heartbeat for more than {:?}", heartbeat * HEARTBEATS_MISSED_MAX));
+    } else if record.readiness == Readiness::Ready && !entry.alive {
+        record.readiness = Readiness::NotReady("its file is old and no heartbeat was seen yet".to_owned());
+    }
+}
+
+fn modified(path: &Path) -> SystemTime {
+    std::fs::metadata(path).and_then(|m| m.modified()).unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+fn read(path: &Path) -> Result<(Record, Option<Duration>), String> {
+    let meta = std::fs::metadata(path).map_err(|e| e.to_string())?;
+    if !meta.is_file() || meta.len() > FILE_BYTES_MAX {
+        return Err(format!("not a regular file of at most {FILE_BYTES_MAX} bytes"));
+    }
+    let id = path.file_stem().and_then(|s| s.to_str()).unwrap_or_default();
+    parse(id, &std::fs::read(path).map_err(|e| e.to_string())?)
+}
+
+/// Reads an instance's file: the record, and how often the file is touched if it is.
+///
+/// # Errors
+/// Says what is wrong. Whoever wrote the file is at fault.
+pub fn parse(id: &str, text: &[u8]) -> Result<(Record, Option<Duration>), String> {
+    let file: File = serde_json::from_slice(text).map_err(|e| e.to_string())?;
+    let File { incarnation, address, ready, heartbeat_seconds, labels, metadata } = file;
+    let metadata = if metadata.is_empty() {
+        MetadataSource::None
+    } else {
+        MetadataSource::Given(Arc::new(Metadata::try_new(metadata).map_err(|e| e.to_string())?))
+    };
+    let id = checked_name(id).map_err(|e| e.to_string())?;
+    let instance = Instance { incarnation, labels: labels.into_iter().collect(), ..Instance::new(id, address) };
+    let readiness = if ready { Readiness::Ready } else { Readiness::NotReady("it says that it is not ready".to_owned()) };
+    let heartbeat = heartbeat_seconds.map(|s| Duration::from_secs(u64::from(s.max(1))));
+    Ok((Record { instance, readiness, metadata, freshness: 0 }, heartbeat))
+}
+
+fn yes() -> bool {
+    true
+}
+
+// === Looks ===
+
+/// Says when to look at a folder.
+#[derive(Debug)]
+struct Looks {
+    relist: Arc<Notify>,
+    told: Arc<Notify>,
+    watcher: Option<notify::RecommendedWatcher>,
+    first: bool,
+}
+
+impl Looks {
+    fn new(relist: Arc<Notify>) -> Self {
+        Self { relist, told: Arc::new(Notify::new()), watcher: None, first: true }
+    }
+
+    /// Waits until it is time to look. The watch is set before the look that follows, so nothing falls between.
+    async fn next(&mut self, folder: &Path) {
+        if !std::mem::take(&mut self.first) {
+            let poll = if self.watcher.is_some() { POLL_INTERVAL } else { POLL_INTERVAL_UNWATCHED };
+            tokio::select! {
+                () = self.told.notified() => return tokio::time::sleep(LOOKS_APART).await,
+                () = self.relist.notified() => {}
+                () = tokio::time::sleep(poll) => {}
+            }
+        }
+        // Set anew at each poll: the folder may have been replaced by another of that name.
+        self.watcher = self.watch(folder);
+    }
+
+    fn watch(&self, folder: &Path) -> Option<notify::RecommendedWatcher> {
+        let told = Arc::clone(&self.told);
+        let tell = move |event: notify::Result<notify::Event>| {
+            use notify::event::{EventKind, ModifyKind};
+            // Heartbeats touch files; that is seen at the next poll. Errors and overflows are a reason to look.
+            if !event.is_ok_and(|e| matches!(e.kind, EventKind::Access(_) | EventKind::Modify(ModifyKind::Metadata(_)))) {
+                told.notify_one();
+            }
+        };
+        let mut watcher = notify::recommended_watcher(tell).ok()?;
+        watcher.watch(folder, RecursiveMode::NonRecursive).ok()?;
+        Some(watcher)
+    }
+}
+
+// === impl DirectoryRegistry ===
+
+impl DirectoryRegistry {
+    /// Registers in the directory at `root` a process that takes requests at `address`. The directory is made if it does not exist.
+    #[must_use]
+    pub fn new(root: impl Into<PathBuf>, address: SocketAddr) -> Self {
+        Self { root: root.into(), address, name: None, labels: BTreeMap::new() }
+    }
+
+    /// The same under this instance id, in place of one made up. Whoever registers under an id later takes it over.
+    #[must_use]
+    pub fn with_name(self, name: impl Into<String>) -> Self {
+        Self { name: Some(name.into()), ..self }
+    }
+
+    /// The same with these labels.
+    #[must_use]
+    pub fn with_labels(self, labels: impl IntoIterator<Item = (String, String)>) -> Self {
+        Self { labels: labels.into_iter().collect(), ..self }
+    }
+
+    fn register(&self, namespace: &str, component: &str) -> Result<InstanceHandle, RegisterError> {
+        let component = Component::try_new(namespace, component)?;
+        let incarnation = new_incarnation();
+        let id: Arc<str> = match &self.name {
+            Some(name) => checked_name(name)?.into(),
+            None => format!("{}-{incarnation}", component.name()).into(),
+        };
+        let folder = self.root.join(component.namespace()).join(component.name());
+        std::fs::create_dir_all(&folder).map_err(|e| RegisterError::Refused(format!("{}: {e}", folder.display())))?;
+        let registration = Arc::new(Registered {
+            path: folder.join(format!("{id}.json")),
+            temporary: folder.join(format!(".{id}.{incarnation}")),
+            incarnation: Arc::clone(&incarnation),
+            address: self.address,
+            labels: self.labels.clone(),
+            open: Mutex::new(true),
+        });
+        Ok(InstanceHandle::new(id, incarnation, |said| {
+            let task = tokio::spawn(Arc::clone(&registration).keep(said)).abort_handle();
+            Registration { task: Some(task), withdraw: Some(Box::new(move || registration.withdraw())) }
+        }))
+    }
+}
+
+impl ServiceRegistry for DirectoryRegistry {
+    fn register_instance<'a>(&'a self, namespace: &'a str, component: &'a str) -> BoxFuture<'a, Result<InstanceHandle, RegisterError>> {
+        Box::pin(async move { self.register(namespace, component) })
+    }
+}
+
+/// The file of a registered instance.
+#[derive(Debug)]
+struct Registered {
+    path: PathBuf,
+    temporary: PathBuf,
+    incarnation: Arc<str>,
+    address: SocketAddr,
+    labels: BTreeMap<String, String>,
+    /// Until withdrawn. Held while the file is written, so that no write outlives the registration.
+    open: Mutex<bool>,
+}
+
+impl Registered {
+    /// Writes at every change, touches between, and puts the file back should somebody have removed it.
+    async fn keep(self: Arc<Self>, mut said: watch::Receiver<Said>) {
+        said.mark_changed();
+        loop {
+            let write = tokio::select! {
+                changed = said.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    true
+                }
+                () = tokio::time::sleep(HEARTBEAT) => false,
+            };
+            let (this, now) = (Arc::clone(&self), said.borrow_and_update().clone());
+            let kept = tokio::task::spawn_blocking(move || if write { this.write(&now) } else { this.touch(&now) }).await;
+            if !matches!(kept, Ok(Ok(()))) {
+                tokio::time::sleep(POLL_INTERVAL).await; // a full disk, a folder gone: tried again, for a registration is for life
+                said.mark_changed();
+            }
+        }
+    }
+
+    fn write(&self, said: &Said) -> io::Result<()> {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*open {
+            return Ok(());
+        }
+        let file = File {
+            incarnation: self.incarnation.to_string(),
+            address: self.address,
+            ready: said.status == InstanceStatus::Ready,
+            heartbeat_seconds: u32::try_from(HEARTBEAT.as_secs()).ok(),
+            labels: self.labels.clone(),
+            metadata: said.metadata.map().clone(),
+        };
+        if let Some(folder) = self.path.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
+        std::fs::write(&self.temporary, serde_json::to_vec(&file)?)?;
+        std::fs::rename(&self.temporary, &self.path)
+    }
+
+    fn touch(&self, said: &Said) -> io::Result<()> {
+        match self.is_ours() {
+            Some(true) => std::fs::File::options().write(true).open(&self.path)?.set_modified(SystemTime::now()),
+            Some(false) => Ok(()), // somebody took over: theirs now
+            None => self.write(said),
+        }
+    }
+
+    fn withdraw(&self) {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        *open = false;
+        if self.is_ours() == Some(true) {
+            let _ = std::fs::remove_file(&self.path); // should that fail, the heartbeats end all the same
+        }
+        let _ = std::fs::remove_file(&self.temporary);
+    }
+
+    /// Is the file there, and is it of this life?
+    fn is_ours(&self) -> Option<bool> {
+        let (record, _) = read(&self.path).ok()?;
+        Some(record.instance.incarnation == *self.incarnation)
+    }
+}

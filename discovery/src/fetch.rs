@@ -1,0 +1,87 @@
+//! Fetching an instance's metadata: one conditional GET to its own address, within bounds.
+//!
+//! No redirect is followed, no proxy of the environment used and no name resolved: the answer comes from the instance or not at all.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Empty, LengthLimitError, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ACCEPT, ETAG, HeaderMap, IF_NONE_MATCH};
+use hyper::{Request, Response, StatusCode};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+
+use crate::metadata::{METADATA_BYTES_MAX, Metadata};
+use crate::table::{Fetch, Fetched};
+
+/// How long one fetch may take, from connecting to the last byte.
+pub(crate) const FETCH_DEADLINE: Duration = Duration::from_secs(2);
+
+/// How many are fetched at once: a pool of a thousand is asked within a second or so, at at most this many times [`METADATA_BYTES_MAX`] of memory.
+pub(crate) const FETCHES_MAX: usize = 32;
+
+/// The longest entity tag kept: ours has some 40 bytes.
+const ETAG_BYTES_MAX: usize = 256;
+
+/// Asks instances.
+#[derive(Clone, Debug)]
+pub(crate) struct Fetcher(Client<HttpConnector, Empty<Bytes>>);
+
+// === impl Fetcher ===
+
+impl Fetcher {
+    pub(crate) fn new() -> Self {
+        let mut connector = HttpConnector::new();
+        connector.set_connect_timeout(Some(FETCH_DEADLINE));
+        connector.set_nodelay(true);
+        // A connection is not worth keeping for a request every half minute.
+        Self(Client::builder(TokioExecutor::new()).timer(TokioTimer::new()).pool_max_idle_per_host(0).build(connector))
+    }
+
+    pub(crate) async fn fetch(&self, fetch: &Fetch) -> Fetched {
+        match tokio::time::timeout(FETCH_DEADLINE, self.ask(fetch)).await {
+            Ok(answer) => answer.unwrap_or_else(Fetched::Failed),
+            Err(_) => Fetched::Failed(format!("no complete answer from {} in {FETCH_DEADLINE:?}", fetch.address)),
+        }
+    }
+
+    async fn ask(&self, fetch: &Fetch) -> Result<Fetched, String> {
+        let mut request = Request::get(format!("http://{}/metadata", fetch.address)).header(ACCEPT, "application/json");
+        if let Some(etag) = &fetch.etag {
+            request = request.header(IF_NONE_MATCH, etag);
+        }
+        let request = request.body(Empty::new()).map_err(|e| e.to_string())?;
+        let response = self.0.request(request).await.map_err(|e| format!("{}: {}", fetch.address, innermost(&e)))?;
+        match response.status() {
+            StatusCode::OK => read(response).await,
+            StatusCode::NOT_MODIFIED if fetch.etag.is_some() => Ok(Fetched::Unchanged),
+            StatusCode::NOT_FOUND => Ok(Fetched::Absent),
+            status if status.is_redirection() => Err(format!("{} answered {status}, and redirects are not followed", fetch.address)),
+            status => Err(format!("{} answered {status}", fetch.address)),
+        }
+    }
+}
+
+async fn read(response: Response<Incoming>) -> Result<Fetched, String> {
+    let etag = entity_tag(response.headers());
+    let body = Limited::new(response.into_body(), METADATA_BYTES_MAX).collect().await.map_err(|e| {
+        if e.is::<LengthLimitError>() { format!("answer longer than {METADATA_BYTES_MAX} bytes") } else { format!("answer broke off: {e}") }
+    })?;
+    let metadata = Metadata::parse(&body.to_bytes()).map_err(|e| e.to_string())?;
+    Ok(Fetched::Is(Arc::new(metadata), etag))
+}
+
+fn entity_tag(headers: &HeaderMap) -> Option<String> {
+    headers.get(ETAG)?.to_str().ok().filter(|tag| tag.len() <= ETAG_BYTES_MAX).map(str::to_owned)
+}
+
+/// The cause people can do something about stands last: "client error (Connect)" says little, "Connection refused" much.
+fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut error = error;
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    error.to_string()
+}

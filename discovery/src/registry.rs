@@ -1,0 +1,218 @@
+//! The side of whoever registers: a handle that stands for the registration and takes it back when dropped.
+//!
+//! What an instance says of itself is kept in one place, a watch channel: the routes of [`crate::serve`] read it, the backend follows it, and
+//! the handle alone writes it. Metadata is therefore readable the moment it is set, ready or not.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+use serde_json::{Map, Value};
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+
+use crate::backend::InvalidName;
+use crate::metadata::{Metadata, MetadataError};
+
+/// Registers instances.
+pub trait ServiceRegistry: Send + Sync {
+    /// Registers this process as an instance of `component` in `namespace`: not ready, and without metadata.
+    ///
+    /// # Errors
+    /// [`RegisterError`] says who is at fault and whether to try again.
+    fn register_instance<'a>(&'a self, namespace: &'a str, component: &'a str) -> BoxFuture<'a, Result<InstanceHandle, RegisterError>>;
+}
+
+/// May the instance get traffic?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InstanceStatus {
+    /// Yes.
+    Ready,
+    /// No: it is starting, draining or broken.
+    NotReady,
+}
+
+/// Why an instance could not be registered.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RegisterError {
+    /// Namespace, component or id is no name.
+    #[error(transparent)]
+    Name(#[from] InvalidName),
+    /// The process is not set up to be what it registers as; whoever deploys it is at fault, and trying again changes nothing.
+    #[error("cannot register: {0}")]
+    Refused(String),
+    /// The backend cannot be reached; try again.
+    #[error("cannot register now: {0}")]
+    Unavailable(String),
+}
+
+/// What an instance says of itself now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Said {
+    /// Which life of the instance says it.
+    pub incarnation: Arc<str>,
+    /// What it says.
+    pub metadata: Arc<Metadata>,
+    /// Grows with each change of `metadata`.
+    pub generation: u64,
+    /// May it get traffic?
+    pub status: InstanceStatus,
+}
+
+/// A registration. Dropped, the instance is gone.
+pub struct InstanceHandle {
+    id: Arc<str>,
+    said: watch::Sender<Said>,
+    _registration: Registration,
+}
+
+/// What ends with a handle.
+pub(crate) struct Registration {
+    /// Publishes what is said.
+    pub(crate) task: Option<AbortHandle>,
+    /// Takes the registration back; must not block for long.
+    pub(crate) withdraw: Option<Box<dyn FnOnce() + Send + Sync>>,
+}
+
+// === impl InstanceHandle ===
+
+impl InstanceHandle {
+    /// A handle, and what its registration must follow.
+    pub(crate) fn new(
+        id: Arc<str>,
+        incarnation: Arc<str>,
+        publish: impl FnOnce(watch::Receiver<Said>) -> Registration,
+    ) -> Self {
+        let said = Said { incarnation, metadata: Arc::default(), generation: 0, status: InstanceStatus::NotReady };
+        let (said, follow) = watch::channel(said);
+        Self { id, said, _registration: publish(follow) }
+    }
+
+    /// The unique identifier of the instance in the registry. In Kubernetes the name of the pod.
+    #[must_use]
+    pub fn instance_id(&self) -> &str {
+        &self.id
+    }
+
+    /// Says what the instance is: replaces all that was said before, and can be read at once.
+    ///
+    /// # Errors
+    /// [`MetadataError`]: it is too large, or a key that is understood has a value that is not. What was said before then stays.
+    pub fn set_metadata(&self, metadata: Map<String, Value>) -> Result<(), MetadataError> {
+        let metadata = Arc::new(Metadata::try_new(metadata)?);
+        self.said.send_if_modified(|said| {
+            let changed = said.metadata != metadata;
+            if changed {
+                said.metadata = metadata;
+                said.generation += 1;
+            }
+            changed
+        });
+        Ok(())
+    }
+
+    /// Says whether the instance may get traffic.
+    pub fn set_ready(&self, status: InstanceStatus) {
+        self.said.send_if_modified(|said| std::mem::replace(&mut said.status, status) != status);
+    }
+
+    /// What is said now, and every change of it.
+    #[must_use]
+    pub fn follow(&self) -> watch::Receiver<Said> {
+        self.said.subscribe()
+    }
+}
+
+impl fmt::Debug for InstanceHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InstanceHandle").field("id", &self.id).field("said", &self.said.borrow()).finish_non_exhaustive()
+    }
+}
+
+// === impl Registration ===
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+        if let Some(withdraw) = self.withdraw.take() {
+            withdraw();
+        }
+    }
+}
+
+// === impl InstanceStatus ===
+
+impl FromStr for InstanceStatus {
+    type Err = String;
+
+    /// `ready` or `notready`, in any spelling of case and dashes.
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.to_ascii_lowercase().replace(['-', '_'], "").as_str() {
+            "ready" => Ok(Self::Ready),
+            "notready" => Ok(Self::NotReady),
+            _ => Err(format!("{text:?} is neither \"ready\" nor \"notready\"")),
+        }
+    }
+}
+
+impl fmt::Display for InstanceStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ready => "ready",
+            Self::NotReady => "notready",
+        })
+    }
+}
+
+/// A name for this life of a process: no other has it.
+pub(crate) fn new_incarnation() -> Arc<str> {
+    use std::hash::{BuildHasher, RandomState};
+    // The standard library's only source of randomness: each state is keyed anew. 64 bits, and the process id beside them.
+    format!("{:016x}-{}", RandomState::new().hash_one(std::process::id()), std::process::id()).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn handle() -> InstanceHandle {
+        InstanceHandle::new("i".into(), "life".into(), |_| Registration { task: None, withdraw: None })
+    }
+
+    #[test]
+    fn what_changes_nothing_wakes_nobody() {
+        let handle = handle();
+        let mut follow = handle.follow();
+        let map = || json!({"model": "m"}).as_object().cloned().unwrap();
+        handle.set_metadata(map()).unwrap();
+        assert!(follow.has_changed().unwrap() && follow.borrow_and_update().generation == 1);
+        handle.set_metadata(map()).unwrap();
+        handle.set_ready(InstanceStatus::NotReady);
+        assert!(!follow.has_changed().unwrap());
+        handle.set_metadata(json!({"model": 7}).as_object().cloned().unwrap()).unwrap_err();
+        assert!(!follow.has_changed().unwrap(), "what is refused changes nothing");
+        handle.set_ready(InstanceStatus::Ready);
+        let said = follow.borrow_and_update().clone();
+        assert_eq!((said.status, said.generation), (InstanceStatus::Ready, 1));
+    }
+
+    #[test]
+    fn status_is_read_as_people_write_it() {
+        assert_eq!("ready".parse(), Ok(InstanceStatus::Ready));
+        for text in ["notready", "NotReady", "not-ready", "not_ready"] {
+            assert_eq!(text.parse(), Ok(InstanceStatus::NotReady));
+        }
+        assert!("yes".parse::<InstanceStatus>().is_err());
+        assert_eq!(InstanceStatus::NotReady.to_string().parse(), Ok(InstanceStatus::NotReady));
+    }
+
+    #[test]
+    fn lives_have_names_of_their_own() {
+        assert_ne!(new_incarnation(), new_incarnation());
+    }
+}

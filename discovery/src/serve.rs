@@ -1,0 +1,51 @@
+//! What a registered process serves of itself: `/metadata`, which discovery fetches, and `/health`, which its readiness probe asks.
+//!
+//! Both are routes to mount into a server the process has anyway, or a port of their own by [`serve`].
+//!
+//! | request | answer |
+//! |---|---|
+//! | `GET /metadata` | 200, the JSON object, `ETag: "<incarnation>-<generation>"`; 304 if `If-None-Match` names that |
+//! | `GET /health` | 200 `{"status":"ready"}`, or 503 `{"status":"notready"}` |
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use crate::registry::{InstanceHandle, InstanceStatus, Said};
+
+/// The routes of an instance. They outlive its handle, and then say that it is not ready.
+pub fn router(handle: &InstanceHandle) -> Router {
+    Router::new().route("/metadata", get(metadata)).route("/health", get(health)).with_state(handle.follow())
+}
+
+/// Serves the routes of an instance, until the future is dropped.
+///
+/// # Errors
+/// What the listener says; it is of no use then.
+pub async fn serve(listener: TcpListener, handle: &InstanceHandle) -> std::io::Result<()> {
+    axum::serve(listener, router(handle)).await
+}
+
+async fn metadata(State(said): State<watch::Receiver<Said>>, headers: HeaderMap) -> Response {
+    let said = said.borrow().clone();
+    let etag = format!("\"{}-{}\"", said.incarnation, said.generation);
+    let asked = headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|v| v.to_str().ok()).flat_map(|v| v.split(','));
+    if asked.map(str::trim).any(|tag| tag.trim_start_matches("W/") == etag || tag == "*") {
+        return (StatusCode::NOT_MODIFIED, [(header::ETAG, etag)]).into_response();
+    }
+    match serde_json::to_string(said.metadata.map()) {
+        Ok(body) => ([(header::ETAG, etag), (header::CONTENT_TYPE, "application/json".to_owned())], body).into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+async fn health(State(said): State<watch::Receiver<Said>>) -> Response {
+    // Without a handle nobody can say that it is ready.
+    let status = if said.has_changed().is_err() { InstanceStatus::NotReady } else { said.borrow().status };
+    let code = if status == InstanceStatus::Ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (code, [(header::CONTENT_TYPE, "application/json")], format!("{{\"status\":\"{status}\"}}")).into_response()
+}

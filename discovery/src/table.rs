@@ -1,0 +1,492 @@
+//! What is known of the instances of one component, and what of it is told. Pure: no I/O, and time is an argument.
+//!
+//! ```text
+//!           Apply, Reset                    metadata                 owns its address
+//!  record ───────────────▶ ready? ──yes──▶ known or none? ──yes──▶ and is valid? ──yes──▶ Ready: told (Added)
+//!                            │ no             │ no                     │ no
+//!                            ▼                ▼                        ▼
+//!                         NotReady         Pending                  Refused               all three: not told (Removed if it was)
+//! ```
+//! Each verb costs what it touches (a row, and the rows that claim the same address), never the whole table. Events are upserts of the full value
+//! and only told when the value changed.
+//!
+//! **Mass disappearance.** When the first list after an outage lacks more than half of what was told, that is more often a backend that
+//! lost its mind than a cluster that lost its servers. Those rows then stay as they were for [`HOLD`], the backend is asked for another list, and what
+//! they still lack at the end is honoured.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use tokio::time::Instant;
+
+use crate::backend::{MetadataSource, Readiness, Record};
+use crate::instance::{Instance, validate_instance};
+use crate::metadata::Metadata;
+
+/// How long a mass disappearance is held: an API server that restarts with cold caches, or an etcd whose leases lapsed together, has its answers
+/// together within this; requests to servers that are truly gone fail over meanwhile.
+pub const HOLD: Duration = Duration::from_secs(10);
+
+/// Below this many told instances nothing is held: in a small pool half may well go at once.
+pub const HOLD_INSTANCES_MIN: usize = 4;
+
+/// How often metadata is asked for again though nothing happened: it may change without any event (a LoRA loaded, say).
+pub const METADATA_POLL_INTERVAL: Duration = Duration::from_secs(30);
+
+/// The first wait after metadata could not be had; doubled up to [`METADATA_POLL_INTERVAL`].
+pub const METADATA_RETRY_FIRST: Duration = Duration::from_millis(250);
+
+/// How many that are gone are remembered, for people.
+const GONE_MAX: usize = 256;
+
+/// One moment on both clocks: durations are measured on the monotonic one, people are told the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Now {
+    /// Monotonic.
+    pub instant: Instant,
+    /// For people.
+    pub wall: SystemTime,
+}
+
+/// A change of the told set. An [`InstanceEvent::Added`] is an upsert: it carries the whole new value, of an instance known or not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InstanceEvent {
+    /// This instance may get traffic, and this is all there is to know of it.
+    Added(Arc<Instance>),
+    /// The instance of this id may get traffic no more.
+    Removed(Arc<str>),
+}
+
+/// What is done about metadata that an instance serves itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MetadataPolicy {
+    /// It is not asked for.
+    Ignored,
+    /// It is asked for; an instance that has none (404) is told without.
+    #[default]
+    Wanted,
+    /// An instance that has none is not told.
+    Required,
+}
+
+/// An instance seen lately, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// Its id.
+    pub id: Arc<str>,
+    /// Which life of it.
+    pub incarnation: String,
+    /// Where it is, or was.
+    pub address: SocketAddr,
+    /// What is held of it.
+    pub state: State,
+    /// Since when.
+    pub since: SystemTime,
+}
+
+/// What is held of an instance, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It is told.
+    Ready,
+    /// It is told, though it failed to give its metadata when last asked: the last good one counts.
+    Stale(String),
+    /// It is told, though the backend's first list after an outage lacks it.
+    Held,
+    /// Its backend says it is not ready.
+    NotReady(String),
+    /// It is ready, but its metadata is not known.
+    Pending(String),
+    /// It breaks a rule, or another has its address.
+    Refused(String),
+    /// Its backend knows it no more.
+    Gone,
+}
+
+/// Asks for an instance's metadata.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fetch {
+    pub(crate) id: Arc<str>,
+    pub(crate) incarnation: String,
+    pub(crate) address: SocketAddr,
+    /// Of what is known already.
+    pub(crate) etag: Option<String>,
+}
+
+/// What came of a [`Fetch`].
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Fetched {
+    /// This, with its entity tag.
+    Is(Arc<Metadata>, Option<String>),
+    /// The same as before.
+    Unchanged,
+    /// The instance has none.
+    Absent,
+    /// It could not be had, for this reason.
+    Failed(String),
+}
+
+/// All that is known of a component.
+#[derive(Debug)]
+pub(crate) struct Table {
+    policy: MetadataPolicy,
+    rows: BTreeMap<Arc<str>, Row>,
+    /// Who claims which address; the greatest has it.
+    claims: HashMap<SocketAddr, BTreeSet<Claim>>,
+    due: BTreeSet<(Instant, Arc<str>)>,
+    gone: VecDeque<Seen>,
+    hold: Option<Hold>,
+    told: usize,
+}
+
+type Claim = (u64, String, Arc<str>);
+
+#[derive(Debug)]
+struct Row {
+    record: Record,
+    metadata: Known,
+    /// As it would be told, but for who has its address; or why it is not.
+    candidate: Result<Arc<Instance>, State>,
+    claim: Option<(SocketAddr, Claim)>,
+    told: Option<Arc<Instance>>,
+    state: State,
+    since: SystemTime,
+}
+
+/// What is known of the metadata that an instance serves.
+#[derive(Debug, Default)]
+struct Known {
+    /// The last good answer; `Some(None)` is that there is none.
+    answer: Option<Option<Arc<Metadata>>>,
+    etag: Option<String>,
+    failure: Option<String>,
+    failures: u32,
+    due: Option<Instant>,
+    fetching: bool,
+    /// To be asked again as soon as the present fetch is over.
+    again: bool,
+}
+
+#[derive(Debug)]
+struct Hold {
+    until: Instant,
+    /// What becomes of each when the hold ends: another record, or none.
+    doomed: BTreeMap<Arc<str>, Option<Record>>,
+}
+
+// === impl Now ===
+
+impl Now {
+    /// This moment.
+    #[must_use]
+    pub fn read() -> Self {
+        Self { instant: Instant::now(), wall: SystemTime::now() }
+    }
+}
+
+// === impl Table ===
+
+impl Table {
+    pub(crate) fn new(policy: MetadataPolicy) -> Self {
+        let (rows, claims, due, gone) = Default::default();
+        Self { policy, rows, claims, due, gone, hold: None, told: 0 }
+    }
+
+    /// The whole set. `after_outage`: the backend could not be reached before. Says whether the backend should be asked again.
+    pub(crate) fn reset(&mut self, records: Vec<Record>, after_outage: bool, now: Now, events: &mut Vec<InstanceEvent>) -> bool {
+        let mut new: BTreeMap<Arc<str>, Record> = BTreeMap::new();
+        for record in records {
+            new.insert(record.name().into(), record);
+        }
+        let told = self.rows.iter().filter(|(_, row)| row.told.is_some()).map(|(id, _)| id);
+        let lost: Vec<Arc<str>> = told.filter(|id| new.get(*id).is_none_or(|r| r.readiness != Readiness::Ready)).cloned().collect();
+        let suspicious = self.told >= HOLD_INSTANCES_MIN && lost.len() * 2 > self.told && (after_outage || self.hold.is_some());
+        let held = self.hold.take();
+        if suspicious {
+            let until = held.as_ref().map_or(now.instant + HOLD, |hold| hold.until);
+            let doomed = lost.iter().map(|id| (Arc::clone(id), new.remove(id))).collect();
+            self.hold = Some(Hold { until, doomed });
+        }
+        let absent: Vec<Arc<str>> = self.rows.keys().filter(|id| !new.contains_key(*id) && !self.is_held(id)).cloned().collect();
+        for id in absent {
+            self.remove(&id, now, events);
+        }
+        for (id, record) in new {
+            self.put(id, record, now, events);
+        }
+        for id in self.hold.iter().flat_map(|hold| hold.doomed.keys()) {
+            if let Some(row) = self.rows.get_mut(id) {
+                row.set_state(State::Held, now);
+            }
+        }
+        suspicious && held.is_none()
+    }
+
+    /// A record that is new, or has another value.
+    pub(crate) fn apply(&mut self, record: Record, now: Now, events: &mut Vec<InstanceEvent>) {
+        let id: Arc<str> = record.name().into();
+        self.release(&id);
+        self.put(id, record, now, events);
+    }
+
+    /// A record is no more.
+    pub(crate) fn delete(&mut self, id: &str, now: Now, events: &mut Vec<InstanceEvent>) {
+        self.release(id);
+        self.remove(id, now, events);
+    }
+
+    /// Ends a hold whose time has come.
+    pub(crate) fn tick(&mut self, now: Now, events: &mut Vec<InstanceEvent>) {
+        let Some(hold) = self.hold.take_if(|hold| hold.until <= now.instant) else { return };
+        for (id, fate) in hold.doomed {
+            match fate {
+                Some(record) => self.put(id, record, now, events),
+                None => self.remove(&id, now, events),
+            }
+        }
+    }
+
+    /// Whose metadata is to be asked for next, if anybody's time has come. Each is asked for by at most one at a time.
+    pub(crate) fn next_fetch(&mut self, now: Instant) -> Option<Fetch> {
+        loop {
+            let due = self.due.first().filter(|(at, _)| *at <= now)?.clone();
+            self.due.remove(&due);
+            let (_, id) = due;
+            let Some(row) = self.rows.get_mut(&id) else { continue };
+            row.metadata.due = None;
+            let MetadataSource::At(address) = row.record.metadata else { continue };
+            if row.record.readiness != Readiness::Ready {
+                continue; // asked for once it is
+            }
+            if std::mem::replace(&mut row.metadata.fetching, true) {
+                row.metadata.again = true;
+                continue;
+            }
+            let (incarnation, etag) = (row.record.instance.incarnation.clone(), row.metadata.etag.clone());
+            return Some(Fetch { id, incarnation, address, etag });
+        }
+    }
+
+    /// When something is due next.
+    pub(crate) fn next_due(&self) -> Option<Instant> {
+        let hold = self.hold.as_ref().map(|hold| hold.until);
+        self.due.first().map(|(at, _)| *at).into_iter().chain(hold).min()
+    }
+
+    /// What came of a fetch. Of a life that is over, nothing.
+    pub(crate) fn fetched(&mut self, fetch: &Fetch, fetched: Fetched, now: Now, events: &mut Vec<InstanceEvent>) {
+        let Some(row) = self.rows.get_mut(&fetch.id) else { return };
+        let same_life = row.record.instance.incarnation == fetch.incarnation && row.record.metadata == MetadataSource::At(fetch.address);
+        if !same_life || !row.metadata.fetching {
+            return;
+        }
+        let known = &mut row.metadata;
+        known.fetching = false;
+        let again = std::mem::take(&mut known.again).then_some(now.instant);
+        match fetched {
+            Fetched::Is(metadata, etag) => (known.answer, known.etag) = (Some(Some(metadata)), etag),
+            Fetched::Absent => (known.answer, known.etag) = (Some(None), None),
+            Fetched::Unchanged => {}
+            Fetched::Failed(why) => {
+                let wait = METADATA_RETRY_FIRST.saturating_mul(1 << known.failures.min(16)).min(METADATA_POLL_INTERVAL);
+                known.failures += 1;
+                known.failure = Some(why);
+                self.schedule(&fetch.id, again.unwrap_or(now.instant + jittered(wait, &fetch.id)));
+                return self.refresh(&fetch.id, now, events);
+            }
+        }
+        (known.failure, known.failures) = (None, 0);
+        self.schedule(&fetch.id, again.unwrap_or(now.instant + jittered(METADATA_POLL_INTERVAL, &fetch.id)));
+        self.refresh(&fetch.id, now, events);
+    }
+
+    /// Who is told, by id.
+    pub(crate) fn told(&self) -> impl Iterator<Item = (&Arc<str>, &Arc<Instance>)> {
+        self.rows.iter().filter_map(|(id, row)| row.told.as_ref().map(|instance| (id, instance)))
+    }
+
+    /// Everybody seen lately.
+    pub(crate) fn seen(&self) -> Vec<Seen> {
+        let rows = self.rows.iter().map(|(id, row)| Seen {
+            id: Arc::clone(id),
+            incarnation: row.record.instance.incarnation.clone(),
+            address: row.claim.as_ref().map_or(row.record.instance.address, |(address, _)| *address),
+            state: row.state.clone(),
+            since: row.since,
+        });
+        rows.chain(self.gone.iter().cloned()).collect()
+    }
+
+    fn is_held(&self, id: &str) -> bool {
+        self.hold.as_ref().is_some_and(|hold| hold.doomed.contains_key(id))
+    }
+
+    /// The backend spoke of this one again: no hold is needed.
+    fn release(&mut self, id: &str) {
+        if let Some(hold) = &mut self.hold {
+            hold.doomed.remove(id);
+        }
+    }
+
+    fn put(&mut self, id: Arc<str>, record: Record, now: Now, events: &mut Vec<InstanceEvent>) {
+        let wants_fetch = record.readiness == Readiness::Ready
+            && matches!(record.metadata, MetadataSource::At(_))
+            && self.policy != MetadataPolicy::Ignored;
+        let mut changed = true;
+        match self.rows.get_mut(&id) {
+            Some(row) => {
+                changed = row.record != record;
+                let same_life = row.record.instance.incarnation == record.instance.incarnation && row.record.metadata == record.metadata;
+                if !same_life && let Some(at) = std::mem::take(&mut row.metadata).due {
+                    self.due.remove(&(at, Arc::clone(&id)));
+                }
+                row.record = record;
+            }
+            None => {
+                let (metadata, candidate) = (Known::default(), Err(State::Gone));
+                let row = Row { record, metadata, candidate, claim: None, told: None, state: State::Gone, since: now.wall };
+                self.rows.insert(Arc::clone(&id), row);
+            }
+        }
+        if wants_fetch && changed {
+            self.schedule(&id, now.instant);
+        }
+        self.refresh(&id, now, events);
+    }
+
+    fn remove(&mut self, id: &str, now: Now, events: &mut Vec<InstanceEvent>) {
+        let Some(mut row) = self.rows.remove(id) else { return };
+        let id: Arc<str> = id.into();
+        if let Some(at) = row.metadata.due.take() {
+            self.due.remove(&(at, Arc::clone(&id)));
+        }
+        if row.told.take().is_some() {
+            self.told -= 1;
+            events.push(InstanceEvent::Removed(Arc::clone(&id)));
+        }
+        if let Some((address, claim)) = row.claim.take()
+            && let Some(heir) = self.withdraw(address, &claim)
+        {
+            self.settle(&heir, now, events);
+        }
+        let Instance { incarnation, address, .. } = row.record.instance;
+        self.gone.truncate(GONE_MAX - 1);
+        self.gone.push_front(Seen { id, incarnation, address, state: State::Gone, since: now.wall });
+    }
+
+    fn schedule(&mut self, id: &Arc<str>, at: Instant) {
+        let Some(row) = self.rows.get_mut(id) else { return };
+        if let Some(before) = row.metadata.due.replace(at) {
+            self.due.remove(&(before, Arc::clone(id)));
+        }
+        self.due.insert((at, Arc::clone(id)));
+    }
+
+    /// Looks at a row again, and at whoever is concerned by its address.
+    fn refresh(&mut self, id: &Arc<str>, now: Now, events: &mut Vec<InstanceEvent>) {
+        let Some(row) = self.rows.get_mut(id) else { return };
+        let candidate = row.candidate(self.policy);
+        let claim = candidate.as_ref().ok().map(|c| (c.address, row.claim_of(id)));
+        let before = std::mem::replace(&mut row.claim, claim.clone());
+        row.candidate = candidate;
+        let (mut loser, mut heir) = (None, None);
+        if before != claim {
+            heir = before.and_then(|(address, claim)| self.withdraw(address, &claim));
+            if let Some((address, claim)) = claim {
+                let claims = self.claims.entry(address).or_default();
+                loser = claims.last().map(|(_, _, id)| Arc::clone(id));
+                claims.insert(claim);
+            }
+        }
+        // In this order no two told instances ever have one address.
+        for id in loser.iter().chain([id]).chain(&heir) {
+            self.settle(id, now, events);
+        }
+    }
+
+    /// Takes back a claim; says who has the address now.
+    fn withdraw(&mut self, address: SocketAddr, claim: &Claim) -> Option<Arc<str>> {
+        let claims = self.claims.get_mut(&address)?;
+        claims.remove(claim);
+        let heir = claims.last().map(|(_, _, id)| Arc::clone(id));
+        if heir.is_none() {
+            self.claims.remove(&address);
+        }
+        heir
+    }
+
+    /// Tells of a row what is to be told, if that changed.
+    fn settle(&mut self, id: &Arc<str>, now: Now, events: &mut Vec<InstanceEvent>) {
+        let held = self.is_held(id);
+        let Some(row) = self.rows.get_mut(id) else { return };
+        let owner = row.claim.as_ref().and_then(|(address, _)| self.claims.get(address)?.last()).map(|(_, _, id)| id);
+        let (tell, state) = match &row.candidate {
+            Err(state) => (None, state.clone()),
+            Ok(_) if owner != Some(id) => {
+                (None, State::Refused(format!("its address is that of {:?}, which is newer", owner.map_or("", |o| &**o))))
+            }
+            Ok(candidate) => (Some(Arc::clone(candidate)), row.metadata.failure.clone().map_or(State::Ready, State::Stale)),
+        };
+        row.set_state(if held { State::Held } else { state }, now);
+        if row.told == tell {
+            return;
+        }
+        self.told = self.told + usize::from(tell.is_some()) - usize::from(row.told.is_some());
+        row.told = tell;
+        events.push(match &row.told {
+            Some(instance) => InstanceEvent::Added(Arc::clone(instance)),
+            None => InstanceEvent::Removed(Arc::clone(id)),
+        });
+    }
+}
+
+// === impl Row ===
+
+impl Row {
+    fn claim_of(&self, id: &Arc<str>) -> Claim {
+        (self.record.freshness, self.record.instance.incarnation.clone(), Arc::clone(id))
+    }
+
+    /// The instance as it would be told, but for who has its address; or why it is not.
+    fn candidate(&self, policy: MetadataPolicy) -> Result<Arc<Instance>, State> {
+        if let Readiness::NotReady(why) = &self.record.readiness {
+            return Err(State::NotReady(why.clone()));
+        }
+        let metadata = match (&self.record.metadata, policy) {
+            (MetadataSource::Given(metadata), _) => Some(Arc::clone(metadata)),
+            (MetadataSource::None, _) | (MetadataSource::At(_), MetadataPolicy::Ignored) => None,
+            (MetadataSource::At(_), _) => match (&self.metadata.answer, &self.metadata.failure) {
+                (Some(answer), _) => answer.clone(),
+                (None, Some(why)) => return Err(State::Pending(format!("its metadata cannot be had: {why}"))),
+                (None, None) => return Err(State::Pending("its metadata has been asked for".to_owned())),
+            },
+        };
+        if metadata.is_none() && policy == MetadataPolicy::Required {
+            return Err(State::Pending("it has no metadata, which is required here".to_owned()));
+        }
+        let mut instance = self.record.instance.clone();
+        if let Some(metadata) = &metadata {
+            let transport = metadata.transport(instance.address).map_err(|e| State::Refused(e.to_string()))?;
+            instance.address = transport.unwrap_or(instance.address);
+        }
+        validate_instance(&instance).map_err(State::Refused)?;
+        let instance = instance.with_metadata(metadata);
+        Ok(self.told.as_ref().filter(|told| ***told == instance).map_or_else(|| Arc::new(instance), Arc::clone))
+    }
+
+    /// [`Self::since`] moves only with the kind of state.
+    fn set_state(&mut self, state: State, now: Now) {
+        if std::mem::discriminant(&self.state) != std::mem::discriminant(&state) {
+            self.since = now.wall;
+        }
+        self.state = state;
+    }
+}
+
+/// Spread by up to a quarter, the same for the same id: whole pools are not asked in one moment, and tests know when.
+fn jittered(wait: Duration, id: &str) -> Duration {
+    let hash = id.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)); // FNV-1a
+    wait + wait.mul_f64(f64::from(u16::try_from(hash >> 48).unwrap_or(0)) / f64::from(u16::MAX) / 4.0)
+}

@@ -1,0 +1,389 @@
+//! The side of whoever looks: list and watch, the same over every backend.
+//!
+//! One task for each component that anybody follows: it feeds what the backend tells and what instances answer into the component's [`Table`], and
+//! tells followers what changed. Followers subscribe under the lock the table is changed under, so nothing slips between a list and the watch that goes
+//! on from it. A follower that falls behind is not queued for without bound, nor does it slow anybody down: it is reconciled with the table.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, SystemTime};
+
+use futures::future::BoxFuture;
+use futures::stream::{BoxStream, FuturesUnordered, Stream, StreamExt};
+use tokio::sync::{Notify, broadcast, watch};
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+use tokio_stream::wrappers::BroadcastStream;
+
+use crate::backend::{Backend, BackendEvent, Component, InvalidName};
+use crate::fetch::{FETCHES_MAX, Fetcher};
+use crate::instance::Instance;
+use crate::table::{InstanceEvent, MetadataPolicy, Now, Seen, Table};
+use crate::{Change, Changes};
+
+/// Events a follower may lag behind before it is reconciled instead: a rollout of a full pool, in and out.
+const EVENTS_MAX: usize = 2048;
+
+/// How long additions are gathered before the daemon is told: a rollout comes in bursts, and 20 ms are nothing to a server that took a minute to
+/// load its model. Removals are told at once.
+pub const GATHER: Duration = Duration::from_millis(20);
+
+/// Lists and watches instances.
+pub trait ServiceDiscovery: Send + Sync {
+    /// The instances of `component` in `namespace` that may get traffic; waits until the backend told its whole set once.
+    ///
+    /// # Errors
+    /// [`DiscoveryError`] says who is at fault. With a backend that was reached once and is gone now, the last known set.
+    fn list_instances<'a>(&'a self, namespace: &'a str, component: &'a str) -> BoxFuture<'a, Result<Vec<Arc<Instance>>, DiscoveryError>>;
+
+    /// First an [`InstanceEvent::Added`] for each that may get traffic, then every change, without a gap.
+    ///
+    /// # Errors
+    /// [`DiscoveryError::Name`] only: a backend that cannot be reached is waited for.
+    fn watch(&self, namespace: &str, component: &str) -> Result<InstanceEvents, DiscoveryError>;
+}
+
+/// Why nobody can be listed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DiscoveryError {
+    /// Namespace or component is no name.
+    #[error(transparent)]
+    Name(#[from] InvalidName),
+    /// The backend was never reached; try again.
+    #[error("discovery is not possible now: {0}")]
+    Unavailable(String),
+}
+
+/// How a component's backend is doing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// Has it ever told its whole set?
+    pub synced: bool,
+    /// Why it cannot be reached or read now, if so; the last known set stays.
+    pub error: Option<String>,
+    /// When it was last heard of; its age is that of the set.
+    pub heard: Option<SystemTime>,
+}
+
+/// [`ServiceDiscovery`] over any [`Backend`].
+#[derive(Debug)]
+pub struct Discovery<B> {
+    backend: B,
+    policy: MetadataPolicy,
+    hubs: Mutex<HashMap<Component, Weak<Hub>>>,
+}
+
+/// Changes of a component, as a stream that ends never. See [`ServiceDiscovery::watch`].
+pub struct InstanceEvents {
+    hub: Arc<Hub>,
+    queue: BroadcastStream<InstanceEvent>,
+    /// As the reader of this stream knows them.
+    known: BTreeMap<Arc<str>, Arc<Instance>>,
+    backlog: VecDeque<InstanceEvent>,
+}
+
+/// A component that somebody follows.
+#[derive(Debug)]
+struct Hub {
+    shared: Arc<Shared>,
+    task: AbortHandle,
+}
+
+#[derive(Debug)]
+struct Shared {
+    table: Mutex<Table>,
+    events: broadcast::Sender<InstanceEvent>,
+    status: watch::Sender<Status>,
+    relist: Arc<Notify>,
+}
+
+// === impl Discovery ===
+
+impl<B: Backend> Discovery<B> {
+    /// Over `backend`; metadata that instances serve is asked for as `policy` says.
+    #[must_use]
+    pub fn new(backend: B, policy: MetadataPolicy) -> Self {
+        Self { backend, policy, hubs: Mutex::default() }
+    }
+
+    /// What the daemon is told: whole sets, the first of them complete; additions within [`GATHER`], removals at once, nothing when nothing changed.
+    ///
+    /// # Errors
+    /// [`DiscoveryError::Name`].
+    pub fn changes(&self, namespace: &str, component: &str) -> Result<Changes, DiscoveryError> {
+        let feed = Feed::new(self.watch(namespace, component)?);
+        Ok(futures::stream::unfold(feed, |mut feed| async move { Some((feed.next().await, feed)) }).boxed())
+    }
+
+    /// A component, followed as long as the handle lives.
+    ///
+    /// # Errors
+    /// [`DiscoveryError::Name`].
+    pub fn follow(&self, namespace: &str, component: &str) -> Result<Followed, DiscoveryError> {
+        Ok(Followed(self.hub(namespace, component)?))
+    }
+
+    fn hub(&self, namespace: &str, component: &str) -> Result<Arc<Hub>, DiscoveryError> {
+        let component = Component::try_new(namespace, component)?;
+        let mut hubs = self.hubs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(hub) = hubs.get(&component).and_then(Weak::upgrade) {
+            return Ok(hub);
+        }
+        hubs.retain(|_, hub| hub.strong_count() > 0);
+        let relist = Arc::new(Notify::new());
+        let stream = self.backend.follow(&component, Arc::clone(&relist));
+        let shared = Arc::new(Shared {
+            table: Mutex::new(Table::new(self.policy)),
+            events: broadcast::Sender::new(EVENTS_MAX),
+            status: watch::Sender::new(Status::default()),
+            relist,
+        });
+        let task = tokio::spawn(drive(Arc::clone(&shared), stream)).abort_handle();
+        let hub = Arc::new(Hub { shared, task });
+        hubs.insert(component, Arc::downgrade(&hub));
+        Ok(hub)
+    }
+}
+
+impl<B: Backend> ServiceDiscovery for Discovery<B> {
+    fn list_instances<'a>(&'a self, namespace: &'a str, component: &'a str) -> BoxFuture<'a, Result<Vec<Arc<Instance>>, DiscoveryError>> {
+        Box::pin(async move {
+            let hub = self.hub(namespace, component)?;
+            let mut status = hub.shared.status.subscribe();
+            let heard = status.wait_for(|status| status.synced || status.error.is_some()).await.map(|s| s.clone()).unwrap_or_default();
+            if !heard.synced {
+                return Err(DiscoveryError::Unavailable(heard.error.unwrap_or_default()));
+            }
+            let listed = hub.shared.table().told().map(|(_, instance)| Arc::clone(instance)).collect();
+            Ok(listed)
+        })
+    }
+
+    fn watch(&self, namespace: &str, component: &str) -> Result<InstanceEvents, DiscoveryError> {
+        Ok(InstanceEvents::new(self.hub(namespace, component)?))
+    }
+}
+
+// === Followed ===
+
+/// A component that is followed, for whoever wants to know more than its events.
+#[derive(Clone, Debug)]
+pub struct Followed(Arc<Hub>);
+
+impl Followed {
+    /// How the backend is doing, and every change of that.
+    #[must_use]
+    pub fn status(&self) -> watch::Receiver<Status> {
+        self.0.shared.status.subscribe()
+    }
+
+    /// Everybody seen lately, told or not, and why.
+    #[must_use]
+    pub fn seen(&self) -> Vec<Seen> {
+        self.0.shared.table().seen()
+    }
+}
+
+// === impl Hub ===
+
+impl Drop for Hub {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the table and tells followers, under one lock.
+    fn change(&self, change: impl FnOnce(&mut Table, &mut Vec<InstanceEvent>)) {
+        let mut table = self.table();
+        let mut events = Vec::new();
+        change(&mut table, &mut events);
+        for event in events {
+            let _ = self.events.send(event); // nobody may be listening
+        }
+    }
+
+    fn heard(&self, event: BackendEvent) {
+        let after_outage = self.status.borrow().error.is_some();
+        let now = Now::read();
+        let (mut error, mut synced) = (None, false);
+        match event {
+            BackendEvent::Reset(records) => {
+                synced = true;
+                self.change(|table, events| {
+                    if table.reset(records, after_outage, now, events) {
+                        self.relist.notify_one();
+                    }
+                });
+            }
+            BackendEvent::Apply(record) => self.change(|table, events| table.apply(record, now, events)),
+            BackendEvent::Delete(id) => self.change(|table, events| table.delete(&id, now, events)),
+            BackendEvent::Failed(why) => error = Some(why),
+            BackendEvent::Alive => {}
+        }
+        self.status.send_if_modified(|status| {
+            if error.is_none() {
+                status.heard = Some(now.wall);
+            }
+            let changed = status.error != error || (synced && !status.synced);
+            status.synced |= synced;
+            status.error = error;
+            changed
+        });
+    }
+}
+
+async fn drive(shared: Arc<Shared>, mut backend: BoxStream<'static, BackendEvent>) {
+    let fetcher = Fetcher::new();
+    let mut fetches = FuturesUnordered::new();
+    loop {
+        let due = shared.table().next_due();
+        let wait = async {
+            match due {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            event = backend.next() => match event {
+                Some(event) => shared.heard(event),
+                None => return shared.heard(BackendEvent::Failed("the backend ended".to_owned())),
+            },
+            Some((fetch, fetched)) = fetches.next(), if !fetches.is_empty() => {
+                shared.change(|table, events| table.fetched(&fetch, fetched, Now::read(), events));
+            }
+            () = wait, if fetches.len() < FETCHES_MAX => {}
+        }
+        shared.change(|table, events| table.tick(Now::read(), events));
+        while fetches.len() < FETCHES_MAX
+            && let Some(fetch) = shared.table().next_fetch(Instant::now())
+        {
+            let fetcher = fetcher.clone();
+            fetches.push(async move {
+                let fetched = fetcher.fetch(&fetch).await;
+                (fetch, fetched)
+            });
+        }
+    }
+}
+
+// === impl InstanceEvents ===
+
+impl InstanceEvents {
+    fn new(hub: Arc<Hub>) -> Self {
+        let queue = BroadcastStream::new(hub.shared.events.subscribe());
+        let mut events = Self { hub, queue, known: BTreeMap::new(), backlog: VecDeque::new() };
+        events.reconcile();
+        events
+    }
+
+    /// Begins anew from the table: what the reader knows and is no more goes, what is new or has changed comes.
+    fn reconcile(&mut self) {
+        let table = self.hub.shared.table();
+        self.queue = BroadcastStream::new(self.hub.shared.events.subscribe());
+        let told: BTreeMap<&Arc<str>, &Arc<Instance>> = table.told().collect();
+        self.backlog.clear();
+        self.backlog.extend(self.known.keys().filter(|id| !told.contains_key(id)).map(|id| InstanceEvent::Removed(Arc::clone(id))));
+        let new = told.iter().filter(|(id, instance)| self.known.get(**id) != Some(*instance));
+        self.backlog.extend(new.map(|(_, instance)| InstanceEvent::Added(Arc::clone(instance))));
+    }
+
+    fn know(&mut self, event: &InstanceEvent) {
+        match event {
+            InstanceEvent::Added(instance) => drop(self.known.insert(instance.name.as_str().into(), Arc::clone(instance))),
+            InstanceEvent::Removed(id) => drop(self.known.remove(id)),
+        }
+    }
+}
+
+impl Stream for InstanceEvents {
+    type Item = InstanceEvent;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<InstanceEvent>> {
+        loop {
+            if let Some(event) = self.backlog.pop_front() {
+                self.know(&event);
+                return Poll::Ready(Some(event));
+            }
+            match ready!(self.queue.poll_next_unpin(context)) {
+                Some(Ok(event)) => {
+                    self.know(&event);
+                    return Poll::Ready(Some(event));
+                }
+                Some(Err(_lagged)) => self.reconcile(),
+                None => return Poll::Ready(None),
+            }
+        }
+    }
+}
+
+impl fmt::Debug for InstanceEvents {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InstanceEvents").field("known", &self.known.len()).finish_non_exhaustive()
+    }
+}
+
+// === Feed ===
+
+/// Turns events into whole sets.
+struct Feed {
+    events: InstanceEvents,
+    status: watch::Receiver<Status>,
+    told_error: Option<String>,
+    /// When the set is to be told.
+    due: Option<Instant>,
+    synced: bool,
+}
+
+impl Feed {
+    fn new(events: InstanceEvents) -> Self {
+        let mut status = events.hub.shared.status.subscribe();
+        status.mark_changed();
+        Self { events, status, told_error: None, due: None, synced: false }
+    }
+
+    async fn next(&mut self) -> Change {
+        loop {
+            let wait = async {
+                match self.due {
+                    Some(at) if self.synced => tokio::time::sleep_until(at).await,
+                    _ => std::future::pending().await,
+                }
+            };
+            // Events first: when the status says synced, all of the first set has been sent.
+            tokio::select! {
+                biased;
+                Some(event) = self.events.next() => match event {
+                    InstanceEvent::Added(_) => drop(self.due.get_or_insert_with(|| Instant::now() + GATHER)),
+                    InstanceEvent::Removed(_) => self.due = Some(Instant::now()),
+                },
+                Ok(()) = self.status.changed() => {
+                    let Status { synced, error, .. } = self.status.borrow_and_update().clone();
+                    if synced && (!self.synced || (error.is_none() && self.told_error.is_some())) {
+                        self.synced = true;
+                        self.due = Some(Instant::now());
+                    }
+                    if self.told_error != error {
+                        self.told_error.clone_from(&error);
+                        if let Some(why) = error {
+                            return Change::Unreadable(why);
+                        }
+                    }
+                }
+                () = wait => {
+                    self.due = None;
+                    return Change::Reset(self.events.known.values().map(|instance| (**instance).clone()).collect());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! The library as its users meet it.
