@@ -2,14 +2,18 @@
 //!
 //! The snapshot comes from the daemon; the ledger, the prefix index and the ejections are the VM's own and change at the pick, before
 //! anything is confirmed, so that the next pick already sees this one.
+//!
+//! Other workers and proxies pick too. What changes here that they should know is counted ([`Pool::changes`]) and kept for telling
+//! ([`Pool::take_placements`]); what they tell comes in by [`Pool::others`], [`Pool::learn`] and [`Pool::placed`]. How it travels is the host's
+//! business.
 
 mod counters;
 mod ejection;
 
 pub use counters::{Counters, DURATION_BOUNDS_MS, EndpointCounters, Histogram, MODELS_MAX, ModelCounters};
-pub use ejection::Ejections;
+pub use ejection::{Ejection, Ejections};
 
-use scheduler::in_flight::{InFlight, Ticket};
+use scheduler::in_flight::{InFlight, Load, Ticket};
 use scheduler::prefix::PrefixIndex;
 use scheduler::{Decision, EndpointMetrics, EndpointRef, Explanation, Local, Ranked, Request, Rng, Snapshot};
 
@@ -28,6 +32,9 @@ pub const BLOCK_BYTES: usize = BLOCK_TOKENS as usize * BYTES_PER_TOKEN;
 /// Buckets of the prefix index swept in one tick: about 0.1 ms of work, so that a removal of an endpoint stalls no request.
 const SWEEP_BUCKETS: usize = 16_384;
 
+/// Placements kept for telling, in blocks. A host takes them after each pick; one that never does loses them.
+const UNTOLD_BLOCKS_MAX: usize = 4 * scheduler::prefix::BLOCKS_MAX;
+
 /// One pool in one VM.
 #[derive(Debug)]
 pub struct Pool {
@@ -39,6 +46,26 @@ pub struct Pool {
     rng: Rng,
     matched: Vec<u32>,
     ejected: Vec<bool>,
+    changes: u64,
+    untold: Untold,
+}
+
+/// An endpoint was given a prompt of these blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// Who.
+    pub endpoint: EndpointRef,
+    /// First block first.
+    pub blocks: Box<[u64]>,
+}
+
+/// Placements to be told.
+#[derive(Debug, Default)]
+struct Untold {
+    /// Is there anybody to tell?
+    wanted: bool,
+    placements: Vec<Placement>,
+    blocks: usize,
 }
 
 /// What the daemon said.
@@ -75,6 +102,8 @@ impl Pool {
             rng: Rng::seeded(seed),
             matched: Vec::new(),
             ejected: Vec::new(),
+            changes: 0,
+            untold: Untold::default(),
         }
     }
 
@@ -143,8 +172,55 @@ impl Pool {
     }
 
     /// Housekeeping in a bounded slice; call it now and then, never in a request.
-    pub fn tick(&mut self) {
+    pub fn tick(&mut self, now: Time) {
         let _ = self.prefixes.sweep(SWEEP_BUCKETS);
+        self.ejections.tidy(now);
+    }
+
+    /// Grows with everything that others should know at once: picks, first tokens, ends, failures.
+    #[must_use]
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// What is known of failures.
+    #[must_use]
+    pub fn ejections(&self) -> &[Ejection] {
+        self.ejections.rows()
+    }
+
+    /// All that others have outstanding, told anew.
+    pub fn others(&mut self, rows: impl IntoIterator<Item = (EndpointRef, Load)>) {
+        let others = self.in_flight.others_mut();
+        others.start(self.state.as_ref().map_or(&[], |state| &state.refs));
+        rows.into_iter().for_each(|(endpoint, load)| others.add(endpoint, load));
+    }
+
+    /// Another worker knows this of an endpoint.
+    pub fn learn(&mut self, told: Ejection, now: Time) {
+        if self.knows(told.endpoint) && self.ejections.learn(told, now) {
+            self.changes += 1;
+        }
+    }
+
+    /// Somebody else gave `endpoint` a prompt of these blocks.
+    pub fn placed(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
+        if self.knows(endpoint) {
+            self.prefixes.record(endpoint, blocks);
+        }
+    }
+
+    /// From now on placements are kept for telling, or not.
+    pub fn tell_placements(&mut self, wanted: bool) {
+        if self.untold.wanted != wanted {
+            self.untold = Untold { wanted, ..Untold::default() };
+        }
+    }
+
+    /// The placements made here since the last call.
+    pub fn take_placements(&mut self) -> Vec<Placement> {
+        self.untold.blocks = 0;
+        std::mem::take(&mut self.untold.placements)
     }
 
     pub(crate) fn counters_mut(&mut self) -> &mut Counters {
@@ -175,6 +251,8 @@ impl Pool {
         let ranked = state.addresses(&ranked);
         let Some((first, _)) = ranked.first() else { return Err(Refusal::NoState) };
         self.prefixes.record(*first, request.prefix_blocks);
+        self.untold.keep(*first, request.prefix_blocks);
+        self.changes += 1;
         self.counters.picked(*first, request.prompt_tokens, matched);
         let ticket = self.in_flight.admit(*first, request.prompt_tokens.saturating_sub(matched));
         Ok(Picked { ranked, ticket })
@@ -183,9 +261,11 @@ impl Pool {
     /// Another endpoint of the list served: accounting and placement move to it.
     pub(crate) fn moved(&mut self, ticket: &mut Ticket, to: EndpointRef, blocks: &[u64]) {
         self.in_flight.transfer(ticket, to);
+        self.changes += 1;
         // One that left meanwhile, or lives again at its slot, has nothing to remember.
         if self.knows(to) {
             self.prefixes.record(to, blocks);
+            self.untold.keep(to, blocks);
         }
     }
 
@@ -193,14 +273,14 @@ impl Pool {
     pub(crate) fn failed(&mut self, endpoint: EndpointRef, now: Time) {
         // Requests under way outlive their endpoint; nothing would ever clear a row of one that is gone.
         if self.knows(endpoint) {
-            self.ejections.failed(endpoint, now);
+            self.changes += u64::from(self.ejections.failed(endpoint, now));
             self.counters.failed(endpoint);
         }
     }
 
     /// An endpoint answered.
-    pub(crate) fn answered(&mut self, endpoint: EndpointRef) {
-        self.ejections.answered(endpoint);
+    pub(crate) fn answered(&mut self, endpoint: EndpointRef, now: Time) {
+        self.changes += u64::from(self.ejections.answered(endpoint, now));
         self.counters.served(endpoint);
     }
 
@@ -215,8 +295,32 @@ impl Pool {
         self.state.as_ref().is_some_and(|state| state.refs.contains(&endpoint))
     }
 
-    pub(crate) fn ledger(&mut self) -> &mut InFlight {
-        &mut self.in_flight
+    /// The first token is out.
+    pub(crate) fn first_token(&mut self, ticket: &mut Ticket, prompt_tokens: u32) {
+        self.in_flight.first_token(ticket, prompt_tokens);
+        self.changes += 1;
+    }
+
+    /// The output grew. Nobody is told of each token: the next row has them.
+    pub(crate) fn decoded(&mut self, ticket: &mut Ticket, tokens: u32) {
+        self.in_flight.decoded(ticket, tokens);
+    }
+
+    /// The request has ended.
+    pub(crate) fn release(&mut self, ticket: Ticket) {
+        self.in_flight.release(ticket);
+        self.changes += 1;
+    }
+}
+
+// === impl Untold ===
+
+impl Untold {
+    fn keep(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
+        if self.wanted && !blocks.is_empty() && self.blocks + blocks.len() <= UNTOLD_BLOCKS_MAX {
+            self.blocks += blocks.len();
+            self.placements.push(Placement { endpoint, blocks: blocks.into() });
+        }
     }
 }
 

@@ -30,6 +30,8 @@ pub struct FilterConfig {
     pub prefix_entries: usize,
     /// How long a VM leads without a sign of life, in ms.
     pub lease_ms: u64,
+    /// Do the workers, and proxies, tell each other what they picked?
+    pub sharing: bool,
 }
 
 /// Where the daemon is.
@@ -183,6 +185,11 @@ const FIELDS: &[Field] = &[
         about: "entries of each pool's prefix index, in each worker; about 8 bytes each",
     },
     Field { path: "lease_ms", kind: number!(500, 60_000, lease_ms: u64), about: "how long a VM leads without a sign of life" },
+    Field {
+        path: "sharing",
+        kind: flag!(sharing),
+        about: "workers and proxies tell each other what they picked and who failed; off only to measure what that brings",
+    },
 ];
 
 // === impl FilterConfig ===
@@ -201,6 +208,7 @@ impl Default for FilterConfig {
             settings: Settings::default(),
             prefix_entries: ENTRIES_DEFAULT,
             lease_ms: 3_000,
+            sharing: true,
         }
     }
 }
@@ -456,7 +464,7 @@ mod tests {
                  "pools": [{"name": "p", "clusters": ["x", "y"]}], "failure_mode": "open", "cold_start_wait_ms": 0,
                  "body_limit_bytes": 2048, "destination_format": "single", "destination_header": "x-d", "fallback_header": "x-f",
                  "subset_namespace": "ns", "subset_key": "k", "ready_path": "/r", "explain": true, "retry": false,
-                 "per_try_timeout_ms": 9, "prefix_entries": 0, "lease_ms": 500}"#,
+                 "per_try_timeout_ms": 9, "prefix_entries": 0, "lease_ms": 500, "sharing": false}"#,
         )
         .unwrap();
         let settings = Settings {
@@ -475,7 +483,7 @@ mod tests {
         };
         let state = StateConfig { cluster: "c".into(), authority: "a".into(), silence_max_ms: 1000, backoff_max_ms: 100 };
         let pools = vec![PoolConfig { name: "p".into(), clusters: vec!["x".into(), "y".into()] }];
-        let expected = FilterConfig { state, pools, settings, prefix_entries: 0, lease_ms: 500 };
+        let expected = FilterConfig { state, pools, settings, prefix_entries: 0, lease_ms: 500, sharing: false };
         assert_eq!(format!("{config:?}"), format!("{expected:?}"));
     }
 

@@ -39,6 +39,7 @@ metrics! {
     CachedTokens: Counter "switchpoint_cached_tokens_total", "Prompt tokens that engines had cached, as they reported.";
     CompletionTokens: Counter "switchpoint_completion_tokens_total", "Output tokens, as engines reported.";
     EstimatedTokens: Counter "switchpoint_estimated_completion_tokens_total", "Output tokens where engines reported none: counted by events.";
+    PlacementsLost: Counter "switchpoint_placements_lost_total", "Ring segments of other workers that were overwritten before they were read.";
     RostersApplied: Counter "switchpoint_state_rosters_total", "Rosters taken over from the daemon.";
     MetricsApplied: Counter "switchpoint_state_metrics_total", "Metrics taken over from the daemon.";
     Refused: Counter "switchpoint_state_refused_total", "Messages of the daemon refused whole.";

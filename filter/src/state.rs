@@ -10,7 +10,10 @@ pub mod lease;
 pub mod poison;
 pub mod replica;
 pub mod report;
+pub mod ring;
 pub mod roll;
+pub mod rows;
+pub mod sharing;
 mod words;
 
 use std::cell::RefCell;
@@ -26,6 +29,7 @@ use board::NotPosted;
 use lease::Lease;
 use replica::Replica;
 use roll::{HEARTBEAT_MS, Roll, Row};
+use sharing::{Me, Moment};
 
 /// Tick period. It bounds how late a lost wake-up is noticed, a parked request answered, a free lease taken. A tick costs a few µs.
 pub const TICK_MS: u32 = 100;
@@ -141,8 +145,33 @@ impl<H: Host> Vm<H> {
     /// lost one knew is on the board.
     pub fn serves(&mut self) {
         if !std::mem::replace(&mut self.serves, true) {
+            if self.seat.slot.is_none() {
+                self.beat(self.host.now());
+            }
             self.refresh();
         }
+    }
+
+    /// Tells the other VMs what changed in a pool here.
+    pub fn tell(&self, replica: &mut Replica, now: Time, moment: Moment) {
+        if let Some(me) = self.me() {
+            replica.sharing.tell(&self.host, me, &mut replica.pool, now, moment);
+        }
+    }
+
+    /// Takes in what the other VMs told of a pool.
+    pub fn hear(&self, replica: &mut Replica, now: Time, moment: Moment) {
+        if let Some(me) = self.me() {
+            let lost = replica.sharing.hear(&self.host, me, &mut replica.pool, now, moment);
+            self.metrics.add(Stat::PlacementsLost, lost);
+        }
+    }
+
+    /// This VM among the others; `None` when it has no seat, or shares nothing.
+    fn me(&self) -> Option<Me<'_>> {
+        let shares = self.roots.last().is_some_and(|root| root.config.sharing);
+        let seat = self.seat.slot.filter(|_| shares)?;
+        Some(Me { vm: self.id, seat, roll: &self.seat.roll })
     }
 
     /// Holds a request; false when too many are held already.
@@ -163,7 +192,7 @@ impl<H: Host> Vm<H> {
         self.keep_seat(root, now);
         self.contend(root, &config, now);
         self.refresh();
-        self.prepare(&config);
+        self.prepare(&config, now);
         self.due(now)
     }
 
@@ -227,6 +256,9 @@ impl<H: Host> Vm<H> {
             self.host.follow_log_level();
             self.beat(now);
             self.write_counters();
+        } else if let Ok(roll) = Roll::look(&self.host) {
+            // A VM that has just begun counts from now on, not from the next heartbeat.
+            self.seat.roll = roll;
         }
         if let (Some(slot), true) = (self.seat.slot, self.seat.root != root) {
             match self.host.queue_register(&format!("switchpoint/1/wake/{slot}")) {
@@ -261,13 +293,17 @@ impl<H: Host> Vm<H> {
 
     /// Work that no request should wait for. Making a prefix index takes milliseconds: a VM that does not lead is a worker's and will need it,
     /// but of several pools it may never serve some, so those wait for their first request.
-    fn prepare(&self, config: &FilterConfig) {
+    fn prepare(&self, config: &FilterConfig, now: Time) {
         for replica in &self.replicas {
-            let pool = &mut replica.borrow_mut().pool;
-            pool.tick();
+            let replica = &mut *replica.borrow_mut();
+            let pool = &mut replica.pool;
+            pool.tick(now);
             if self.epoch.is_none() && self.replicas.len() == 1 {
                 pool.reserve_prefixes(config.prefix_entries);
             }
+            pool.tell_placements(config.sharing);
+            self.hear(replica, now, Moment::Tick);
+            self.tell(replica, now, Moment::Tick);
         }
     }
 

@@ -134,7 +134,7 @@ impl Flight {
             return step;
         }
         self.served = true;
-        self.serve(pool, head);
+        self.serve(pool, head, now);
         if self.api.is_inference() && !head.encoded && head.status == 200 {
             self.streamed = head.content_type.is_some_and(|t| t.starts_with(b"text/event-stream"));
             self.reader = Some(ResponseReader::new(self.api, self.streamed));
@@ -149,11 +149,11 @@ impl Flight {
         let progress = reader.chunk(bytes);
         if progress.first_token {
             self.first_token_at = Some(now);
-            pool.ledger().first_token(&mut self.ticket, self.prompt.tokens);
+            pool.first_token(&mut self.ticket, self.prompt.tokens);
         }
         if progress.events > 0 {
             self.last_token_at = Some(now);
-            pool.ledger().decoded(&mut self.ticket, progress.events);
+            pool.decoded(&mut self.ticket, progress.events);
         }
     }
 
@@ -168,7 +168,7 @@ impl Flight {
             usage,
         };
         self.count(pool, &outcome);
-        pool.ledger().release(self.ticket);
+        pool.release(self.ticket);
         outcome
     }
 
@@ -186,13 +186,13 @@ impl Flight {
         }
     }
 
-    fn serve(&mut self, pool: &mut Pool, head: &ResponseHead<'_>) {
+    fn serve(&mut self, pool: &mut Pool, head: &ResponseHead<'_>, now: Time) {
         let Some(position) = self.position(head.upstream_address) else { return };
         let Some(&(server, _)) = self.ranked.get(position) else { return };
         if position > 0 {
             pool.moved(&mut self.ticket, server, &self.prompt.blocks);
         }
-        pool.answered(server);
+        pool.answered(server, now);
         if let Some(load) = head.load.and_then(load::parse) {
             pool.observe(server, |metrics| load.apply(metrics));
         }

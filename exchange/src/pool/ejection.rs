@@ -3,6 +3,9 @@
 //! The first failure ejects for [`BASE_MS`], each further one without an answer in between for twice as long, up to [`MAX_MS`]. When the time
 //! is over the endpoint is tried again; an answer clears its record. At most half of the ready endpoints are ejected, the worst first: when
 //! more fail, failing is no longer a reason to prefer the others.
+//!
+//! What is known of an endpoint is one record with the moment it is of, and of two records the later one is right: so the workers of a
+//! process tell each other, in any order and as often as they like, and end up with the same. An answer is told as a record without failures.
 
 use scheduler::{EndpointRef, Readiness, Snapshot};
 
@@ -14,41 +17,72 @@ const BASE_MS: u64 = 1_000;
 /// Longest ejection, in ms: how late at most a mended endpoint is tried again.
 const MAX_MS: u64 = 30_000;
 
+/// How long it is remembered that an endpoint answered after it had failed, in ms: until nobody tells of the failure as news any more.
+const CLEARED_MS: u64 = 60_000;
+
 /// Which endpoints failed lately.
 #[derive(Debug, Default)]
 pub struct Ejections {
-    /// Only endpoints that failed since their last answer: at most one row for each endpoint of the pool.
-    rows: Vec<Row>,
+    /// Only endpoints that failed, and those that answered again a moment ago: at most one row for each endpoint of the pool.
+    rows: Vec<Ejection>,
 }
 
-#[derive(Debug)]
-struct Row {
-    endpoint: EndpointRef,
-    failures: u32,
-    until: Time,
+/// What is known of one endpoint's failures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ejection {
+    /// When this became known.
+    pub at: Time,
+    /// Failures without an answer in between; 0 when it answered.
+    pub failures: u32,
+    /// Until when it is left out.
+    pub until: Time,
+    /// Whose.
+    pub endpoint: EndpointRef,
 }
 
 // === impl Ejections ===
 
 impl Ejections {
-    /// An attempt on it failed before any response.
-    pub fn failed(&mut self, endpoint: EndpointRef, now: Time) {
-        let failures = match self.rows.iter_mut().find(|r| r.endpoint == endpoint) {
-            // Requests that were already under way say nothing new while it is ejected.
-            Some(row) if row.until > now => return,
-            Some(row) => {
-                row.failures = row.failures.saturating_add(1);
-                row.until = now.plus_ms(ejection_ms(row.failures));
-                return;
-            }
-            None => 1,
-        };
-        self.rows.push(Row { endpoint, failures, until: now.plus_ms(ejection_ms(failures)) });
+    /// An attempt on it failed before any response. Says whether that is news.
+    pub fn failed(&mut self, endpoint: EndpointRef, now: Time) -> bool {
+        let known = self.rows.iter_mut().find(|r| r.endpoint == endpoint);
+        // Requests that were already under way say nothing new while it is ejected.
+        if known.as_ref().is_some_and(|row| row.until > now) {
+            return false;
+        }
+        let failures = known.as_ref().map_or(0, |row| row.failures).saturating_add(1);
+        let row = Ejection { at: now, failures, until: now.plus_ms(ejection_ms(failures)), endpoint };
+        match known {
+            Some(known) => *known = row,
+            None => self.rows.push(row),
+        }
+        true
     }
 
-    /// It answered.
-    pub fn answered(&mut self, endpoint: EndpointRef) {
-        self.forget(endpoint);
+    /// It answered. Says whether that is news.
+    pub fn answered(&mut self, endpoint: EndpointRef, now: Time) -> bool {
+        let Some(row) = self.rows.iter_mut().find(|r| r.endpoint == endpoint && r.failures > 0) else { return false };
+        *row = Ejection { at: now, failures: 0, until: Time(0), endpoint };
+        true
+    }
+
+    /// Somebody else knows this of an endpoint of the pool. Says whether it is news here.
+    pub fn learn(&mut self, told: Ejection, now: Time) -> bool {
+        let known = self.rows.iter_mut().find(|r| r.endpoint == told.endpoint);
+        match known {
+            Some(known) if *known >= told => return false,
+            Some(known) => *known = told,
+            // Nothing was known against it, or that it answered was told long ago.
+            None if told.is_over(now) => return false,
+            None => self.rows.push(told),
+        }
+        true
+    }
+
+    /// What there is to tell.
+    #[must_use]
+    pub fn rows(&self) -> &[Ejection] {
+        &self.rows
     }
 
     /// It left the pool.
@@ -56,10 +90,15 @@ impl Ejections {
         self.rows.retain(|r| r.endpoint != endpoint);
     }
 
+    /// Forgets what nobody needs to know any more.
+    pub fn tidy(&mut self, now: Time) {
+        self.rows.retain(|r| !r.is_over(now));
+    }
+
     /// Writes who is ejected now, parallel to the snapshot's endpoints; leaves `out` empty when nobody is.
     pub fn mark(&self, snapshot: &Snapshot, now: Time, out: &mut Vec<bool>) {
         out.clear();
-        let mut ejected: Vec<&Row> = self.rows.iter().filter(|r| r.until > now).collect();
+        let mut ejected: Vec<&Ejection> = self.rows.iter().filter(|r| r.until > now).collect();
         if ejected.is_empty() {
             return;
         }
@@ -70,6 +109,14 @@ impl Ejections {
     }
 }
 
+// === impl Ejection ===
+
+impl Ejection {
+    fn is_over(&self, now: Time) -> bool {
+        self.failures == 0 && now.ms_since(self.at) >= CLEARED_MS
+    }
+}
+
 fn ejection_ms(failures: u32) -> u64 {
     BASE_MS.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(MAX_MS)
 }
@@ -77,6 +124,7 @@ fn ejection_ms(failures: u32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
     use scheduler::{Endpoint, EndpointMetrics, Incarnation, Profile, ProfileSpec, Slot, Version};
 
     fn id(slot: u16) -> EndpointRef {
@@ -133,7 +181,7 @@ mod tests {
         let (mut ejections, pool) = (Ejections::default(), pool(4));
         ejections.failed(id(1), at(0));
         ejections.failed(id(1), at(1_000));
-        ejections.answered(id(1));
+        ejections.answered(id(1), at(1_000));
         assert!(ejected(&ejections, &pool, at(1_001)).is_empty());
         ejections.failed(id(1), at(5_000));
         assert!(ejected(&ejections, &pool, at(6_000)).is_empty(), "it begins again with the shortest");
@@ -156,5 +204,70 @@ mod tests {
         }
         assert_eq!(ejected(&ejections, &pool(4), at(10_001)), [0, 3], "three failures in a row, then the lowest slot of equals");
         assert!(ejected(&ejections, &pool(1), at(10_001)).is_empty(), "never the last one");
+    }
+
+    /// As two workers of one process.
+    fn tell(from: &Ejections, to: &mut Ejections, now: Time) -> usize {
+        from.rows().iter().filter(|row| to.learn(**row, now)).count()
+    }
+
+    #[test]
+    fn what_one_worker_saw_another_knows_and_an_answer_anywhere_clears_it() {
+        let (mut one, mut two, pool) = (Ejections::default(), Ejections::default(), pool(4));
+        assert!(one.failed(id(1), at(0)));
+        assert_eq!((tell(&one, &mut two, at(1)), tell(&one, &mut two, at(1))), (1, 0), "news only once");
+        assert_eq!(ejected(&two, &pool, at(2)), [1]);
+        assert!(!two.failed(id(1), at(2)), "its own failure a moment later is none");
+        assert!(two.answered(id(1), at(3)) && !two.answered(id(1), at(4)), "clearing is news, once");
+        assert_eq!(tell(&one, &mut two, at(5)), 0, "what is older does not come back");
+        assert_eq!(tell(&two, &mut one, at(5)), 1);
+        assert!(ejected(&one, &pool, at(6)).is_empty());
+        assert!(one.failed(id(1), at(7)));
+        assert_eq!(tell(&one, &mut two, at(8)), 1, "it failed again");
+        assert_eq!(ejected(&two, &pool, at(9)), [1]);
+        assert!(ejected(&two, &pool, at(7 + 1_000)).is_empty(), "for the shortest time: it had answered");
+    }
+
+    #[test]
+    fn that_it_answered_is_forgotten_in_the_end() {
+        let (mut one, mut two) = (Ejections::default(), Ejections::default());
+        one.failed(id(1), at(0));
+        one.answered(id(1), at(10));
+        one.tidy(at(10 + CLEARED_MS - 1));
+        assert_eq!(one.rows().len(), 1);
+        assert_eq!(tell(&one, &mut two, at(10 + CLEARED_MS)), 0, "nobody takes it up any more");
+        one.tidy(at(10 + CLEARED_MS));
+        assert!(one.rows().is_empty());
+    }
+
+    proptest! {
+        /// Whatever each of three workers sees and in whatever order they tell each other: once all have told all, they agree.
+        #[test]
+        fn workers_that_told_each_other_agree(events in prop::collection::vec((0..3_usize, 0..4_u16, any::<bool>(), 0..3_usize), 0..60)) {
+            let mut workers = [Ejections::default(), Ejections::default(), Ejections::default()];
+            let mut ms = 0;
+            for (worker, slot, fails, listener) in events {
+                ms += 173;
+                match fails {
+                    true => workers[worker].failed(id(slot), at(ms)),
+                    false => workers[worker].answered(id(slot), at(ms)),
+                };
+                let rows = workers[worker].rows().to_vec();
+                for row in rows {
+                    workers[listener].learn(row, at(ms));
+                }
+            }
+            for _ in 0..2 {
+                for (from, to) in [(0, 1), (1, 2), (2, 0)] {
+                    let rows = workers[from].rows().to_vec();
+                    for row in rows {
+                        workers[to].learn(row, at(ms));
+                    }
+                }
+            }
+            let known = workers.map(|worker| { let mut rows = worker.rows; rows.sort_unstable(); rows });
+            prop_assert_eq!(&known[0], &known[1]);
+            prop_assert_eq!(&known[1], &known[2]);
+        }
     }
 }

@@ -20,6 +20,7 @@ use crate::host::{Buffer, Host, HostError, Map};
 use crate::metrics::{Metrics, Stat};
 use crate::pairs::{self, Pairs};
 use crate::state::replica::Replica;
+use crate::state::sharing::Moment;
 use crate::state::{Vm, Waiting};
 
 /// Where a route may name its pool, for routes that no cluster tells apart.
@@ -160,9 +161,12 @@ impl<H: Host> Hosted<H> {
         // One that cannot be read allows nobody: never more than was meant.
         let hint = self.host.property(&path).unwrap_or_else(|e| Some(self.failed("the subset hint", e)));
         let step = {
-            let mut replica = replica.borrow_mut();
+            let (vm, mut replica) = (self.vm.borrow(), replica.borrow_mut());
             replica.pool.reserve_prefixes(self.config.prefix_entries);
-            self.exchange.borrow_mut().decide(settings, &mut replica.pool, hint.as_deref(), body, now)
+            vm.hear(&mut replica, now, Moment::Pick);
+            let step = self.exchange.borrow_mut().decide(settings, &mut replica.pool, hint.as_deref(), body, now);
+            vm.tell(&mut replica, now, Moment::Pick);
+            step
         };
         match step {
             Step::Forward(forward) => {
@@ -237,7 +241,9 @@ impl<H: Host> Hosted<H> {
                 _ => {}
             }
         }
-        let step = self.exchange.borrow_mut().response_headers(&mut replica.borrow_mut().pool, &head, self.host.now());
+        let now = self.host.now();
+        let step = self.exchange.borrow_mut().response_headers(&mut replica.borrow_mut().pool, &head, now);
+        self.vm.borrow().tell(&mut replica.borrow_mut(), now, Moment::End);
         self.read_response.set(step.read_body);
         for name in step.remove {
             self.host.header_remove(Map::Response, name).unwrap_or_else(|e| self.failed("a response header", e));
@@ -254,13 +260,21 @@ impl<H: Host> Hosted<H> {
         }
         let Some(replica) = self.replica.borrow().clone() else { return };
         let bytes = self.host.buffer(Buffer::ResponseBody, size).unwrap_or_else(|e| self.failed("the response body", e));
-        self.exchange.borrow_mut().response_chunk(&mut replica.borrow_mut().pool, &bytes, self.host.now());
+        let now = self.host.now();
+        self.exchange.borrow_mut().response_chunk(&mut replica.borrow_mut().pool, &bytes, now);
+        self.vm.borrow().tell(&mut replica.borrow_mut(), now, Moment::End);
     }
 
     /// The exchange is over, in whatever way.
     pub fn end(&self) {
         let Some(replica) = self.replica.borrow().clone() else { return };
-        let outcome = self.exchange.borrow_mut().end(&mut replica.borrow_mut().pool, self.host.now());
+        let now = self.host.now();
+        let outcome = self.exchange.borrow_mut().end(&mut replica.borrow_mut().pool, now);
+        {
+            let (vm, mut replica) = (self.vm.borrow(), replica.borrow_mut());
+            vm.tell(&mut replica, now, Moment::End);
+            vm.hear(&mut replica, now, Moment::End);
+        }
         if let Some(outcome) = outcome {
             self.metrics.add(Stat::FailedAttempts, outcome.failed_attempts);
             if let Some(ttft_ms) = outcome.ttft_ms {

@@ -12,6 +12,7 @@ use proto::state::{self, daemon_message};
 use scheduler::{ENDPOINTS_MAX, EndpointMetrics, EndpointRef, Snapshot, Version};
 
 use super::board::{Board, Seen};
+use super::sharing::Sharing;
 use crate::host::{Host, Result};
 
 /// One pool.
@@ -25,6 +26,8 @@ pub struct Replica {
     pub pool: Pool,
     /// Time a pick took, µs.
     pub pick_us: Histogram,
+    /// What this VM and the others tell each other.
+    pub sharing: Sharing,
     version: Version,
     metrics_sequence: u64,
     metrics_at: Option<Time>,
@@ -84,6 +87,7 @@ impl Replica {
             board: Board::new(name),
             pool: Pool::new(seed, 0),
             pick_us: Histogram::default(),
+            sharing: Sharing::new(name),
             version: Version::default(),
             metrics_sequence: 0,
             metrics_at: None,
@@ -165,6 +169,7 @@ impl Replica {
         self.version = snapshot.version();
         self.metrics_sequence = 0;
         self.pool.install(snapshot, hash_secret, staleness_max_ms);
+        self.sharing.roster_changed();
         if let (Some(kept), Some(at)) = (kept, self.metrics_at) {
             self.pool.refresh(kept, at);
         }

@@ -77,7 +77,7 @@ fn endpoints(pool: &Pool, counters: &Counters) -> Vec<state::EndpointCounters> {
         picked: c.picked,
         served: c.served,
         failed: c.failed,
-        ..row(c.endpoint, pool.in_flight().load(c.endpoint))
+        ..row(c.endpoint, pool.in_flight().own(c.endpoint))
     });
     counted.collect()
 }

@@ -59,6 +59,11 @@ impl Roll {
         (None, roll)
     }
 
+    /// The table as it is.
+    pub fn look<H: Host>(host: &H) -> Result<Self> {
+        Self::load(host).map(|(roll, _)| roll)
+    }
+
     /// Everyone alive, by slot.
     pub fn alive(&self, now: Time) -> impl Iterator<Item = (u16, Row)> + '_ {
         (0_u16..).zip(self.rows.iter().copied()).filter(move |(_, row)| row.is_alive(now))

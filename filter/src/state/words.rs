@@ -24,11 +24,16 @@ pub fn read<const N: usize>(bytes: &[u8]) -> Option<[u64; N]> {
 #[must_use]
 pub fn write(words: &[u64], rest: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(words.len().saturating_mul(WORD).saturating_add(rest.len()));
+    append(&mut bytes, words);
+    bytes.extend_from_slice(rest);
+    bytes
+}
+
+/// Appends `words` to `bytes`.
+pub fn append(bytes: &mut Vec<u8>, words: &[u64]) {
     for word in words {
         bytes.extend_from_slice(&word.to_le_bytes());
     }
-    bytes.extend_from_slice(rest);
-    bytes
 }
 
 /// A digest to tell messages apart, not to withstand anyone: FNV-1a over words (the last one filled up with zeros) and the length.

@@ -1,0 +1,303 @@
+//! Several VMs of one process in memory, each with streams of its own.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use proptest::prelude::*;
+use proxy_wasm::traits::{Context, HttpContext};
+use scheduler::in_flight::Load;
+use scheduler::{EndpointRef, Version};
+
+use super::*;
+use crate::config::FilterConfig;
+use crate::fake::{FakeHost, roster_message};
+use crate::host::Buffer;
+use crate::http::Http;
+use crate::state::rows::ROW_EXPIRY_MS;
+use crate::state::{TICK_MS, Vm};
+
+const ADDRESSES: [&str; 3] = ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"];
+const DESTINATION: &str = "x-gateway-destination-endpoint";
+
+type Worker = Rc<RefCell<Vm<FakeHost>>>;
+
+/// A process whose VMs all have a roster of three.
+struct World {
+    host: FakeHost,
+    config: Rc<FilterConfig>,
+    workers: Vec<Worker>,
+    streams: Cell<u32>,
+}
+
+impl World {
+    fn new(workers: usize, more: &str) -> Self {
+        let config = format!(r#"{{"pools": [{{"name": "default"}}], "prefix_entries": 4096{more}}}"#);
+        let config = Rc::new(FilterConfig::parse(config.as_bytes()).unwrap());
+        let mut world = Self { host: FakeHost::new(), config, workers: Vec::new(), streams: Cell::new(10) };
+        let version = Version { term: 1, sequence: 1 };
+        let board = super::super::board::Board::new("default");
+        board.post_roster(&world.host, 1, version, &roster_message("default", version, &ADDRESSES), world.host.now()).unwrap();
+        world.workers = (0..workers).map(|_| world.worker()).collect();
+        // The first leads; all know each other by the second tick.
+        world.tick();
+        world.tick();
+        world
+    }
+
+    fn worker(&self) -> Worker {
+        let mut vm = Vm::new(self.host.clone());
+        vm.configure(1, Rc::clone(&self.config));
+        Rc::new(RefCell::new(vm))
+    }
+
+    fn tick(&self) {
+        for worker in &self.workers {
+            worker.borrow_mut().tick(1);
+        }
+        self.host.pass_ms(u64::from(TICK_MS));
+    }
+
+    /// A request at a worker; who is to try it, in order.
+    fn request(&self, worker: usize, prompt: &str) -> (Http<FakeHost>, Vec<String>) {
+        self.streams.set(self.streams.get() + 1);
+        let vm = Rc::clone(&self.workers[worker]);
+        let mut stream = Http::new(self.streams.get(), self.host.clone(), vm, Rc::clone(&self.config));
+        let body = format!(r#"{{"model":"m","prompt":"{prompt}"}}"#);
+        *self.host.request.borrow_mut() = vec![(":method".into(), "POST".into()), (":path".into(), "/v1/completions".into())];
+        self.host.buffers.borrow_mut().insert(Buffer::RequestBody as u32, body.clone().into());
+        let _ = stream.on_http_request_headers(2, false);
+        let _ = stream.on_http_request_body(body.len(), true);
+        let headers = self.host.request.borrow();
+        let list = headers.iter().find(|(name, _)| name == DESTINATION).map(|(_, list)| list.clone()).unwrap();
+        (stream, list.split(',').map(str::to_owned).collect())
+    }
+
+    fn respond(&self, stream: &mut Http<FakeHost>, details: &str, upstream: &str, attempts: u64) {
+        let mut properties = self.host.properties.borrow_mut();
+        properties.insert("response.code_details".into(), details.into());
+        properties.insert("upstream.address".into(), upstream.into());
+        properties.insert("upstream.request_attempt_count".into(), attempts.to_le_bytes().into());
+        drop(properties);
+        *self.host.response.borrow_mut() = vec![(":status".into(), "200".into())];
+        let _ = stream.on_http_response_headers(1, false);
+    }
+
+    /// What a worker believes is outstanding, over all endpoints.
+    fn known(&self, worker: usize) -> Load {
+        let replica = self.workers[worker].borrow().replica("default").unwrap();
+        let replica = replica.borrow();
+        let endpoints = replica.pool.snapshot().unwrap().endpoints();
+        endpoints.iter().fold(Load::default(), |sum, e| sum.with(replica.pool.in_flight().load(e.id)))
+    }
+
+    /// Has a worker look, as it does before each pick.
+    fn look(&self, worker: usize) -> Load {
+        let vm = self.workers[worker].borrow();
+        let replica = vm.replica("default").unwrap();
+        vm.hear(&mut replica.borrow_mut(), self.host.now(), Moment::Pick);
+        drop(vm);
+        self.known(worker)
+    }
+
+    /// How many blocks of a prompt each endpoint is believed to hold, at best.
+    fn matched(&self, worker: usize, blocks: &[u64]) -> u32 {
+        let replica = self.workers[worker].borrow().replica("default").unwrap();
+        let (replica, mut out) = (replica.borrow(), Vec::new());
+        let refs: Vec<EndpointRef> = replica.pool.snapshot().unwrap().endpoints().iter().map(|e| e.id).collect();
+        replica.pool.prefixes().matched(blocks, &refs, &mut out);
+        out.into_iter().max().unwrap()
+    }
+}
+
+#[test]
+fn a_pick_is_known_to_the_others_at_their_next_pick_and_its_end_too() {
+    let world = World::new(4, "");
+    let (mut stream, _) = world.request(0, &"x".repeat(4_000));
+    world.host.pass_ms(ROWS_MS);
+    for worker in 0..4 {
+        let known = world.look(worker);
+        assert_eq!((known.requests, known.prefill_tokens), (1, 1_000), "worker {worker}");
+    }
+    stream.on_done();
+    world.host.pass_ms(ROWS_MS);
+    assert!((0..4).all(|worker| world.look(worker) == Load::default()));
+}
+
+#[test]
+fn nothing_is_counted_twice_however_often_it_is_told() {
+    let world = World::new(3, "");
+    let streams: Vec<_> =
+        (0..3).flat_map(|worker| (0..5).map(move |i| (worker, i))).map(|(w, i)| world.request(w, &format!("{i}"))).collect();
+    for _ in 0..20 {
+        world.tick();
+        world.host.pass_ms(ROWS_MS);
+        assert!((0..3).all(|worker| world.look(worker).requests == 15));
+    }
+    drop(streams);
+}
+
+#[test]
+fn looks_are_no_closer_than_two_ms() {
+    let world = World::new(2, "");
+    world.look(1);
+    let _stream = world.request(0, "x");
+    world.host.pass_ms(ROWS_MS - 1);
+    assert_eq!(world.look(1).requests, 0);
+    world.host.pass_ms(1);
+    assert_eq!(world.look(1).requests, 1);
+}
+
+#[test]
+fn sharing_switched_off_tells_and_hears_nothing() {
+    let world = World::new(2, r#", "sharing": false"#);
+    let _stream = world.request(0, &"x".repeat(4_000));
+    world.tick();
+    world.host.pass_ms(ROWS_MS);
+    assert_eq!((world.look(0).requests, world.look(1).requests), (1, 0));
+    assert!(world.host.shared.borrow().keys().all(|key| !key.contains("/row/") && !key.contains("/ring/")));
+}
+
+#[test]
+fn a_vm_that_trapped_leaves_no_ghosts_and_its_seat_no_row() {
+    let mut world = World::new(3, "");
+    let _ghosts: Vec<_> = (0..10).map(|i| world.request(2, &format!("{i}"))).collect();
+    world.host.pass_ms(ROWS_MS);
+    assert_eq!(world.look(1).requests, 10);
+    // Its memory is gone, and its streams get no callback any more. Another takes its place at once.
+    world.workers[2] = world.worker();
+    let _alive = world.request(2, "mine");
+    world.host.pass_ms(ROW_EXPIRY_MS);
+    world.tick();
+    world.host.pass_ms(ROWS_MS);
+    assert_eq!((world.look(0).requests, world.look(1).requests, world.look(2).requests), (1, 1, 1));
+}
+
+#[test]
+fn a_new_vm_counts_from_its_first_request_and_knows_what_there_is() {
+    let mut world = World::new(2, "");
+    let prompt = "long ".repeat(1_000);
+    let _old = world.request(0, &prompt);
+    world.workers.push(world.worker());
+    let _new = world.request(2, "new");
+    world.tick();
+    world.host.pass_ms(ROWS_MS);
+    assert_eq!((0..3).map(|worker| world.look(worker).requests).collect::<Vec<_>>(), [2, 2, 2]);
+}
+
+#[test]
+fn a_long_silent_owner_counts_again_when_it_speaks() {
+    let world = World::new(2, "");
+    let _stream = world.request(0, "x");
+    world.host.pass_ms(ROW_EXPIRY_MS + ROWS_MS);
+    assert_eq!(world.look(1).requests, 0, "it may be dead");
+    world.workers[0].borrow_mut().tick(1);
+    world.host.pass_ms(ROWS_MS);
+    assert_eq!(world.look(1).requests, 1);
+}
+
+#[test]
+fn what_fails_at_one_worker_is_left_out_by_all_until_anyone_has_an_answer() {
+    let world = World::new(4, "");
+    let (mut stream, list) = world.request(0, "x");
+    let (mut under_way, _) = world.request(1, "y");
+    world.respond(&mut stream, "via_upstream", &list[1], 2);
+    world.host.pass_ms(ROWS_MS);
+    for worker in 0..4 {
+        let (_, others) = world.request(worker, "z");
+        assert!(!others.contains(&list[0]), "worker {worker}: {others:?}");
+    }
+    world.respond(&mut under_way, "via_upstream", &list[0], 1);
+    world.host.pass_ms(ROWS_MS);
+    for worker in 0..4 {
+        assert!(world.request(worker, "z").1.contains(&list[0]), "worker {worker}");
+    }
+}
+
+#[test]
+fn a_placement_is_known_to_the_others_within_ten_ms_and_the_leader_keeps_none() {
+    let mut world = World::new(3, "");
+    let prompt = "once upon a time ".repeat(200);
+    let _stream = world.request(1, &prompt);
+    let blocks = {
+        let ring = world.host.shared.borrow();
+        let (_, (segment, _)) = ring.iter().find(|(key, _)| key.contains("/ring/")).unwrap();
+        let words: Vec<u64> = segment.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        words[4..].to_vec()
+    };
+    assert!(blocks.len() > 10);
+    world.host.pass_ms(RINGS_AT_PICK_MS);
+    world.look(2);
+    assert_eq!(world.matched(2, &blocks), blocks.len() as u32);
+    // The leader makes no index.
+    world.tick();
+    let leader = world.workers[0].borrow().replica("default").unwrap();
+    assert_eq!(leader.borrow().pool.prefixes().bytes(), 0);
+    // One that comes later reads what there is.
+    world.workers.push(world.worker());
+    world.tick();
+    assert_eq!(world.matched(3, &blocks), blocks.len() as u32);
+}
+
+#[test]
+fn garbage_where_rows_are_counts_nothing() {
+    let world = World::new(2, "");
+    let _stream = world.request(0, "x");
+    for seat in 0..5 {
+        world.host.share(&key("default", seat), &[0xff; 77], Expect::Any).unwrap();
+    }
+    world.host.pass_ms(ROWS_MS);
+    assert_eq!(world.look(1).requests, 0);
+    world.tick();
+    world.host.pass_ms(ROWS_MS);
+    assert_eq!(world.look(1).requests, 1, "written over at the next tick");
+}
+
+#[test]
+fn keys_are_a_fixed_set() {
+    let world = World::new(3, "");
+    for i in 0..400 {
+        let (mut stream, _) = world.request(i % 3, &format!("{i} ").repeat(2_000));
+        world.host.pass_ms(3);
+        stream.on_done();
+    }
+    let keys = |part: &str| world.host.shared.borrow().keys().filter(|key| key.contains(part)).count();
+    assert_eq!(keys("/row/"), 3);
+    assert!(keys("/ring/") <= 3 * 128);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    /// Whatever begins and ends wherever in whatever order: all agree on the sum of what is open, and in the end every row is zero.
+    #[test]
+    fn all_agree_and_in_the_end_nothing_is_left(steps in prop::collection::vec((0..3_usize, any::<bool>(), 0..2_u8, 0..300_u64), 1..60)) {
+        let world = World::new(3, "");
+        let mut open: Vec<Http<FakeHost>> = Vec::new();
+        for (worker, begins, what, ms) in steps {
+            if begins || open.is_empty() {
+                let (mut stream, list) = world.request(worker, "some prompt");
+                match what {
+                    0 => world.respond(&mut stream, "via_upstream", list.last().unwrap(), list.len() as u64),
+                    _ => world.respond(&mut stream, "upstream_reset_before_response_started", &list[0], 1),
+                }
+                open.push(stream);
+            } else {
+                open.swap_remove(usize::from(what) % open.len()).on_done();
+            }
+            world.host.pass_ms(ms);
+            world.tick();
+            world.host.pass_ms(ROWS_MS);
+            prop_assert!((0..3).all(|worker| world.look(worker).requests as usize == open.len()));
+        }
+        for mut stream in open {
+            stream.on_done();
+        }
+        world.host.pass_ms(ROWS_MS);
+        for worker in 0..3 {
+            prop_assert_eq!(world.look(worker), Load::default());
+            let (seat, mut row) = (worker as u16, Row::default());
+            let bytes = world.host.shared.borrow().get(&key("default", seat)).map(|(bytes, _)| bytes.clone());
+            prop_assert!(bytes.is_none_or(|bytes| row.read(&bytes) && row.loads.is_empty()));
+        }
+    }
+}
