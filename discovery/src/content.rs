@@ -1,4 +1,4 @@
-//! A file followed by its content.
+//! A file, or the files of a folder, followed by their content.
 //!
 //! Polled, not watched: a poll sees in-place writes, atomic renames, the symlink swaps of a mounted ConfigMap, network file systems
 //! and files that do not exist yet, all by one means that cannot miss an event. Time stamps are not looked at, only content.
@@ -19,8 +19,27 @@ pub const SETTLE: Duration = Duration::from_millis(50);
 /// The largest file read, in bytes; the reference's own limit for an endpoints file.
 pub const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// What a look at the file gave: its text, or why there is none.
-pub type Content = Result<String, Unreadable>;
+/// The most files of a folder: written by hand, one for each thing configured.
+pub const FILES_MAX: usize = 256;
+
+/// The most bytes of all files of a folder together: all of it is read at every look.
+pub const FOLDER_BYTES_MAX: usize = 4 << 20;
+
+/// What ends the names of a folder's files. Others are not looked at, nor hidden ones, such as those an editor or a mounted ConfigMap keeps.
+pub const FOLDER_EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
+
+/// What a look gave, or why it gave nothing.
+pub type Content<C = String> = Result<C, Unreadable>;
+
+/// What can be followed.
+pub trait Readable: Clone + PartialEq + Send {
+    /// Reads it as it stands at `path` now.
+    fn read(path: &Path) -> impl Future<Output = Content<Self>> + Send;
+}
+
+/// The text of one file at a path, or of all files of a folder there, by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Files(pub Vec<(PathBuf, String)>);
 
 /// Why a file could not be read, for people. It is read again at the next poll.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,34 +52,40 @@ pub struct Unreadable {
 }
 
 /// Follows one file.
+pub type Follow = Following<String>;
+
+/// Follows one file, or all files of a folder.
+pub type FollowFiles = Following<Files>;
+
+/// Follows what stands at a path.
 #[derive(Debug)]
-pub struct Follow {
+pub struct Following<C> {
     path: PathBuf,
-    told: Option<Content>,
-    candidate: Option<Content>,
+    told: Option<Content<C>>,
+    candidate: Option<Content<C>>,
     next_look: Instant,
 }
 
-// === impl Follow ===
+// === impl Following ===
 
-impl Follow {
-    /// Begins with the file at `path`, which need not exist.
+impl<C: Readable> Following<C> {
+    /// Begins with what is at `path`, which need not exist.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), told: None, candidate: None, next_look: Instant::now() }
     }
 
-    /// The file followed.
+    /// The path followed.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Waits until the file says something else than last told; the first call tells what it says now. Cancel-safe.
-    pub async fn changed(&mut self) -> Content {
+    /// Waits until it says something else than last told; the first call tells what it says now. Cancel-safe.
+    pub async fn changed(&mut self) -> Content<C> {
         loop {
             tokio::time::sleep_until(self.next_look).await;
-            let seen = read(&self.path).await;
+            let seen = C::read(&self.path).await;
             if self.told.as_ref() == Some(&seen) {
                 self.candidate = None;
                 self.next_look = Instant::now() + POLL_INTERVAL;
@@ -75,6 +100,55 @@ impl Follow {
             }
         }
     }
+}
+
+// === impl Readable ===
+
+impl Readable for String {
+    async fn read(path: &Path) -> Content {
+        read(path).await
+    }
+}
+
+impl Readable for Files {
+    async fn read(path: &Path) -> Content<Self> {
+        read_all(path).await
+    }
+}
+
+/// Reads the file at `path`, or all files of the folder there.
+///
+/// # Errors
+/// [`Unreadable`] names the file or folder and says why. A file that cannot be read is never left out: others may mean something else without it.
+pub async fn read_all(path: &Path) -> Content<Files> {
+    let unreadable = |why: String| Unreadable { path: path.display().to_string(), why };
+    let io = |e: std::io::Error| unreadable(e.to_string());
+    if !tokio::fs::metadata(path).await.map_err(io)?.is_dir() {
+        return Ok(Files(vec![(path.to_owned(), read(path).await?)]));
+    }
+    let mut names = Vec::new();
+    let mut entries = tokio::fs::read_dir(path).await.map_err(io)?;
+    while let Some(entry) = entries.next_entry().await.map_err(io)? {
+        let name = PathBuf::from(entry.file_name());
+        let wanted = name.extension().is_some_and(|e| FOLDER_EXTENSIONS.iter().any(|wanted| e == *wanted));
+        if wanted && !name.as_os_str().as_encoded_bytes().starts_with(b".") {
+            names.push(path.join(name));
+        }
+    }
+    if names.len() > FILES_MAX {
+        return Err(unreadable(format!("{} files, at most {FILES_MAX} are read", names.len())));
+    }
+    names.sort_unstable();
+    let (mut files, mut bytes) = (Vec::with_capacity(names.len()), 0_usize);
+    for name in names {
+        let text = read(&name).await?;
+        bytes = bytes.saturating_add(text.len());
+        if bytes > FOLDER_BYTES_MAX {
+            return Err(unreadable(format!("files of more than {FOLDER_BYTES_MAX} bytes together")));
+        }
+        files.push((name, text));
+    }
+    Ok(Files(files))
 }
 
 /// Reads a text file of at most [`FILE_BYTES_MAX`].
@@ -102,7 +176,7 @@ mod tests {
     use super::*;
 
     /// Nothing new for many polls?
-    async fn quiet(file: &mut Follow) -> bool {
+    async fn quiet<C: Readable>(file: &mut Following<C>) -> bool {
         tokio::time::timeout(POLL_INTERVAL * 20, file.changed()).await.is_err()
     }
 
@@ -140,6 +214,44 @@ mod tests {
             seen = file.changed() => assert_eq!(seen.unwrap().len(), 199, "half a file"),
             () = writer => {}
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_folder_is_its_visible_files_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+        let names = |files: &Files| {
+            files.0.iter().map(|(path, text)| format!("{}={text}", path.file_name().unwrap().display())).collect::<Vec<_>>()
+        };
+        let mut follow = FollowFiles::new(folder.path());
+        assert_eq!(names(&follow.changed().await.unwrap()), Vec::<String>::new());
+        for (name, text) in [("b.yaml", "2"), ("a.yml", "1"), ("c.json", "3"), (".hidden.yaml", "x"), ("notes.txt", "x"), ("yaml", "x")] {
+            write(name, text);
+        }
+        assert_eq!(names(&follow.changed().await.unwrap()), ["a.yml=1", "b.yaml=2", "c.json=3"]);
+        write("notes.txt", "y");
+        assert!(quiet(&mut follow).await, "what is not looked at does not count");
+        std::fs::remove_file(folder.path().join("a.yml")).unwrap();
+        assert_eq!(names(&follow.changed().await.unwrap()), ["b.yaml=2", "c.json=3"]);
+        std::fs::create_dir(folder.path().join("d.yaml")).unwrap();
+        assert!(follow.changed().await.unwrap_err().path.ends_with("d.yaml"), "one that cannot be read is not left out");
+        assert_eq!(names(&read_all(&folder.path().join("b.yaml")).await.unwrap()), ["b.yaml=2"], "a file stands for itself");
+    }
+
+    #[tokio::test]
+    async fn a_folder_has_its_limits() {
+        let folder = tempfile::tempdir().unwrap();
+        for i in 0..=FILES_MAX {
+            std::fs::write(folder.path().join(format!("{i}.yaml")), "").unwrap();
+        }
+        assert!(read_all(folder.path()).await.unwrap_err().why.starts_with("257 files"));
+        std::fs::remove_file(folder.path().join("0.yaml")).unwrap();
+        for i in 1..=4 {
+            std::fs::write(folder.path().join(format!("{i}.yaml")), vec![b' '; FOLDER_BYTES_MAX / 4]).unwrap();
+        }
+        assert_eq!(read_all(folder.path()).await.unwrap().0.len(), FILES_MAX);
+        std::fs::write(folder.path().join("5.yaml"), " ").unwrap();
+        assert!(read_all(folder.path()).await.unwrap_err().why.contains("together"));
     }
 
     #[tokio::test(start_paused = true)]
