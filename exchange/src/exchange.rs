@@ -165,6 +165,8 @@ impl Exchange {
             prefix_blocks: &blocks,
             prefix_block_tokens: BLOCK_TOKENS,
             max_tokens: parsed.as_ref().and_then(|p| p.max_tokens),
+            media_items: parsed.as_ref().map_or(0, |p| p.media_items),
+            headers: &[],
         };
         let mut explanation = self.explain.then(Explanation::default);
         let picked = match pool.pick(&request, now, explanation.as_mut()) {

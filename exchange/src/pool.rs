@@ -15,7 +15,7 @@ pub use ejection::{Ejection, Ejections};
 
 use scheduler::in_flight::{InFlight, Load, Ticket};
 use scheduler::prefix::PrefixIndex;
-use scheduler::{Decision, EndpointMetrics, EndpointRef, Explanation, Local, Ranked, Request, Rng, Snapshot};
+use scheduler::{Decision, EndpointMetrics, EndpointRef, Explanation, Local, Ranked, Request, Rng, Route, Snapshot};
 
 use crate::reply::Refusal;
 use crate::time::Time;
@@ -242,10 +242,11 @@ impl Pool {
             ejected: &self.ejected,
             metrics_stale: state.metrics_stale(now),
         };
-        let ranked = match scheduler::schedule(&state.snapshot, request, local, &mut self.rng, explanation) {
-            Decision::Route(ranked) => ranked,
+        let Route { ranked, .. } = match scheduler::schedule(&state.snapshot, request, local, &mut self.rng, explanation) {
+            Decision::Route(route) => route,
             Decision::Shed(why) => return Err(Refusal::Shed(why)),
             Decision::Unavailable(why) => return Err(Refusal::Unavailable(why)),
+            Decision::UnknownProfile(name) => return Err(Refusal::UnknownProfile(name)),
         };
         let matched = local.matched_blocks(ranked.first()).saturating_mul(request.prefix_block_tokens).min(request.prompt_tokens);
         let ranked = state.addresses(&ranked);

@@ -9,6 +9,9 @@ use crate::headers;
 /// How long a client is asked to wait after a 429, in seconds: long enough for a queue to move, short enough to be worth it.
 const RETRY_AFTER_S: u32 = 1;
 
+/// How much of a header's value an error message repeats, in bytes: enough to know it by.
+const QUOTED_BYTES_MAX: usize = 64;
+
 /// A complete local reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
@@ -31,6 +34,8 @@ pub enum Refusal {
     Unavailable(Unavailable),
     /// The scheduler sheds.
     Shed(Shed),
+    /// The request asks for a scheduling profile that there is not.
+    UnknownProfile(Box<str>),
     /// This proxy has never had state.
     NoState,
 }
@@ -80,9 +85,19 @@ impl Refusal {
                 row(503, "no_eligible_endpoint", "rejected-no-endpoints", "no ready model server is eligible for this request")
             }
             Self::Shed(Shed::Saturated) => row(429, "saturated", "rejected-saturated", "the model servers are saturated; try again later"),
+            Self::Shed(Shed::Admitter) => row(429, "not_admitted", "rejected-saturated", "the request was not admitted; try again later"),
+            Self::UnknownProfile(name) => {
+                row(400, "unknown_profile", "invalid-request", &format!("no scheduling profile is named {:?}", shortened(name)))
+            }
             Self::NoState => row(503, "not_ready", "rejected-no-endpoints", "the gateway does not know its model servers yet; try again"),
         }
     }
+}
+
+/// As much of a client's own words as an error message repeats.
+fn shortened(words: &str) -> &str {
+    let end = (0..=words.len().min(QUOTED_BYTES_MAX)).rev().find(|&end| words.is_char_boundary(end)).unwrap_or(0);
+    words.get(..end).unwrap_or_default()
 }
 
 /// A word for programs, beside the message for people.

@@ -257,14 +257,21 @@ pub fn roster_message(pool: &str, version: scheduler::Version, addresses: &[&str
             labels: vec![],
         }
     };
-    let plugin = |kind: &str, weight| state::Plugin { r#type: kind.into(), name: kind.into(), weight, parameters: vec![] };
-    let profile =
-        state::Profile { name: "test".into(), plugins: vec![plugin("queue-scorer", 1.0), plugin("max-score-picker", 0.0)], ranked_max: 3 };
+    let plugin = |kind: &str| state::Plugin { r#type: kind.into(), name: kind.into(), parameters: vec![] };
+    let part = |name: &str| state::ProfilePlugin { name: name.into(), weight: 1.0 };
+    let profile = state::Profile { name: "test".into(), plugins: vec![part("queue-scorer"), part("max-score-picker")] };
+    let pipeline = state::Pipeline {
+        plugins: vec![plugin("queue-scorer"), plugin("max-score-picker")],
+        profiles: vec![profile],
+        ranked_max: 3,
+        ..state::Pipeline::default()
+    };
     let roster = state::Roster {
         pool: pool.into(),
         version: Some(state::Version { term: version.term, sequence: version.sequence }),
         endpoints: addresses.iter().map(endpoint).collect(),
-        profile: Some(profile),
+        pipeline: Some(pipeline),
+        objects: None,
         hash_secret: 1,
         staleness_max_ms: 2_000,
     };

@@ -5,8 +5,8 @@ use std::fmt;
 use scheduler::objects::{InvalidObjects, Objects};
 use scheduler::plugin::{VALUE_DEPTH_MAX, Value};
 use scheduler::{
-    Endpoint, EndpointMetrics, EndpointRef, Incarnation, InvalidProfile, InvalidSnapshot, LoraMetrics, PluginSpec, Profile, ProfileSpec,
-    Readiness, Slot, Snapshot, Version,
+    Endpoint, EndpointMetrics, EndpointRef, Incarnation, InvalidPipeline, InvalidSnapshot, LoraMetrics, Pipeline, PipelineSpec, PluginSpec,
+    ProfilePlugin, ProfileSpec, Readiness, Slot, Snapshot, Version,
 };
 
 use crate::{objects, state};
@@ -26,8 +26,8 @@ pub enum InvalidState {
     OtherRoster,
     /// The snapshot as a whole breaks a rule.
     Snapshot(InvalidSnapshot),
-    /// The profile breaks a rule.
-    Profile(InvalidProfile),
+    /// The pipeline breaks a rule.
+    Pipeline(InvalidPipeline),
     /// The objects break a rule.
     Objects(InvalidObjects),
 }
@@ -51,12 +51,12 @@ pub struct Roster {
 /// [`InvalidState`] names what is wrong; nothing of the message may then be used.
 pub fn roster(message: state::Roster) -> Result<Roster, InvalidState> {
     let version = version(message.version.as_ref(), "version")?;
-    let spec = profile(message.profile.ok_or(InvalidState::Missing("profile"))?)?;
-    let profile = Profile::build(&spec).map_err(InvalidState::Profile)?;
+    let spec = pipeline(message.pipeline.ok_or(InvalidState::Missing("pipeline"))?)?;
+    let pipeline = Pipeline::build(&spec).map_err(InvalidState::Pipeline)?;
     let endpoints = message.endpoints.into_iter().map(endpoint).collect::<Result<Vec<_>, _>>()?;
     let unknown = vec![EndpointMetrics::default(); endpoints.len()];
     let objects = Objects::build(&objects::decode(message.objects.unwrap_or_default())).map_err(InvalidState::Objects)?;
-    let snapshot = Snapshot::try_new(version, endpoints, unknown, profile).map_err(InvalidState::Snapshot)?.with_objects(objects);
+    let snapshot = Snapshot::try_new(version, endpoints, unknown, pipeline).map_err(InvalidState::Snapshot)?.with_objects(objects);
     Ok(Roster { pool: message.pool, snapshot, hash_secret: message.hash_secret, staleness_max_ms: message.staleness_max_ms })
 }
 
@@ -99,7 +99,7 @@ impl fmt::Display for InvalidState {
             Self::ColumnLength(column) => write!(f, "metrics column `{column}` does not run parallel to the endpoints"),
             Self::OtherRoster => f.write_str("the metrics are of another roster than the one held"),
             Self::Snapshot(why) => why.fmt(f),
-            Self::Profile(why) => why.fmt(f),
+            Self::Pipeline(why) => why.fmt(f),
             Self::Objects(why) => why.fmt(f),
         }
     }
@@ -158,20 +158,30 @@ fn endpoint(message: state::Endpoint) -> Result<Endpoint, InvalidState> {
     })
 }
 
-fn profile(message: state::Profile) -> Result<ProfileSpec, InvalidState> {
-    let plugins = message.plugins.into_iter().map(plugin).collect::<Result<_, _>>()?;
-    Ok(ProfileSpec { name: message.name, plugins, ranked_max: message.ranked_max })
+fn pipeline(message: state::Pipeline) -> Result<PipelineSpec, InvalidState> {
+    Ok(PipelineSpec {
+        plugins: message.plugins.into_iter().map(plugin).collect::<Result<_, _>>()?,
+        profiles: message.profiles.into_iter().map(profile).collect(),
+        profile_handler: message.profile_handler,
+        saturation_detector: message.saturation_detector,
+        ranked_max: message.ranked_max,
+    })
+}
+
+fn profile(message: state::Profile) -> ProfileSpec {
+    let plugins = message.plugins.into_iter().map(|part| ProfilePlugin { name: part.name, weight: part.weight });
+    ProfileSpec { name: message.name, plugins: plugins.collect() }
 }
 
 fn plugin(message: state::Plugin) -> Result<PluginSpec, InvalidState> {
     let parameters = message.parameters.into_iter().map(|given| parameter(given, VALUE_DEPTH_MAX)).collect::<Result<_, _>>()?;
-    Ok(PluginSpec { plugin_type: message.r#type, name: message.name, weight: message.weight, parameters })
+    Ok(PluginSpec { plugin_type: message.r#type, name: message.name, parameters })
 }
 
 /// How many values there may be the scheduler checks when it builds the plugin; how deep they may lie is checked here, where it recurses.
 fn parameter(message: state::Parameter, depth_left: usize) -> Result<(String, Value), InvalidState> {
     use state::parameter::Value as Wire;
-    const FIELD: &str = "profile.plugins.parameters.value";
+    const FIELD: &str = "pipeline.plugins.parameters.value";
     let within = |messages: Vec<state::Parameter>| {
         let depth_left = depth_left.checked_sub(1).ok_or(InvalidState::OutOfRange(FIELD))?;
         messages.into_iter().map(|message| parameter(message, depth_left)).collect::<Result<Vec<_>, _>>()
@@ -215,11 +225,11 @@ mod tests {
         let refused = |message| parameter(message, VALUE_DEPTH_MAX).unwrap_err();
         assert_eq!(
             refused(encode::parameter("p", &nested(VALUE_DEPTH_MAX + 1))),
-            InvalidState::OutOfRange("profile.plugins.parameters.value")
+            InvalidState::OutOfRange("pipeline.plugins.parameters.value")
         );
         let hole = state::Parameter { name: "k".to_owned(), value: None };
         let list = state::parameter::Value::List(state::ParameterList { items: vec![hole] });
         let message = state::Parameter { name: "p".to_owned(), value: Some(list) };
-        assert_eq!(refused(message), InvalidState::Missing("profile.plugins.parameters.value"));
+        assert_eq!(refused(message), InvalidState::Missing("pipeline.plugins.parameters.value"));
     }
 }

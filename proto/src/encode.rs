@@ -1,7 +1,7 @@
 //! Scheduler types to messages.
 
 use scheduler::objects::ObjectsSpec;
-use scheduler::{Endpoint, EndpointMetrics, ProfileSpec, Readiness, Version};
+use scheduler::{Endpoint, EndpointMetrics, PipelineSpec, PluginSpec, ProfileSpec, Readiness, Version};
 
 use crate::{objects, state};
 
@@ -15,7 +15,7 @@ pub struct PoolState<'a> {
     /// Its endpoints.
     pub endpoints: &'a [Endpoint],
     /// How its requests are scheduled.
-    pub profile: &'a ProfileSpec,
+    pub pipeline: &'a PipelineSpec,
     /// What is configured about its requests.
     pub objects: &'a ObjectsSpec,
     /// Keys the hashes of prompt blocks.
@@ -31,7 +31,7 @@ pub fn encode_roster(pool: PoolState<'_>) -> state::Roster {
         pool: pool.pool.to_owned(),
         version: Some(version(pool.version)),
         endpoints: pool.endpoints.iter().map(endpoint).collect(),
-        profile: Some(profile(pool.profile)),
+        pipeline: Some(pipeline(pool.pipeline)),
         hash_secret: pool.hash_secret,
         staleness_max_ms: pool.staleness_max_ms,
         objects: (!pool.objects.is_empty()).then(|| objects::encode(pool.objects)),
@@ -71,21 +71,27 @@ fn endpoint(endpoint: &Endpoint) -> state::Endpoint {
     }
 }
 
-fn profile(spec: &ProfileSpec) -> state::Profile {
-    state::Profile {
-        name: spec.name.clone(),
-        plugins: spec
-            .plugins
-            .iter()
-            .map(|p| state::Plugin {
-                r#type: p.plugin_type.clone(),
-                name: p.name.clone(),
-                weight: p.weight,
-                parameters: p.parameters.iter().map(|(name, value)| parameter(name, value)).collect(),
-            })
-            .collect(),
+fn pipeline(spec: &PipelineSpec) -> state::Pipeline {
+    state::Pipeline {
+        plugins: spec.plugins.iter().map(plugin).collect(),
+        profiles: spec.profiles.iter().map(profile).collect(),
+        profile_handler: spec.profile_handler.clone(),
+        saturation_detector: spec.saturation_detector.clone(),
         ranked_max: spec.ranked_max,
     }
+}
+
+fn plugin(spec: &PluginSpec) -> state::Plugin {
+    state::Plugin {
+        r#type: spec.plugin_type.clone(),
+        name: spec.name.clone(),
+        parameters: spec.parameters.iter().map(|(name, value)| parameter(name, value)).collect(),
+    }
+}
+
+fn profile(spec: &ProfileSpec) -> state::Profile {
+    let plugins = spec.plugins.iter().map(|part| state::ProfilePlugin { name: part.name.clone(), weight: part.weight });
+    state::Profile { name: spec.name.clone(), plugins: plugins.collect() }
 }
 
 pub(crate) fn parameter(name: &str, value: &scheduler::plugin::Value) -> state::Parameter {

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use scheduler::in_flight::InFlight;
 use scheduler::{
-    Endpoint, EndpointMetrics, EndpointRef, Explanation, Incarnation, Local, PluginSpec, Profile, ProfileSpec, Readiness, Request, Rng,
+    Endpoint, EndpointMetrics, EndpointRef, Explanation, Incarnation, Local, Pipeline, PipelineSpec, PluginSpec, Readiness, Request, Rng,
     Slot, Snapshot, SubsetHint, Version, schedule,
 };
 
@@ -56,9 +56,9 @@ impl Pool {
             (0..rng.below(8)).for_each(|_| drop(in_flight.admit(endpoint.id, 1_000)));
         }
         let hint = SubsetHint::parse(endpoints.iter().step_by(2).map(|endpoint| &*endpoint.address));
-        let plugins = SCORERS.into_iter().chain([picker]).map(plugin).collect();
-        let profile = Profile::build(&ProfileSpec { name: "bench".to_owned(), plugins, ranked_max: 3 }).map_err(|e| e.to_string())?;
-        let snapshot = Snapshot::try_new(Version::default(), endpoints, metrics, profile).map_err(|e| e.to_string())?;
+        let plugins = SCORERS.into_iter().chain([picker]).map(|plugin_type| (PluginSpec::of_type(plugin_type), 1.0)).collect();
+        let pipeline = Pipeline::build(&PipelineSpec::of_one_profile("bench", plugins, 3)).map_err(|e| e.to_string())?;
+        let snapshot = Snapshot::try_new(Version::default(), endpoints, metrics, pipeline).map_err(|e| e.to_string())?;
         let matched_blocks = (0..u32::from(size)).map(|at| at * 37 % 100).collect();
         Ok(Self { snapshot, in_flight, matched_blocks, hint })
     }
@@ -89,10 +89,6 @@ impl Pool {
         rounds.sort_unstable();
         rounds[ROUNDS / 2]
     }
-}
-
-fn plugin(plugin_type: &str) -> PluginSpec {
-    PluginSpec { plugin_type: plugin_type.to_owned(), name: String::new(), weight: 1.0, parameters: Vec::new() }
 }
 
 fn endpoint(at: u16) -> Endpoint {

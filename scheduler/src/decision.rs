@@ -15,12 +15,27 @@ pub struct Ranked {
 /// The outcome of scheduling one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Send it to the first of these that answers.
-    Route(Ranked),
+    /// Send it.
+    Route(Route),
     /// Refuse it for now (429): the pool could serve it, policy says not to.
     Shed(Shed),
     /// Nobody can serve it (503).
     Unavailable(Unavailable),
+    /// It asks, by header, for a profile of this name, which there is not (400).
+    UnknownProfile(Box<str>),
+}
+
+/// Where a request goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// To the first of these that answers.
+    pub ranked: Ranked,
+    /// Who works through its prompt first, when not the same that decodes.
+    pub prefill: Option<EndpointIndex>,
+    /// Who encodes its images, videos and audio clips first; empty when whoever works through the prompt does.
+    pub encode: Vec<EndpointIndex>,
+    /// The data-parallel rank that serves it behind the (only) endpoint of the list.
+    pub data_parallel: Option<EndpointIndex>,
 }
 
 /// Why a request was shed.
@@ -28,6 +43,8 @@ pub enum Decision {
 pub enum Shed {
     /// The pool is saturated and the request's priority is below zero.
     Saturated,
+    /// An admitter of the pipeline refused it.
+    Admitter,
 }
 
 /// Why nobody can serve a request.
@@ -53,7 +70,18 @@ pub struct Drop {
 /// A decision's reasons, filled in when asked for.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Explanation {
-    /// Everyone who was dropped, in the order it happened.
+    /// Everyone who was dropped before any profile ran, in the order it happened.
+    pub dropped: Vec<Drop>,
+    /// The profiles that ran, in order.
+    pub profiles: Vec<ProfileExplanation>,
+}
+
+/// What one profile made of those that were left.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ProfileExplanation {
+    /// Its name.
+    pub name: Box<str>,
+    /// Everyone it dropped, in the order it happened.
     pub dropped: Vec<Drop>,
     /// One column for each scorer: its name, its weight, and the unweighted score of each endpoint it saw.
     pub scores: Vec<ScoreColumn>,
@@ -70,6 +98,21 @@ pub struct ScoreColumn {
     pub weight: f32,
     /// Unweighted score by endpoint, 0 to 1.
     pub scores: Vec<(EndpointIndex, f32)>,
+}
+
+// === impl Route ===
+
+impl Route {
+    /// To the first of these that answers, which does all of it.
+    #[must_use]
+    pub fn to(ranked: Ranked) -> Self {
+        Self { ranked, prefill: None, encode: Vec::new(), data_parallel: None }
+    }
+
+    /// Everyone it names, the list first.
+    pub fn endpoints(&self) -> impl Iterator<Item = EndpointIndex> + '_ {
+        self.ranked.iter().chain(self.prefill).chain(self.encode.iter().copied()).chain(self.data_parallel)
+    }
 }
 
 // === impl Ranked ===

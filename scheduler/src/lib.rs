@@ -4,15 +4,15 @@
 //! a clock, entropy, a file, a socket or the environment: time and randomness are arguments. So this crate cannot fail, only
 //! decide, and it decides the same natively and in wasm.
 //!
-//! [`schedule()`] is all the control flow there is: filters narrow the candidates, weighted scorers rank them, a picker draws a
-//! ranked list. Plugins are one file each, listed in one table, [`plugin::PLUGINS`].
+//! [`schedule()`] is all the control flow there is: a profile handler runs profiles; in each, filters narrow the candidates, weighted
+//! scorers rank them, a picker draws a ranked list. Plugins are one file each, listed in one table, [`plugin::PLUGINS`].
 #![deny(clippy::indexing_slicing, clippy::cast_lossless)]
 // Tests compare floats exactly on purpose: the same numbers on every host are what is promised.
 #![cfg_attr(not(test), deny(clippy::float_cmp))]
 #![forbid(unsafe_code)]
 
 mod schedule;
-pub use schedule::{SETTLED_MS, schedule};
+pub use schedule::{Run, SETTLED_MS, schedule};
 
 mod snapshot;
 pub use snapshot::{
@@ -30,14 +30,17 @@ mod candidates;
 pub use candidates::Candidates;
 
 mod decision;
-pub use decision::{Decision, Drop, Explanation, RANKED_MAX, Ranked, ScoreColumn, Shed, Unavailable};
+pub use decision::{Decision, Drop, Explanation, ProfileExplanation, RANKED_MAX, Ranked, Route, ScoreColumn, Shed, Unavailable};
 
-mod profile;
-pub use profile::{InvalidProfile, PLUGINS_MAX, PluginSpec, Profile, ProfileSpec, WEIGHT_MAX};
+mod pipeline;
+pub use pipeline::{
+    InvalidPipeline, PLUGINS_MAX, PROFILES_MAX, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, Reference, WEIGHT_MAX,
+};
 
 pub mod plugin;
 
 mod filter;
+mod handler;
 mod picker;
 mod scorer;
 

@@ -15,7 +15,7 @@ use crate::plugin::{Default, InvalidParameter, Parameter, Parameters};
 use crate::rng::Rng;
 use crate::snapshot::EndpointIndex;
 
-/// Every picker's parameter. [`crate::Profile::build`] reads it, since the whole profile goes by the length of the list.
+/// Every picker's parameter. [`crate::Pipeline::build`] reads it, since the whole profile goes by the length of the list.
 pub(crate) const LIST_LENGTH: Parameter = Parameter {
     name: "maxNumOfEndpoints",
     default: Default::Number(0.0),

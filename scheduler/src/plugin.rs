@@ -1,4 +1,4 @@
-//! The three plugin traits, their parameters, and the one table of plugins.
+//! The plugin traits, their parameters, and the one table of plugins.
 //!
 //! A plugin is one file: a doc with its formula and source, its parameters with their defaults, its `impl`, its tests. [`PLUGINS`] lists
 //! them all; look-up, validation and the printed reference come from it, so each default appears once.
@@ -13,12 +13,15 @@ pub use parameters::{Default, InvalidParameter, Parameter, Parameters, VALUE_DEP
 pub use reference::reference_markdown;
 
 use crate::candidates::Candidates;
-use crate::decision::Ranked;
+use crate::decision::{Decision, Ranked};
+use crate::handler::single;
 use crate::in_flight::Load;
 use crate::local::Local;
 use crate::picker::{max_score, random, weighted_random};
+use crate::pipeline::Reference;
 use crate::request::Request;
 use crate::rng::Rng;
+use crate::schedule::Run;
 use crate::scorer::{active_request, kv_cache_utilization, lora_affinity, prefix_cache, queue, running_requests_size, token_load};
 use crate::snapshot::{EndpointIndex, EndpointMetrics, Snapshot};
 
@@ -36,13 +39,23 @@ pub struct Context<'a> {
 /// Narrows the candidates.
 pub trait Filter: std::fmt::Debug + Send + Sync {
     /// Drops whom the request must not or should not go to.
-    fn filter(&self, context: &Context<'_>, candidates: &mut Candidates);
+    fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, rng: &mut Rng);
+
+    /// Names of the request headers it reads.
+    fn headers(&self) -> &[Box<str>] {
+        &[]
+    }
 }
 
 /// Rates the candidates.
 pub trait Scorer: std::fmt::Debug + Send + Sync {
     /// Writes one score in 0..=1 for each of `endpoints` into `scores`, which runs parallel and comes filled with 0. More is better.
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]);
+
+    /// Names of the request headers it reads.
+    fn headers(&self) -> &[Box<str>] {
+        &[]
+    }
 }
 
 /// Draws the ranked list.
@@ -51,6 +64,42 @@ pub trait Picker: std::fmt::Debug + Send + Sync {
     fn pick(&self, candidates: &Candidates, max: usize, rng: &mut Rng) -> Option<Ranked>;
 }
 
+/// Chooses the profiles a request runs and makes one decision of their picks.
+pub trait ProfileHandler: std::fmt::Debug + Send + Sync {
+    /// What it refers to by name; checked when the pipeline is built.
+    fn references(&self) -> Vec<Reference<'_>>;
+
+    /// Runs profiles and decides.
+    fn route(&self, run: &mut Run<'_>) -> Decision;
+
+    /// Names of the request headers it reads.
+    fn headers(&self) -> &[Box<str>] {
+        &[]
+    }
+}
+
+/// Says whether a request is worth a stage of its own (prefill, encode) elsewhere.
+pub trait Decider: std::fmt::Debug + Send + Sync {
+    /// Is it, where `decode` would do the rest?
+    fn disaggregates(&self, context: &Context<'_>, decode: EndpointIndex) -> bool;
+}
+
+/// Says how full the pool is. In a profile it is a filter: it drops who is full, unless all are.
+pub trait Detector: Filter {
+    /// Saturation of `endpoints`; 1 and more is full. An endpoint of which nothing is known does not count; 0 where nothing is known of any.
+    fn saturation(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f32;
+}
+
+/// May refuse a request that could be served.
+pub trait Admitter: std::fmt::Debug + Send + Sync {
+    /// Is it admitted, when `endpoints` could serve it?
+    fn admits(&self, context: &Context<'_>, endpoints: &[EndpointIndex], rng: &mut Rng) -> bool;
+}
+
+/// Settings of the facts a request comes with. What produces them is the proxy's own, whether declared or not.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Producer {}
+
 /// A plugin ready to work.
 #[derive(Debug)]
 pub enum Plugin {
@@ -58,8 +107,20 @@ pub enum Plugin {
     Filter(Box<dyn Filter>),
     /// Rates.
     Scorer(Box<dyn Scorer>),
+    /// Narrows first, rates later.
+    FilteringScorer(Box<dyn Filter>, Box<dyn Scorer>),
     /// Draws.
     Picker(Box<dyn Picker>),
+    /// Runs profiles.
+    ProfileHandler(Box<dyn ProfileHandler>),
+    /// Decides on a stage of its own.
+    Decider(Box<dyn Decider>),
+    /// Says how full the pool is.
+    Detector(Box<dyn Detector>),
+    /// Admits or refuses.
+    Admitter(Box<dyn Admitter>),
+    /// Sets how facts are produced.
+    Producer(Producer),
 }
 
 /// Which phase a plugin works in.
@@ -71,6 +132,16 @@ pub enum Kind {
     Scorer,
     /// [`Picker`].
     Picker,
+    /// [`ProfileHandler`].
+    ProfileHandler,
+    /// [`Decider`].
+    Decider,
+    /// [`Detector`].
+    Detector,
+    /// [`Admitter`].
+    Admitter,
+    /// [`Producer`].
+    Producer,
 }
 
 /// One row of [`PLUGINS`].
@@ -102,6 +173,7 @@ pub static PLUGINS: &[PluginType] = &[
     max_score::PLUGIN,
     weighted_random::PLUGIN,
     random::PLUGIN,
+    single::PLUGIN,
 ];
 
 /// The plugin type of that name.
@@ -119,6 +191,36 @@ impl PluginType {
     /// [`InvalidParameter`] when one is unknown, given twice, of another type or out of range.
     pub fn build(&self, given: &[(String, Value)]) -> Result<Plugin, InvalidParameter> {
         (self.build)(&Parameters::check(self.parameters, given)?)
+    }
+}
+
+// === impl Plugin ===
+
+impl Plugin {
+    /// Names of the request headers it reads.
+    #[must_use]
+    pub fn headers(&self) -> &[Box<str>] {
+        match self {
+            Self::Filter(filter) => filter.headers(),
+            Self::Scorer(scorer) | Self::FilteringScorer(_, scorer) => scorer.headers(),
+            Self::ProfileHandler(handler) => handler.headers(),
+            Self::Picker(_) | Self::Decider(_) | Self::Detector(_) | Self::Admitter(_) | Self::Producer(_) => &[],
+        }
+    }
+
+    /// The phase it works in.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Filter(_) => Kind::Filter,
+            Self::Scorer(_) | Self::FilteringScorer(..) => Kind::Scorer,
+            Self::Picker(_) => Kind::Picker,
+            Self::ProfileHandler(_) => Kind::ProfileHandler,
+            Self::Decider(_) => Kind::Decider,
+            Self::Detector(_) => Kind::Detector,
+            Self::Admitter(_) => Kind::Admitter,
+            Self::Producer(_) => Kind::Producer,
+        }
     }
 }
 
@@ -168,12 +270,7 @@ mod tests {
     fn every_plugin_accepts_its_own_defaults_and_is_of_its_kind() {
         for plugin in PLUGINS {
             let built = plugin.build(&[]).unwrap_or_else(|e| panic!("{}: {e}", plugin.name));
-            let kind = match built {
-                Plugin::Filter(_) => Kind::Filter,
-                Plugin::Scorer(_) => Kind::Scorer,
-                Plugin::Picker(_) => Kind::Picker,
-            };
-            assert_eq!(kind, plugin.kind, "{}", plugin.name);
+            assert_eq!(built.kind(), plugin.kind, "{}", plugin.name);
         }
     }
 

@@ -19,6 +19,18 @@ pub struct Request<'a> {
     pub prefix_block_tokens: u32,
     /// Most tokens the client lets the engine generate, when it says.
     pub max_tokens: Option<u32>,
+    /// Images, videos and audio clips in the prompt.
+    pub media_items: u32,
+    /// Name and value of the request headers that [`crate::Pipeline::headers`] names, as far as there are any.
+    pub headers: &'a [(&'a str, &'a str)],
+}
+
+impl<'a> Request<'a> {
+    /// The value of a header, its name in any case; the first when it is there more than once.
+    #[must_use]
+    pub fn header(&self, name: &str) -> Option<&'a str> {
+        self.headers.iter().find(|(header, _)| header.eq_ignore_ascii_case(name)).map(|(_, value)| *value)
+    }
 }
 
 /// The endpoints a proxy allows for one request (`x-gateway-destination-endpoint-subset`). Absent differs from empty: absent allows all,

@@ -1,11 +1,11 @@
 //! Filter, score, pick: all the control flow of scheduling.
 
 use crate::candidates::{Candidates, unit};
-use crate::decision::{Decision, Drop, Explanation, Ranked, ScoreColumn, Unavailable};
+use crate::decision::{Decision, Drop, Explanation, ProfileExplanation, Ranked, ScoreColumn, Unavailable};
 use crate::filter::{Ejected, Ready, Subset};
 use crate::local::Local;
+use crate::pipeline::{Pipeline, Profile};
 use crate::plugin::{Context, Filter};
-use crate::profile::Profile;
 use crate::request::Request;
 use crate::rng::Rng;
 use crate::snapshot::{EndpointIndex, Snapshot};
@@ -15,13 +15,21 @@ use crate::snapshot::{EndpointIndex, Snapshot};
 pub const SETTLED_MS: u64 = 5_000;
 
 /// The filters every request passes first: the name explanations call each by, and what it means when nobody is left.
-const STRUCTURAL: [(&str, &dyn Filter, Unavailable); 3] = [
-    ("ready", &Ready, Unavailable::NoReadyEndpoint),
-    ("subset", &Subset, Unavailable::SubsetEmpty),
-    ("ejected", &Ejected, Unavailable::Filtered),
-];
+const STRUCTURAL: [(&str, &dyn Filter, Unavailable); 2] =
+    [("ready", &Ready, Unavailable::NoReadyEndpoint), ("subset", &Subset, Unavailable::SubsetEmpty)];
 
-/// Picks endpoints for `request` by the snapshot's profile. Mutates nothing but `rng`: the caller records the outcome.
+/// One request on its way through a pipeline: what a profile handler works with.
+#[derive(Debug)]
+pub struct Run<'r> {
+    context: Context<'r>,
+    pipeline: &'r Pipeline,
+    /// Who is ready and allowed.
+    allowed: Candidates,
+    rng: &'r mut Rng,
+    explanation: Option<&'r mut Explanation>,
+}
+
+/// Decides on `request` by the snapshot's pipeline. Mutates nothing but `rng`: the caller records the outcome.
 ///
 /// `explanation`, when given, is filled with who was dropped by whom and each scorer's scores; when not, reasons cost nothing.
 #[must_use]
@@ -36,36 +44,132 @@ pub fn schedule(
         *explanation = Explanation::default();
     }
     let context = Context { snapshot, request, local };
-    let profile = snapshot.profile();
-    let mut candidates = Candidates::new(snapshot.indices());
-
-    let configured = profile.filters.iter().map(|(name, filter)| (&**name, &**filter, Unavailable::Filtered));
-    for (name, filter, unavailable) in STRUCTURAL.into_iter().chain(configured) {
-        narrow(&context, name, filter, &mut candidates, explanation.as_deref_mut());
-        if candidates.is_empty() {
+    let pipeline = snapshot.pipeline();
+    let mut allowed = Candidates::new(snapshot.indices());
+    for (name, filter, unavailable) in STRUCTURAL {
+        narrow(&context, (name, filter), &mut allowed, rng, explanation.as_deref_mut().map(|e| &mut e.dropped));
+        if allowed.is_empty() {
             return Decision::Unavailable(unavailable);
         }
     }
-    score(&context, profile, &mut candidates, explanation);
-    match profile.picker.pick(&candidates, profile.ranked_max, rng) {
-        Some(ranked) => Decision::Route(end_settled(snapshot, &candidates, ranked, profile.ranked_max, rng)),
-        None => Decision::Unavailable(Unavailable::Filtered),
+    if let Some(why) = pipeline.sheds(&context, allowed.indices(), rng) {
+        return Decision::Shed(why);
+    }
+    pipeline.handler().route(&mut Run { context, pipeline, allowed, rng, explanation })
+}
+
+// === impl Run ===
+
+impl<'r> Run<'r> {
+    /// All there is to look at.
+    #[must_use]
+    pub fn context(&self) -> &Context<'r> {
+        &self.context
+    }
+
+    /// Who may be named in the decision at all: ready, and allowed by the proxy.
+    #[must_use]
+    pub fn allowed(&self) -> &[EndpointIndex] {
+        self.allowed.indices()
+    }
+
+    /// Is there a profile of this name?
+    #[must_use]
+    pub fn has_profile(&self, name: &str) -> bool {
+        self.pipeline.profile(name).is_some()
+    }
+
+    /// Runs the only profile.
+    ///
+    /// # Errors
+    /// [`Unavailable`] when it leaves nobody.
+    pub fn only_profile(&mut self) -> Result<Ranked, Unavailable> {
+        self.pipeline.only_profile().ok_or(Unavailable::Filtered).and_then(|profile| self.run(profile, profile.ranked_max))
+    }
+
+    /// Runs a profile for a list to try one after another.
+    ///
+    /// # Errors
+    /// [`Unavailable`] when it leaves nobody, or is not there.
+    pub fn ranked(&mut self, profile: &str) -> Result<Ranked, Unavailable> {
+        self.pipeline.profile(profile).ok_or(Unavailable::Filtered).and_then(|profile| self.run(profile, profile.ranked_max))
+    }
+
+    /// Runs a profile for as many as its picker is told to list, or else for one.
+    ///
+    /// # Errors
+    /// [`Unavailable`] when it leaves nobody, or is not there.
+    pub fn picked(&mut self, profile: &str) -> Result<Ranked, Unavailable> {
+        self.pipeline.profile(profile).ok_or(Unavailable::Filtered).and_then(|profile| self.run(profile, profile.listed.unwrap_or(1)))
+    }
+
+    /// Does this decider want the request disaggregated, where `decode` would do the rest?
+    #[must_use]
+    pub fn disaggregates(&self, decider: &str, decode: EndpointIndex) -> bool {
+        self.pipeline.decider(decider).is_some_and(|decider| decider.disaggregates(&self.context, decode))
+    }
+
+    fn run(&mut self, profile: &Profile, max: usize) -> Result<Ranked, Unavailable> {
+        let context = self.context;
+        let mut explanation =
+            self.explanation.is_some().then(|| ProfileExplanation { name: profile.name.clone(), ..ProfileExplanation::default() });
+        let mut candidates = self.filtered(profile, explanation.as_mut());
+        let ranked = if candidates.is_empty() {
+            None
+        } else {
+            score(&context, profile, &mut candidates, explanation.as_mut());
+            profile.picker.pick(&candidates, max, self.rng)
+        };
+        if let (Some(all), Some(this)) = (self.explanation.as_deref_mut(), explanation) {
+            all.profiles.push(this);
+        }
+        let ranked = ranked.ok_or(Unavailable::Filtered)?;
+        Ok(end_settled(context.snapshot, &candidates, ranked, max, self.rng))
+    }
+
+    /// Whom a profile leaves: without the ejected, unless that leaves nobody.
+    fn filtered(&mut self, profile: &Profile, mut explanation: Option<&mut ProfileExplanation>) -> Candidates {
+        let any_ejected = self.allowed.indices().iter().any(|&index| self.context.local.ejected(index));
+        let ejected: (&str, &dyn Filter) = ("ejected", &Ejected);
+        for first in [any_ejected.then_some(ejected), None] {
+            let mut left = self.allowed.clone();
+            if let Some(explanation) = explanation.as_deref_mut() {
+                explanation.dropped.clear();
+            }
+            let configured = profile.filters.iter().map(|(name, filter)| (&**name, &**filter));
+            for filter in first.into_iter().chain(configured) {
+                narrow(&self.context, filter, &mut left, self.rng, explanation.as_deref_mut().map(|e| &mut e.dropped));
+                if left.is_empty() {
+                    break;
+                }
+            }
+            if !left.is_empty() || first.is_none() {
+                return left;
+            }
+        }
+        Candidates::default()
     }
 }
 
 /// Runs one filter and notes whom it dropped.
-fn narrow(context: &Context<'_>, name: &str, filter: &dyn Filter, candidates: &mut Candidates, explanation: Option<&mut Explanation>) {
-    let Some(explanation) = explanation else {
-        return filter.filter(context, candidates);
+fn narrow(
+    context: &Context<'_>,
+    (name, filter): (&str, &dyn Filter),
+    candidates: &mut Candidates,
+    rng: &mut Rng,
+    dropped: Option<&mut Vec<Drop>>,
+) {
+    let Some(noted) = dropped else {
+        return filter.filter(context, candidates, rng);
     };
     let before = candidates.indices().to_vec();
-    filter.filter(context, candidates);
+    filter.filter(context, candidates, rng);
     let dropped = before.into_iter().filter(|index| !candidates.indices().contains(index));
-    explanation.dropped.extend(dropped.map(|endpoint| Drop { endpoint, by: name.into() }));
+    noted.extend(dropped.map(|endpoint| Drop { endpoint, by: name.into() }));
 }
 
 /// Adds up the weighted scores, through one column that all scorers share, and notes them.
-fn score(context: &Context<'_>, profile: &Profile, candidates: &mut Candidates, mut explanation: Option<&mut Explanation>) {
+fn score(context: &Context<'_>, profile: &Profile, candidates: &mut Candidates, mut explanation: Option<&mut ProfileExplanation>) {
     let mut column = vec![0.0; candidates.len()];
     for (name, weight, scorer) in &profile.scorers {
         column.fill(0.0);
@@ -101,19 +205,9 @@ fn end_settled(snapshot: &Snapshot, candidates: &Candidates, ranked: Ranked, max
 mod tests {
     use super::*;
     use crate::in_flight::InFlight;
-    use crate::profile::ProfileSpec;
+    use crate::pipeline::PipelineSpec;
     use crate::request::SubsetHint;
     use crate::snapshot::{Endpoint, EndpointMetrics, EndpointRef, Incarnation, Readiness, Slot, Version};
-
-    /// A filter of a profile that leaves nobody.
-    #[derive(Debug)]
-    struct Nobody;
-
-    impl Filter for Nobody {
-        fn filter(&self, _: &Context<'_>, candidates: &mut Candidates) {
-            candidates.retain(|_| false);
-        }
-    }
 
     /// Endpoints 10.0.0.1:8000 and on, by age and queue depth.
     fn pool(rows: &[(u64, f32)]) -> Snapshot {
@@ -127,8 +221,8 @@ mod tests {
         };
         let endpoints = rows.iter().enumerate().map(|(at, &(age_ms, _))| endpoint(at, age_ms)).collect();
         let metrics = rows.iter().map(|&(_, queue)| EndpointMetrics { queue_depth: Some(queue), ..EndpointMetrics::default() }).collect();
-        let profile = Profile::build(&ProfileSpec::default_profile()).unwrap();
-        Snapshot::try_new(Version::default(), endpoints, metrics, profile).unwrap()
+        let pipeline = Pipeline::build(&PipelineSpec::default()).unwrap();
+        Snapshot::try_new(Version::default(), endpoints, metrics, pipeline).unwrap()
     }
 
     fn local<'a>(in_flight: &'a InFlight, ejected: &'a [bool]) -> Local<'a> {
@@ -137,9 +231,9 @@ mod tests {
 
     fn route(snapshot: &Snapshot, request: &Request<'_>, ejected: &[bool]) -> Result<Vec<usize>, Unavailable> {
         match schedule(snapshot, request, local(&InFlight::default(), ejected), &mut Rng::seeded(1), None) {
-            Decision::Route(ranked) => Ok(ranked.iter().map(EndpointIndex::get).collect()),
+            Decision::Route(route) => Ok(route.ranked.iter().map(EndpointIndex::get).collect()),
             Decision::Unavailable(why) => Err(why),
-            Decision::Shed(_) => panic!("nothing here sheds"),
+            other => panic!("{other:?}"),
         }
     }
 
@@ -158,15 +252,6 @@ mod tests {
         let elsewhere = SubsetHint::parse(["10.9.9.9"]);
         let request = Request { subset: Some(&elsewhere), ..Request::default() };
         assert_eq!(route(&pool(&[(OLD, 0.0)]), &request, &[]), Err(Unavailable::SubsetEmpty));
-        let mut profile = Profile::build(&ProfileSpec::default_profile()).unwrap();
-        profile.filters.push(("nobody".into(), Box::new(Nobody)));
-        let (endpoints, metrics) = (pool(&[(OLD, 0.0)]).endpoints().to_vec(), vec![EndpointMetrics::default()]);
-        let snapshot = Snapshot::try_new(Version::default(), endpoints, metrics, profile).unwrap();
-        assert_eq!(route(&snapshot, &Request::default(), &[]), Err(Unavailable::Filtered));
-        let mut explanation = Explanation::default();
-        let in_flight = InFlight::default();
-        let _ = schedule(&snapshot, &Request::default(), local(&in_flight, &[]), &mut Rng::seeded(1), Some(&mut explanation));
-        assert_eq!(explanation.dropped, [Drop { endpoint: EndpointIndex(0), by: "nobody".into() }]);
     }
 
     #[test]
@@ -193,11 +278,10 @@ mod tests {
 
     #[test]
     fn a_list_of_one_is_not_taken_from_the_new() {
-        let mut spec = ProfileSpec::default_profile();
-        spec.ranked_max = 1;
+        let spec = PipelineSpec { ranked_max: 1, ..PipelineSpec::default() };
         let rows = pool(&[(NEW, 0.0), (OLD, 9.0)]);
         let (endpoints, metrics) = (rows.endpoints().to_vec(), rows.metrics().to_vec());
-        let snapshot = Snapshot::try_new(Version::default(), endpoints, metrics, Profile::build(&spec).unwrap()).unwrap();
+        let snapshot = Snapshot::try_new(Version::default(), endpoints, metrics, Pipeline::build(&spec).unwrap()).unwrap();
         assert_eq!(route(&snapshot, &Request::default(), &[]), Ok(vec![0]));
     }
 
@@ -210,7 +294,7 @@ mod tests {
         let mut used = fresh.clone();
         let _ = schedule(&pool, &Request::default(), local(&in_flight, &[]), &mut Rng::seeded(1), Some(&mut used));
         assert_eq!(fresh, used);
-        assert_eq!(fresh.scores.len(), 4);
-        assert_eq!(fresh.totals.len(), 2);
+        assert_eq!(fresh.profiles.len(), 1);
+        assert_eq!((fresh.profiles[0].scores.len(), fresh.profiles[0].totals.len()), (4, 2));
     }
 }

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use crate::objects::Objects;
-use crate::profile::Profile;
+use crate::pipeline::Pipeline;
 
 /// The most endpoints one snapshot may hold: slots are 16 bits wide on the wire, but the ledger and the prefix index size their fixed
 /// tables by this, in every worker's VM.
@@ -112,7 +112,7 @@ pub struct Snapshot {
     metrics: Box<[EndpointMetrics]>,
     /// The addresses, parsed once here rather than by every request with a subset hint; `None` where one is no `ip:port`.
     sockets: Arc<[Option<SocketAddr>]>,
-    profile: Arc<Profile>,
+    pipeline: Arc<Pipeline>,
     objects: Arc<Objects>,
 }
 
@@ -140,7 +140,7 @@ impl Snapshot {
         version: Version,
         endpoints: Vec<Endpoint>,
         metrics: Vec<EndpointMetrics>,
-        profile: Profile,
+        pipeline: Pipeline,
     ) -> Result<Self, InvalidSnapshot> {
         if endpoints.len() > ENDPOINTS_MAX {
             return Err(InvalidSnapshot::TooManyEndpoints(endpoints.len()));
@@ -163,7 +163,7 @@ impl Snapshot {
             endpoints: endpoints.into(),
             metrics: metrics.into(),
             sockets,
-            profile: Arc::new(profile),
+            pipeline: Arc::new(pipeline),
             objects: Arc::default(),
         })
     }
@@ -174,7 +174,7 @@ impl Snapshot {
         Self { objects: Arc::new(objects), ..self }
     }
 
-    /// The same endpoints, profile and objects with newer metrics, at a newer version; nothing but the metrics is copied.
+    /// The same endpoints, pipeline and objects with newer metrics, at a newer version; nothing but the metrics is copied.
     ///
     /// # Errors
     /// [`InvalidSnapshot::MetricsLength`] when the column does not run parallel to the endpoints.
@@ -187,7 +187,7 @@ impl Snapshot {
             endpoints: Arc::clone(&self.endpoints),
             metrics: metrics.into(),
             sockets: Arc::clone(&self.sockets),
-            profile: Arc::clone(&self.profile),
+            pipeline: Arc::clone(&self.pipeline),
             objects: Arc::clone(&self.objects),
         })
     }
@@ -212,8 +212,8 @@ impl Snapshot {
 
     /// How requests of this pool are scheduled.
     #[must_use]
-    pub fn profile(&self) -> &Profile {
-        &self.profile
+    pub fn pipeline(&self) -> &Pipeline {
+        &self.pipeline
     }
 
     /// What is configured about this pool's requests.

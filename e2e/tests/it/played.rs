@@ -13,7 +13,7 @@ use proto::state::state_service_server::{StateService, StateServiceServer};
 use proto::state::{self, daemon_message, proxy_message};
 use proto::{PoolState, encode_roster};
 use scheduler::objects::ObjectsSpec;
-use scheduler::{Endpoint, EndpointRef, Incarnation, ProfileSpec, Readiness, Slot, Version};
+use scheduler::{Endpoint, EndpointRef, Incarnation, PipelineSpec, Readiness, Slot, Version};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -158,7 +158,7 @@ pub(crate) fn roster(term: u64, sequence: u64, hosts: &[SocketAddr]) -> state::R
         version: Version { term, sequence },
         endpoints: &endpoints,
         objects: &ObjectsSpec::default(),
-        profile: &ProfileSpec::default_profile(),
+        pipeline: &PipelineSpec::default(),
         hash_secret: 1,
         staleness_max_ms: 600_000,
     })

@@ -97,10 +97,10 @@ const BAD_ROSTERS: &[(&str, Spoil)] = &[
     ("slot 5000 is out of range", |r| r.endpoints[0].slot = 5_000),
     ("`endpoints.slot` is out of range", |r| r.endpoints[0].slot = u32::MAX),
     ("address `localhost:80` is not `ip:port`", |r| r.endpoints[0].address = "localhost:80".into()),
-    ("unknown plugin type `nonsense-scorer`", |r| plugin(r).r#type = "nonsense-scorer".into()),
-    ("a weight is a number from 0", |r| plugin(r).weight = f64::NAN),
-    ("`profile` is missing", |r| r.profile = None),
-    ("a ranked list of 0 endpoints", |r| r.profile.as_mut().expect("a profile").ranked_max = 0),
+    ("unknown plugin type `nonsense-scorer`", |r| pipeline(r).plugins[0].r#type = "nonsense-scorer".into()),
+    ("a weight is a number from 0", |r| pipeline(r).profiles[0].plugins[0].weight = f64::NAN),
+    ("`pipeline` is missing", |r| r.pipeline = None),
+    ("a ranked list of 0 endpoints", |r| pipeline(r).ranked_max = 0),
     ("endpoints, at most 1024 are allowed", |r| {
         let endpoint = r.endpoints[0].clone();
         let more = (1..2_000).map(|slot| state::Endpoint { slot, address: format!("127.0.0.1:{}", slot + 1), ..endpoint.clone() });
@@ -108,8 +108,8 @@ const BAD_ROSTERS: &[(&str, Spoil)] = &[
     }),
 ];
 
-fn plugin(roster: &mut state::Roster) -> &mut state::Plugin {
-    &mut roster.profile.as_mut().expect("a profile").plugins[0]
+fn pipeline(roster: &mut state::Roster) -> &mut state::Pipeline {
+    roster.pipeline.as_mut().expect("a pipeline")
 }
 
 #[tokio::test]

@@ -125,7 +125,7 @@ fn ejection_ms(failures: u32) -> u64 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use scheduler::{Endpoint, EndpointMetrics, Incarnation, Profile, ProfileSpec, Slot, Version};
+    use scheduler::{Endpoint, EndpointMetrics, Incarnation, Pipeline, PipelineSpec, Slot, Version};
 
     fn id(slot: u16) -> EndpointRef {
         EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) }
@@ -142,7 +142,7 @@ mod tests {
         };
         let endpoints: Vec<Endpoint> = (0..endpoints).map(endpoint).collect();
         let metrics = vec![EndpointMetrics::default(); endpoints.len()];
-        Snapshot::try_new(Version::default(), endpoints, metrics, Profile::build(&ProfileSpec::default_profile()).unwrap()).unwrap()
+        Snapshot::try_new(Version::default(), endpoints, metrics, Pipeline::build(&PipelineSpec::default()).unwrap()).unwrap()
     }
 
     fn ejected(ejections: &Ejections, pool: &Snapshot, now: Time) -> Vec<u16> {

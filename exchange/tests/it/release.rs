@@ -2,7 +2,7 @@
 
 use exchange::{Exchange, HeadersStep, Origin, Pool, ResponseHead, Settings, Step, Time};
 use proptest::prelude::*;
-use scheduler::{Endpoint, EndpointMetrics, EndpointRef, Incarnation, Profile, ProfileSpec, Readiness, Slot, Snapshot, Version};
+use scheduler::{Endpoint, EndpointMetrics, EndpointRef, Incarnation, Pipeline, PipelineSpec, Readiness, Slot, Snapshot, Version};
 
 #[derive(Clone, Debug)]
 enum Event {
@@ -60,7 +60,7 @@ pub(crate) fn roster(n: u8, incarnation: u32) -> Snapshot {
         .collect();
     let metrics = vec![EndpointMetrics::default(); endpoints.len()];
     let version = Version { term: 1, sequence: u64::from(incarnation) };
-    Snapshot::try_new(version, endpoints, metrics, Profile::build(&ProfileSpec::default_profile()).unwrap()).unwrap()
+    Snapshot::try_new(version, endpoints, metrics, Pipeline::build(&PipelineSpec::default()).unwrap()).unwrap()
 }
 
 struct Host {

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use exchange::{DestinationFormat, Exchange, FailureMode, HeadersStep, Origin, Pool, Reply, ResponseHead, Settings, Step, Time, headers};
 use scheduler::{
-    Endpoint, EndpointMetrics, EndpointRef, Incarnation, PluginSpec, Profile, ProfileSpec, Readiness, Slot, Snapshot, Version,
+    Endpoint, EndpointMetrics, EndpointRef, Incarnation, Pipeline, PipelineSpec, PluginSpec, Readiness, Slot, Snapshot, Version,
 };
 
 struct Script {
@@ -128,12 +128,12 @@ impl Script {
 
     fn install(&mut self) {
         self.sequence += 1;
-        let plugin = |t: &str, weight| PluginSpec { plugin_type: t.into(), name: t.into(), weight, parameters: vec![] };
+        let plugin = |t: &str, weight| (PluginSpec::of_type(t), weight);
         let plugins = vec![plugin("queue-scorer", 1.0), plugin("prefix-cache-scorer", 10.0), plugin("max-score-picker", 1.0)];
-        let profile = Profile::build(&ProfileSpec { name: "default".into(), plugins, ranked_max: 3 }).unwrap();
+        let pipeline = Pipeline::build(&PipelineSpec::of_one_profile("default", plugins, 3)).unwrap();
         let (endpoints, metrics): (Vec<_>, Vec<_>) = std::mem::take(&mut self.endpoints).into_iter().unzip();
         let version = Version { term: 1, sequence: self.sequence };
-        let snapshot = Snapshot::try_new(version, endpoints, metrics.clone(), profile).unwrap();
+        let snapshot = Snapshot::try_new(version, endpoints, metrics.clone(), pipeline).unwrap();
         let fresh = snapshot.with_metrics(version, metrics).unwrap();
         self.pool.install(snapshot, 42, 5_000);
         self.pool.refresh(fresh, self.now);

@@ -89,8 +89,8 @@ pub struct Roster {
     pub version: ::core::option::Option<Version>,
     #[prost(message, repeated, tag = "3")]
     pub endpoints: ::prost::alloc::vec::Vec<Endpoint>,
-    #[prost(message, optional, tag = "4")]
-    pub profile: ::core::option::Option<Profile>,
+    #[prost(message, optional, tag = "7")]
+    pub pipeline: ::core::option::Option<Pipeline>,
     /// Keys the hashes of prompt blocks; the same for every proxy of a deployment.
     #[prost(fixed64, tag = "5")]
     pub hash_secret: u64,
@@ -126,14 +126,36 @@ pub struct Label {
     #[prost(string, tag = "2")]
     pub value: ::prost::alloc::string::String,
 }
+/// How the requests of a pool are scheduled.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Pipeline {
+    /// Every plugin declared; names are unique.
+    #[prost(message, repeated, tag = "1")]
+    pub plugins: ::prost::alloc::vec::Vec<Plugin>,
+    #[prost(message, repeated, tag = "2")]
+    pub profiles: ::prost::alloc::vec::Vec<Profile>,
+    /// Names of plugins; empty where the default serves.
+    #[prost(string, tag = "3")]
+    pub profile_handler: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub saturation_detector: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "5")]
+    pub ranked_max: u32,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Profile {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
-    #[prost(message, repeated, tag = "2")]
-    pub plugins: ::prost::alloc::vec::Vec<Plugin>,
-    #[prost(uint32, tag = "3")]
-    pub ranked_max: u32,
+    #[prost(message, repeated, tag = "4")]
+    pub plugins: ::prost::alloc::vec::Vec<ProfilePlugin>,
+}
+/// A declared plugin's part in a profile.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ProfilePlugin {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(double, tag = "2")]
+    pub weight: f64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Plugin {
@@ -141,8 +163,6 @@ pub struct Plugin {
     pub r#type: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
     pub name: ::prost::alloc::string::String,
-    #[prost(double, tag = "3")]
-    pub weight: f64,
     #[prost(message, repeated, tag = "4")]
     pub parameters: ::prost::alloc::vec::Vec<Parameter>,
 }

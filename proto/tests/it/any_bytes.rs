@@ -4,18 +4,14 @@ use proptest::prelude::*;
 use prost::Message;
 use proto::{PoolState, encode_metrics, encode_roster, state};
 
-use crate::strategies::any_pool;
+use crate::strategies::{any_pool, one_profile};
 
 fn take(bytes: &[u8]) {
     if let Ok(message) = state::DaemonMessage::decode(bytes) {
         match message.message {
             Some(state::daemon_message::Message::Roster(roster)) => drop(proto::roster(roster)),
             Some(state::daemon_message::Message::Metrics(metrics)) => {
-                let roster = state::Roster {
-                    version: metrics.roster,
-                    profile: Some(state::Profile { ranked_max: 1, ..Default::default() }),
-                    ..Default::default()
-                };
+                let roster = state::Roster { version: metrics.roster, pipeline: Some(one_profile()), ..Default::default() };
                 if let Ok(roster) = proto::roster(roster) {
                     drop(proto::metrics(&metrics, &roster.snapshot));
                 }
@@ -39,7 +35,7 @@ proptest! {
             pool: "p",
             version: pool.version,
             endpoints: &pool.endpoints,
-            profile: &pool.profile,
+            pipeline: &pool.pipeline,
             objects: &pool.objects,
             hash_secret: 1,
             staleness_max_ms: 1,

@@ -1,4 +1,4 @@
-//! Bytes that schema 1 once wrote stay readable, and mean what they meant. They are never regenerated: a reader that fails here
+//! Bytes that schema 2 once wrote stay readable, and mean what they meant. They are never regenerated: a reader that fails here
 //! would fail on the messages of an older daemon.
 
 use std::path::Path;
@@ -15,7 +15,7 @@ fn golden(name: &str) -> state::DaemonMessage {
 }
 
 #[test]
-fn schema_1() {
+fn schema_2() {
     let Some(daemon_message::Message::Roster(roster)) = golden("roster.hex").message else { panic!("not a roster") };
     let decoded = proto::roster(roster).unwrap();
     assert_eq!((decoded.pool.as_str(), decoded.hash_secret, decoded.staleness_max_ms), ("llama", 0x0123_4567_89ab_cdef, 5000));

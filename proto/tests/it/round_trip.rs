@@ -3,21 +3,21 @@
 use proptest::prelude::*;
 use prost::Message;
 use proto::{PoolState, encode_metrics, encode_roster, state};
-use scheduler::Version;
+use scheduler::{ProfilePlugin, Version};
 
-use crate::strategies::{AnyPool, any_pool, any_version};
+use crate::strategies::{AnyPool, any_pool, any_version, one_profile};
 
 fn over_the_wire<M: Message + Default>(message: &M) -> M {
     M::decode(message.encode_to_vec().as_slice()).unwrap()
 }
 
 fn encode(pool: &AnyPool) -> state::Roster {
-    let AnyPool { version, endpoints, profile, objects, hash_secret, staleness_max_ms, .. } = pool;
+    let AnyPool { version, endpoints, pipeline, objects, hash_secret, staleness_max_ms, .. } = pool;
     encode_roster(PoolState {
         pool: "p",
         version: *version,
         endpoints,
-        profile,
+        pipeline,
         objects,
         hash_secret: *hash_secret,
         staleness_max_ms: *staleness_max_ms,
@@ -29,7 +29,7 @@ proptest! {
     fn a_roster_arrives_whole(pool in any_pool()) {
         let message = over_the_wire(&encode(&pool));
         let objects = message.objects.clone().unwrap_or_default();
-        let wire = message.profile.clone().unwrap();
+        let wire = message.pipeline.clone().unwrap();
         let decoded = proto::roster(message).unwrap();
         prop_assert_eq!(decoded.snapshot.version(), pool.version);
         prop_assert_eq!(decoded.snapshot.endpoints(), &pool.endpoints);
@@ -39,10 +39,14 @@ proptest! {
         prop_assert_eq!(same, (&pool.objects.objectives.len(), &pool.objects.models.len(), &pool.objects.rewrites.len(), pool.objects.strict_models));
         let compiled = scheduler::objects::Objects::build(&pool.objects).unwrap();
         prop_assert_eq!(format!("{:?}", decoded.snapshot.objects()), format!("{compiled:?}"));
-        prop_assert_eq!(wire.name, pool.profile.name);
-        prop_assert_eq!(wire.ranked_max, pool.profile.ranked_max);
-        let plugins: Vec<_> = wire.plugins.into_iter().map(|p| (p.r#type, p.name, p.weight)).collect();
-        let expected: Vec<_> = pool.profile.plugins.into_iter().map(|p| (p.plugin_type, p.name, p.weight)).collect();
+        prop_assert_eq!((wire.profile_handler, wire.saturation_detector), (pool.pipeline.profile_handler, pool.pipeline.saturation_detector));
+        prop_assert_eq!(wire.ranked_max, pool.pipeline.ranked_max);
+        let profiles: Vec<_> = wire.profiles.into_iter().map(|p| (p.name, p.plugins.into_iter().map(|p| (p.name, p.weight)).collect())).collect();
+        let parts = |p: Vec<ProfilePlugin>| p.into_iter().map(|p| (p.name, p.weight)).collect::<Vec<_>>();
+        let expected: Vec<_> = pool.pipeline.profiles.into_iter().map(|p| (p.name, parts(p.plugins))).collect();
+        prop_assert_eq!(profiles, expected);
+        let plugins: Vec<_> = wire.plugins.into_iter().map(|p| (p.r#type, p.name)).collect();
+        let expected: Vec<_> = pool.pipeline.plugins.into_iter().map(|p| (p.plugin_type, p.name)).collect();
         prop_assert_eq!(plugins, expected);
     }
 
@@ -82,7 +86,7 @@ fn what_breaks_a_rule_is_refused_whole() {
     let endpoint = |slot, address: &str| state::Endpoint { slot, address: address.to_owned(), ready: true, ..Default::default() };
     let roster = |endpoints| state::Roster {
         version: Some(state::Version { term: 1, sequence: 1 }),
-        profile: Some(state::Profile { ranked_max: 3, ..Default::default() }),
+        pipeline: Some(one_profile()),
         endpoints,
         ..Default::default()
     };
@@ -97,5 +101,5 @@ fn what_breaks_a_rule_is_refused_whole() {
         assert!(proto::roster(roster(endpoints.clone())).is_err(), "{endpoints:?}");
     }
     assert!(proto::roster(state::Roster { version: None, ..roster(vec![]) }).is_err());
-    assert!(proto::roster(state::Roster { profile: None, ..roster(vec![]) }).is_err());
+    assert!(proto::roster(state::Roster { pipeline: None, ..roster(vec![]) }).is_err());
 }

@@ -4,10 +4,11 @@ use std::net::SocketAddr;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
+use proto::state;
 use scheduler::objects::{ModelSpec, ObjectiveSpec, ObjectsSpec, RewriteSpec, TargetSpec};
 use scheduler::plugin::{Kind, PLUGINS};
 use scheduler::{
-    Endpoint, EndpointMetrics, EndpointRef, Incarnation, LoraMetrics, PluginSpec, ProfileSpec, RANKED_MAX, Readiness, Slot, Version,
+    Endpoint, EndpointMetrics, EndpointRef, Incarnation, LoraMetrics, PipelineSpec, PluginSpec, RANKED_MAX, Readiness, Slot, Version,
 };
 
 /// A pool's state as the daemon has it.
@@ -16,7 +17,7 @@ pub(crate) struct AnyPool {
     pub(crate) version: Version,
     pub(crate) endpoints: Vec<Endpoint>,
     pub(crate) metrics: Vec<EndpointMetrics>,
-    pub(crate) profile: ProfileSpec,
+    pub(crate) pipeline: PipelineSpec,
     pub(crate) objects: ObjectsSpec,
     pub(crate) hash_secret: u64,
     pub(crate) staleness_max_ms: u32,
@@ -25,7 +26,7 @@ pub(crate) struct AnyPool {
 pub(crate) fn any_pool() -> impl Strategy<Value = AnyPool> {
     let rows = vec((any_endpoint(), any_metrics()), 0..20);
     let numbers = (any::<u64>(), any::<u32>());
-    (any_version(), rows, any_profile(), any_objects(), numbers).prop_map(|(version, rows, profile, objects, numbers)| {
+    (any_version(), rows, any_pipeline(), any_objects(), numbers).prop_map(|(version, rows, pipeline, objects, numbers)| {
         let (hash_secret, staleness_max_ms) = numbers;
         let (mut endpoints, metrics): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
         // Slots and addresses are each lent once.
@@ -35,7 +36,7 @@ pub(crate) fn any_pool() -> impl Strategy<Value = AnyPool> {
             address.set_port(i + 1);
             endpoint.address = address.to_string().into();
         }
-        AnyPool { version, endpoints, metrics, profile, objects, hash_secret, staleness_max_ms }
+        AnyPool { version, endpoints, metrics, pipeline, objects, hash_secret, staleness_max_ms }
     })
 }
 
@@ -81,6 +82,11 @@ fn any_metrics() -> impl Strategy<Value = EndpointMetrics> {
     )
 }
 
+/// The smallest pipeline there can be.
+pub(crate) fn one_profile() -> state::Pipeline {
+    state::Pipeline { profiles: vec![state::Profile::default()], ranked_max: 3, ..Default::default() }
+}
+
 fn any_objects() -> impl Strategy<Value = ObjectsSpec> {
     let name = || ".{1,20}";
     let targets = || {
@@ -94,20 +100,21 @@ fn any_objects() -> impl Strategy<Value = ObjectsSpec> {
         .prop_map(|(objectives, models, rewrites, strict_models)| ObjectsSpec { objectives, models, rewrites, strict_models })
 }
 
-fn any_profile() -> impl Strategy<Value = ProfileSpec> {
-    let plugins: Vec<&'static str> = PLUGINS.iter().filter(|p| p.kind != Kind::Picker).map(|p| p.name).collect();
-    let pickers: Vec<&'static str> = PLUGINS.iter().filter(|p| p.kind == Kind::Picker).map(|p| p.name).collect();
-    let plugin =
-        |names| {
-            (proptest::sample::select(names), ".{0,10}", 0.0f64..1e6).prop_map(|(plugin_type, name, weight): (&str, String, f64)| {
-                PluginSpec { plugin_type: plugin_type.to_owned(), name, weight, parameters: Vec::new() }
-            })
-        };
+fn any_pipeline() -> impl Strategy<Value = PipelineSpec> {
+    let of_kind = |kinds: &[Kind]| PLUGINS.iter().filter(|p| kinds.contains(&p.kind)).map(|p| p.name).collect::<Vec<_>>();
+    let plugin = |types| (proptest::sample::select(types), 0.0f64..1e6);
+    let parts = vec(plugin(of_kind(&[Kind::Filter, Kind::Scorer])), 0..6);
+    let picker = proptest::option::of(plugin(of_kind(&[Kind::Picker])));
     let ranked_max = 1..=u32::try_from(RANKED_MAX).unwrap();
-    (".{0,10}", vec(plugin(plugins), 0..6), proptest::option::of(plugin(pickers)), ranked_max).prop_map(
-        |(name, mut plugins, picker, ranked_max)| {
-            plugins.extend(picker);
-            ProfileSpec { name, plugins, ranked_max }
-        },
-    )
+    (".{0,10}", parts, picker, ranked_max, any::<bool>()).prop_map(|(name, parts, picker, ranked_max, handler)| {
+        let named = |(at, (plugin_type, weight)): (usize, (&str, f64))| {
+            (PluginSpec { name: format!("{plugin_type} {at}"), ..PluginSpec::of_type(plugin_type) }, weight)
+        };
+        let mut spec = PipelineSpec::of_one_profile(&name, parts.into_iter().chain(picker).enumerate().map(named).collect(), ranked_max);
+        if handler {
+            spec.plugins.push(PluginSpec::of_type("single-profile-handler"));
+            spec.profile_handler = "single-profile-handler".to_owned();
+        }
+        spec
+    })
 }

@@ -1,16 +1,16 @@
-//! Leaves out endpoints that failed just now, as long as another is left.
+//! Leaves out endpoints that failed just now.
 
 use crate::candidates::Candidates;
 use crate::plugin::{Context, Filter};
+use crate::rng::Rng;
 
-/// `ejected`: never drops the last. An ejection is a guess from a few failures; when it would leave nobody, trying beats refusing.
+/// `ejected`: when a profile would have nobody left for it, [`crate::schedule()`] runs the profile without. An ejection is a guess from a
+/// few failures; trying beats refusing.
 #[derive(Debug)]
 pub(crate) struct Ejected;
 
 impl Filter for Ejected {
-    fn filter(&self, context: &Context<'_>, candidates: &mut Candidates) {
-        if candidates.indices().iter().any(|&index| !context.local.ejected(index)) {
-            candidates.retain(|index| !context.local.ejected(index));
-        }
+    fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
+        candidates.retain(|index| !context.local.ejected(index));
     }
 }

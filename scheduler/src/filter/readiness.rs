@@ -2,6 +2,7 @@
 
 use crate::candidates::Candidates;
 use crate::plugin::{Context, Filter};
+use crate::rng::Rng;
 use crate::snapshot::Readiness;
 
 /// `ready`: Envoy ignores health for hosts it is given by name, so readiness is decided here or nowhere.
@@ -9,7 +10,7 @@ use crate::snapshot::Readiness;
 pub(crate) struct Ready;
 
 impl Filter for Ready {
-    fn filter(&self, context: &Context<'_>, candidates: &mut Candidates) {
+    fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
         candidates.retain(|index| context.snapshot.endpoint(index).is_some_and(|e| e.readiness == Readiness::Ready));
     }
 }

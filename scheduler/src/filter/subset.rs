@@ -2,6 +2,7 @@
 
 use crate::candidates::Candidates;
 use crate::plugin::{Context, Filter};
+use crate::rng::Rng;
 
 /// `subset`: no hint allows the whole pool, an empty one allows nobody.
 ///
@@ -10,7 +11,7 @@ use crate::plugin::{Context, Filter};
 pub(crate) struct Subset;
 
 impl Filter for Subset {
-    fn filter(&self, context: &Context<'_>, candidates: &mut Candidates) {
+    fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
         if let Some(hint) = context.request.subset {
             candidates.retain(|index| context.snapshot.socket(index).is_some_and(|socket| hint.allows_socket(socket)));
         }

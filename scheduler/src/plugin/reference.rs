@@ -4,11 +4,23 @@ use std::fmt::Write;
 
 use crate::plugin::{Kind, PLUGINS, PluginType};
 
+/// The sections of the page, in order.
+const TITLES: [(&str, Kind); 8] = [
+    ("Filters", Kind::Filter),
+    ("Scorers", Kind::Scorer),
+    ("Pickers", Kind::Picker),
+    ("Profile handlers", Kind::ProfileHandler),
+    ("Deciders", Kind::Decider),
+    ("Saturation detectors", Kind::Detector),
+    ("Admitters", Kind::Admitter),
+    ("Producers", Kind::Producer),
+];
+
 /// Every plugin with its formula, source, parameters and defaults, as Markdown.
 #[must_use]
 pub fn reference_markdown() -> String {
     let mut page = String::new();
-    for (title, kind) in [("Filters", Kind::Filter), ("Scorers", Kind::Scorer), ("Pickers", Kind::Picker)] {
+    for (title, kind) in TITLES {
         let mut plugins = PLUGINS.iter().filter(|plugin| plugin.kind == kind).peekable();
         if plugins.peek().is_some() {
             let _ = writeln!(page, "## {title}\n");

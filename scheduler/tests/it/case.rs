@@ -3,7 +3,10 @@
 //! ```text
 //! # What it shows, in a sentence.
 //!
-//! profile                        the default one when left out
+//! plugins                        those of no profile: handler, deciders, detector, admitters, producers
+//!   disagg-profile-handler deciders.prefill=always-disagg-pd-decider
+//!
+//! profile                        the default pipeline when left out; with a name where there are several
 //!   queue-scorer 2               type, weight, parameter=value ...
 //!   ranked_max 3
 //!
@@ -24,10 +27,11 @@
 use std::fmt::Write;
 
 use scheduler::in_flight::InFlight;
-use scheduler::plugin::Value;
+use scheduler::plugin::{Kind, Value, lookup};
 use scheduler::{
-    Decision, Endpoint, EndpointIndex, EndpointMetrics, EndpointRef, Explanation, Incarnation, Local, LoraMetrics, PluginSpec, Profile,
-    ProfileSpec, Readiness, Request, Rng, Slot, Snapshot, SubsetHint, Version, schedule,
+    Decision, Drop, Endpoint, EndpointIndex, EndpointMetrics, EndpointRef, Explanation, Incarnation, Local, LoraMetrics, Pipeline,
+    PipelineSpec, PluginSpec, ProfileExplanation, ProfilePlugin, ProfileSpec, Readiness, Request, Rng, Slot, Snapshot, SubsetHint, Version,
+    schedule,
 };
 
 /// One endpoint with all that is known of it.
@@ -44,9 +48,12 @@ pub struct Row {
 /// All that goes into one decision, and the text of what should come out.
 #[derive(Clone, Debug)]
 pub struct Case {
-    pub profile: ProfileSpec,
+    pub pipeline: PipelineSpec,
     pub pool: Vec<Row>,
     pub model: String,
+    pub headers: Vec<(String, String)>,
+    pub media_items: u32,
+    pub priority: i32,
     pub subset: Option<Vec<String>>,
     pub prompt_tokens: u32,
     pub blocks: u32,
@@ -120,11 +127,14 @@ impl Row {
 
 impl Case {
     /// A request without a prompt, for this pool.
-    pub fn new(profile: ProfileSpec, pool: Vec<Row>) -> Self {
+    pub fn new(pipeline: PipelineSpec, pool: Vec<Row>) -> Self {
         Self {
-            profile,
+            pipeline,
             pool,
             model: String::new(),
+            headers: Vec::new(),
+            media_items: 0,
+            priority: 0,
             subset: None,
             prompt_tokens: 0,
             blocks: 0,
@@ -137,7 +147,7 @@ impl Case {
 
     /// Reads a case; the error says which line is wrong.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let mut case = Self::new(ProfileSpec::default_profile(), Vec::new());
+        let mut case = Self::new(PipelineSpec::default(), Vec::new());
         let (mut section, mut columns) = ("", Vec::new());
         for line in text.lines() {
             let words: Vec<&str> = line.split_whitespace().collect();
@@ -149,12 +159,19 @@ impl Case {
                 }
                 (_, []) => {}
                 (_, [first, ..]) if first.starts_with('#') => {}
-                (_, ["profile"]) => {
+                (_, ["plugins"]) => {
+                    section = "plugins";
+                    case.forget_default();
+                }
+                (_, ["profile", name @ ..]) if name.len() < 2 => {
                     section = "profile";
-                    case.profile.plugins.clear();
+                    case.forget_default();
+                    let name = name.first().copied().unwrap_or("test").to_owned();
+                    case.pipeline.profiles.push(ProfileSpec { name, plugins: Vec::new() });
                 }
                 (_, [name @ ("pool" | "request" | "expect")]) => section = name,
-                ("profile", words) => case.plugin(words).map_err(at)?,
+                ("plugins", words) => case.plugin(words).map(drop).map_err(at)?,
+                ("profile", words) => case.profile_plugin(words).map_err(at)?,
                 ("pool", words) if columns.is_empty() => columns = words.iter().map(|&word| word.to_owned()).collect(),
                 ("pool", words) => case.row(&columns, words).map_err(at)?,
                 ("request", [key, values @ ..]) => case.fact(key, values).map_err(at)?,
@@ -164,18 +181,47 @@ impl Case {
         Ok(case)
     }
 
-    fn plugin(&mut self, words: &[&str]) -> Result<(), String> {
+    /// The first section about plugins replaces the default pipeline.
+    fn forget_default(&mut self) {
+        if self.pipeline == PipelineSpec::default() {
+            self.pipeline.plugins.clear();
+            self.pipeline.profiles.clear();
+        }
+    }
+
+    /// Declares a plugin, unless the very same is declared already; its name.
+    fn plugin(&mut self, words: &[&str]) -> Result<String, String> {
         let (&plugin_type, rest) = words.split_first().ok_or("no plugin")?;
-        if plugin_type == "ranked_max" {
-            self.profile.ranked_max = number(rest.first().ok_or("no number")?)?;
+        let mut parameters = Vec::new();
+        for (name, value) in rest.iter().filter_map(|word| word.split_once('=')) {
+            set(&mut parameters, name, parsed(value));
+        }
+        let declared = self.pipeline.plugins.iter().filter(|plugin| plugin.plugin_type == plugin_type);
+        if let Some(same) = declared.clone().find(|plugin| plugin.parameters == parameters) {
+            return Ok(same.name.clone());
+        }
+        let name = match declared.count() {
+            0 => plugin_type.to_owned(),
+            others => format!("{plugin_type}-{}", others + 1),
+        };
+        match lookup(plugin_type).map(|row| row.kind) {
+            Some(Kind::ProfileHandler) => self.pipeline.profile_handler.clone_from(&name),
+            Some(Kind::Detector) if self.pipeline.profiles.is_empty() => self.pipeline.saturation_detector.clone_from(&name),
+            _ => {}
+        }
+        self.pipeline.plugins.push(PluginSpec { plugin_type: plugin_type.to_owned(), name: name.clone(), parameters });
+        Ok(name)
+    }
+
+    fn profile_plugin(&mut self, words: &[&str]) -> Result<(), String> {
+        if let ["ranked_max", length, ..] = words {
+            self.pipeline.ranked_max = number(length)?;
             return Ok(());
         }
-        let (weights, parameters): (Vec<&str>, Vec<&str>) = rest.iter().partition(|word| !word.contains('='));
-        let parameters = parameters.iter().filter_map(|word| word.split_once('='));
-        let parameters =
-            parameters.map(|(name, value)| Ok((name.to_owned(), Value::Number(number(value)?)))).collect::<Result<_, String>>()?;
-        let weight = weights.first().map_or(Ok(1.0), |word| number(word))?;
-        self.profile.plugins.push(PluginSpec { plugin_type: plugin_type.to_owned(), name: String::new(), weight, parameters });
+        let weight = words.iter().skip(1).find(|word| !word.contains('=')).map_or(Ok(1.0), |word| number(word))?;
+        let name = self.plugin(words)?;
+        let profile = self.pipeline.profiles.last_mut().ok_or("no profile")?;
+        profile.plugins.push(ProfilePlugin { name, weight });
         Ok(())
     }
 
@@ -196,6 +242,9 @@ impl Case {
         let first = || values.first().copied().ok_or("no value");
         match key {
             "model" => self.model = first()?.to_owned(),
+            "header" => self.headers.push((first()?.to_owned(), values.get(1..).unwrap_or_default().join(" "))),
+            "media_items" => self.media_items = number(first()?)?,
+            "priority" => self.priority = number(first()?)?,
             "subset" => self.subset = Some(values.iter().map(|value| value.trim_end_matches(',').to_owned()).collect()),
             "prompt_tokens" => self.prompt_tokens = number(first()?)?,
             "blocks" => self.blocks = number(first()?)?,
@@ -209,10 +258,10 @@ impl Case {
 
     /// The pool as a snapshot.
     pub fn snapshot(&self) -> Result<Snapshot, String> {
-        let profile = Profile::build(&self.profile).map_err(|e| e.to_string())?;
+        let pipeline = Pipeline::build(&self.pipeline).map_err(|e| e.to_string())?;
         let endpoints = self.pool.iter().map(|row| row.endpoint.clone()).collect();
         let metrics = self.pool.iter().map(|row| row.metrics.clone()).collect();
-        Snapshot::try_new(Version { term: 1, sequence: 1 }, endpoints, metrics, profile).map_err(|e| e.to_string())
+        Snapshot::try_new(Version { term: 1, sequence: 1 }, endpoints, metrics, pipeline).map_err(|e| e.to_string())
     }
 
     /// The ledger as the rows say it.
@@ -242,8 +291,12 @@ impl Case {
         let matched_blocks: Vec<u32> = self.pool.iter().map(|row| row.matched_blocks).collect();
         let ejected: Vec<bool> = self.pool.iter().map(|row| row.ejected).collect();
         let prefix_blocks: Vec<u64> = (0..u64::from(self.blocks)).collect();
+        let headers: Vec<(&str, &str)> = self.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         let request = Request {
             model: &self.model,
+            headers: &headers,
+            media_items: self.media_items,
+            priority: self.priority,
             subset: hint.as_ref(),
             prompt_tokens: self.prompt_tokens,
             prefix_blocks: &prefix_blocks,
@@ -261,41 +314,70 @@ impl Outcome {
     /// The picked, best first; nobody when the decision is another.
     pub fn ranked(&self) -> Vec<usize> {
         match &self.decision {
-            Decision::Route(ranked) => ranked.iter().map(EndpointIndex::get).collect(),
-            Decision::Shed(_) | Decision::Unavailable(_) => Vec::new(),
+            Decision::Route(route) => route.ranked.iter().map(EndpointIndex::get).collect(),
+            Decision::Shed(_) | Decision::Unavailable(_) | Decision::UnknownProfile(_) => Vec::new(),
         }
     }
 
-    /// The decision, and a table of who was dropped by whom, scores and totals.
+    /// Everyone who was dropped by a profile or before it.
+    pub fn dropped<'o>(&'o self, profile: &'o ProfileExplanation) -> impl Iterator<Item = &'o Drop> {
+        self.explanation.dropped.iter().chain(&profile.dropped)
+    }
+
+    /// The decision, and a table for each profile that ran: who was dropped by whom, scores and totals.
     pub fn render(&self, digits: Digits) -> String {
+        let none = [ProfileExplanation::default()];
+        let profiles = if self.explanation.profiles.is_empty() { &none[..] } else { &self.explanation.profiles };
+        let mut text = self.headline();
+        for profile in profiles {
+            let title = if profiles.len() > 1 { format!("\n\nprofile {}", profile.name) } else { "\n".to_owned() };
+            text.push_str(&format!("{title}\n{}", self.table(profile, digits).trim_end()));
+        }
+        text.push('\n');
+        text
+    }
+
+    fn table(&self, profile: &ProfileExplanation, digits: Digits) -> String {
         let score = |value: f32| match digits {
             Digits::Few => format!("{value:.3}"),
             Digits::All => format!("{value}"),
         };
         let mut header = vec!["endpoint".to_owned(), "dropped by".to_owned()];
-        header.extend(self.explanation.scores.iter().map(|column| format!("{} x {}", column.weight, column.scorer)));
+        header.extend(profile.scores.iter().map(|column| format!("{} x {}", column.weight, column.scorer)));
         header.push("total".to_owned());
         let mut table = vec![header];
         for (at, name) in self.names.iter().enumerate() {
             let is = |index: &EndpointIndex| index.get() == at;
-            let dropped = self.explanation.dropped.iter().find(|drop| is(&drop.endpoint)).map(|drop| drop.by.to_string());
+            let dropped = self.dropped(profile).find(|drop| is(&drop.endpoint)).map(|drop| drop.by.to_string());
             let cell = |scores: &[(EndpointIndex, f32)]| scores.iter().find(|(index, _)| is(index)).map(|(_, value)| score(*value));
             let mut cells = vec![Some(name.clone()), dropped];
-            cells.extend(self.explanation.scores.iter().map(|column| cell(&column.scores)));
-            cells.push(cell(&self.explanation.totals));
+            cells.extend(profile.scores.iter().map(|column| cell(&column.scores)));
+            cells.push(cell(&profile.totals));
             table.push(cells.into_iter().map(|cell| cell.unwrap_or_else(|| "-".to_owned())).collect());
         }
-        format!("{}\n\n{}", self.headline(), aligned(&table))
+        aligned(&table)
     }
 
     fn headline(&self) -> String {
+        let name = |at: EndpointIndex| self.names.get(at.get()).map_or("?", String::as_str);
         match &self.decision {
-            Decision::Route(_) => {
-                let names: Vec<&str> = self.ranked().iter().filter_map(|&at| self.names.get(at)).map(String::as_str).collect();
-                format!("route to {}", names.join(", then "))
+            Decision::Route(route) => {
+                let names: Vec<&str> = route.ranked.iter().map(name).collect();
+                let mut text = format!("route to {}", names.join(", then "));
+                if let Some(prefill) = route.prefill {
+                    let _ = write!(text, "\nprefill on {}", name(prefill));
+                }
+                if !route.encode.is_empty() {
+                    let _ = write!(text, "\nencode on {}", route.encode.iter().copied().map(name).collect::<Vec<_>>().join(" and "));
+                }
+                if let Some(rank) = route.data_parallel {
+                    let _ = write!(text, "\ndata-parallel rank {}", name(rank));
+                }
+                text
             }
             Decision::Shed(why) => format!("shed: {why:?}"),
             Decision::Unavailable(why) => format!("unavailable: {why:?}"),
+            Decision::UnknownProfile(name) => format!("unknown profile: {name}"),
         }
     }
 }
@@ -315,6 +397,28 @@ fn aligned(table: &[Vec<String>]) -> String {
 
 fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| format!("`{text}` is no such number"))
+}
+
+/// A value as it looks: a number, true or false, else text.
+fn parsed(text: &str) -> Value {
+    match text {
+        "true" | "false" => Value::Flag(text == "true"),
+        _ => text.parse().map_or_else(|_| Value::Text(text.to_owned()), Value::Number),
+    }
+}
+
+/// Sets `a.b.c` as a map of maps.
+fn set(into: &mut Vec<(String, Value)>, path: &str, value: Value) {
+    let Some((first, rest)) = path.split_once('.') else {
+        into.push((path.to_owned(), value));
+        return;
+    };
+    if !into.iter().any(|(name, _)| name == first) {
+        into.push((first.to_owned(), Value::Map(Vec::new())));
+    }
+    if let Some((_, Value::Map(inner))) = into.iter_mut().find(|(name, _)| name == first) {
+        set(inner, rest, value);
+    }
 }
 
 fn known(cell: &str) -> Result<Option<f32>, String> {

@@ -37,6 +37,7 @@ fn a_case_that_is_wrong_says_where() {
         ("pool\nname ready\na perhaps", "`perhaps` is neither yes nor no, in line: a perhaps"),
         ("request\nmodle llama", "unknown fact `modle`, in line: modle llama"),
         ("profile\nqueue-scorer heavy", "`heavy` is no such number, in line: queue-scorer heavy"),
+        ("profile a b\nqueue-scorer", "before any section, in line: profile a b"),
     ] {
         assert_eq!(Case::parse(text).unwrap_err(), expected);
     }

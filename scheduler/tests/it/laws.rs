@@ -1,17 +1,19 @@
 //! What holds for every pool, request and profile.
 
 use proptest::prelude::*;
-use scheduler::{Decision, EndpointMetrics, Readiness};
+use scheduler::{Decision, EndpointIndex, EndpointMetrics, ProfileExplanation, Readiness};
 
 use crate::case::{Case, Outcome, Row};
 use crate::pools;
 
 /// The score of a pod in every column, and its total; nothing when it was dropped.
 fn scores_of(outcome: &Outcome, name: &str) -> Vec<f32> {
-    let explanation = &outcome.explanation;
-    let named = |at: usize| outcome.names[at] == name;
-    let columns = explanation.scores.iter().flat_map(|column| column.scores.iter().filter(|(index, _)| named(index.get())));
-    columns.chain(explanation.totals.iter().filter(|(index, _)| named(index.get()))).map(|(_, score)| *score).collect()
+    let named = |(index, _): &&(EndpointIndex, f32)| outcome.names[index.get()] == name;
+    let of_profile = |profile: &ProfileExplanation| -> Vec<f32> {
+        let columns = profile.scores.iter().flat_map(|column| column.scores.iter().filter(named));
+        columns.chain(profile.totals.iter().filter(named)).map(|(_, score)| *score).collect()
+    };
+    outcome.explanation.profiles.iter().flat_map(of_profile).collect()
 }
 
 fn metrics_unknown_where(case: &Case, wrong: fn(f32) -> bool) -> Case {
@@ -54,7 +56,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
 
     #[test]
-    fn never_outside_the_hint_never_unready_never_twice(case in pools::case(pools::any_profile())) {
+    fn never_outside_the_hint_never_unready_never_twice(case in pools::case(pools::any_pipeline())) {
         let ranked = case.decide().unwrap().ranked();
         for (place, &at) in ranked.iter().enumerate() {
             let endpoint = &case.pool[at].endpoint;
@@ -65,22 +67,22 @@ proptest! {
             }
             prop_assert!(!ranked[..place].contains(&at), "{ranked:?}");
         }
-        prop_assert!(ranked.len() <= case.profile.ranked_max as usize);
+        prop_assert!(ranked.len() <= case.pipeline.ranked_max as usize);
     }
 
     #[test]
-    fn every_score_is_from_0_to_1_and_every_total_finite(case in pools::case(pools::any_profile())) {
-        let explanation = case.decide().unwrap().explanation;
-        for (_, score) in explanation.scores.iter().flat_map(|column| &column.scores) {
+    fn every_score_is_from_0_to_1_and_every_total_finite(case in pools::case(pools::any_pipeline())) {
+        let profiles = case.decide().unwrap().explanation.profiles;
+        for (_, score) in profiles.iter().flat_map(|profile| &profile.scores).flat_map(|column| &column.scores) {
             prop_assert!((0.0..=1.0).contains(score), "{score}");
         }
-        for (_, total) in &explanation.totals {
+        for (_, total) in profiles.iter().flat_map(|profile| &profile.totals) {
             prop_assert!(total.is_finite() && *total >= 0.0, "{total}");
         }
     }
 
     #[test]
-    fn same_seed_same_decision_with_and_without_reasons(case in pools::case(pools::any_profile())) {
+    fn same_seed_same_decision_with_and_without_reasons(case in pools::case(pools::any_pipeline())) {
         let outcome = case.decide().unwrap();
         prop_assert_eq!(&case.decide().unwrap(), &outcome);
         let unexplained = case.decide_with(&case.snapshot().unwrap(), &case.in_flight(), None);
@@ -88,14 +90,15 @@ proptest! {
     }
 
     #[test]
-    fn everyone_is_dropped_once_or_scored(case in pools::case(pools::any_profile())) {
+    fn everyone_is_dropped_once_or_scored(case in pools::case(pools::any_pipeline())) {
         let outcome = case.decide().unwrap();
-        let explanation = &outcome.explanation;
-        let mut seen: Vec<usize> = explanation.dropped.iter().map(|drop| drop.endpoint.get()).collect();
-        seen.extend(explanation.totals.iter().map(|(index, _)| index.get()));
+        let none = ProfileExplanation::default();
+        let profile = outcome.explanation.profiles.first().unwrap_or(&none);
+        let mut seen: Vec<usize> = outcome.dropped(profile).map(|drop| drop.endpoint.get()).collect();
+        seen.extend(profile.totals.iter().map(|(index, _)| index.get()));
         seen.sort_unstable();
         prop_assert_eq!(seen, (0..case.pool.len()).collect::<Vec<_>>());
-        for drop in &explanation.dropped {
+        for drop in outcome.dropped(profile) {
             let row = &case.pool[drop.endpoint.get()];
             let by = if row.endpoint.readiness == Readiness::NotReady { "ready" } else if row.ejected { "ejected" } else { "subset" };
             prop_assert!(&*drop.by == by || &*drop.by == "subset" && row.ejected, "{} dropped by {}", row.endpoint.name, drop.by);
@@ -104,7 +107,7 @@ proptest! {
 
     #[test]
     fn order_of_the_pool_changes_nothing_but_ties(
-        (case, order) in pools::case(pools::profile("max-score-picker"))
+        (case, order) in pools::case(pools::pipeline("max-score-picker"))
             .prop_flat_map(|case| (Just((0..case.pool.len()).collect::<Vec<_>>()).prop_shuffle(), Just(case)).prop_map(|(order, case)| (case, order)))
     ) {
         let mut permuted = case.clone();
@@ -124,7 +127,7 @@ proptest! {
 
     #[test]
     fn more_load_never_raises_a_score(
-        case in pools::case(pools::any_profile()), at in any::<prop::sample::Index>(), load in 0_usize..5, more in 0_u16..5_000
+        case in pools::case(pools::any_pipeline()), at in any::<prop::sample::Index>(), load in 0_usize..5, more in 0_u16..5_000
     ) {
         prop_assume!(!case.pool.is_empty());
         let at = at.index(case.pool.len());
@@ -138,13 +141,13 @@ proptest! {
     }
 
     #[test]
-    fn nonsense_counts_as_unknown(case in pools::case(pools::any_profile())) {
+    fn nonsense_counts_as_unknown(case in pools::case(pools::any_pipeline())) {
         let without = metrics_unknown_where(&case, |value| !(value.is_finite() && value >= 0.0));
         prop_assert_eq!(case.decide().unwrap(), without.decide().unwrap());
     }
 
     #[test]
-    fn stale_counts_as_unknown(case in pools::case(pools::any_profile())) {
+    fn stale_counts_as_unknown(case in pools::case(pools::any_pipeline())) {
         let mut unknown = case.clone();
         unknown.metrics_stale = false;
         unknown.pool.iter_mut().for_each(|row| row.metrics = EndpointMetrics::default());
@@ -159,8 +162,8 @@ fn firsts(case: &Case, seeds: u64) -> Vec<u32> {
     let (snapshot, in_flight) = (case.snapshot().unwrap(), case.in_flight());
     for seed in 0..seeds {
         let case = Case { seed, ..case.clone() };
-        if let Decision::Route(ranked) = case.decide_with(&snapshot, &in_flight, None) {
-            firsts[ranked.first().get()] += 1;
+        if let Decision::Route(route) = case.decide_with(&snapshot, &in_flight, None) {
+            firsts[route.ranked.first().get()] += 1;
         }
     }
     firsts

@@ -24,12 +24,17 @@ fn judge(case: &Case) -> Verdict {
         (false, false) => None,
     };
     let mut totals = vec![0.0; case.pool.len()];
-    for plugin in case.profile.plugins.iter().filter(|plugin| plugin.plugin_type.ends_with("-scorer")) {
-        for (at, score) in scores(case, &allowed, &plugin.plugin_type) {
-            totals[at] += plugin.weight * score;
+    for part in case.pipeline.profiles.iter().flat_map(|profile| &profile.plugins).filter(|part| scorer(&part.name).ends_with("-scorer")) {
+        for (at, score) in scores(case, &allowed, scorer(&part.name)) {
+            totals[at] += part.weight * score;
         }
     }
     Verdict { allowed, totals, unavailable }
+}
+
+/// The type of a plugin that is named after its type and a number.
+fn scorer(name: &str) -> &str {
+    name.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end_matches('-')
 }
 
 fn hinted(case: &Case, row: &Row) -> bool {
@@ -97,49 +102,49 @@ fn adapter(row: &Row, model: &str) -> Option<f64> {
 
 /// How far f32 may be from f64 in a total of these weights.
 fn tolerance(case: &Case) -> f64 {
-    case.profile.plugins.iter().map(|plugin| plugin.weight).sum::<f64>() * 1e-5 + 1e-9
+    case.pipeline.profiles.iter().flat_map(|profile| &profile.plugins).map(|part| part.weight).sum::<f64>() * 1e-5 + 1e-9
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_same_are_allowed_and_refused(case in pools::case(pools::any_profile())) {
+    fn the_same_are_allowed_and_refused(case in pools::case(pools::any_pipeline())) {
         let (outcome, verdict) = (case.decide().unwrap(), judge(&case));
         match &outcome.decision {
             Decision::Unavailable(why) => prop_assert_eq!(Some(*why), verdict.unavailable),
-            Decision::Shed(_) => prop_assert!(false, "nothing here sheds"),
+            Decision::Shed(_) | Decision::UnknownProfile(_) => prop_assert!(false, "nothing here sheds or is named"),
             Decision::Route(_) => {
                 prop_assert_eq!(None, verdict.unavailable);
                 let ranked = outcome.ranked();
                 prop_assert!(ranked.iter().all(|at| verdict.allowed.contains(at)), "{ranked:?} of {:?}", verdict.allowed);
-                prop_assert_eq!(ranked.len(), verdict.allowed.len().min(case.profile.ranked_max as usize));
+                prop_assert_eq!(ranked.len(), verdict.allowed.len().min(case.pipeline.ranked_max as usize));
             }
         }
-        let mut left: Vec<usize> = outcome.explanation.totals.iter().map(|(index, _)| index.get()).collect();
+        let mut left: Vec<usize> = outcome.explanation.profiles.iter().flat_map(|profile| &profile.totals).map(|(index, _)| index.get()).collect();
         left.sort_unstable();
         let expected = if verdict.unavailable.is_some() { Vec::new() } else { verdict.allowed };
         prop_assert_eq!(left, expected);
     }
 
     #[test]
-    fn the_same_scores(case in pools::case(pools::any_profile())) {
+    fn the_same_scores(case in pools::case(pools::any_pipeline())) {
         let (outcome, verdict) = (case.decide().unwrap(), judge(&case));
-        for column in &outcome.explanation.scores {
-            let expected = scores(&case, &verdict.allowed, &column.scorer);
+        for column in outcome.explanation.profiles.iter().flat_map(|profile| &profile.scores) {
+            let expected = scores(&case, &verdict.allowed, scorer(&column.scorer));
             for (&(index, score), (at, twin)) in column.scores.iter().zip(expected) {
                 prop_assert_eq!(index.get(), at);
                 prop_assert!((f64::from(score) - twin).abs() < 1e-5, "{} of pod-{at}: {score}, twin {twin}", column.scorer);
             }
         }
-        for &(index, total) in &outcome.explanation.totals {
+        for &(index, total) in outcome.explanation.profiles.iter().flat_map(|profile| &profile.totals) {
             let twin = verdict.totals[index.get()];
             prop_assert!((f64::from(total) - twin).abs() <= tolerance(&case), "total of pod-{}: {total}, twin {twin}", index.get());
         }
     }
 
     #[test]
-    fn the_best_first_and_a_settled_one_last(case in pools::case(pools::profile("max-score-picker"))) {
+    fn the_best_first_and_a_settled_one_last(case in pools::case(pools::pipeline("max-score-picker"))) {
         let (outcome, verdict) = (case.decide().unwrap(), judge(&case));
         let ranked = outcome.ranked();
         let settled = |at: &usize| case.pool[*at].endpoint.age_ms >= SETTLED_MS;
@@ -153,7 +158,7 @@ proptest! {
                 prop_assert!(total(at) >= best_of(&rivals) - tolerance(&case), "pod-{at} at {place} of {ranked:?}, {:?}", verdict.totals);
             }
             let any_settled = verdict.allowed.iter().any(settled);
-            prop_assert!(ranked.iter().any(settled) || !any_settled || case.profile.ranked_max == 1, "{ranked:?} are all new");
+            prop_assert!(ranked.iter().any(settled) || !any_settled || case.pipeline.ranked_max == 1, "{ranked:?} are all new");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use scheduler::plugin::{Kind, PLUGINS};
-use scheduler::{LoraMetrics, PluginSpec, ProfileSpec, Readiness};
+use scheduler::{LoraMetrics, PipelineSpec, PluginSpec, Readiness};
 
 use crate::case::{Case, Row};
 
@@ -55,24 +55,24 @@ fn placed(at: usize, row: Row) -> Row {
     Row { endpoint, metrics, in_flight, prefill_tokens, matched_blocks, ejected }
 }
 
-fn plugin(plugin_type: &str, weight: f64) -> PluginSpec {
-    PluginSpec { plugin_type: plugin_type.to_owned(), name: String::new(), weight, parameters: Vec::new() }
+fn plugin(at: usize, plugin_type: &str) -> PluginSpec {
+    PluginSpec { name: format!("{plugin_type}-{at}"), ..PluginSpec::of_type(plugin_type) }
 }
 
 /// Any scorers of any weights with this picker.
-pub fn profile(picker: &'static str) -> impl Strategy<Value = ProfileSpec> {
+pub fn pipeline(picker: &'static str) -> impl Strategy<Value = PipelineSpec> {
     let scorers: Vec<&str> = PLUGINS.iter().filter(|plugin| plugin.kind == Kind::Scorer).map(|plugin| plugin.name).collect();
     let weights = prop::sample::select(vec![0.0, 0.5, 1.0, 2.0, 3.0, 100.0]);
     (prop::collection::vec((prop::sample::select(scorers), weights), 0..8), 1_u32..=8).prop_map(move |(scorers, ranked_max)| {
-        let mut plugins: Vec<_> = scorers.into_iter().map(|(name, weight)| plugin(name, weight)).collect();
-        plugins.push(plugin(picker, 1.0));
-        ProfileSpec { name: "any".to_owned(), plugins, ranked_max }
+        let mut plugins: Vec<_> = scorers.into_iter().enumerate().map(|(at, (name, weight))| (plugin(at, name), weight)).collect();
+        plugins.push((PluginSpec::of_type(picker), 1.0));
+        PipelineSpec::of_one_profile("any", plugins, ranked_max)
     })
 }
 
-/// Any picker's profile.
-pub fn any_profile() -> impl Strategy<Value = ProfileSpec> {
-    prop_oneof![profile("max-score-picker"), profile("weighted-random-picker"), profile("random-picker")]
+/// Any picker's pipeline of one profile.
+pub fn any_pipeline() -> impl Strategy<Value = PipelineSpec> {
+    prop_oneof![pipeline("max-score-picker"), pipeline("weighted-random-picker"), pipeline("random-picker")]
 }
 
 fn hint() -> impl Strategy<Value = Option<Vec<String>>> {
@@ -85,12 +85,12 @@ fn hint() -> impl Strategy<Value = Option<Vec<String>>> {
     prop::option::weighted(0.4, prop::collection::vec(entry, 0..10))
 }
 
-/// Any case with a profile of this kind.
-pub fn case(profile: impl Strategy<Value = ProfileSpec>) -> impl Strategy<Value = Case> {
+/// Any case with a pipeline of this kind.
+pub fn case(pipeline: impl Strategy<Value = PipelineSpec>) -> impl Strategy<Value = Case> {
     let request = (hint(), 0_u32..20_000, 0_u32..20, prop::sample::select(vec![0_u32, 16, 64, u32::MAX]));
     let model = prop::sample::select(vec!["", "llama", "sql"]);
-    (profile, pool(), request, model, prop::bool::weighted(0.1), any::<u64>()).prop_map(
-        |(profile, pool, (subset, prompt_tokens, blocks, block_tokens), model, metrics_stale, seed)| Case {
+    (pipeline, pool(), request, model, prop::bool::weighted(0.1), any::<u64>()).prop_map(
+        |(pipeline, pool, (subset, prompt_tokens, blocks, block_tokens), model, metrics_stale, seed)| Case {
             model: model.to_owned(),
             subset,
             prompt_tokens,
@@ -98,7 +98,7 @@ pub fn case(profile: impl Strategy<Value = ProfileSpec>) -> impl Strategy<Value 
             block_tokens,
             metrics_stale,
             seed,
-            ..Case::new(profile, pool)
+            ..Case::new(pipeline, pool)
         },
     )
 }

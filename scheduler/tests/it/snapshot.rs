@@ -1,7 +1,7 @@
 //! What a snapshot accepts, refuses and updates.
 
 use scheduler::{
-    ENDPOINTS_MAX, Endpoint, EndpointMetrics, EndpointRef, Incarnation, InvalidSnapshot, Profile, ProfileSpec, Readiness, Slot, Snapshot,
+    ENDPOINTS_MAX, Endpoint, EndpointMetrics, EndpointRef, Incarnation, InvalidSnapshot, Pipeline, PipelineSpec, Readiness, Slot, Snapshot,
     Version,
 };
 
@@ -15,7 +15,7 @@ fn pool(size: usize) -> Vec<Endpoint> {
 
 fn seal(endpoints: Vec<Endpoint>) -> Result<Snapshot, InvalidSnapshot> {
     let metrics = vec![EndpointMetrics::default(); endpoints.len()];
-    Snapshot::try_new(Version { term: 3, sequence: 7 }, endpoints, metrics, Profile::build(&ProfileSpec::default_profile()).unwrap())
+    Snapshot::try_new(Version { term: 3, sequence: 7 }, endpoints, metrics, Pipeline::build(&PipelineSpec::default()).unwrap())
 }
 
 fn queue_depths(snapshot: &Snapshot) -> Vec<Option<f32>> {
@@ -33,8 +33,8 @@ fn as_many_endpoints_as_there_are_slots() {
 
 #[test]
 fn a_metrics_column_of_another_length_is_refused() {
-    let profile = || Profile::build(&ProfileSpec::default_profile()).unwrap();
-    let error = Snapshot::try_new(Version::default(), pool(2), vec![EndpointMetrics::default()], profile()).unwrap_err();
+    let pipeline = || Pipeline::build(&PipelineSpec::default()).unwrap();
+    let error = Snapshot::try_new(Version::default(), pool(2), vec![EndpointMetrics::default()], pipeline()).unwrap_err();
     assert_eq!(error, InvalidSnapshot::MetricsLength(1));
     assert_eq!(error.to_string(), "1 rows of metrics, one for each endpoint is needed");
     let snapshot = seal(pool(2)).unwrap();

@@ -170,7 +170,7 @@ async fn a_configuration_is_reloaded_and_a_bad_one_keeps_the_old() {
     write(&config, &with("queue-scorer"));
     let daemon = daemon(&["--endpoint", "127.0.0.1:1", "--config", config.to_str().unwrap()]).await;
     let (mut filter, _) = Filter::connect(daemon.state_address, "n", 1, &["default"]).await;
-    let scorer = |roster: proto::state::Roster| roster.profile.unwrap().plugins[0].r#type.clone();
+    let scorer = |roster: proto::state::Roster| roster.pipeline.unwrap().plugins[0].r#type.clone();
     assert_eq!(scorer(filter.roster().await), "queue-scorer");
     write(&config, &with("queue-scoorer"));
     let told = || async {

@@ -1,0 +1,3 @@
+//! Profile handlers: which profiles a request runs, and what becomes of their picks.
+
+pub(crate) mod single;

@@ -1,0 +1,35 @@
+//! `single-profile-handler`: one profile for every request.
+
+use crate::decision::{Decision, Route};
+use crate::pipeline::Reference;
+use crate::plugin::{InvalidParameter, Kind, Parameters, Plugin, PluginType, ProfileHandler};
+use crate::schedule::Run;
+
+pub(crate) const PLUGIN: PluginType = PluginType {
+    name: "single-profile-handler",
+    kind: Kind::ProfileHandler,
+    doc: "Runs the only profile there is.",
+    source: "llm-d-router, profilehandler/single",
+    parameters: &[],
+    build,
+};
+
+#[derive(Debug)]
+pub(crate) struct SingleProfile;
+
+fn build(_: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
+    Ok(Plugin::ProfileHandler(Box::new(SingleProfile)))
+}
+
+impl ProfileHandler for SingleProfile {
+    fn references(&self) -> Vec<Reference<'_>> {
+        vec![Reference::OnlyProfile]
+    }
+
+    fn route(&self, run: &mut Run<'_>) -> Decision {
+        match run.only_profile() {
+            Ok(ranked) => Decision::Route(Route::to(ranked)),
+            Err(why) => Decision::Unavailable(why),
+        }
+    }
+}
