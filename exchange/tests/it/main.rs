@@ -10,3 +10,4 @@ mod release;
 mod responses;
 mod restore;
 mod script;
+mod tpot;

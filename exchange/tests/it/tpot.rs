@@ -1,0 +1,76 @@
+//! Time per output token: from the first token to the last, over the tokens after the first. What carries no token is no part of it.
+
+use exchange::pool::{DURATION_BOUNDS_MS, Histogram};
+use exchange::{Exchange, Origin, Pool, ResponseHead, Settings, Step, Time};
+
+use crate::release::roster;
+
+const ROLE: &str = r#"data: {"choices":[{"delta":{"role":"assistant","content":""}}]}"#;
+const TOKEN: &str = r#"data: {"choices":[{"delta":{"content":"hi"}}]}"#;
+const FINISH: &str = r#"data: {"choices":[{"delta":{},"finish_reason":"stop"}]}"#;
+const USAGE: &str = r#"data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":5}}"#;
+const COMMENT: &str = ": still there";
+const DONE: &str = "data: [DONE]";
+
+/// The histogram after one streamed reply of these events, each at its time in ms after the request.
+fn tpot_ms(events: &[(u64, &str)]) -> Histogram {
+    let (settings, mut pool, mut exchange) = (Settings::default(), Pool::new(1, 1024), Exchange::new(Time(0)));
+    pool.install(roster(1, 1), 7, 1000);
+    let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/chat/completions")];
+    exchange.request_headers(&settings, pairs, false);
+    let body = br#"{"model":"m","stream":true,"messages":[]}"#;
+    let Step::Forward(_) = exchange.decide(&settings, &mut pool, None, body, Time(0)) else { panic!("not routed") };
+    let head = ResponseHead {
+        origin: Origin::Upstream,
+        status: 200,
+        upstream_address: Some(b"10.0.0.0:8000"),
+        attempts: 1,
+        content_type: Some(b"text/event-stream"),
+        encoded: false,
+        load: None,
+    };
+    exchange.response_headers(&mut pool, &head, Time(0));
+    let mut now = Time(0);
+    for (at_ms, event) in events {
+        now = Time(0).plus_ms(*at_ms);
+        exchange.response_chunk(&mut pool, format!("{event}\n\n").as_bytes(), now);
+    }
+    exchange.end(&mut pool, now).unwrap();
+    pool.counters().models()[0].tpot_ms.clone()
+}
+
+fn one(value_ms: f64) -> Histogram {
+    let mut histogram = Histogram::default();
+    histogram.record(value_ms, &DURATION_BOUNDS_MS);
+    histogram
+}
+
+#[test]
+fn it_is_the_mean_over_the_tokens_after_the_first() {
+    // Five tokens by `usage`, in three events: four gaps in 200 ms.
+    assert_eq!(tpot_ms(&[(100, TOKEN), (150, TOKEN), (300, TOKEN), (300, USAGE)]), one(50.0));
+    // Without `usage` an event counts as a token: two gaps in 200 ms.
+    assert_eq!(tpot_ms(&[(100, TOKEN), (150, TOKEN), (300, TOKEN)]), one(100.0));
+}
+
+#[test]
+fn what_comes_late_and_carries_no_token_does_not_stretch_it() {
+    for trailing in [FINISH, USAGE, COMMENT, DONE] {
+        let histogram = tpot_ms(&[(100, TOKEN), (200, TOKEN), (300, TOKEN), (300, USAGE), (10_000, trailing)]);
+        assert_eq!(histogram, one(50.0), "{trailing} after ten seconds");
+    }
+}
+
+#[test]
+fn what_comes_early_and_carries_no_token_does_not_stretch_it() {
+    for leading in [ROLE, COMMENT] {
+        let histogram = tpot_ms(&[(0, leading), (10_000, TOKEN), (10_200, TOKEN), (10_200, USAGE)]);
+        assert_eq!(histogram, one(50.0), "{leading} ten seconds before");
+    }
+}
+
+#[test]
+fn of_one_token_or_none_there_is_no_time_between_tokens() {
+    assert_eq!(tpot_ms(&[(100, TOKEN), (900, DONE)]), Histogram::default());
+    assert_eq!(tpot_ms(&[(100, ROLE), (900, USAGE)]), Histogram::default());
+}
