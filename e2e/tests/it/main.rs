@@ -12,6 +12,7 @@ mod echo;
 mod engine;
 mod lifecycle;
 mod limits;
+mod one_mind;
 mod played;
 mod pools;
 mod protocol;
