@@ -12,6 +12,7 @@ use scheduler::{EndpointMetrics, Version};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use crate::config::{ConfigStatus, Resolved};
 use crate::counters::Totals;
 use crate::metrics;
 use crate::persist::SnapshotFile;
@@ -35,6 +36,7 @@ pub fn router(admin: Admin) -> Router {
         .route("/metrics", get(prometheus))
         .route("/debug/endpoints", get(endpoints))
         .route("/debug/state", get(state))
+        .route("/debug/config", get(config))
         .with_state(admin)
 }
 
@@ -144,9 +146,26 @@ async fn state(State(Admin { shared, snapshot }): State<Admin>) -> Json<Value> {
     }))
 }
 
+async fn config(State(Admin { shared, .. }): State<Admin>) -> Json<Value> {
+    let pools = shared.pools.borrow().clone();
+    Json(json!({ "pools": pools.iter().map(config_row).collect::<Vec<_>>() }))
+}
+
+fn config_row(view: &PoolView) -> Value {
+    let ConfigStatus { file, since, taken_at, taken, refused, error } = &view.sources.config;
+    json!({
+        "pool": &*view.name,
+        "file": file.as_deref(),
+        "since": rfc3339(*since),
+        "last_success": rfc3339(*taken_at),
+        "taken": taken,
+        "refused": refused,
+        "error": error.as_ref().map(|e| json!({ "message": e.why, "at": rfc3339(e.at) })),
+        "pipeline": Resolved::of(&view.pipeline),
+    })
+}
+
 fn pool_row(view: &PoolView) -> Value {
-    let plugins: Vec<Value> =
-        view.profile.plugins.iter().map(|p| json!({ "name": p.name, "type": p.plugin_type, "weight": p.weight })).collect();
     json!({
         "name": &*view.name,
         "complete": view.complete,
@@ -156,9 +175,9 @@ fn pool_row(view: &PoolView) -> Value {
         "waiting": view.absent.iter().filter(|a| a.absence == Absence::NoFreeSlot).count(),
         "eds_generation": view.eds.generation,
         "staleness_max_ms": view.staleness_max.as_millis(),
-        "profile": { "name": view.profile.name, "plugins": plugins },
+        "profiles": view.pipeline.profiles.iter().map(|profile| &profile.name).collect::<Vec<_>>(),
         "discovery": { "synced": view.sources.synced, "error": view.sources.discovery_error },
-        "config": { "error": view.sources.config_error },
+        "config": { "error": view.sources.config.error.as_ref().map(|e| &e.why) },
     })
 }
 

@@ -113,7 +113,7 @@ pub struct Serve {
     #[arg(long, env = "SWITCHPOINT_LISTEN_STATE", value_name = "IP:PORT", default_value = "127.0.0.1:9004")]
     pub listen_state: SocketAddr,
 
-    /// Where probes, Prometheus and people look: /livez /readyz /metrics /debug/endpoints /debug/state.
+    /// Where probes, Prometheus and people look: /livez /readyz /metrics /debug/endpoints /debug/state /debug/config.
     #[arg(long, env = "SWITCHPOINT_LISTEN_ADMIN", value_name = "IP:PORT", default_value = "127.0.0.1:9090")]
     pub listen_admin: SocketAddr,
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::args::{Check, Checked, Format};
-use crate::config::{self, Report, Status};
+use crate::config::{self, Report, Resolved, Status};
 use crate::scrape::engine::{EngineSpec, Engines, Meaning};
 use crate::scrape::exposition::Parser;
 use crate::scrape::extract::{Extraction, Reading};
@@ -39,6 +39,14 @@ struct Found {
     value: Option<String>,
     /// What does not work without it.
     consequence: Option<&'static str>,
+}
+
+/// What is said of a file, and the pipeline it makes when it can be used.
+#[derive(Debug, Serialize)]
+struct FileReport {
+    #[serde(flatten)]
+    report: Report,
+    pipeline: Option<Resolved>,
 }
 
 #[derive(Debug, Serialize)]
@@ -86,20 +94,21 @@ async fn check_file(path: &Path, format: Format) -> (String, Verdict) {
         Ok(text) => text,
         Err(error) => return (error_text(&file, &error.why, format), Verdict::Invalid),
     };
-    let (report, _) = config::read(&text);
+    let (report, config) = config::read(&text);
+    let pipeline = config.map(|config| Resolved::of(&config.pipeline));
     let verdict = match (report.errors.is_empty(), report.refuses()) {
         (false, _) => Verdict::Invalid,
         (true, true) => Verdict::Refused,
         (true, false) => Verdict::Fine,
     };
     let printed = match format {
-        Format::Json => serde_json::to_string_pretty(&report).unwrap_or_default() + "\n",
-        Format::Text => file_text(&report, &file, verdict),
+        Format::Json => serde_json::to_string_pretty(&FileReport { report, pipeline }).unwrap_or_default() + "\n",
+        Format::Text => file_text(&report, pipeline.as_ref(), &file, verdict),
     };
     (printed, verdict)
 }
 
-fn file_text(report: &Report, file: &str, verdict: Verdict) -> String {
+fn file_text(report: &Report, pipeline: Option<&Resolved>, file: &str, verdict: Verdict) -> String {
     let mut text = String::new(); // writing to it cannot fail
     for problem in &report.errors {
         let _ = writeln!(text, "{file}:{}: error: {}{}", problem.line, path_prefix(&problem.path), problem.message);
@@ -115,6 +124,9 @@ fn file_text(report: &Report, file: &str, verdict: Verdict) -> String {
             Some(substitute) => writeln!(text, "; instead: {substitute}"),
             None => writeln!(text),
         };
+    }
+    if let Some(pipeline) = pipeline {
+        let _ = writeln!(text, "\n{}", pipeline.to_text());
     }
     let _ = match verdict {
         Verdict::Fine => writeln!(text, "{file}: fine"),

@@ -4,11 +4,11 @@
 //! file is invalid, with line, path and, where a name is nearly right, what was probably meant. Nothing is ignored in silence, and all
 //! that is wrong is said at once.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use discovery::content::Follow;
-use scheduler::ProfileSpec;
+use scheduler::PipelineSpec;
 use serde::Serialize;
 
 use crate::feed::Scraping;
@@ -17,13 +17,19 @@ use crate::scrape::engine::Engines;
 
 mod known;
 mod reader;
-mod yaml;
+mod resolved;
+mod schema;
+mod status;
+pub(crate) mod yaml;
+
+pub use resolved::Resolved;
+pub use status::{ConfigError, ConfigStatus};
 
 /// What a file says, compiled.
 #[derive(Clone, Debug)]
 pub struct PoolConfig {
     /// How requests are scheduled.
-    pub profile: ProfileSpec,
+    pub pipeline: PipelineSpec,
     /// How endpoints are scraped.
     pub scraping: Scraping,
 }
@@ -99,7 +105,7 @@ impl PoolConfig {
     pub fn default_config() -> Result<Self, String> {
         let engines = Engines::try_new(&[], "", "").map_err(|e| e.to_string())?;
         let scraping = Scraping { engines: Arc::new(engines), location: MetricsLocation::default() };
-        Ok(Self { profile: ProfileSpec::default_profile(), scraping })
+        Ok(Self { pipeline: PipelineSpec::default(), scraping })
     }
 }
 
@@ -135,6 +141,12 @@ impl ConfigFile {
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { follow: Follow::new(path) }
+    }
+
+    /// The file followed.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.follow.path()
     }
 
     /// Waits for the file to say something new; the first call tells what it says now. An error says why it cannot be used. Cancel-safe.
@@ -178,18 +190,31 @@ mod tests {
             "plugins:\n- {name: q, type: queue-scorer}\n- {type: active-request-scorer, parameters: {idleThreshold: 2}}\n- type: random-picker\n\
              schedulingProfiles:\n- name: mine\n  plugins:\n  - {pluginRef: q, weight: 2.5}\n  - pluginRef: active-request-scorer\n  - pluginRef: random-picker\n",
         ));
-        let plugins: Vec<_> = config.profile.plugins.iter().map(|p| (p.plugin_type.as_str(), p.name.as_str(), p.weight)).collect();
-        let expected =
-            [("queue-scorer", "q", 2.5), ("active-request-scorer", "active-request-scorer", 1.0), ("random-picker", "random-picker", 1.0)];
-        assert_eq!((config.profile.name.as_str(), plugins.as_slice()), ("mine", expected.as_slice()));
-        assert_eq!(config.profile.plugins[1].parameters.len(), 1);
+        let [profile] = config.pipeline.profiles.as_slice() else { panic!("{:?}", config.pipeline) };
+        let parts: Vec<_> = profile.plugins.iter().map(|p| (p.name.as_str(), p.weight)).collect();
+        let expected = [("q", 2.5), ("active-request-scorer", 1.0), ("random-picker", 1.0)];
+        assert_eq!((profile.name.as_str(), parts.as_slice()), ("mine", expected.as_slice()));
+        let types: Vec<_> = config.pipeline.plugins.iter().map(|p| (p.plugin_type.as_str(), p.parameters.len())).collect();
+        assert_eq!(types, [("queue-scorer", 0), ("active-request-scorer", 1), ("random-picker", 0)]);
     }
 
     #[test]
     fn without_profiles_all_declared_plugins_are_one() {
         let config = good(&file("plugins:\n- type: queue-scorer\n- type: random-picker\n"));
-        assert_eq!(config.profile.plugins.len(), 2);
-        assert_eq!(good(&file("")).profile, ProfileSpec::default_profile(), "nothing declared: our default");
+        assert_eq!(config.pipeline.profiles[0].plugins.len(), 2);
+        for nothing in ["", "plugins: []\n", "plugins:\nschedulingProfiles: []\n", "plugins: [{type: openai-parser}]\n"] {
+            assert_eq!(good(&file(nothing)).pipeline, PipelineSpec::default(), "nothing declared that schedules: our default");
+        }
+    }
+
+    #[test]
+    fn a_profile_without_a_picker_takes_the_one_declared() {
+        let config = good(&file(
+            "plugins: [{type: queue-scorer}, {type: random-picker}]\nschedulingProfiles: [{name: a, plugins: [{pluginRef: queue-scorer}]}, {name: b}]\n\
+             # two profiles need somebody who chooses\n",
+        ).replace("[{type: queue-scorer}", "[{type: header-profile-handler, parameters: {defaultProfile: a}}, {type: queue-scorer}"));
+        let pickers: Vec<_> = config.pipeline.profiles.iter().map(|p| p.plugins.last().map(|p| p.name.as_str())).collect();
+        assert_eq!(pickers, [Some("random-picker"); 2]);
     }
 
     #[test]
@@ -200,72 +225,68 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named_with_line_path_and_what_was_meant() {
-        for (rest, expected) in [
+    fn each_dialect_has_its_own_places() {
+        let v1 = |rest: &str| format!("apiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\n{rest}");
+        for (older, newer) in [
+            ("dataLayer: {discovery: {pluginRef: f}}", "dataLayer: {discovery: {endpoints: {pluginRef: f}}}"),
+            ("dataLayer: {crossReplicaSyncInterval: 1s}", "dataLayer: {crossReplica: {syncInterval: 1s}}"),
+            ("dataLayer: {crossReplicaPublishTimeout: 1s}", "dataLayer: {crossReplica: {publishTimeout: 1s}}"),
+            ("dataLayer: {crossReplicaSyncerPluginRef: s}", "dataLayer: {crossReplica: {syncerPluginRef: s}}"),
             (
-                "plugins:\n- type: queue-scoer\n",
-                "f:4: plugins[0].type: unknown plugin type \"queue-scoer\"; did you mean \"queue-scorer\"?",
+                "saturationDetector: {pluginRef: utilization-detector}",
+                "flowControl: {priorityBands: [{priority: 1, defaultRequestTTL: 1s}]}",
             ),
-            ("pluggins: []\n", "f:3: pluggins: unknown field \"pluggins\"; did you mean \"plugins\"?"),
-            ("plugins:\n- {type: queue-scorer, wieght: 2}\n", "f:4: plugins[0].wieght: unknown field"),
-            ("plugins:\n- {name: a}\n", "f:4: plugins[0]: has no type"),
-            (
-                "plugins:\n- {type: queue-scorer}\n- {type: queue-scorer}\n",
-                "f:5: plugins[1]: the name \"queue-scorer\" is taken by plugins[0]",
-            ),
-            (
-                "plugins:\n- {type: active-request-scorer, parameters: {idleTreshold: 1}}\n",
-                "f:4: plugins[0].parameters.idleTreshold: unknown parameter",
-            ),
-            ("plugins:\n- {type: active-request-scorer, parameters: {maxBusyScore: 7}}\n", "f:4: plugins[0].parameters.maxBusyScore"),
-            ("plugins:\n- {type: queue-scorer, parameters: [1]}\n", "f:4: plugins[0].parameters: must be a map, not a list"),
-            (
-                "schedulingProfiles:\n- name: a\n  plugins:\n  - pluginRef: q\n",
-                "f:6: schedulingProfiles[0].plugins[0].pluginRef: unknown plugin name \"q\"",
-            ),
-            ("schedulingProfiles:\n- plugins: []\n", "f:4: schedulingProfiles[0]: has no name"),
-            (
-                "featureGates: [flowContrl=true]\n",
-                "f:3: featureGates[0]: unknown feature gate \"flowContrl\"; did you mean \"flowControl\"?",
-            ),
-            ("featureGates: [flowControl=yes]\n", "f:3: featureGates[0]: \"yes\" is neither true nor false"),
-            ("dataLayer: {sources: [{pluginRef: x}]}\n", "f:3: dataLayer.sources[0].pluginRef: unknown plugin name \"x\""),
-            ("plugins:\n- {type: metrics-data-source, parameters: {port: 70000}}\n", "f:4: plugins[0].parameters.port"),
-            ("plugins:\n- {type: core-metrics-extractor, parameters: {defaultEngine: vlm}}\n", "f:4: plugins[0].parameters"),
-            ("plugins: [\n", "f:"),
-            ("kind: EndpointPickerConfig\n", "f:3: "),
+            ("parser: {pluginRef: openai-parser}", "requestHandler: {propagatePriority: true}"),
         ] {
-            let said = complaints(rest);
-            assert!(said.lines().any(|line| line.starts_with(expected)), "{rest}: no {expected} in\n{said}");
+            let plugins = "plugins: [{name: f, type: file-discovery}, {name: s, type: local-syncer}]\n";
+            good(&file(&format!("{plugins}{older}\n")));
+            good(&v1(&format!("{plugins}{newer}\n")));
+            let said = |text: &str| read(text).0.complaints("f");
+            assert!(
+                said(&v1(&format!("{plugins}{older}\n"))).contains("is a field of llm-d.ai/v1alpha1, not of llm-d.ai/v1; instead: "),
+                "{older}"
+            );
+            assert!(said(&file(&format!("{plugins}{newer}\n"))).contains("is a field of llm-d.ai/v1, not of llm-d.ai/v1alpha1"), "{newer}");
         }
-        let (report, _) = read("kind: Pod\n");
-        let said = report.complaints("f");
-        assert!(said.contains("apiVersion: is missing") && said.contains("kind: must be EndpointPickerConfig"), "{said}");
+    }
+
+    #[test]
+    fn the_newer_place_of_the_saturation_detector_counts() {
+        let plugins = "plugins: [{name: a, type: concurrency-detector}, {name: b, type: utilization-detector}]\n";
+        let named = |rest: &str| good(&file(&format!("{plugins}{rest}"))).pipeline.saturation_detector;
+        assert_eq!(named("flowControl: {saturationDetector: {pluginRef: a}}\n"), "a");
+        assert_eq!(named("saturationDetector: {pluginRef: b}\n"), "b");
+        assert_eq!(named("saturationDetector: {pluginRef: b}\nflowControl: {saturationDetector: {pluginRef: a}}\n"), "a");
+        assert_eq!(named(""), "", "one of another name than its type is no default");
+        assert_eq!(good(&file("plugins: [{type: utilization-detector}]\n")).pipeline.saturation_detector, "utilization-detector");
+    }
+
+    #[test]
+    fn a_plugin_that_nothing_refers_to_has_no_effect() {
+        let (report, _) = read(&file(
+            "plugins: [{type: queue-scorer}, {type: token-load-scorer}]\nschedulingProfiles: [{name: a, plugins: [{pluginRef: queue-scorer}]}]\n",
+        ));
+        let status = |path: &str| report.items.iter().find(|item| item.path == path).map(|item| item.status);
+        assert_eq!((status("plugins[0]"), status("plugins[1]")), (Some(Status::Implemented), Some(Status::NoEffect)));
     }
 
     #[test]
     fn weights_are_numbers_from_nothing_to_a_million() {
-        for weight in ["-1", ".nan", ".inf", "1e7", "two", "true"] {
-            let rest = format!(
-                "plugins: [{{type: queue-scorer}}]\nschedulingProfiles: [{{name: a, plugins: [{{pluginRef: queue-scorer, weight: {weight}}}]}}]\n"
-            );
-            let said = complaints(&rest);
-            assert!(said.starts_with("f:4: ") || said.contains("weight") || said.contains("non-finite"), "{weight}: {said}");
+        let weighted = |plugin: &str, weight: &str| {
+            file(&format!(
+                "plugins: [{{type: queue-scorer}}, {{type: random-picker}}]\nschedulingProfiles: [{{name: a, plugins: [{{pluginRef: {plugin}, weight: {weight}}}]}}]\n"
+            ))
+        };
+        for weight in ["-1", ".nan", ".inf", "1e7", "two", "true", "'1'", "[1]"] {
+            let said = read(&weighted("queue-scorer", weight)).0.complaints("f");
+            assert!(said.starts_with("f:4: schedulingProfiles[0].plugins[0].weight: "), "{weight}: {said}");
         }
-    }
-
-    #[test]
-    fn two_pickers_are_one_too_many() {
-        assert!(complaints("plugins:\n- type: random-picker\n- type: max-score-picker\n").contains("random-picker, max-score-picker"));
-    }
-
-    #[test]
-    fn what_is_refused_names_a_substitute() {
-        for rest in ["featureGates: [flowControl]\n", "plugins:\n- type: session-affinity-scorer\n"] {
-            assert!(complaints(rest).contains("; instead: "), "{rest}");
+        for weight in ["0", "0.0", "1e6", "0.25"] {
+            good(&weighted("queue-scorer", weight));
         }
-        let two = "plugins: [{type: queue-scorer}]\nschedulingProfiles:\n- {name: a, plugins: []}\n- {name: b, plugins: []}\n";
-        assert!(complaints(two).contains("f:6: schedulingProfiles[1]: refused"));
+        let (report, config) = read(&weighted("random-picker", "3"));
+        let item = report.items.iter().find(|item| item.path.ends_with(".weight")).unwrap();
+        assert!(config.is_some() && item.status == Status::NoEffect && item.reason.contains("only scorers"), "{item:?}");
     }
 
     #[test]
@@ -280,17 +301,19 @@ mod tests {
     }
 
     #[test]
-    fn every_known_name_is_answered_for_once() {
+    fn every_name_is_answered_for_once() {
         let ours: Vec<&str> = PLUGINS.iter().map(|p| p.name).collect();
-        for (i, (name, fate)) in known::PLUGIN_TYPES.iter().enumerate() {
-            assert!(!ours.contains(name), "{name} is implemented");
-            assert!(known::PLUGIN_TYPES.iter().skip(i + 1).all(|(other, _)| other != name), "{name} twice");
+        for (i, row) in known::FOREIGN.iter().enumerate() {
+            let name = row.name;
+            assert!(!ours.contains(&name), "{name} is implemented");
+            assert!(known::FOREIGN.iter().skip(i + 1).all(|other| other.name != name), "{name} twice");
             let (report, config) = read(&file(&format!("plugins:\n- type: {name}\n")));
             assert!(report.errors.is_empty(), "{name}: {}", report.complaints("f"));
-            assert_eq!(config.is_none(), matches!(fate, known::Fate::Refused(_)), "{name}");
+            assert_eq!(config.is_none(), matches!(row.fate, known::Fate::Refused(..)), "{name}");
         }
-        for plugin in PLUGINS {
-            assert_eq!(good(&file(&format!("plugins:\n- type: {}\n", plugin.name))).profile.plugins.len(), 1);
+        for (plugin_type, way, _) in known::REFERENCES {
+            let row = PLUGINS.iter().find(|row| row.name == *plugin_type).unwrap_or_else(|| panic!("{plugin_type}"));
+            assert!(row.parameters.iter().any(|parameter| parameter.name == way[0]), "{plugin_type} has no {way:?}");
         }
     }
 }

@@ -99,20 +99,20 @@ impl Feed {
 
     fn configured(&mut self, config: Result<PoolConfig, String>, published: &mut Published) {
         match config {
-            Ok(PoolConfig { profile, scraping }) => {
+            Ok(PoolConfig { pipeline, scraping }) => {
                 tracing::info!(
                     pool = &**self.pool.name(),
-                    profile = profile.name,
-                    plugins = profile.plugins.len(),
+                    profiles = pipeline.profiles.len(),
+                    plugins = pipeline.plugins.len(),
                     "configuration in force"
                 );
                 self.scraping = scraping;
                 published.generation = 0; // whoever is scraped may now be scraped otherwise
-                self.pool.configure(Ok(profile));
+                self.pool.configure(Ok(pipeline), Now::read());
             }
             Err(why) => {
                 tracing::error!(pool = &**self.pool.name(), why, "configuration cannot be used; the last good one stays");
-                self.pool.configure(Err(why));
+                self.pool.configure(Err(why), Now::read());
             }
         }
     }

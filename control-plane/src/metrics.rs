@@ -245,6 +245,19 @@ impl Exposition {
         page.histogram("switchpoint_scrape_duration_seconds", "Scrapes, from the request to the page read.", durations)
     }
 
+    fn configs(&self, page: &mut Page<'_>) -> fmt::Result {
+        let rows = || self.pools.iter().map(|p| (pool_label(p), &p.view.sources.config)).filter(|(_, config)| config.file.is_some());
+        let taken = rows().map(|(labels, config)| (labels, flag(config.error.is_none())));
+        page.gauge("switchpoint_config_last_reload_successful", "0 while the newest content of the file cannot be used.", taken)?;
+        let seconds = |at: SystemTime| at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        let at = rows().map(|(labels, config)| (labels, seconds(config.taken_at)));
+        page.gauge("switchpoint_config_last_reload_success_timestamp_seconds", "When the file's content was last taken.", at)?;
+        let outcomes = rows().flat_map(|(labels, config)| {
+            [("success", config.taken), ("failure", config.refused)].map(|(result, count)| (with(&labels, "result", result), count))
+        });
+        page.counter("switchpoint_config_reloads", "New contents of the file, by what became of them; the first is the start.", outcomes)
+    }
+
     fn daemon(&self, page: &mut Page<'_>) -> fmt::Result {
         let release = vec![("commit", String::new()), ("build_ref", env!("CARGO_PKG_VERSION").to_owned())];
         page.gauge("llm_d_epp_info", "The build.", [(release, 1.0)])?;
@@ -265,12 +278,13 @@ impl Exposition {
         page.gauge("switchpoint_vms", "Filter VMs that reported lately.", per_pool(&|p| float(p.totals.vms)))?;
         page.gauge("switchpoint_pool_complete", "1 once a pool has a complete set of endpoints.", per_pool(&|p| flag(p.view.complete)))?;
         let sources = self.pools.iter().flat_map(|p| {
-            let ok = [("discovery", p.view.sources.discovery_error.is_none()), ("config", p.view.sources.config_error.is_none())];
+            let ok = [("discovery", p.view.sources.discovery_error.is_none()), ("config", p.view.sources.config.error.is_none())];
             ok.map(|(source, ok)| (with(&pool_label(p), "source", source), flag(ok)))
         });
         page.gauge("switchpoint_source_ok", "0 while the newest of a source cannot be used and the last good stays.", sources)?;
         let errors = self.pools.iter().map(|p| (pool_label(p), p.view.sources.errors));
         page.counter("switchpoint_source_errors", "Contents of sources that could not be used.", errors)?;
+        self.configs(page)?;
         let plain = {
             let c = self.shared.counters();
             [

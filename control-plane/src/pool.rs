@@ -17,9 +17,10 @@ use std::time::{Duration, SystemTime};
 
 use discovery::Instance;
 use scheduler::objects::ObjectsSpec;
-use scheduler::{ENDPOINTS_MAX, Endpoint, EndpointMetrics, EndpointRef, Incarnation, ProfileSpec, Readiness, Slot};
+use scheduler::{ENDPOINTS_MAX, Endpoint, EndpointMetrics, EndpointRef, Incarnation, PipelineSpec, Readiness, Slot};
 use tokio::time::Instant;
 
+use crate::config::ConfigStatus;
 use crate::scrape::ScrapeEvent;
 
 /// How long a removed endpoint stays in EDS at least: a list picked just before may still name it at a retry.
@@ -97,7 +98,7 @@ pub struct EdsSet {
     pub addresses: Arc<[SocketAddr]>,
 }
 
-/// One version of a pool. What is equal in `generation` is equal in members, profile and `staleness_max`.
+/// One version of a pool. What is equal in `generation` is equal in members, pipeline and `staleness_max`.
 #[derive(Clone, Debug)]
 pub struct PoolView {
     /// Its name.
@@ -105,7 +106,7 @@ pub struct PoolView {
     /// Is this a whole set, told by discovery or restored from an earlier life? Until then it is served to nobody: an empty pool would be
     /// taken for the truth.
     pub complete: bool,
-    /// Grows with each change of members or profile; never 0.
+    /// Grows with each change of members or pipeline; never 0.
     pub generation: u64,
     /// Who may be picked, by slot.
     pub members: Arc<[Member]>,
@@ -114,7 +115,7 @@ pub struct PoolView {
     /// Grows with each change of `metrics`.
     pub metrics_generation: u64,
     /// How requests are scheduled.
-    pub profile: Arc<ProfileSpec>,
+    pub pipeline: Arc<PipelineSpec>,
     /// What is configured about requests.
     pub objects: Arc<ObjectsSpec>,
     /// Metrics older than this are unknown.
@@ -136,8 +137,8 @@ pub struct Sources {
     pub synced: bool,
     /// Why discovery's source cannot be read now, if so; the last set stays in force.
     pub discovery_error: Option<String>,
-    /// Why the newest configuration is not in force, if so; the last good one stays.
-    pub config_error: Option<String>,
+    /// How the configuration is doing.
+    pub config: ConfigStatus,
     /// How often either error came up.
     pub errors: u64,
 }
@@ -170,7 +171,9 @@ pub struct Settings {
     /// Its name.
     pub name: Arc<str>,
     /// How requests are scheduled until configured otherwise.
-    pub profile: ProfileSpec,
+    pub pipeline: PipelineSpec,
+    /// The file that says so, if any.
+    pub config_file: Option<Arc<str>>,
     /// Metrics older than this are unknown.
     pub staleness_max: Duration,
     /// The first incarnation to be given.
@@ -223,7 +226,7 @@ impl Pool {
     /// A pool nobody is in yet.
     #[must_use]
     pub fn new(settings: Settings) -> Self {
-        let Settings { name, profile, staleness_max, incarnation_first } = settings;
+        let Settings { name, pipeline, config_file, staleness_max, incarnation_first } = settings;
         let view = PoolView {
             name,
             complete: false,
@@ -231,13 +234,13 @@ impl Pool {
             members: Arc::from([]),
             metrics: Arc::from([]),
             metrics_generation: 1,
-            profile: Arc::new(profile),
+            pipeline: Arc::new(pipeline),
             objects: Arc::default(),
             staleness_max,
             eds: EdsSet { generation: 1, addresses: Arc::from([]) },
             absent: Arc::from([]),
             incarnation_next: incarnation_first,
-            sources: Sources { synced: false, discovery_error: None, config_error: None, errors: 0 },
+            sources: Sources { synced: false, discovery_error: None, config: ConfigStatus::new(config_file, SystemTime::now()), errors: 0 },
         };
         Self { view, members: Vec::new(), metrics: Vec::new(), departing: Vec::new(), waiting: Vec::new(), touched: true }
     }
@@ -303,20 +306,20 @@ impl Pool {
     }
 
     /// A new configuration, or why the newest is not in force.
-    pub fn configure(&mut self, config: Result<ProfileSpec, String>) {
+    pub fn configure(&mut self, config: Result<PipelineSpec, String>, now: Now) {
+        self.touched = true;
         match config {
-            Ok(profile) => {
-                self.view.sources.config_error = None;
-                self.touched = true;
-                if *self.view.profile != profile {
-                    self.view.profile = Arc::new(profile);
+            Ok(pipeline) => {
+                let changed = *self.view.pipeline != pipeline;
+                self.view.sources.config.take(changed, now.wall);
+                if changed {
+                    self.view.pipeline = Arc::new(pipeline);
                     self.view.generation += 1;
                 }
             }
             Err(why) => {
-                self.view.sources.config_error = Some(why);
+                self.view.sources.config.refuse(why, now.wall);
                 self.view.sources.errors += 1;
-                self.touched = true;
             }
         }
     }
@@ -496,8 +499,8 @@ mod tests {
     const STALENESS_MAX: Duration = Duration::from_secs(5);
 
     fn pool() -> Pool {
-        let profile = ProfileSpec::default_profile();
-        Pool::new(Settings { name: "p".into(), profile, staleness_max: STALENESS_MAX, incarnation_first: 1 })
+        let pipeline = PipelineSpec::default();
+        Pool::new(Settings { name: "p".into(), pipeline, config_file: None, staleness_max: STALENESS_MAX, incarnation_first: 1 })
     }
 
     fn instance(name: u16) -> Instance {

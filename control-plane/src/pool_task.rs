@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use discovery::Changes;
-use scheduler::ProfileSpec;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
@@ -50,13 +49,16 @@ impl PoolTask {
     pub async fn prepare(source: PoolSource, saved: Option<&SavedPool>, scrape: &Scrape, incarnation_first: u32) -> Result<Self, Fatal> {
         let PoolSource { name, endpoints, config } = source;
         let mut config = config.map(ConfigFile::new);
-        let PoolConfig { profile, scraping } = match &mut config {
+        let PoolConfig { pipeline, scraping } = match &mut config {
             Some(file) => file.changed().await,
             None => PoolConfig::default_config(),
         }
         .map_err(Fatal::Usage)?;
         let changes = sources::changes(endpoints).await?;
-        let mut pool = new_pool(name.into(), profile, scrape.staleness_max, saved.map_or(0, |s| s.incarnation_next).max(incarnation_first));
+        let config_file = config.as_ref().map(|file| file.path().display().to_string().into());
+        let incarnation_first = saved.map_or(0, |s| s.incarnation_next).max(incarnation_first);
+        let settings = Settings { name: name.into(), pipeline, config_file, staleness_max: scrape.staleness_max, incarnation_first };
+        let mut pool = Pool::new(settings);
         if let Some(saved) = saved {
             let endpoints = saved.endpoints();
             tracing::info!(pool = &**pool.name(), endpoints = endpoints.len(), "restored from the snapshot file");
@@ -89,8 +91,4 @@ impl PoolTask {
             "a scraper"
         });
     }
-}
-
-fn new_pool(name: Arc<str>, profile: ProfileSpec, staleness_max: Duration, incarnation_first: u32) -> Pool {
-    Pool::new(Settings { name, profile, staleness_max, incarnation_first })
 }

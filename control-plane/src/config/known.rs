@@ -1,142 +1,238 @@
 //! What the reference has and we do not run as such: one table, so that every name is answered for.
 
-/// What becomes of a plugin type of the reference that is not one of [`scheduler::plugin::PLUGINS`].
-#[derive(Clone, Copy, Debug)]
+use std::fmt;
+
+use scheduler::plugin::{self, Kind};
+
+/// What becomes of an item that is not implemented as such.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// What it does happens here anyway, or cannot matter; for this reason.
     NoEffect(&'static str),
-    /// It would change decisions and is not there; use this instead.
-    Refused(&'static str),
+    /// It would change decisions and is not there, for the reason; use the second instead.
+    Refused(&'static str, &'static str),
+}
+use Fate::{NoEffect, Refused};
+
+/// What a plugin is for: what may refer to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// One that schedules.
+    Scheduling(Kind),
+    /// `dataLayer.sources[]`.
+    Source,
+    /// `dataLayer.sources[].extractors[]`.
+    Extractor,
+    /// `dataLayer.discovery`.
+    Discovery,
+    /// `dataLayer.discovery.peers`.
+    Peers,
+    /// `dataLayer.crossReplica`.
+    Syncer,
+    /// `requestHandler.parsers[]`.
+    Parser,
+    /// `flowControl.priorityBands[].fairnessPolicyRef`.
+    Fairness,
+    /// `flowControl.priorityBands[].orderingPolicyRef`.
+    Ordering,
+    /// `flowControl.usageLimitPolicyPluginRef`.
+    UsageLimit,
+    /// What the reference would run by its declaration alone.
+    Unreferred,
 }
 
-/// By type. Sources: llm-d-router `cmd/epp/runner/runner.go` (`registerInTreePlugins`), v0.10.
-pub const PLUGIN_TYPES: &[(&str, Fate)] = &[
-    ("single-profile-handler", Fate::NoEffect("a pool has one profile; nothing has to choose it")),
-    ("approx-prefix-cache-producer", Fate::NoEffect("the prefix index is always kept, sized by what the engines report")),
-    ("inflight-load-producer", Fate::NoEffect("in-flight requests and tokens are always counted, at the pick")),
-    ("token-producer", Fate::NoEffect("tokens are always estimated from the prompt's bytes")),
-    ("tokenizer", Fate::NoEffect("tokens are always estimated from the prompt's bytes")),
-    ("metrics-data-source", Fate::NoEffect("endpoints are always scraped; scheme, port and path are taken over")),
-    (
-        "core-metrics-extractor",
-        Fate::NoEffect("engine metrics are always read; engineConfigs, defaultEngine and engineLabelKey are taken over"),
-    ),
-    ("file-discovery", Fate::NoEffect("endpoints come from --endpoints-file")),
-    ("k8s-notification-source", Fate::NoEffect("discovery follows its source by itself")),
-    ("endpoint-notification-source", Fate::NoEffect("discovery follows its source by itself")),
-    ("openai-parser", Fate::NoEffect("the API is told by the path of each request")),
-    ("anthropic-parser", Fate::NoEffect("the API is told by the path of each request")),
-    ("passthrough-parser", Fate::NoEffect("requests of an unknown API are routed without reading them")),
-    ("vllmhttp-parser", Fate::NoEffect("requests of this API are routed without reading the prompt")),
-    ("vllmgrpc-parser", Fate::NoEffect("requests of this API are routed without reading the prompt")),
-    ("sglanghttp-parser", Fate::NoEffect("requests of this API are routed without reading the prompt")),
-    ("vertexai-parser", Fate::NoEffect("requests of this API are routed without reading the prompt")),
-    ("load-aware-scorer", Fate::Refused("queue-scorer")),
-    ("no-hit-lru-scorer", Fate::Refused("active-request-scorer: it spreads cold prompts by load")),
-    ("latency-scorer", Fate::Refused("active-request-scorer with token-load-scorer")),
-    ("slo-scorer", Fate::Refused("active-request-scorer with token-load-scorer")),
-    ("precise-prefix-cache-scorer", Fate::Refused("prefix-cache-scorer")),
-    ("precise-prefix-cache-producer", Fate::Refused("prefix-cache-scorer: its index is corrected by cached_tokens")),
-    ("burst-prefix-cache-producer", Fate::Refused("prefix-cache-scorer: its index changes at the pick, so bursts stay together")),
-    ("context-length-aware", Fate::Refused("a pool for each context length (--pools)")),
-    ("mm-embeddings-cache-scorer", Fate::Refused("prefix-cache-scorer")),
-    ("mm-embeddings-cache-producer", Fate::Refused("prefix-cache-scorer")),
-    ("session-affinity-scorer", Fate::Refused("prefix-cache-scorer: a session's prompts share their prefix")),
-    ("session-affinity-filter", Fate::Refused("prefix-cache-scorer: a session's prompts share their prefix")),
-    ("session-id-producer", Fate::Refused("prefix-cache-scorer: a session's prompts share their prefix")),
-    ("header-label-affinity-scorer", Fate::Refused("the subset hint of the Endpoint Picker Protocol")),
-    ("endpoint-attribute-scorer", Fate::Refused("queue-scorer or kv-cache-utilization-scorer")),
-    ("endpoint-attribute-filter", Fate::Refused("the subset hint of the Endpoint Picker Protocol")),
-    ("topology-affinity-scorer", Fate::Refused("a pool for each zone (--pools)")),
-    ("topology-affinity-filter", Fate::Refused("a pool for each zone (--pools)")),
-    ("topology-extractor", Fate::Refused("a pool for each zone (--pools)")),
-    ("multicluster-queue-scorer", Fate::Refused("a pool for each cluster (--pools)")),
-    ("multicluster-kv-cache-utilization-scorer", Fate::Refused("a pool for each cluster (--pools)")),
-    ("multicluster-prefix-cache-scorer", Fate::Refused("a pool for each cluster (--pools)")),
-    ("multicluster-session-affinity-filter", Fate::Refused("a pool for each cluster (--pools)")),
-    ("prefix-cache-affinity-filter", Fate::Refused("prefix-cache-scorer with token-load-scorer")),
-    ("slo-headroom-tier-filter", Fate::Refused("active-request-scorer with token-load-scorer")),
-    ("decode-filter", Fate::Refused("a pool of the decode endpoints alone (--pools)")),
-    ("prefill-filter", Fate::Refused("a pool of the prefill endpoints alone (--pools)")),
-    ("encode-filter", Fate::Refused("a pool of the encode endpoints alone (--pools)")),
-    ("label-selector-filter", Fate::Refused("a pool of the selected endpoints alone (--pools)")),
-    ("by-label", Fate::Refused("a pool of the selected endpoints alone (--pools)")),
-    ("by-label-selector", Fate::Refused("a pool of the selected endpoints alone (--pools)")),
-    ("utilization-filter", Fate::Refused("kv-cache-utilization-scorer with queue-scorer")),
-    ("utilization-detector", Fate::Refused("queue-scorer: nothing is shed yet")),
-    ("concurrency-detector", Fate::Refused("active-request-scorer: nothing is shed yet")),
-    ("header-profile-handler", Fate::Refused("a pool for each profile (--pools)")),
-    ("disagg-profile-handler", Fate::Refused("engines that serve prefill and decode together")),
-    ("pd-profile-handler", Fate::Refused("engines that serve prefill and decode together")),
-    ("data-parallel-profile-handler", Fate::Refused("one endpoint for each rank")),
-    ("disagg-headers-handler", Fate::Refused("engines that serve prefill and decode together")),
-    ("prefill-header-handler", Fate::Refused("engines that serve prefill and decode together")),
-    ("prefix-based-pd-decider", Fate::Refused("engines that serve prefill and decode together")),
-    ("always-disagg-pd-decider", Fate::Refused("engines that serve prefill and decode together")),
-    ("always-disagg-multimodal-decider", Fate::Refused("engines that serve prefill and decode together")),
-    ("predicted-latency-producer", Fate::Refused("active-request-scorer with token-load-scorer")),
-    ("p2p-source-producer", Fate::Refused("prefix-cache-scorer")),
-    ("latency-slo-admitter", Fate::Refused("nothing is shed yet; leave it out")),
-    ("probabilistic-admitter", Fate::Refused("nothing is shed yet; leave it out")),
-    ("disaggregatedset-rollout-screener", Fate::Refused("a pool for each revision (--pools)")),
-    ("agent-identity", Fate::Refused("nothing is queued by fairness here; leave it out")),
-    ("request-attribute-reporter", Fate::Refused("Envoy's access log, which has the token counts")),
-    ("global-strict-fairness-policy", Fate::Refused("nothing is queued here; leave it out")),
-    ("round-robin-fairness-policy", Fate::Refused("nothing is queued here; leave it out")),
-    ("program-aware-fairness-policy", Fate::Refused("nothing is queued here; leave it out")),
-    ("fcfs-ordering-policy", Fate::Refused("nothing is queued here; leave it out")),
-    ("edf-ordering-policy", Fate::Refused("nothing is queued here; leave it out")),
-    ("slo-deadline-ordering-policy", Fate::Refused("nothing is queued here; leave it out")),
-    ("static-usage-limit-policy", Fate::Refused("nothing is queued here; leave it out")),
-    ("priority-holdback-policy", Fate::Refused("nothing is queued here; leave it out")),
-    ("soft-reflective-ceiling-policy", Fate::Refused("nothing is queued here; leave it out")),
-    ("eviction-sheddable-filter", Fate::Refused("nothing is queued here; leave it out")),
-    ("eviction-priority-then-time-ordering", Fate::Refused("nothing is queued here; leave it out")),
-    ("models-data-source", Fate::Refused("a pool for each model (--pools)")),
-    ("models-data-extractor", Fate::Refused("a pool for each model (--pools)")),
-    ("dcgm-data-source", Fate::Refused("metrics-data-source: engines report their own load")),
-    ("dcgm-extractor", Fate::Refused("core-metrics-extractor: engines report their own load")),
-    ("slo-aware-profile-handler", Fate::Refused("single-profile-handler")),
-    ("slo-request-tracker", Fate::Refused("nothing is predicted yet; leave it out")),
+/// A plugin type of the reference that is not one of [`plugin::PLUGINS`].
+#[derive(Clone, Copy, Debug)]
+pub struct Foreign {
+    /// Its `type`.
+    pub name: &'static str,
+    /// What it is for.
+    pub role: Role,
+    /// What becomes of it.
+    pub fate: Fate,
+}
+
+const NOT_YET: &str = "not there in this version";
+const NO_QUEUE: &str = "requests are not queued in the proxy in this version";
+const NO_PREDICTION: &str = "latency is not predicted in this version";
+const NO_EVENTS: &str = "engines' KV events are not read in this version";
+const BY_PATH: Fate = NoEffect("the path of a request tells its API");
+
+const SCORER: Role = Role::Scheduling(Kind::Scorer);
+const FILTER: Role = Role::Scheduling(Kind::Filter);
+
+/// Sources: llm-d-router `cmd/epp/runner/runner.go` (`registerInTreePlugins`), v0.10 and what came after it.
+#[rustfmt::skip] // a table
+pub const FOREIGN: &[Foreign] = &[
+    row("metrics-data-source", Role::Source, NoEffect("endpoints are always scraped; scheme, port and path are taken over")),
+    row("core-metrics-extractor", Role::Extractor, NoEffect("engine metrics are always read; engineConfigs, defaultEngine and engineLabelKey are taken over")),
+    row("file-discovery", Role::Discovery, NoEffect("endpoints come from --endpoints-file")),
+    row("k8s-notification-source", Role::Source, NoEffect("discovery follows its source by itself")),
+    row("endpoint-notification-source", Role::Source, NoEffect("discovery follows its source by itself")),
+    row("local-syncer", Role::Syncer, NoEffect("proxies share their state by the daemon")),
+    row("openai-parser", Role::Parser, BY_PATH),
+    row("anthropic-parser", Role::Parser, BY_PATH),
+    row("vllmhttp-parser", Role::Parser, BY_PATH),
+    row("vllmgrpc-parser", Role::Parser, NoEffect("gRPC requests are routed without reading them")),
+    row("sglanghttp-parser", Role::Parser, BY_PATH),
+    row("vertexai-parser", Role::Parser, BY_PATH),
+    row("passthrough-parser", Role::Parser, NoEffect("requests of an unknown API are routed without reading them")),
+    row("disagg-headers-handler", Role::Unreferred, NoEffect("disagg-profile-handler sets the headers itself")),
+    row("prefill-header-handler", Role::Unreferred, NoEffect("disagg-profile-handler sets the headers itself")),
+
+    row("pd-profile-handler", Role::Unreferred, Refused("deprecated at the reference", "disagg-profile-handler, its deciders.prefill for deciderPluginName")),
+    row("precise-prefix-cache-scorer", SCORER, Refused(NO_EVENTS, "prefix-cache-scorer")),
+    row("precise-prefix-cache-producer", Role::Extractor, Refused(NO_EVENTS, "approx-prefix-cache-producer: its index is corrected by cached_tokens")),
+    row("burst-prefix-cache-producer", Role::Unreferred, Refused(NOT_YET, "approx-prefix-cache-producer: its index changes at the pick, so bursts stay together")),
+    row("multicluster-approx-prefix-cache-producer", Role::Unreferred, Refused(NOT_YET, "approx-prefix-cache-producer in a pool for each cluster (--pools)")),
+    row("mm-embeddings-cache-scorer", SCORER, Refused(NOT_YET, "prefix-cache-scorer")),
+    row("mm-embeddings-cache-producer", Role::Extractor, Refused(NOT_YET, "approx-prefix-cache-producer")),
+    row("session-id-producer", Role::Unreferred, Refused(NOT_YET, "session-affinity-scorer with sources, which reads the header itself")),
+    row("label-producer", Role::Unreferred, Refused(NOT_YET, "label-selector-filter or header-label-affinity-scorer, which read labels themselves")),
+    row("endpoint-attribute-weight-scorer", SCORER, Refused(NOT_YET, "endpoint-attribute-scorer")),
+    row("topology-affinity-scorer", SCORER, Refused(NOT_YET, "a pool for each zone (--pools)")),
+    row("topology-affinity-filter", FILTER, Refused(NOT_YET, "a pool for each zone (--pools)")),
+    row("topology-extractor", Role::Extractor, Refused(NOT_YET, "a pool for each zone (--pools)")),
+    row("multicluster-queue-scorer", SCORER, Refused(NOT_YET, "queue-scorer in a pool for each cluster (--pools)")),
+    row("multicluster-kv-cache-utilization-scorer", SCORER, Refused(NOT_YET, "kv-cache-utilization-scorer in a pool for each cluster (--pools)")),
+    row("multicluster-prefix-cache-scorer", SCORER, Refused(NOT_YET, "prefix-cache-scorer in a pool for each cluster (--pools)")),
+    row("multicluster-session-affinity-filter", FILTER, Refused(NOT_YET, "session-affinity-filter in a pool for each cluster (--pools)")),
+    row("multicluster-metrics-data-source", Role::Source, Refused(NOT_YET, "metrics-data-source in a pool for each cluster (--pools)")),
+    row("multicluster-metrics-extractor", Role::Extractor, Refused(NOT_YET, "core-metrics-extractor in a pool for each cluster (--pools)")),
+    row("multicluster-file-discovery", Role::Discovery, Refused(NOT_YET, "file-discovery: a pool for each cluster (--pools)")),
+    row("predicted-latency-producer", Role::Unreferred, Refused(NO_PREDICTION, "active-request-scorer with token-load-scorer")),
+    row("latency-scorer", SCORER, Refused(NO_PREDICTION, "active-request-scorer with token-load-scorer")),
+    row("slo-scorer", SCORER, Refused(NO_PREDICTION, "active-request-scorer with token-load-scorer")),
+    row("slo-headroom-tier-filter", FILTER, Refused(NO_PREDICTION, "utilization-filter")),
+    row("slo-aware-profile-handler", Role::Unreferred, Refused(NO_PREDICTION, "single-profile-handler")),
+    row("slo-request-tracker", Role::Unreferred, Refused(NO_PREDICTION, "inflight-load-producer")),
+    row("latency-slo-admitter", Role::Unreferred, Refused(NO_PREDICTION, "probabilistic-admitter")),
+    row("p2p-source-producer", Role::Unreferred, Refused(NOT_YET, "prefix-cache-scorer")),
+    row("disaggregatedset-rollout-screener", Role::Unreferred, Refused(NOT_YET, "a pool for each revision (--pools)")),
+    row("disaggregatedset-rollout-pod-extractor", Role::Extractor, Refused(NOT_YET, "a pool for each revision (--pools)")),
+    row("reserve-endpoint", Role::Unreferred, Refused(NOT_YET, "label-selector-filter")),
+    row("prefill-pin-screener", Role::Unreferred, Refused(NOT_YET, "session-affinity-filter in the prefill profile")),
+    row("request-attribute-reporter", Role::Unreferred, Refused(NOT_YET, "Envoy's access log, which has the token counts")),
+    row("models-responder", Role::Unreferred, Refused(NOT_YET, "a model server, which answers /v1/models itself")),
+    row("models-data-source", Role::Source, Refused(NOT_YET, "a pool for each model (--pools)")),
+    row("models-data-extractor", Role::Extractor, Refused(NOT_YET, "a pool for each model (--pools)")),
+    row("dcgm-data-source", Role::Source, Refused(NOT_YET, "metrics-data-source: engines report their own load")),
+    row("dcgm-extractor", Role::Extractor, Refused(NOT_YET, "core-metrics-extractor with customMetrics")),
+    row("global-strict-fairness-policy", Role::Fairness, Refused(NO_QUEUE, "nothing; leave it out")),
+    row("round-robin-fairness-policy", Role::Fairness, Refused(NO_QUEUE, "nothing; leave it out")),
+    row("program-aware-fairness", Role::Fairness, Refused(NO_QUEUE, "nothing; leave it out")),
+    row("program-aware-fairness-policy", Role::Fairness, Refused(NO_QUEUE, "nothing; leave it out")),
+    row("fcfs-ordering-policy", Role::Ordering, Refused(NO_QUEUE, "nothing; leave it out")),
+    row("edf-ordering-policy", Role::Ordering, Refused(NO_QUEUE, "nothing; leave it out")),
+    row("slo-deadline-ordering-policy", Role::Ordering, Refused(NO_QUEUE, "nothing; leave it out")),
+    row("static-usage-limit-policy", Role::UsageLimit, Refused(NO_QUEUE, "the thresholds of utilization-detector")),
+    row("priority-holdback-policy", Role::UsageLimit, Refused(NO_QUEUE, "probabilistic-admitter")),
+    row("soft-reflective-ceiling-policy", Role::UsageLimit, Refused(NO_QUEUE, "probabilistic-admitter")),
+    row("sheddable-eviction-filter", Role::Unreferred, Refused(NO_QUEUE, "nothing; leave it out")),
+    row("eviction-sheddable-filter", Role::Unreferred, Refused(NO_QUEUE, "nothing; leave it out")),
+    row("priority-then-time-eviction-order-policy", Role::Unreferred, Refused(NO_QUEUE, "nothing; leave it out")),
+    row("eviction-priority-then-time-ordering", Role::Unreferred, Refused(NO_QUEUE, "nothing; leave it out")),
+    row("header-based-testing-filter", FILTER, Refused("only the reference's tests use it", "the subset hint of the Endpoint Picker Protocol")),
+    row("destination-endpoint-served-verifier", Role::Unreferred, Refused("only the reference's tests use it", "Envoy's access log, which names who served")),
 ];
 
-/// Sections of the file beside plugins and profiles, what they may hold, and what becomes of them.
-pub const SECTIONS: &[(&str, &[&str], Fate)] = &[
-    (
-        "dataLayer",
-        &["injectDefaults", "sources", "discovery", "peerDiscovery", "crossReplicaSyncerPluginRef", "crossReplicaSyncInterval"],
-        Fate::NoEffect("the daemon discovers, scrapes and shares by itself"),
-    ),
-    (
-        "flowControl",
-        &[
-            "maxBytes",
-            "maxRequests",
-            "defaultRequestTTL",
-            "noEndpointRequestTTL",
-            "defaultPriorityBand",
-            "defaultNegativePriorityBand",
-            "priorityBands",
-            "usageLimitPolicyPluginRef",
-            "saturationDetector",
-            "enableEviction",
-        ],
-        Fate::NoEffect("it counts only with the feature gate flowControl, which is refused"),
-    ),
-    ("requestHandler", &["parsers"], Fate::NoEffect("the API is told by the path of each request")),
-    ("saturationDetector", &["pluginRef"], Fate::NoEffect("nothing is shed by saturation yet")),
-    ("parser", &["pluginRef"], Fate::NoEffect("the API is told by the path of each request")),
-];
-
-/// Feature gates of the reference, whether each is on when not named, and what becomes of it when on.
+/// Feature gates of the reference and what becomes of each when on.
 pub const FEATURE_GATES: &[(&str, Fate)] = &[
-    ("flowControl", Fate::Refused("engines' own queues, which queue-scorer evens out")),
-    ("haPopulateNonLeaderDatastore", Fate::NoEffect("there are no standbys to keep warm")),
+    ("flowControl", Refused(NO_QUEUE, "engines' own queues, which queue-scorer evens out, and shedding by saturationDetector")),
+    ("haPopulateNonLeaderDatastore", NoEffect("there are no standbys to keep warm")),
 ];
 
-/// Parameters that a plugin type of ours has at the reference but not here.
-pub const PARAMETERS: &[(&str, &str, Fate)] = &[(
-    "prefix-cache-scorer",
-    "prefixMatchInfoProducerName",
-    Fate::NoEffect("there is one prefix index; every prefix-cache-scorer reads it"),
-)];
+/// Parameters of a type of ours that do something at the reference and nothing here.
+pub const PARAMETERS: &[(&str, &str, Fate)] = &[];
+
+/// Parameters that name something else in the file: type, way to the parameter, and what it names. All there are lead from a handler to
+/// its deciders and profiles, or from a scorer to its producer, none back: a cycle cannot be written, it is a reference of the wrong kind.
+pub const REFERENCES: &[(&str, &[&str], Target)] = &[
+    ("disagg-profile-handler", &["deciders", "prefill"], DECIDER),
+    ("disagg-profile-handler", &["deciders", "encode"], DECIDER),
+    ("disagg-profile-handler", &["profiles", "decode"], Target::Profile),
+    ("disagg-profile-handler", &["profiles", "prefill"], Target::Profile),
+    ("disagg-profile-handler", &["profiles", "encode"], Target::Profile),
+    ("header-profile-handler", &["defaultProfile"], Target::Profile),
+    ("prefix-cache-scorer", &["prefixMatchInfoProducerName"], PRODUCER),
+    ("no-hit-lru-scorer", &["prefixMatchInfoProducerName"], PRODUCER),
+    ("endpoint-attribute-scorer", &["producer"], Target::Plugin(Role::Extractor)),
+    ("endpoint-attribute-filter", &["producer"], Target::Plugin(Role::Extractor)),
+];
+
+/// What a parameter names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// A declared plugin.
+    Plugin(Role),
+    /// A profile.
+    Profile,
+}
+
+const DECIDER: Target = Target::Plugin(Role::Scheduling(Kind::Decider));
+const PRODUCER: Target = Target::Plugin(Role::Scheduling(Kind::Producer));
+
+const fn row(name: &'static str, role: Role, fate: Fate) -> Foreign {
+    Foreign { name, role, fate }
+}
+
+/// The type of the reference of that name that is not ours.
+#[must_use]
+pub fn foreign(plugin_type: &str) -> Option<&'static Foreign> {
+    FOREIGN.iter().find(|row| row.name == plugin_type)
+}
+
+/// Every plugin type there is an answer for.
+pub fn plugin_types() -> impl Iterator<Item = &'static str> + Clone {
+    plugin::PLUGINS.iter().map(|row| row.name).chain(FOREIGN.iter().map(|row| row.name))
+}
+
+// === impl Role ===
+
+impl Role {
+    /// What that plugin type is for; `None` when there is no such type.
+    #[must_use]
+    pub fn of(plugin_type: &str) -> Option<Self> {
+        match plugin::lookup(plugin_type) {
+            Some(row) => Some(Self::Scheduling(row.kind)),
+            None => foreign(plugin_type).map(|row| row.role),
+        }
+    }
+
+    /// Types that a reference may name without declaring them: the reference makes those.
+    #[must_use]
+    pub fn made_on_demand(self, plugin_type: &str) -> bool {
+        match self {
+            Self::Parser | Self::Fairness | Self::Ordering | Self::UsageLimit => Self::of(plugin_type) == Some(self),
+            Self::Scheduling(Kind::Detector) => plugin_type == "utilization-detector",
+            Self::Scheduling(Kind::Producer) => Self::of(plugin_type) == Some(self),
+            Self::Extractor => plugin_type == "core-metrics-extractor",
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Scheduling(Kind::Filter) => "a filter",
+            Self::Scheduling(Kind::Scorer) => "a scorer",
+            Self::Scheduling(Kind::Picker) => "a picker",
+            Self::Scheduling(Kind::ProfileHandler) => "a profile handler",
+            Self::Scheduling(Kind::Decider) => "a decider",
+            Self::Scheduling(Kind::Detector) => "a saturation detector",
+            Self::Scheduling(Kind::Admitter) => "an admitter",
+            Self::Scheduling(Kind::Producer) => "a producer",
+            Self::Source => "a data source",
+            Self::Extractor => "an extractor",
+            Self::Discovery => "a discovery",
+            Self::Peers => "a discovery of peers",
+            Self::Syncer => "a cross-replica syncer",
+            Self::Parser => "a parser",
+            Self::Fairness => "a fairness policy",
+            Self::Ordering => "an ordering policy",
+            Self::UsageLimit => "a usage limit policy",
+            Self::Unreferred => "nothing that is referred to",
+        })
+    }
+}

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::Spanned;
+use serde_saphyr::options::NonFiniteFloatPolicy;
 
 /// A node of the tree.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,15 +47,64 @@ pub struct Key {
 /// # Errors
 /// Where it stops being YAML, and why.
 pub fn parse(text: &str) -> Result<Node, (u64, String)> {
-    let spanned: Spanned<Value> = serde_saphyr::from_str(text).map_err(|e| {
-        let line = e.location().map_or(0, |l| l.line());
-        (line, e.without_snippet().to_string())
-    })?;
+    let spanned: Spanned<Value> = serde_saphyr::from_str(text).map_err(|e| problem(&e))?;
     Ok(node(spanned))
+}
+
+/// Reads any number of documents; those that say nothing are left out.
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_all(text: &str) -> Result<Vec<Node>, (u64, String)> {
+    let spanned: Vec<Spanned<Value>> = serde_saphyr::from_multiple(text).map_err(|e| problem(&e))?;
+    Ok(spanned.into_iter().map(node).filter(|node| node.value != Value::Null).collect())
+}
+
+fn problem(error: &serde_saphyr::Error) -> (u64, String) {
+    (error.location().map_or(0, |l| l.line()), error.without_snippet().to_string())
 }
 
 fn node(spanned: Spanned<Value>) -> Node {
     Node { line: spanned.referenced.line(), value: spanned.value }
+}
+
+// === impl Node ===
+
+impl Node {
+    /// The entries of a map; none of anything else.
+    #[must_use]
+    pub fn entries(&self) -> &[(Key, Node)] {
+        if let Value::Map(entries) = &self.value { entries } else { &[] }
+    }
+
+    /// The value of a key. What says nothing counts as not there, as in every reader of such files.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Self> {
+        let found = self.entries().iter().find(|(key, _)| key.name == name).map(|(_, node)| node);
+        found.filter(|node| node.value != Value::Null)
+    }
+
+    /// The node at the end of these keys.
+    #[must_use]
+    pub fn at(&self, way: &[&str]) -> Option<&Self> {
+        way.iter().try_fold(self, |node, name| node.get(name))
+    }
+
+    /// The line of the key, or list item, at the end of a way such as `conditions[1].metric`; that of the last one on it that is there.
+    #[must_use]
+    pub fn line_of(&self, way: &str) -> Option<u64> {
+        let (mut node, mut line) = (self, None);
+        for step in way.split(['.', '[']).map(|step| step.trim_end_matches(']')) {
+            let next = match &node.value {
+                Value::Map(entries) => entries.iter().find(|(key, _)| key.name == step).map(|(key, node)| (key.line, node)),
+                Value::List(items) => step.parse().ok().and_then(|at: usize| items.get(at)).map(|node| (node.line, node)),
+                _ => None,
+            };
+            let Some((at, found)) = next else { break };
+            (node, line) = (found, Some(at));
+        }
+        line
+    }
 }
 
 // === impl Value ===
@@ -151,5 +201,39 @@ impl<'de> Deserialize<'de> for Value {
         }
 
         deserializer.deserialize_any(ValueVisitor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_those_of_the_keys_and_the_deepest_that_is_there_counts() {
+        let root = parse("a:\n  b:\n  - c: 1\n    d: .nan\n  - {c: 2}\n").unwrap();
+        let b = root.at(&["a", "b"]).unwrap();
+        assert_eq!(b.line, 3);
+        for (way, line) in
+            [("a", Some(1)), ("a.b", Some(2)), ("a.b[0].d", Some(4)), ("a.b[1]", Some(5)), ("a.b[7].x", Some(2)), ("x", None)]
+        {
+            assert_eq!(root.line_of(way), line, "{way}");
+        }
+        assert!(root.at(&["a", "x"]).is_none() && root.get("b").is_none());
+    }
+
+    #[test]
+    fn hostile_files_are_refused_and_stop_nothing() {
+        let deep = "[".repeat(100_000);
+        let nested = format!("{}1{}", "[".repeat(1_000), "]".repeat(1_000));
+        let laughs = "a: &a [x,x,x,x,x,x,x,x]\n".to_owned()
+            + &(b'b'..=b'j')
+                .map(|c| {
+                    let (c, before) = (c as char, (c - 1) as char);
+                    format!("{c}: &{c} [{}]\n", vec![format!("*{before}"); 8].join(","))
+                })
+                .collect::<String>();
+        for text in [deep.as_str(), &nested, &laughs, "a: 1\na: 2\n", "\u{0}", "--- 1\n--- 2\n", "*x", "? [a]\n: b\n"] {
+            assert!(parse(text).is_err(), "{:?}", &text[..text.len().min(20)]);
+        }
     }
 }

@@ -174,7 +174,7 @@ impl PoolSession {
             pool: &view.name,
             version,
             endpoints: &endpoints,
-            profile: &view.profile,
+            pipeline: &view.pipeline,
             objects: &view.objects,
             hash_secret: shared.hash_secret,
             staleness_max_ms: u32::try_from(view.staleness_max.as_millis()).unwrap_or(u32::MAX),

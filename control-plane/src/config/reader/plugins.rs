@@ -1,0 +1,218 @@
+//! Declared plugins: what becomes of each and of every parameter of it.
+
+use scheduler::plugin::{self, InvalidParameter, PluginType};
+
+use super::{Reader, TEXT_BYTES_MAX, below, unknown};
+use crate::config::Status;
+use crate::config::known::{Fate, Foreign, PARAMETERS, REFERENCES, Role, Target, foreign, plugin_types};
+use crate::config::yaml::{Key, Node, Value};
+
+/// A plugin as declared.
+#[derive(Debug)]
+pub(super) struct Declared {
+    pub(super) name: String,
+    pub(super) plugin_type: String,
+    /// A map, or nothing.
+    pub(super) parameters: Node,
+    pub(super) path: String,
+    pub(super) line: u64,
+}
+
+/// Parameters as the scheduler takes them.
+pub(super) type Given = Vec<(String, plugin::Value)>;
+
+// === impl Declared ===
+
+impl Declared {
+    /// The parameters with the keys they stand at.
+    pub(super) fn entries(&self) -> &[(Key, Node)] {
+        self.parameters.entries()
+    }
+
+    /// The way to a parameter.
+    pub(super) fn parameter(&self, name: &str) -> String {
+        format!("{}.parameters.{name}", self.path)
+    }
+
+    /// What is given of it, for the scheduler; values it cannot take are left out.
+    pub(super) fn given(&self) -> Given {
+        let elsewhere = |key: &Key| PARAMETERS.iter().any(|(t, p, _)| *t == self.plugin_type && *p == key.name);
+        let entries = self.entries().iter().filter(|(key, _)| !elsewhere(key));
+        entries.filter_map(|(key, node)| Some((key.name.clone(), value(node)?))).collect()
+    }
+}
+
+// === impl Reader ===
+
+impl Reader {
+    pub(super) fn plugins(&mut self, plugins: &Node) {
+        for (i, plugin) in self.list(plugins, "plugins").iter().enumerate() {
+            let path = format!("plugins[{i}]");
+            let Some(declared) = self.declared(plugin, path) else { continue };
+            if let Some(other) = self.plugins.iter().find(|p| p.name == declared.name) {
+                let message = format!("the name {:?} is taken by {} (line {})", declared.name, other.path, other.line);
+                self.problem(&declared.path, declared.line, message);
+            }
+            self.plugin_type(&declared);
+            self.plugins.push(declared);
+        }
+    }
+
+    fn declared(&mut self, plugin: &Node, path: String) -> Option<Declared> {
+        self.map(plugin, &path, &["name", "type", "parameters"])?;
+        let Some(plugin_type) = plugin.get("type") else {
+            self.problem(&path, plugin.line, "has no type");
+            return None;
+        };
+        let plugin_type = self.text(plugin_type, &below(&path, "type"))?;
+        let name = match plugin.get("name") {
+            Some(name) => self.text(name, &below(&path, "name"))?,
+            None => String::new(),
+        };
+        let name = if name.is_empty() { plugin_type.clone() } else { name };
+        let parameters = plugin.get("parameters").cloned().unwrap_or(Node { line: plugin.line, value: Value::Map(Vec::new()) });
+        if !matches!(parameters.value, Value::Map(_)) {
+            self.problem(&below(&path, "parameters"), parameters.line, format!("must be a map, not {}", parameters.value.kind()));
+            return None;
+        }
+        Some(Declared { name, plugin_type, parameters, path, line: plugin.line })
+    }
+
+    /// Says what becomes of a declared plugin.
+    fn plugin_type(&mut self, declared: &Declared) {
+        let Declared { plugin_type, path, line, .. } = declared;
+        match (plugin::lookup(plugin_type), foreign(plugin_type)) {
+            (Some(row), _) => {
+                self.item(path, *line, Status::Implemented, row.doc);
+                self.parameters(declared, row);
+            }
+            (None, Some(Foreign { fate, .. })) => {
+                self.fate(path, *line, *fate);
+                match (plugin_type.as_str(), fate) {
+                    ("core-metrics-extractor", _) => self.extractor(declared),
+                    ("metrics-data-source", _) => self.data_source(declared),
+                    (_, Fate::NoEffect(_)) => self.ignored_parameters(declared, &[]),
+                    (_, Fate::Refused(..)) => {}
+                }
+            }
+            (None, None) => self.problem(&below(path, "type"), *line, unknown("plugin type", plugin_type, plugin_types())),
+        }
+    }
+
+    fn parameters(&mut self, declared: &Declared, row: &PluginType) {
+        let mut wrong = self.unusable(declared);
+        let mut given = declared.given();
+        given.retain(|(name, _)| !wrong.contains(name));
+        // One mistake a round: what is wrong is told and left out, until the rest builds.
+        while let Err(error) = row.build(&given) {
+            let at = error_path(&error);
+            let top = at.split(['.', '[']).next().unwrap_or_default().to_owned();
+            if !wrong.contains(&top) {
+                let line = declared.parameters.line_of(&at).unwrap_or(declared.line);
+                self.problem(&declared.parameter(&at), line, error.to_string());
+            }
+            let before = given.len();
+            given.retain(|(name, _)| *name != top);
+            wrong.push(top);
+            if given.len() == before {
+                break;
+            }
+        }
+        for (key, _) in declared.entries().iter().filter(|(key, _)| !wrong.contains(&key.name)) {
+            let path = declared.parameter(&key.name);
+            let elsewhere = PARAMETERS.iter().find(|(t, p, _)| *t == declared.plugin_type && *p == key.name);
+            match (elsewhere, row.parameters.iter().find(|parameter| parameter.name == key.name)) {
+                (Some((.., fate)), _) => self.fate(&path, key.line, *fate),
+                (None, Some(parameter)) => self.item(&path, key.line, Status::Implemented, parameter.doc),
+                (None, None) => {}
+            }
+        }
+    }
+
+    /// Parameters whose values the scheduler cannot take.
+    fn unusable(&mut self, declared: &Declared) -> Vec<String> {
+        let mut wrong = Vec::new();
+        for (key, node) in declared.entries() {
+            if value(node).is_none() && node.value != Value::Null {
+                let message = format!("holds nothing where a value must be, or a text of more than {TEXT_BYTES_MAX} bytes");
+                self.problem(&declared.parameter(&key.name), key.line, message);
+                wrong.push(key.name.clone());
+            }
+        }
+        wrong
+    }
+
+    pub(super) fn ignored_parameters(&mut self, declared: &Declared, used: &[&str]) {
+        for (key, _) in declared.entries().iter().filter(|(key, _)| !used.contains(&key.name.as_str())) {
+            let reason = format!("{} does nothing of its own here", declared.plugin_type);
+            self.item(&declared.parameter(&key.name), key.line, Status::NoEffect, reason);
+        }
+    }
+
+    /// What parameters refer to must be there, and of the right kind.
+    pub(super) fn parameter_references(&mut self, profiles: &[&str]) {
+        let plugins = std::mem::take(&mut self.plugins);
+        let wanted = |declared: &Declared| REFERENCES.iter().filter(|(t, ..)| *t == declared.plugin_type).collect::<Vec<_>>();
+        let mut found: Vec<(String, Node, Target)> = Vec::new();
+        for declared in &plugins {
+            for (_, way, target) in wanted(declared) {
+                found.extend(declared.parameters.at(way).map(|node| (declared.parameter(&way.join(".")), node.clone(), *target)));
+            }
+        }
+        self.plugins = plugins;
+        for (path, node, target) in found {
+            match (&node.value, target) {
+                (Value::Text(name), _) if name.is_empty() => {}
+                (Value::Text(_), Target::Plugin(role)) => drop(self.reference(&node, &path, &[role])),
+                (Value::Text(name), Target::Profile) if !profiles.contains(&name.as_str()) => {
+                    self.problem(&path, node.line, unknown("profile", name, profiles.iter().copied()));
+                }
+                _ => {} // of another type: told where parameters are read
+            }
+        }
+    }
+
+    /// Plugins that are declared and then never referred to, though only that would give them work.
+    pub(super) fn unused(&mut self) {
+        use plugin::Kind::{Decider, Detector, Filter, Picker, Scorer};
+        let unused = self.plugins.iter().filter(|p| {
+            let referred = matches!(Role::of(&p.plugin_type), Some(Role::Scheduling(Filter | Scorer | Picker | Decider | Detector)));
+            referred && plugin::lookup(&p.plugin_type).is_some() && !self.referred.contains(&p.name)
+        });
+        let unused: Vec<(String, String)> = unused.map(|p| (p.path.clone(), p.name.clone())).collect();
+        for item in &mut self.report.items {
+            if let Some((_, name)) = unused.iter().find(|(path, _)| *path == item.path) {
+                item.status = Status::NoEffect;
+                item.reason = format!("nothing refers to {name:?}");
+            }
+        }
+    }
+}
+
+/// A value as the scheduler takes it; `None` where it holds nothing, or a text that is too long.
+fn value(node: &Node) -> Option<plugin::Value> {
+    match &node.value {
+        Value::Null => None,
+        Value::Flag(flag) => Some(plugin::Value::Flag(*flag)),
+        Value::Number(number) => Some(plugin::Value::Number(*number)),
+        Value::Text(text) => (text.len() <= TEXT_BYTES_MAX).then(|| plugin::Value::Text(text.clone())),
+        Value::List(list) => list.iter().map(value).collect::<Option<_>>().map(plugin::Value::List),
+        Value::Map(entries) => {
+            let entries = entries.iter().map(|(key, node)| Some((key.name.clone(), value(node)?)));
+            entries.collect::<Option<_>>().map(plugin::Value::Map)
+        }
+    }
+}
+
+/// The way to what an error is about: `conditions[1].metric`.
+fn error_path(error: &InvalidParameter) -> String {
+    match error {
+        InvalidParameter::Within { path, error } => format!("{path}.{}", error_path(error)),
+        InvalidParameter::Unknown { name, .. }
+        | InvalidParameter::Duplicate(name)
+        | InvalidParameter::Missing(name)
+        | InvalidParameter::TooLarge(name)
+        | InvalidParameter::WrongType { name, .. }
+        | InvalidParameter::OutOfRange { name, .. } => name.clone(),
+    }
+}

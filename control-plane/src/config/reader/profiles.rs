@@ -1,0 +1,217 @@
+//! Profiles, and the pipeline they and the declared plugins make up. What the reference adds by itself is added here: a handler, a picker,
+//! weights of 1, and a profile of everything declared where none is given.
+
+use scheduler::plugin::{self, Kind};
+use scheduler::{Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec};
+
+use super::plugins::Declared;
+use super::{Reader, below};
+use crate::config::Status;
+use crate::config::known::Role;
+use crate::config::yaml::{Node, Value};
+
+/// What a profile may hold.
+const IN_PROFILES: [Role; 4] = [
+    Role::Scheduling(Kind::Filter),
+    Role::Scheduling(Kind::Scorer),
+    Role::Scheduling(Kind::Picker),
+    Role::Scheduling(Kind::Detector), // filters too
+];
+
+/// The weight of a scorer that is given none.
+const WEIGHT_DEFAULT: f64 = 1.0;
+
+/// The name of a profile that nobody named, as at the reference.
+const PROFILE_DEFAULT: &str = "default";
+
+/// The detector that is asked when none is named, by its name.
+const DETECTOR_DEFAULT: &str = "utilization-detector";
+
+// === impl Reader ===
+
+impl Reader {
+    /// The pipeline, unless something in it could not be read.
+    pub(super) fn pipeline(&mut self, root: &Node) -> Option<PipelineSpec> {
+        let given = root.get("schedulingProfiles").map(|node| (node.line, self.list(node, "schedulingProfiles")));
+        let profiles = match given {
+            Some((_, nodes)) if !nodes.is_empty() => self.profiles(nodes),
+            _ => self.implied_profile().into_iter().collect(),
+        };
+        let names: Vec<&str> = profiles.iter().map(|profile| profile.name.as_str()).collect();
+        self.parameter_references(&names);
+        let saturation_detector = match self.saturation_detector(root) {
+            named if !named.is_empty() => named,
+            _ => self.declared_of(Kind::Detector).find(|p| p.name == DETECTOR_DEFAULT).map(|p| p.name.clone()).unwrap_or_default(),
+        };
+        self.referred.insert(saturation_detector.clone());
+        let profile_handler = self.profile_handler(profiles.len(), given.map_or(0, |(line, _)| line));
+        let ours = self.plugins.iter().filter(|p| plugin::lookup(&p.plugin_type).is_some());
+        let plugins: Vec<PluginSpec> = ours.map(spec).collect();
+        let mut pipeline = PipelineSpec { plugins, profiles, profile_handler, saturation_detector, ..PipelineSpec::default() };
+        if pipeline.profiles.is_empty() {
+            let default = PipelineSpec::default();
+            pipeline.plugins.extend(default.plugins);
+            pipeline.profiles = default.profiles;
+        }
+        self.check(&pipeline);
+        Some(pipeline)
+    }
+
+    fn declared_of(&self, kind: Kind) -> impl Iterator<Item = &Declared> {
+        self.plugins.iter().filter(move |p| Role::of(&p.plugin_type) == Some(Role::Scheduling(kind)))
+    }
+
+    fn profiles(&mut self, nodes: &[Node]) -> Vec<ProfileSpec> {
+        let mut profiles: Vec<ProfileSpec> = Vec::new();
+        for (i, node) in nodes.iter().enumerate() {
+            let path = format!("schedulingProfiles[{i}]");
+            if self.map(node, &path, &["name", "plugins"]).is_none() {
+                continue;
+            }
+            let name = match node.get("name") {
+                Some(name) => self.text(name, &below(&path, "name")).unwrap_or_default(),
+                None => {
+                    self.problem(&path, node.line, "has no name");
+                    String::new()
+                }
+            };
+            if profiles.iter().any(|other| other.name == name && !name.is_empty()) {
+                self.problem(&below(&path, "name"), node.line, format!("the name {name:?} is taken by another profile"));
+            }
+            self.item(&path, node.line, Status::Implemented, "a profile");
+            let plugins = self.profile_plugins(node, &path);
+            profiles.push(ProfileSpec { name, plugins });
+        }
+        profiles
+    }
+
+    fn profile_plugins(&mut self, profile: &Node, path: &str) -> Vec<ProfilePlugin> {
+        let mut plugins = Vec::new();
+        let mut picker: Option<String> = None;
+        let references = profile.get("plugins").map(|node| self.list(node, &below(path, "plugins"))).unwrap_or_default();
+        for (i, reference) in references.iter().enumerate() {
+            let path = format!("{path}.plugins[{i}]");
+            let Some((kind, plugin)) = self.profile_plugin(reference, &path) else { continue };
+            if kind == Kind::Picker {
+                match &picker {
+                    Some(first) => {
+                        let message = format!("{:?} is a second picker; a profile has one, and this one has {first:?}", plugin.name);
+                        self.problem(&path, reference.line, message);
+                        continue;
+                    }
+                    None => picker = Some(plugin.name.clone()),
+                }
+            }
+            plugins.push(plugin);
+        }
+        if picker.is_none() {
+            plugins.extend(self.declared_picker());
+        }
+        plugins
+    }
+
+    /// A profile without a picker takes one that is declared, as at the reference; of several the first. (None: the scheduler's own default.)
+    fn declared_picker(&mut self) -> Option<ProfilePlugin> {
+        let name = self.declared_of(Kind::Picker).next()?.name.clone();
+        self.referred.insert(name.clone());
+        Some(ProfilePlugin { name, weight: WEIGHT_DEFAULT })
+    }
+
+    fn profile_plugin(&mut self, node: &Node, path: &str) -> Option<(Kind, ProfilePlugin)> {
+        self.map(node, path, &["pluginRef", "weight"])?;
+        let Some(reference) = node.get("pluginRef") else {
+            self.problem(path, node.line, "has no pluginRef");
+            return None;
+        };
+        let name = self.reference(reference, &below(path, "pluginRef"), &IN_PROFILES);
+        let weight = match node.get("weight") {
+            None => WEIGHT_DEFAULT,
+            Some(Node { value: Value::Number(weight), .. }) => *weight,
+            Some(other) => {
+                self.problem(&below(path, "weight"), other.line, format!("must be a number, not {}", other.value.kind()));
+                return None;
+            }
+        };
+        let weight_line = node.get("weight").map(|node| node.line);
+        if weight_line.is_some() && !(0.0..=scheduler::WEIGHT_MAX).contains(&weight) {
+            let message = format!("a weight is a number from 0 to {}", scheduler::WEIGHT_MAX);
+            self.problem(&below(path, "weight"), weight_line.unwrap_or(node.line), message);
+        }
+        let name = name?;
+        let declared = self.plugins.iter().find(|p| p.name == name)?;
+        let row = plugin::lookup(&declared.plugin_type)?; // one that is refused or unknown has been told of
+        match (weight_line, row.kind) {
+            (Some(line), kind) if kind != Kind::Scorer => {
+                self.item(
+                    &below(path, "weight"),
+                    line,
+                    Status::NoEffect,
+                    format!("{name:?} is {}; only scorers are weighted", Role::Scheduling(kind)),
+                );
+                self.item(path, node.line, Status::Implemented, "takes part in the profile");
+            }
+            (_, Kind::Scorer) if weight == 0.0 => self.item(path, node.line, Status::NoEffect, "a weight of 0 adds nothing to a total"),
+            (_, Kind::Scorer) => self.item(path, node.line, Status::Implemented, format!("weight {weight}")),
+            _ => self.item(path, node.line, Status::Implemented, "takes part in the profile"),
+        }
+        Some((row.kind, ProfilePlugin { name, weight }))
+    }
+
+    /// No profile is given: all plugins declared that can be in one, each with weight 1. Nothing if there is none.
+    fn implied_profile(&mut self) -> Option<ProfileSpec> {
+        let fits = |p: &&Declared| plugin::lookup(&p.plugin_type).is_some_and(|row| IN_PROFILES.contains(&Role::Scheduling(row.kind)));
+        let names: Vec<String> = self.plugins.iter().filter(fits).map(|p| p.name.clone()).collect();
+        if names.is_empty() {
+            self.item(
+                "schedulingProfiles",
+                0,
+                Status::NoEffect,
+                "no plugin that could be in a profile is declared: the default profile holds",
+            );
+            return None;
+        }
+        let pickers: Vec<String> = self.declared_of(Kind::Picker).map(|p| p.name.clone()).collect();
+        if pickers.len() > 1 {
+            let message =
+                format!("all plugins declared make up the one profile; it has one picker, not {}: {}", pickers.len(), pickers.join(", "));
+            self.problem("schedulingProfiles", 0, message);
+        }
+        self.referred.extend(names.iter().cloned());
+        let plugins = names.into_iter().map(|name| ProfilePlugin { name, weight: WEIGHT_DEFAULT }).collect();
+        Some(ProfileSpec { name: PROFILE_DEFAULT.to_owned(), plugins })
+    }
+
+    /// The handler is the one that is declared; nothing refers to it.
+    fn profile_handler(&mut self, profiles: usize, line: u64) -> String {
+        let handlers: Vec<(String, String, u64)> =
+            self.declared_of(Kind::ProfileHandler).map(|p| (p.name.clone(), p.path.clone(), p.line)).collect();
+        for (name, path, line) in handlers.iter().skip(1) {
+            self.problem(
+                path,
+                *line,
+                format!("{name:?} is a second profile handler; there is one, and {:?} is declared too", handlers[0].0),
+            );
+        }
+        if handlers.is_empty() && profiles > 1 {
+            let message = format!("{profiles} profiles, and no profile handler is declared that chooses among them");
+            self.problem("schedulingProfiles", line, message);
+        }
+        handlers.into_iter().next().map(|(name, ..)| name).unwrap_or_default()
+    }
+
+    /// What only the whole can be wrong in; the rest was told where it stands.
+    fn check(&mut self, pipeline: &PipelineSpec) {
+        if !self.report.errors.is_empty() || self.report.refuses() {
+            return;
+        }
+        if let Err(error) = Pipeline::build(pipeline) {
+            let handler = self.declared_of(Kind::ProfileHandler).next();
+            let (path, line) = handler.map_or_else(|| ("schedulingProfiles".to_owned(), 0), |p| (p.path.clone(), p.line));
+            self.problem(&path, line, error.to_string());
+        }
+    }
+}
+
+fn spec(declared: &Declared) -> PluginSpec {
+    PluginSpec { plugin_type: declared.plugin_type.clone(), name: declared.name.clone(), parameters: declared.given() }
+}

@@ -1,0 +1,103 @@
+//! How engines are asked for their load: `core-metrics-extractor` and `metrics-data-source`.
+
+use std::sync::Arc;
+
+use super::plugins::Declared;
+use super::{Reader, unknown};
+use crate::config::Status;
+use crate::config::yaml::Value;
+use crate::feed::Scraping;
+use crate::scrape::engine::{EngineConfig, Engines};
+
+/// Parameters of `metrics-data-source`.
+const DATA_SOURCE: [&str; 8] =
+    ["scheme", "path", "port", "interval", "insecureSkipVerify", "caCertPath", "clientCertPath", "clientKeyPath"];
+
+// === impl Reader ===
+
+impl Reader {
+    /// All that was gathered, over what is built in.
+    pub(super) fn scraping(&mut self) -> Option<Scraping> {
+        let engines = match self.engines.take() {
+            Some(engines) => engines,
+            None => Engines::try_new(&[], "", "").ok()?,
+        };
+        Some(Scraping { engines: Arc::new(engines), location: std::mem::take(&mut self.location) })
+    }
+
+    /// `core-metrics-extractor`: names of engines' metrics.
+    pub(super) fn extractor(&mut self, declared: &Declared) {
+        const USED: [(&str, &str); 3] = [
+            ("engineConfigs", "the metric names of an engine"),
+            ("defaultEngine", "the engine of endpoints without a label"),
+            ("engineLabelKey", "the label that names an endpoint's engine"),
+        ];
+        let mut texts = [String::new(), String::new()];
+        for (name, text) in ["defaultEngine", "engineLabelKey"].into_iter().zip(&mut texts) {
+            if let Some(node) = declared.parameters.get(name) {
+                *text = self.text(node, &declared.parameter(name)).unwrap_or_default();
+            }
+        }
+        let [default_engine, label] = texts;
+        let mut configs = Vec::new();
+        if let Some(node) = declared.parameters.get("engineConfigs") {
+            let path = declared.parameter("engineConfigs");
+            for (i, engine) in self.list(node, &path).iter().enumerate() {
+                match serde_json::from_value::<EngineConfig>(engine.value.to_json()) {
+                    Ok(config) => configs.push(config),
+                    Err(error) => self.problem(&format!("{path}[{i}]"), engine.line, error.to_string()),
+                }
+            }
+        }
+        match Engines::try_new(&configs, &default_engine, &label) {
+            Ok(engines) => self.engines = Some(engines),
+            Err(error) => self.problem(&format!("{}.parameters", declared.path), declared.line, error.to_string()),
+        }
+        for (key, _) in declared.entries() {
+            let path = declared.parameter(&key.name);
+            match USED.iter().find(|(name, _)| *name == key.name) {
+                Some((_, meaning)) => self.item(&path, key.line, Status::Implemented, *meaning),
+                None => self.problem(&path, key.line, unknown("parameter", &key.name, USED.map(|(name, _)| name))),
+            }
+        }
+    }
+
+    /// `metrics-data-source`: where metrics are.
+    pub(super) fn data_source(&mut self, declared: &Declared) {
+        for (key, node) in declared.entries() {
+            let path = declared.parameter(&key.name);
+            match (key.name.as_str(), &node.value) {
+                ("scheme", Value::Text(scheme)) if scheme == "http" || scheme == "https" => self.location.https = scheme == "https",
+                ("path", Value::Text(text)) if text.starts_with('/') => self.location.path = Some(text.clone()),
+                ("port", value) if port(value).is_some() => self.location.port = port(value),
+                ("scheme" | "path" | "port", _) => {
+                    self.problem(&path, key.line, "must be: scheme http or https, path with its leading '/', port 1 to 65535");
+                    continue;
+                }
+                ("interval", _) => {
+                    self.item(&path, key.line, Status::NoEffect, "set by --scrape-interval and --scrape-interval-busy");
+                    continue;
+                }
+                ("insecureSkipVerify" | "caCertPath" | "clientCertPath" | "clientKeyPath", _) => {
+                    let flags = "set by --endpoint-tls-ca, --endpoint-tls-cert, --endpoint-tls-key, --endpoint-tls-insecure";
+                    self.item(&path, key.line, Status::NoEffect, flags);
+                    continue;
+                }
+                (other, _) => {
+                    self.problem(&path, key.line, unknown("parameter", other, DATA_SOURCE));
+                    continue;
+                }
+            }
+            self.item(&path, key.line, Status::Implemented, "where an endpoint's metrics are");
+        }
+    }
+}
+
+fn port(value: &Value) -> Option<u16> {
+    let number = match value {
+        Value::Number(number) if number.fract() == 0.0 && (1.0..=65535.0).contains(number) => number.to_string(),
+        Value::Text(text) => text.clone(),
+        _ => return None,
+    };
+    number.parse().ok().filter(|&p: &u16| p > 0)
+}

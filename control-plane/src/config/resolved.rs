@@ -1,0 +1,207 @@
+//! The pipeline as it runs: what a file says, what its defaults are, and what is made without being asked for. For people, who see it in
+//! `check` and on `/debug/config`.
+
+use std::fmt::Write;
+
+use scheduler::plugin::{self, Default, Kind, PluginType, Value};
+use scheduler::{PipelineSpec, PluginSpec, ProfileSpec};
+use serde::Serialize;
+
+/// A pipeline, all of it spelled out.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct Resolved {
+    /// Who runs the profiles.
+    pub profile_handler: String,
+    /// Who says how full the pool is.
+    pub saturation_detector: String,
+    /// Endpoints in the ranked list where a picker does not say.
+    pub ranked_max: u32,
+    /// In the order written.
+    pub profiles: Vec<ResolvedProfile>,
+    /// Declared ones in the order written, then those made without being declared.
+    pub plugins: Vec<ResolvedPlugin>,
+}
+
+/// A profile.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct ResolvedProfile {
+    /// Its name.
+    pub name: String,
+    /// Its plugins: filters in their order, scorers, the picker.
+    pub plugins: Vec<Part>,
+}
+
+/// A plugin's part in a profile.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct Part {
+    /// Name of the plugin.
+    pub name: String,
+    /// In which phase it works.
+    pub kind: &'static str,
+    /// Weight of a scorer.
+    pub weight: Option<f64>,
+}
+
+/// A plugin with all its parameters.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct ResolvedPlugin {
+    /// Its name.
+    pub name: String,
+    /// Its type.
+    #[serde(rename = "type")]
+    pub plugin_type: String,
+    /// What it is.
+    pub kind: &'static str,
+    /// Nobody declared it; a pipeline has one all the same.
+    pub auto_created: bool,
+    /// In the order of the reference.
+    pub parameters: Vec<ResolvedParameter>,
+    /// The state it looks at.
+    pub needs: Vec<&'static str>,
+}
+
+/// A parameter with the value in force.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct ResolvedParameter {
+    /// Its name.
+    pub name: &'static str,
+    /// Given or default; null where there is neither.
+    pub value: serde_json::Value,
+    /// Does the file give it?
+    pub given: bool,
+}
+
+/// What every pipeline has, and of which type it is where nobody declares one.
+const ALWAYS: [(Kind, &str); 3] =
+    [(Kind::ProfileHandler, "single-profile-handler"), (Kind::Picker, "max-score-picker"), (Kind::Detector, "utilization-detector")];
+
+// === impl Resolved ===
+
+impl Resolved {
+    /// Spells `spec` out.
+    #[must_use]
+    pub fn of(spec: &PipelineSpec) -> Self {
+        let mut plugins: Vec<ResolvedPlugin> = spec.plugins.iter().filter_map(|plugin| resolved(plugin, false)).collect();
+        let [handler, picker, detector] = ALWAYS.map(|(_, plugin_type)| plugin_type);
+        let mut make = |missing: bool, plugin_type: &str| {
+            let made = missing.then(|| resolved(&PluginSpec::of_type(plugin_type), true)).flatten();
+            plugins.extend(made);
+        };
+        let kind_of = |name: &str| kind(spec, name);
+        let has_picker = |profile: &ProfileSpec| profile.plugins.iter().any(|part| kind_of(&part.name) == Some(Kind::Picker));
+        make(spec.profile_handler.is_empty(), handler);
+        make(!spec.profiles.iter().all(has_picker), picker);
+        make(spec.saturation_detector.is_empty(), detector);
+        let profiles = spec.profiles.iter().map(|profile| {
+            let mut parts: Vec<Part> = profile.plugins.iter().map(|part| part_of(spec, &part.name, part.weight)).collect();
+            if !has_picker(profile) {
+                parts.push(Part { name: picker.to_owned(), kind: word(Kind::Picker), weight: None });
+            }
+            ResolvedProfile { name: profile.name.clone(), plugins: parts }
+        });
+        let or = |name: &str, default: &str| if name.is_empty() { default } else { name }.to_owned();
+        Self {
+            profile_handler: or(&spec.profile_handler, handler),
+            saturation_detector: or(&spec.saturation_detector, detector),
+            ranked_max: spec.ranked_max,
+            profiles: profiles.collect(),
+            plugins,
+        }
+    }
+
+    /// As a person reads it.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        let mut text = String::new(); // writing to it cannot fail
+        let Self { profile_handler, saturation_detector, ranked_max, profiles, plugins } = self;
+        let _ = writeln!(text, "profile handler      {profile_handler}");
+        let _ = writeln!(text, "saturation detector  {saturation_detector}");
+        let _ = writeln!(text, "ranked list          {ranked_max} endpoints");
+        for ResolvedProfile { name, plugins } in profiles {
+            let _ = writeln!(text, "profile {name}");
+            for Part { name, kind, weight } in plugins {
+                let weight = weight.map(|weight| format!(" * {weight}")).unwrap_or_default();
+                let _ = writeln!(text, "  {kind:<7} {name}{weight}");
+            }
+        }
+        for ResolvedPlugin { name, plugin_type, kind, auto_created, parameters, needs } in plugins {
+            let called = if name == plugin_type { String::new() } else { format!(" ({plugin_type})") };
+            let made = if *auto_created { ", made without being declared" } else { "" };
+            let needs = if needs.is_empty() { String::new() } else { format!(", needs {}", needs.join(", ")) };
+            let _ = writeln!(text, "plugin {name}{called}: {kind}{made}{needs}");
+            for ResolvedParameter { name, value, given } in parameters {
+                let _ = writeln!(text, "  {name} = {value}{}", if *given { "" } else { " (default)" });
+            }
+        }
+        text
+    }
+}
+
+fn resolved(spec: &PluginSpec, auto_created: bool) -> Option<ResolvedPlugin> {
+    let PluginType { kind, parameters, .. } = plugin::lookup(&spec.plugin_type)?;
+    let parameters = parameters.iter().map(|parameter| {
+        let given = spec.parameters.iter().find(|(name, _)| name == parameter.name).map(|(_, value)| json_of(value));
+        ResolvedParameter {
+            name: parameter.name,
+            given: given.is_some(),
+            value: given.unwrap_or_else(|| json_of_default(&parameter.default)),
+        }
+    });
+    Some(ResolvedPlugin {
+        name: spec.name().to_owned(),
+        plugin_type: spec.plugin_type.clone(),
+        kind: word(*kind),
+        auto_created,
+        parameters: parameters.collect(),
+        needs: Vec::new(),
+    })
+}
+
+fn part_of(spec: &PipelineSpec, name: &str, weight: f64) -> Part {
+    let kind = kind(spec, name);
+    Part { name: name.to_owned(), kind: kind.map_or("unknown", word), weight: (kind == Some(Kind::Scorer)).then_some(weight) }
+}
+
+fn kind(spec: &PipelineSpec, name: &str) -> Option<Kind> {
+    let plugin = spec.plugins.iter().find(|plugin| plugin.name() == name)?;
+    plugin::lookup(&plugin.plugin_type).map(|row| row.kind)
+}
+
+fn word(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Filter => "filter",
+        Kind::Scorer => "scorer",
+        Kind::Picker => "picker",
+        Kind::ProfileHandler => "profile handler",
+        Kind::Decider => "decider",
+        Kind::Detector => "detector",
+        Kind::Admitter => "admitter",
+        Kind::Producer => "producer",
+    }
+}
+
+fn json_of(value: &Value) -> serde_json::Value {
+    match value {
+        Value::Number(number) => json_of_number(*number),
+        Value::Flag(flag) => (*flag).into(),
+        Value::Text(text) => text.as_str().into(),
+        Value::List(values) => values.iter().map(json_of).collect(),
+        Value::Map(entries) => serde_json::Value::Object(entries.iter().map(|(key, value)| (key.clone(), json_of(value))).collect()),
+    }
+}
+
+fn json_of_default(default: &Default) -> serde_json::Value {
+    match default {
+        Default::Number(number) => json_of_number(*number),
+        Default::Flag(flag) => (*flag).into(),
+        Default::Text(text) => (*text).into(),
+        Default::Required | Default::Structured(_) => serde_json::Value::Null,
+    }
+}
+
+/// Whole numbers without a point, as people write them.
+#[expect(clippy::cast_possible_truncation, reason = "whole and within 2^53, where every f64 is an i64")]
+fn json_of_number(number: f64) -> serde_json::Value {
+    const EXACT_MAX: f64 = 9_007_199_254_740_992.0; // 2^53
+    if number.fract() == 0.0 && number.abs() <= EXACT_MAX { (number as i64).into() } else { number.into() }
+}

@@ -1,0 +1,75 @@
+//! How a pool's configuration is doing, for people: what is in force and since when, and why the newest content of the file is not.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+/// One pool's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigStatus {
+    /// The file; `None`: there is none, and the default pipeline holds.
+    pub file: Option<Arc<str>>,
+    /// Since when what is in force is in force.
+    pub since: SystemTime,
+    /// When the file's content was last taken, whether it changed anything or not.
+    pub taken_at: SystemTime,
+    /// How often it was taken.
+    pub taken: u64,
+    /// How often it could not be used.
+    pub refused: u64,
+    /// Why its newest content is not in force, if so.
+    pub error: Option<ConfigError>,
+}
+
+/// Why a file's content is not in force.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    /// Everything wrong with it, a line each.
+    pub why: String,
+    /// Since when.
+    pub at: SystemTime,
+}
+
+// === impl ConfigStatus ===
+
+impl ConfigStatus {
+    /// A configuration in force from `now` on.
+    #[must_use]
+    pub fn new(file: Option<Arc<str>>, now: SystemTime) -> Self {
+        Self { file, since: now, taken_at: now, taken: 1, refused: 0, error: None }
+    }
+
+    /// The file's content was taken; `changed`: something else is in force now.
+    pub fn take(&mut self, changed: bool, now: SystemTime) {
+        self.taken += 1;
+        self.taken_at = now;
+        self.error = None;
+        if changed {
+            self.since = now;
+        }
+    }
+
+    /// The file's content cannot be used; what was in force stays.
+    pub fn refuse(&mut self, why: String, now: SystemTime) {
+        self.refused += 1;
+        self.error = Some(ConfigError { why, at: now });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn an_error_stays_until_content_is_taken_and_since_moves_only_with_a_change() {
+        let at = |s| SystemTime::UNIX_EPOCH + Duration::from_secs(s);
+        let mut status = ConfigStatus::new(Some("f".into()), at(1));
+        status.refuse("bad".to_owned(), at(2));
+        assert_eq!((status.since, status.refused, status.error.as_ref().map(|e| e.at)), (at(1), 1, Some(at(2))));
+        status.take(false, at(3));
+        assert_eq!((status.since, status.taken_at, status.taken, &status.error), (at(1), at(3), 2, &None), "as it was before");
+        status.take(true, at(4));
+        assert_eq!((status.since, status.taken_at), (at(4), at(4)));
+    }
+}
