@@ -19,6 +19,7 @@
 mod flight;
 mod forward;
 
+use scheduler::objects::Asked;
 use scheduler::{Explanation, Request};
 
 use crate::api::{Api, Family};
@@ -29,9 +30,9 @@ use crate::prompt;
 use crate::reply::{Refusal, Reply};
 use crate::settings::{FailureMode, Settings};
 use crate::time::Time;
-use crate::{explain, headers};
+use crate::{explain, headers, rewrite};
 
-pub use flight::{Origin, Outcome, ResponseHead, ResponseStep};
+pub use flight::{HELD_BYTES_MAX, Origin, Outcome, ResponseBody, ResponseHead, ResponseStep};
 pub use forward::Forward;
 
 use flight::{Flight, Prompt};
@@ -44,6 +45,8 @@ pub struct Exchange {
     family: crate::api::Family,
     started: Time,
     explain: bool,
+    /// Did the client declare the length of its body?
+    sized: bool,
 }
 
 #[derive(Debug)]
@@ -103,7 +106,14 @@ impl Exchange {
     /// A new exchange.
     #[must_use]
     pub fn new(now: Time) -> Self {
-        Self { phase: Phase::Started, api: Api::Other { family: Family::OpenAi }, family: Family::OpenAi, started: now, explain: false }
+        Self {
+            phase: Phase::Started,
+            api: Api::Other { family: Family::OpenAi },
+            family: Family::OpenAi,
+            started: now,
+            explain: false,
+            sized: false,
+        }
     }
 
     /// Reads the request headers. Names are lower-case. The caller removes control headers ([`headers::is_control`]) itself.
@@ -117,6 +127,7 @@ impl Exchange {
         self.api = Api::of(head.method, head.path);
         self.family = self.api.error_family();
         self.explain = head.explain && settings.explain;
+        self.sized = head.content_length.is_some();
         if head.path_is(settings.ready_path.as_bytes()) {
             self.phase = Phase::Done;
             return HeadersStep::Ready;
@@ -153,14 +164,20 @@ impl Exchange {
         if pool.snapshot().is_none() {
             return self.without_state(settings, pool, now);
         }
-        let hint = hint.map(hint::parse);
-        let blocks = parsed.as_ref().map(|p| prompt::blocks(p, pool.hash_secret())).unwrap_or_default();
-        let prompt_tokens = parsed.as_ref().map_or(0, prompt::tokens);
         let model = parsed.as_ref().map_or("", |p| &*p.model);
+        let resolved = match pool.resolve(Asked { model, ..Asked::default() }) {
+            Ok(resolved) => resolved,
+            Err(refusal) => return self.refuse(pool, &refusal),
+        };
+        let target = resolved.target_model.as_deref();
+        let (splice, names) = parsed.as_ref().zip(target).map(|(p, target)| rewrite::model(body, p, target)).unzip();
+        let hint = hint.map(hint::parse);
+        let blocks = parsed.as_ref().map(|p| prompt::blocks(p, target.unwrap_or(model), pool.hash_secret())).unwrap_or_default();
+        let prompt_tokens = parsed.as_ref().map_or(0, prompt::tokens);
         let request = Request {
-            model,
+            model: target.unwrap_or(model),
             subset: hint.as_ref(),
-            priority: 0,
+            priority: resolved.priority,
             prompt_tokens,
             prefix_blocks: &blocks,
             prefix_block_tokens: BLOCK_TOKENS,
@@ -174,15 +191,18 @@ impl Exchange {
             Err(refusal) => return self.refuse(pool, &refusal),
         };
         let streamed = parsed.as_ref().is_some_and(|p| p.stream);
-        let forward = Forward::to(settings, &picked, self.api.is_inference(), streamed);
+        let mut forward = Forward::to(settings, &picked, self.api.is_inference(), streamed);
+        if let Some(splice) = splice {
+            forward.rewrite(splice, self.sized.then_some(body.len()));
+        }
         let decision = explanation.and_then(|e| pool.snapshot().map(|s| explain::header(s, &picked.ranked, &e)));
         let model = Counters::label(model);
         let row = pool.counters_mut().model(model);
         row.requests += 1;
         row.running += 1;
         row.request_bytes += body.len() as u64;
-        self.phase =
-            Phase::Routed(Box::new(Flight::new(self.api, model.into(), picked, Prompt { blocks, tokens: prompt_tokens }, decision, now)));
+        let flight = Flight::new(self.api, model.into(), picked, Prompt { blocks, tokens: prompt_tokens }, decision, now);
+        self.phase = Phase::Routed(Box::new(flight.renamed(names)));
         Step::Forward(forward)
     }
 
@@ -194,11 +214,11 @@ impl Exchange {
         }
     }
 
-    /// Reads a piece of the response body. Never alters it.
-    pub fn response_chunk(&mut self, pool: &mut Pool, bytes: &[u8], now: Time) {
-        if let Phase::Routed(flight) = &mut self.phase {
-            flight.response_chunk(pool, bytes, now);
-        }
+    /// Reads a piece of the response body, the `last` or not. Returns what goes on in its place, if anything else does.
+    pub fn response_chunk(&mut self, pool: &mut Pool, bytes: &[u8], last: bool, now: Time) -> Option<&[u8]> {
+        let Phase::Routed(flight) = &mut self.phase else { return None };
+        flight.response_chunk(pool, bytes, now);
+        flight.restored(bytes, last)
     }
 
     /// The exchange is over, in whatever way. Releases what the pick held; `None` when nothing was held, or it was released before.
@@ -207,6 +227,12 @@ impl Exchange {
             Phase::Routed(flight) => Some(flight.end(pool, now)),
             _ => None,
         }
+    }
+
+    /// The host could not do what [`Step::Forward`] asked for: what the pick holds is released. Answer this.
+    pub fn abandon(&mut self, pool: &mut Pool, now: Time) -> Reply {
+        let _ = self.end(pool, now);
+        Refusal::Unsent.reply(self.family)
     }
 
     fn parse<'b>(&self, body: &'b [u8]) -> Result<Option<body::Parsed<'b>>, Refusal> {

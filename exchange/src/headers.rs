@@ -29,6 +29,11 @@ pub const RETRIABLE_STATUS_CODES: &str = "x-envoy-retriable-status-codes";
 /// Envoy's retry policy by request header: how long one attempt may take to its response headers.
 pub const PER_TRY_TIMEOUT_MS: &str = "x-envoy-upstream-rq-per-try-timeout-ms";
 
+/// HTTP's: the body's length, where its sender knew it beforehand.
+pub const CONTENT_LENGTH: &str = "content-length";
+/// HTTP's: how the reply may be compressed.
+pub const ACCEPT_ENCODING: &str = "accept-encoding";
+
 /// Headers a client must not set: they steer the proxy or the engine. Every value of each is removed before anything else.
 pub const CONTROL: [&str; 11] = [
     DESTINATION,

@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod exchange;
-pub use exchange::{Exchange, Forward, HeadersStep, Origin, Outcome, ResponseHead, ResponseStep, Step};
+pub use exchange::{Exchange, Forward, HELD_BYTES_MAX, HeadersStep, Origin, Outcome, ResponseBody, ResponseHead, ResponseStep, Step};
 
 mod settings;
 pub use settings::{DestinationFormat, FailureMode, Settings};
@@ -21,6 +21,7 @@ pub mod api;
 pub mod body;
 pub mod json;
 pub mod restore;
+pub mod rewrite;
 pub mod sse;
 pub mod usage;
 

@@ -14,6 +14,7 @@ pub use counters::{Counters, DURATION_BOUNDS_MS, EndpointCounters, Histogram, MO
 pub use ejection::{Ejection, Ejections};
 
 use scheduler::in_flight::{InFlight, Load, Ticket};
+use scheduler::objects::{Asked, UnknownModel};
 use scheduler::prefix::PrefixIndex;
 use scheduler::{Decision, EndpointMetrics, EndpointRef, Explanation, Local, Ranked, Request, Rng, Route, Snapshot};
 
@@ -76,6 +77,15 @@ struct State {
     hash_secret: u64,
     staleness_max_ms: u64,
     metrics_at: Option<Time>,
+}
+
+/// What the pool's objects make of a request.
+#[derive(Debug, Default)]
+pub(crate) struct Resolved {
+    /// The model to ask the engine for; `None`: the one the body names.
+    pub(crate) target_model: Option<Box<str>>,
+    /// Higher is more important; below 0 may be shed.
+    pub(crate) priority: i32,
 }
 
 /// A pick that was made and recorded.
@@ -229,6 +239,13 @@ impl Pool {
 
     pub(crate) fn hash_secret(&self) -> u64 {
         self.state.as_ref().map_or(0, |s| s.hash_secret)
+    }
+
+    /// Which model to ask the engine for, and how important the request is.
+    pub(crate) fn resolve(&mut self, asked: Asked<'_>) -> Result<Resolved, Refusal> {
+        let Some(objects) = self.state.as_ref().map(|state| state.snapshot.objects()) else { return Ok(Resolved::default()) };
+        let resolved = objects.resolve(asked, &mut self.rng).map_err(|UnknownModel(model)| Refusal::UnknownModel(model.into()))?;
+        Ok(Resolved { target_model: resolved.target_model.map(Into::into), priority: resolved.priority })
     }
 
     /// Picks and records: ledger and index change here.

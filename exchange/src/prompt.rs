@@ -5,10 +5,11 @@ use scheduler::prefix::{BLOCKS_MAX, BlockHasher};
 use crate::body::{Parsed, Piece};
 use crate::pool::{BLOCK_BYTES, BYTES_PER_TOKEN};
 
-/// Hashes of the prompt's blocks, first block first, each chained over all before it, keyed by the deployment's secret.
-pub(crate) fn blocks(parsed: &Parsed<'_>, secret: u64) -> Vec<u64> {
+/// Hashes of the prompt's blocks, first block first, each chained over all before it and over the `model` that is to read it, keyed by the
+/// deployment's secret.
+pub(crate) fn blocks(parsed: &Parsed<'_>, model: &str, secret: u64) -> Vec<u64> {
     let mut blocks = Vec::with_capacity((parsed.prompt_bytes / BLOCK_BYTES + 2).min(BLOCKS_MAX));
-    let mut hasher = BlockHasher::new(secret, parsed.model.as_bytes(), b"", parsed.cache_salt, BLOCK_BYTES);
+    let mut hasher = BlockHasher::new(secret, model.as_bytes(), b"", parsed.cache_salt, BLOCK_BYTES);
     for piece in parsed.prompt() {
         match piece {
             Piece::Text(bytes) => hasher.update(bytes, &mut blocks),

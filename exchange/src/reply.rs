@@ -36,8 +36,12 @@ pub enum Refusal {
     Shed(Shed),
     /// The request asks for a scheduling profile that there is not.
     UnknownProfile(Box<str>),
+    /// This pool does not serve the model.
+    UnknownModel(Box<str>),
     /// This proxy has never had state.
     NoState,
+    /// The proxy refused to change the request as it must be.
+    Unsent,
 }
 
 /// One row of the table of refusals.
@@ -89,6 +93,10 @@ impl Refusal {
             Self::UnknownProfile(name) => {
                 row(400, "unknown_profile", "invalid-request", &format!("no scheduling profile is named {:?}", shortened(name)))
             }
+            Self::UnknownModel(model) => {
+                row(404, "model_not_found", "unknown-model", &format!("the model {:?} does not exist here", shortened(model)))
+            }
+            Self::Unsent => row(500, "not_rewritten", "proxy-failed", "the gateway could not send the request under its model's name"),
             Self::NoState => row(503, "not_ready", "rejected-no-endpoints", "the gateway does not know its model servers yet; try again"),
         }
     }
@@ -113,6 +121,9 @@ fn code(error: &BodyError) -> &'static str {
 fn body(family: Family, row: &Row) -> Vec<u8> {
     let kind = match (family, row.status) {
         (Family::Anthropic, 503) => "overloaded_error",
+        (Family::Anthropic, 404) => "not_found_error",
+        (Family::Anthropic, 500) => "api_error",
+        (Family::OpenAi, 500) => "server_error",
         (Family::Anthropic, 413) => "request_too_large",
         (_, 429) => "rate_limit_error",
         (Family::OpenAi, 503) => "service_unavailable",

@@ -88,8 +88,8 @@ impl Restorer {
         Self { names, lines: streamed.then(Lines::default), scanner: Scanner { wrapper, ..Scanner::default() }, out: Vec::new() }
     }
 
-    /// Takes the next bytes, cut anywhere, and returns what goes on in their place.
-    pub fn chunk(&mut self, bytes: &[u8]) -> &[u8] {
+    /// Takes the next bytes, cut anywhere, and returns what goes on in their place. When they are the last, nothing is held back any more.
+    pub fn chunk(&mut self, bytes: &[u8], last: bool) -> &[u8] {
         let Self { names, lines, scanner, out } = self;
         out.clear();
         match lines {
@@ -101,14 +101,10 @@ impl Restorer {
                 Part::EndOfEvent => scanner.restart(),
             }),
         }
+        if last {
+            scanner.end_of_line(out);
+        }
         out
-    }
-
-    /// What is still held back, once the last bytes were taken: nothing, unless the response was cut off in its model's name.
-    pub fn finish(&mut self) -> &[u8] {
-        self.out.clear();
-        self.scanner.end_of_line(&mut self.out);
-        &self.out
     }
 }
 

@@ -36,6 +36,8 @@ pub struct Process {
     pub streams: RefCell<Vec<bool>>,
     /// Messages sent, by stream.
     pub sent: RefCell<Vec<(u32, Vec<u8>)>>,
+    /// Buffers that cannot be written.
+    pub read_only: Cell<bool>,
     /// What the next read of a buffer gives.
     pub buffers: RefCell<BTreeMap<u32, Vec<u8>>>,
     pub request: RefCell<Vec<(String, String)>>,
@@ -199,6 +201,17 @@ impl Host for FakeHost {
         Ok(bytes)
     }
 
+    fn buffer_replace(&self, buffer: Buffer, size: usize, bytes: &[u8]) -> Result<()> {
+        if self.read_only.get() {
+            return Err(HostError::INTERNAL);
+        }
+        let mut buffers = self.buffers.borrow_mut();
+        let held = buffers.entry(buffer as u32).or_default();
+        let rest = held.split_off(size.min(held.len()));
+        *held = [bytes, &rest].concat();
+        Ok(())
+    }
+
     fn reply(&self, status: u16, _headers: &[u8], body: &[u8]) -> Result<()> {
         self.note(format!("reply {status} {}", String::from_utf8_lossy(body)));
         Ok(())
@@ -242,7 +255,7 @@ impl Host for FakeHost {
     fn follow_log_level(&self) {}
 }
 
-/// A roster of ready endpoints at these addresses; an address always has the same identity.
+/// A roster of ready endpoints at these addresses; an address always has the same identity. The model `alias` is sent as `served`.
 pub fn roster_message(pool: &str, version: scheduler::Version, addresses: &[&str]) -> Vec<u8> {
     use proto::state::{self, daemon_message::Message::Roster};
     let endpoint = |address: &&str| {
@@ -266,12 +279,14 @@ pub fn roster_message(pool: &str, version: scheduler::Version, addresses: &[&str
         ranked_max: 3,
         ..state::Pipeline::default()
     };
+    let target = state::Target { model: "served".into(), weight: None };
+    let rewrite = state::Rewrite { models: vec!["alias".into()], targets: vec![target] };
     let roster = state::Roster {
         pool: pool.into(),
         version: Some(state::Version { term: version.term, sequence: version.sequence }),
         endpoints: addresses.iter().map(endpoint).collect(),
         pipeline: Some(pipeline),
-        objects: None,
+        objects: Some(state::Objects { rewrites: vec![rewrite], ..state::Objects::default() }),
         hash_secret: 1,
         staleness_max_ms: 2_000,
     };

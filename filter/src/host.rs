@@ -103,6 +103,8 @@ pub trait Host: Clone + 'static {
     fn header_remove(&self, map: Map, name: &str) -> Result<()>;
     /// Reads at most `size` bytes of a buffer.
     fn buffer(&self, buffer: Buffer, size: usize) -> Result<Vec<u8>>;
+    /// Replaces the first `size` bytes of a body that can be read now. The host replaces nothing but a beginning.
+    fn buffer_replace(&self, buffer: Buffer, size: usize, bytes: &[u8]) -> Result<()>;
     /// Answers the request; `headers` are serialized pairs. Takes effect when the callback returns.
     fn reply(&self, status: u16, headers: &[u8], body: &[u8]) -> Result<()>;
     /// Lets a held request go on. Its headers cannot be changed from here on.
@@ -209,6 +211,7 @@ mod wasm {
         fn proxy_replace_header_map_value(map: u32, key: *const u8, key_size: usize, data: *const u8, size: usize) -> u32;
         fn proxy_remove_header_map_value(map: u32, key: *const u8, key_size: usize) -> u32;
         fn proxy_get_buffer_bytes(buffer: u32, start: usize, max_size: usize, data: *mut *mut u8, size: *mut usize) -> u32;
+        fn proxy_set_buffer_bytes(buffer: u32, start: usize, size: usize, data: *const u8, data_size: usize) -> u32;
         #[rustfmt::skip]
         fn proxy_send_local_response(
             status: u32,
@@ -374,6 +377,10 @@ mod wasm {
                 Err(HostError::NOT_FOUND) => Ok(Vec::new()),
                 read => read,
             }
+        }
+
+        fn buffer_replace(&self, buffer: Buffer, size: usize, bytes: &[u8]) -> Result<()> {
+            check(unsafe { proxy_set_buffer_bytes(buffer as u32, 0, size, bytes.as_ptr(), bytes.len()) })
         }
 
         fn reply(&self, status: u16, headers: &[u8], body: &[u8]) -> Result<()> {

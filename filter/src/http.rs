@@ -54,13 +54,16 @@ impl<H: Host> HttpContext for Http<H> {
         self.0.request_complete().into()
     }
 
-    fn on_http_response_headers(&mut self, _: usize, _: bool) -> Action {
-        self.0.response_headers();
-        Action::Continue
+    fn on_http_response_headers(&mut self, _: usize, end_of_stream: bool) -> Action {
+        self.0.response_headers(end_of_stream).into()
     }
 
-    fn on_http_response_body(&mut self, size: usize, _: bool) -> Action {
-        self.0.response_body(size);
+    fn on_http_response_body(&mut self, size: usize, end_of_stream: bool) -> Action {
+        self.0.response_body(size, end_of_stream).into()
+    }
+
+    fn on_http_response_trailers(&mut self, _: usize) -> Action {
+        self.0.response_complete();
         Action::Continue
     }
 }

@@ -39,8 +39,8 @@ fn restore<'b>(api: Api, streamed: bool, chunks: &mut dyn Iterator<Item = &'b [u
     let mut restorer = Restorer::new(names, api, streamed);
     let mut out = Vec::new();
     for chunk in chunks {
-        out.extend_from_slice(restorer.chunk(chunk));
+        out.extend_from_slice(restorer.chunk(chunk, false));
     }
-    out.extend_from_slice(restorer.finish());
+    out.extend_from_slice(restorer.chunk(b"", true));
     out
 }

@@ -7,23 +7,25 @@ use crate::api::Api;
 use crate::headers;
 use crate::load;
 use crate::pool::{DURATION_BOUNDS_MS, Picked, Pool};
+use crate::restore::{Names, Restorer};
 use crate::sse::ResponseReader;
 use crate::time::Time;
 use crate::usage::Usage;
 
 /// Who made a response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Origin {
     /// A model server.
     Upstream,
     /// The proxy, because no attempt got a response.
     Proxy,
     /// We did, or the proxy for a reason that is no server's fault.
+    #[default]
     Ours,
 }
 
 /// What of the response headers matters.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct ResponseHead<'h> {
     /// Who made it.
     pub origin: Origin,
@@ -37,9 +39,30 @@ pub struct ResponseHead<'h> {
     pub content_type: Option<&'h [u8]>,
     /// Is there a `content-encoding`? Compressed bodies are not read.
     pub encoded: bool,
+    /// `content-length`.
+    pub content_length: Option<usize>,
     /// `endpoint-load-metrics`, when the engine sent it.
     pub load: Option<&'h [u8]>,
 }
+
+/// What becomes of a response body.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ResponseBody {
+    /// It passes unseen.
+    #[default]
+    Ignore,
+    /// Each piece goes to [`crate::Exchange::response_chunk`], and on as it is.
+    Read,
+    /// What [`crate::Exchange::response_chunk`] returns goes on in place of each piece; it must be told of the end.
+    Restore,
+    /// As [`Self::Restore`], but headers and body are held until the body is whole, which is then the one piece; its new length belongs
+    /// into `content-length`. For bodies of at most [`HELD_BYTES_MAX`].
+    Hold,
+}
+
+/// Longest unstreamed reply that is held to be given its right `content-length`, in bytes: the least that a gateway is known to buffer
+/// (Envoy Gateway's default). Of a longer one `content-length` is dropped, and it goes on as it comes.
+pub const HELD_BYTES_MAX: usize = 32_768;
 
 /// What response headers ask of the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -48,8 +71,8 @@ pub struct ResponseStep {
     pub remove: Vec<&'static str>,
     /// Headers to set.
     pub set: Vec<(&'static str, String)>,
-    /// Should the body be passed to [`crate::Exchange::response_chunk`]?
-    pub read_body: bool,
+    /// What becomes of the body.
+    pub body: ResponseBody,
 }
 
 /// One routed exchange, told when it is over.
@@ -91,6 +114,8 @@ pub(super) struct Flight {
     served: bool,
     failed_attempts: u32,
     reader: Option<ResponseReader>,
+    names: Option<Names>,
+    restorer: Option<Restorer>,
     streamed: bool,
     first_token_at: Option<Time>,
     last_token_at: Option<Time>,
@@ -113,11 +138,19 @@ impl Flight {
             served: false,
             failed_attempts: 0,
             reader: None,
+            names: None,
+            restorer: None,
             streamed: false,
             first_token_at: None,
             last_token_at: None,
             response_bytes: 0,
         }
+    }
+
+    /// The model was sent under another name, which the client must not see.
+    pub(super) fn renamed(mut self, names: Option<Names>) -> Self {
+        self.names = names;
+        self
     }
 
     pub(super) fn response_headers(&mut self, pool: &mut Pool, head: &ResponseHead<'_>, now: Time) -> ResponseStep {
@@ -138,9 +171,27 @@ impl Flight {
         if self.api.is_inference() && !head.encoded && head.status == 200 {
             self.streamed = head.content_type.is_some_and(|t| t.starts_with(b"text/event-stream"));
             self.reader = Some(ResponseReader::new(self.api, self.streamed));
-            step.read_body = true;
+            step.body = ResponseBody::Read;
+            self.restore(head, &mut step);
         }
         step
+    }
+
+    fn restore(&mut self, head: &ResponseHead<'_>, step: &mut ResponseStep) {
+        let Some(names) = self.names.take() else { return };
+        self.restorer = Some(Restorer::new(names, self.api, self.streamed));
+        step.body = ResponseBody::Restore;
+        match head.content_length {
+            Some(bytes) if bytes <= HELD_BYTES_MAX && !self.streamed => step.body = ResponseBody::Hold,
+            Some(_) => step.remove.push(headers::CONTENT_LENGTH),
+            None => {}
+        }
+    }
+
+    /// What goes on in place of these bytes, if anything else does.
+    pub(super) fn restored(&mut self, bytes: &[u8], last: bool) -> Option<&[u8]> {
+        let restored = self.restorer.as_mut()?.chunk(bytes, last);
+        (restored != bytes).then_some(restored)
     }
 
     pub(super) fn response_chunk(&mut self, pool: &mut Pool, bytes: &[u8], now: Time) {

@@ -2,17 +2,20 @@
 
 use crate::headers;
 use crate::pool::Picked;
+use crate::rewrite::Splice;
 use crate::settings::{DestinationFormat, Settings};
 
 /// Failures worth another endpoint: connections refused, resets before the response, and 503. (`reset` also covers a per-try time-out;
 /// 5xx in general may have had effects.)
 const RETRY_ON: &str = "connect-failure,reset,retriable-status-codes";
 
-/// Headers to set on the request, replacing any there are.
+/// What to change in the request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Forward {
-    /// Name and value of each.
+    /// Headers to set, replacing any there are: name and value of each.
     pub set: Vec<(String, String)>,
+    /// The change to its body, if there is one.
+    pub body: Option<Splice>,
 }
 
 // === impl Forward ===
@@ -39,6 +42,16 @@ impl Forward {
             forward.set(headers::LOAD_FORMAT, "TEXT");
         }
         forward
+    }
+
+    /// The model goes by another name. `length` is that of the body before, where the client declared it.
+    pub(super) fn rewrite(&mut self, splice: Splice, length: Option<usize>) {
+        if let Some(length) = length {
+            self.set(headers::CONTENT_LENGTH, splice.length(length).to_string());
+        }
+        // In an encoded reply nobody could put the client's name back.
+        self.set(headers::ACCEPT_ENCODING, "identity");
+        self.body = Some(splice);
     }
 
     /// Any host will do: the proxy has no state and may fail open.

@@ -105,11 +105,13 @@ impl Host {
                     attempts,
                     content_type: stream.then_some(b"text/event-stream"),
                     encoded: false,
-                    load: None,
+                    ..ResponseHead::default()
                 };
                 self.exchange.response_headers(&mut self.pool, &head, self.now);
             }
-            Event::Chunk(i) => self.exchange.response_chunk(&mut self.pool, CHUNKS[i], self.now),
+            Event::Chunk(i) => {
+                let _ = self.exchange.response_chunk(&mut self.pool, CHUNKS[i], false, self.now);
+            }
             Event::NewRoster(n) => {
                 self.incarnation += 1;
                 self.pool.install(roster(n, self.incarnation), 7, 1000);

@@ -5,7 +5,10 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use exchange::{DestinationFormat, Exchange, FailureMode, HeadersStep, Origin, Pool, Reply, ResponseHead, Settings, Step, Time, headers};
+use exchange::{
+    DestinationFormat, Exchange, FailureMode, HeadersStep, Origin, Pool, Reply, ResponseBody, ResponseHead, Settings, Step, Time, headers,
+};
+use scheduler::objects::{ModelSpec, Objects, ObjectsSpec, TargetSpec};
 use scheduler::{
     Endpoint, EndpointMetrics, EndpointRef, Incarnation, Pipeline, PipelineSpec, PluginSpec, Readiness, Slot, Snapshot, Version,
 };
@@ -14,6 +17,7 @@ struct Script {
     settings: Settings,
     pool: Pool,
     endpoints: Vec<(Endpoint, EndpointMetrics)>,
+    objects: ObjectsSpec,
     sequence: u64,
     exchange: Exchange,
     request: Vec<(String, String)>,
@@ -47,6 +51,7 @@ impl Script {
             settings: Settings::default(),
             pool: Pool::new(1, 4096),
             endpoints: Vec::new(),
+            objects: ObjectsSpec::default(),
             sequence: 0,
             exchange: Exchange::new(Time(0)),
             request: Vec::new(),
@@ -64,6 +69,7 @@ impl Script {
                 "" | "#" => {}
                 "setting" => self.setting(rest),
                 "endpoint" => self.endpoint(rest),
+                "model" => self.model(rest),
                 "roster" => self.install(),
                 "request" => self.request(rest),
                 "header" => self.request.push(pair(rest)),
@@ -74,7 +80,8 @@ impl Script {
                 "grows" => self.grows(rest.parse().unwrap()),
                 "wait" => self.now = self.now.plus_ms(rest.trim_end_matches("ms").parse().unwrap()),
                 "response" => self.response(rest),
-                "chunk" => self.exchange.response_chunk(&mut self.pool, rest.replace("\\n", "\n").as_bytes(), self.now),
+                "chunk" => self.chunk(rest.replace("\\n", "\n").as_bytes(), false),
+                "last" => self.chunk(rest.replace("\\n", "\n").as_bytes(), true),
                 "end" => self.end(),
                 "ledger" => self.ledger(),
                 "counters" => self.counters(),
@@ -126,6 +133,13 @@ impl Script {
         self.endpoints.push((endpoint, metrics));
     }
 
+    /// `model gpt is served as llama`
+    fn model(&mut self, rest: &str) {
+        let (name, target) = rest.split_once(" is served as ").unwrap();
+        let targets = vec![TargetSpec { model: target.into(), weight: None }];
+        self.objects.models.push(ModelSpec { name: name.into(), priority: 0, targets });
+    }
+
     fn install(&mut self) {
         self.sequence += 1;
         let plugin = |t: &str, weight| (PluginSpec::of_type(t), weight);
@@ -133,7 +147,8 @@ impl Script {
         let pipeline = Pipeline::build(&PipelineSpec::of_one_profile("default", plugins, 3)).unwrap();
         let (endpoints, metrics): (Vec<_>, Vec<_>) = std::mem::take(&mut self.endpoints).into_iter().unzip();
         let version = Version { term: 1, sequence: self.sequence };
-        let snapshot = Snapshot::try_new(version, endpoints, metrics.clone(), pipeline).unwrap();
+        let objects = Objects::build(&self.objects).unwrap();
+        let snapshot = Snapshot::try_new(version, endpoints, metrics.clone(), pipeline).unwrap().with_objects(objects);
         let fresh = snapshot.with_metrics(version, metrics).unwrap();
         self.pool.install(snapshot, 42, 5_000);
         self.pool.refresh(fresh, self.now);
@@ -175,6 +190,10 @@ impl Script {
                 for (name, value) in forward.set {
                     self.say(&format!("set {name}: {value}"));
                 }
+                if let Some(splice) = forward.body {
+                    let rest = &body[splice.range.end..];
+                    self.say(&format!("send {}", String::from_utf8_lossy(&[&splice.beginning(body.to_vec()), rest].concat())));
+                }
             }
             Step::Reply(reply) => self.reply(&reply),
             Step::Park { deadline } => self.say(&format!("park until {} ms", deadline.ms_since(Time(0)))),
@@ -203,14 +222,14 @@ impl Script {
             upstream_address: words.next().map(str::as_bytes),
             attempts: 1,
             content_type: Some(b"application/json"),
-            encoded: false,
-            load: None,
+            ..ResponseHead::default()
         };
         for word in words {
             match word.split_once('=').unwrap() {
                 ("attempts", n) => head.attempts = n.parse().unwrap(),
                 ("type", t) => head.content_type = Some(t.as_bytes()),
                 ("encoding", _) => head.encoded = true,
+                ("length", n) => head.content_length = Some(n.parse().unwrap()),
                 (_, _) => head.load = Some(b"TEXT named_metrics.kv_cache_usage_perc=0.4, named_metrics.num_requests_waiting=9"),
             }
         }
@@ -221,7 +240,20 @@ impl Script {
         for (name, value) in step.set {
             self.say(&format!("set {name}: {value}"));
         }
-        self.say(if step.read_body { "read the body" } else { "ignore the body" });
+        self.say(match step.body {
+            ResponseBody::Ignore => "ignore the body",
+            ResponseBody::Read => "read the body",
+            ResponseBody::Restore => "restore the body as it comes",
+            ResponseBody::Hold => "hold the body and restore it whole",
+        });
+    }
+
+    fn chunk(&mut self, bytes: &[u8], last: bool) {
+        let instead =
+            self.exchange.response_chunk(&mut self.pool, bytes, last, self.now).map(|b| String::from_utf8_lossy(b).replace('\n', "\\n"));
+        if let Some(instead) = instead {
+            self.say(&format!("instead {instead}"));
+        }
     }
 
     fn end(&mut self) {

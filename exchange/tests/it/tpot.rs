@@ -27,13 +27,13 @@ fn tpot_ms(events: &[(u64, &str)]) -> Histogram {
         attempts: 1,
         content_type: Some(b"text/event-stream"),
         encoded: false,
-        load: None,
+        ..ResponseHead::default()
     };
     exchange.response_headers(&mut pool, &head, Time(0));
     let mut now = Time(0);
     for (at_ms, event) in events {
         now = Time(0).plus_ms(*at_ms);
-        exchange.response_chunk(&mut pool, format!("{event}\n\n").as_bytes(), now);
+        exchange.response_chunk(&mut pool, format!("{event}\n\n").as_bytes(), false, now);
     }
     exchange.end(&mut pool, now).unwrap();
     pool.counters().models()[0].tpot_ms.clone()

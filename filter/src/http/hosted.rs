@@ -13,7 +13,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
 use exchange::usage::Usage;
-use exchange::{Exchange, HeadersStep, Origin, Reply, ResponseHead, Step, Time, headers, ready_reply};
+use exchange::{Exchange, Forward, HeadersStep, Origin, Reply, ResponseBody, ResponseHead, Step, Time, headers, ready_reply};
 
 use crate::config::FilterConfig;
 use crate::host::{Buffer, Host, HostError, Map};
@@ -49,7 +49,9 @@ pub struct Hosted<H: Host> {
     body_size: Cell<usize>,
     /// Is its last byte in?
     whole: Cell<bool>,
-    read_response: Cell<bool>,
+    response: Cell<ResponseBody>,
+    /// How much of a held response is in.
+    response_size: Cell<usize>,
 }
 
 /// How far the request is.
@@ -85,7 +87,8 @@ impl<H: Host> Hosted<H> {
             request: Cell::new(Request::Passing),
             body_size: Cell::new(0),
             whole: Cell::new(false),
-            read_response: Cell::new(false),
+            response: Cell::new(ResponseBody::Ignore),
+            response_size: Cell::new(0),
         })
     }
 
@@ -113,7 +116,7 @@ impl<H: Host> Hosted<H> {
                 self.request.set(Request::Buffering);
                 Flow::Hold
             }
-            HeadersStep::Decide | HeadersStep::Ready => self.decide(&[], self.host.now()),
+            HeadersStep::Decide | HeadersStep::Ready => self.decide(Vec::new(), self.host.now()),
             HeadersStep::Reply(reply) => self.refuse(&reply),
         }
     }
@@ -142,7 +145,7 @@ impl<H: Host> Hosted<H> {
             Request::Parked | Request::Answered => Flow::Hold,
             Request::Buffering => {
                 let now = self.host.now();
-                self.decide(&self.body(), now)
+                self.decide(self.body(), now)
             }
         }
     }
@@ -154,7 +157,7 @@ impl<H: Host> Hosted<H> {
         }
     }
 
-    fn decide(&self, body: &[u8], now: Time) -> Flow {
+    fn decide(&self, body: Vec<u8>, now: Time) -> Flow {
         let Some(replica) = self.replica.borrow().clone() else { return Flow::Go };
         let settings = &self.config.settings;
         let path = ["metadata", "filter_metadata", settings.subset_namespace.as_str(), settings.subset_key.as_str()];
@@ -164,18 +167,12 @@ impl<H: Host> Hosted<H> {
             let (vm, mut replica) = (self.vm.borrow(), replica.borrow_mut());
             replica.pool.reserve_prefixes(self.config.prefix_entries);
             vm.hear(&mut replica, now, Moment::Pick);
-            let step = self.exchange.borrow_mut().decide(settings, &mut replica.pool, hint.as_deref(), body, now);
+            let step = self.exchange.borrow_mut().decide(settings, &mut replica.pool, hint.as_deref(), &body, now);
             vm.tell(&mut replica, now, Moment::Pick);
             step
         };
         match step {
-            Step::Forward(forward) => {
-                for (name, value) in &forward.set {
-                    self.host.header_set(Map::Request, name, value.as_bytes()).unwrap_or_else(|e| self.failed("a request header", e));
-                }
-                self.forwarded(&replica, now);
-                Flow::Go
-            }
+            Step::Forward(forward) => self.forward(&forward, body, &replica, now),
             Step::Reply(reply) => self.refuse(&reply),
             Step::Park { deadline } => {
                 self.request.set(Request::Parked);
@@ -185,6 +182,21 @@ impl<H: Host> Hosted<H> {
                 if parked { Flow::Hold } else { self.decide(body, deadline) }
             }
         }
+    }
+
+    fn forward(&self, forward: &Forward, body: Vec<u8>, replica: &RefCell<Replica>, since: Time) -> Flow {
+        if let Some(splice) = &forward.body
+            && let Err(error) = self.host.buffer_replace(Buffer::RequestBody, splice.range.end, &splice.beginning(body))
+        {
+            self.failed::<()>("another model name", error);
+            let reply = self.exchange.borrow_mut().abandon(&mut replica.borrow_mut().pool, since);
+            return self.refuse(&reply);
+        }
+        for (name, value) in &forward.set {
+            self.host.header_set(Map::Request, name, value.as_bytes()).unwrap_or_else(|e| self.failed("a request header", e));
+        }
+        self.forwarded(replica, since);
+        Flow::Go
     }
 
     fn forwarded(&self, replica: &RefCell<Replica>, since: Time) {
@@ -219,11 +231,11 @@ impl<H: Host> Hosted<H> {
     }
 
     /// Response headers are there, whoever made them.
-    pub fn response_headers(&self) {
+    pub fn response_headers(&self, end_of_stream: bool) -> Flow {
         if self.request.get() != Request::Routed {
-            return;
+            return Flow::Go;
         }
-        let Some(replica) = self.replica.borrow().clone() else { return };
+        let Some(replica) = self.replica.borrow().clone() else { return Flow::Go };
         let bytes = self.host.headers(Map::Response).unwrap_or_else(|e| self.failed("response headers", e));
         let details = self.text(&["response", "code_details"]);
         let upstream = self.text(&["upstream", "address"]);
@@ -231,10 +243,11 @@ impl<H: Host> Hosted<H> {
         let origin = origin(&details);
         let attempts = u32::try_from(attempts).unwrap_or(u32::MAX);
         let upstream_address = (!upstream.is_empty()).then_some(upstream.as_slice());
-        let mut head = ResponseHead { origin, status: 0, upstream_address, attempts, content_type: None, encoded: false, load: None };
+        let mut head = ResponseHead { origin, upstream_address, attempts, ..ResponseHead::default() };
         for (name, value) in Pairs::new(&bytes) {
             match name {
                 b":status" => head.status = std::str::from_utf8(value).ok().and_then(|v| v.parse().ok()).unwrap_or(0),
+                b"content-length" => head.content_length = std::str::from_utf8(value).ok().and_then(|v| v.parse().ok()),
                 b"content-type" => head.content_type = Some(value),
                 b"content-encoding" => head.encoded = true,
                 _ if name == headers::LOAD.as_bytes() => head.load = Some(value),
@@ -244,24 +257,56 @@ impl<H: Host> Hosted<H> {
         let now = self.host.now();
         let step = self.exchange.borrow_mut().response_headers(&mut replica.borrow_mut().pool, &head, now);
         self.vm.borrow().tell(&mut replica.borrow_mut(), now, Moment::End);
-        self.read_response.set(step.read_body);
+        self.response.set(step.body);
         for name in step.remove {
             self.host.header_remove(Map::Response, name).unwrap_or_else(|e| self.failed("a response header", e));
         }
         for (name, value) in &step.set {
             self.host.header_set(Map::Response, name, value.as_bytes()).unwrap_or_else(|e| self.failed("a response header", e));
         }
+        if step.body == ResponseBody::Hold && !end_of_stream { Flow::Hold } else { Flow::Go }
     }
 
-    /// A piece of the response body is there.
-    pub fn response_body(&self, size: usize) {
-        if !self.read_response.get() || size == 0 {
-            return;
+    /// A piece of the response body is there; of a held one, all that is in.
+    pub fn response_body(&self, size: usize, last: bool) -> Flow {
+        match self.response.get() {
+            ResponseBody::Hold if !last => {
+                self.response_size.set(size);
+                return Flow::Hold;
+            }
+            ResponseBody::Ignore => {}
+            ResponseBody::Read if size == 0 => {}
+            body => self.response_piece(size, last, body == ResponseBody::Hold),
         }
+        Flow::Go
+    }
+
+    /// The response's last byte is in, if trailers say so.
+    pub fn response_complete(&self) {
+        if self.response.get() == ResponseBody::Hold {
+            self.response_piece(self.response_size.get(), true, true);
+        }
+    }
+
+    fn response_piece(&self, size: usize, last: bool, held: bool) {
         let Some(replica) = self.replica.borrow().clone() else { return };
-        let bytes = self.host.buffer(Buffer::ResponseBody, size).unwrap_or_else(|e| self.failed("the response body", e));
+        let bytes = match size {
+            0 => Vec::new(),
+            size => self.host.buffer(Buffer::ResponseBody, size).unwrap_or_else(|e| self.failed("the response body", e)),
+        };
         let now = self.host.now();
-        self.exchange.borrow_mut().response_chunk(&mut replica.borrow_mut().pool, &bytes, now);
+        if let Some(restored) = self.exchange.borrow_mut().response_chunk(&mut replica.borrow_mut().pool, &bytes, last, now) {
+            match self.host.buffer_replace(Buffer::ResponseBody, size, restored) {
+                Ok(()) if held => {
+                    let length = restored.len().to_string();
+                    self.host
+                        .header_set(Map::Response, headers::CONTENT_LENGTH, length.as_bytes())
+                        .unwrap_or_else(|e| self.failed("a response header", e));
+                }
+                Ok(()) => {}
+                Err(error) => self.failed("the client's model name", error),
+            }
+        }
         self.vm.borrow().tell(&mut replica.borrow_mut(), now, Moment::End);
     }
 
@@ -346,7 +391,7 @@ impl<H: Host> Waiting for Hosted<H> {
             self.request.set(Request::Buffering);
             return;
         }
-        if self.decide(&self.body(), self.host.now()) == Flow::Go {
+        if self.decide(self.body(), self.host.now()) == Flow::Go {
             self.host.resume_request().unwrap_or_else(|e| self.failed("a resumption", e));
         }
     }

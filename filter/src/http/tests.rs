@@ -65,14 +65,30 @@ impl World {
         stream.on_http_request_body(body.len(), true)
     }
 
-    fn respond(&self, stream: &mut Http<FakeHost>, details: &str, upstream: &str, headers: &[(&str, &str)]) {
+    fn respond(&self, stream: &mut Http<FakeHost>, details: &str, upstream: &str, headers: &[(&str, &str)]) -> Action {
         *self.host.response.borrow_mut() = headers.iter().map(|(n, v)| ((*n).into(), (*v).into())).collect();
         let mut properties = self.host.properties.borrow_mut();
         properties.insert("response.code_details".into(), details.into());
         properties.insert("upstream.address".into(), upstream.into());
         properties.insert("upstream.request_attempt_count".into(), 1_u64.to_le_bytes().into());
         drop(properties);
-        stream.on_http_response_headers(headers.len(), false);
+        stream.on_http_response_headers(headers.len(), false)
+    }
+
+    /// What a buffer holds.
+    fn buffer(&self, buffer: Buffer) -> String {
+        String::from_utf8(self.host.buffers.borrow()[&(buffer as u32)].clone()).unwrap()
+    }
+
+    /// A piece of the response body; what goes on in its place.
+    fn piece(&self, stream: &mut Http<FakeHost>, piece: &str, last: bool) -> (String, Action) {
+        self.host.buffers.borrow_mut().insert(Buffer::ResponseBody as u32, piece.into());
+        let action = stream.on_http_response_body(piece.len(), last);
+        (self.buffer(Buffer::ResponseBody), action)
+    }
+
+    fn response_header(&self, name: &str) -> Option<String> {
+        self.host.response.borrow().iter().find(|(n, _)| n == name).map(|(_, v)| v.clone())
     }
 
     fn request_header(&self, name: &str) -> Option<String> {
@@ -114,6 +130,81 @@ fn a_chat_request_is_held_picked_and_released() {
     assert_eq!(world.host.metric_value("switchpoint_picked_total"), 1);
     assert_eq!(world.host.metric_value("switchpoint_ttft_ms"), 30);
     assert_eq!(world.host.metric_value("switchpoint_host_errors_total"), 0);
+}
+
+const ALIAS: &str = r#"{"model":"alias","messages":[{"role":"user","content":"alias"}]}"#;
+
+/// A stream that was sent on under another model's name.
+fn renamed(world: &World) -> Http<FakeHost> {
+    let length = ALIAS.len().to_string();
+    let (mut stream, _) = world.headers(
+        &[(":method", "POST"), (":path", "/v1/chat/completions"), ("content-length", &length), ("accept-encoding", "gzip")],
+        false,
+    );
+    assert_eq!(world.body(&mut stream, ALIAS), Action::Continue);
+    stream
+}
+
+#[test]
+fn a_model_sent_under_another_name_has_its_own_in_the_reply() {
+    let world = World::ready();
+    let mut stream = renamed(&world);
+    let sent = ALIAS.replacen("alias", "served", 1);
+    assert_eq!(world.buffer(Buffer::RequestBody), sent);
+    assert_eq!(world.request_header("content-length"), Some(sent.len().to_string()));
+    assert_eq!(world.request_header("accept-encoding").as_deref(), Some("identity"));
+    world.respond(&mut stream, "via_upstream", "10.0.0.1:8000", &[(":status", "200"), ("content-type", "text/event-stream")]);
+    assert_eq!(world.piece(&mut stream, "data: {\"model\":\"ser", false), ("data: {\"model\":".to_owned(), Action::Continue));
+    assert_eq!(world.piece(&mut stream, "ved\",\"x\":1}\n\n", false), ("\"alias\",\"x\":1}\n\n".to_owned(), Action::Continue));
+    assert_eq!(world.piece(&mut stream, "data: {\"model\":\"se", false), ("data: {\"model\":".to_owned(), Action::Continue));
+    assert_eq!(world.piece(&mut stream, "", true), ("\"se".to_owned(), Action::Continue), "cut off by the engine");
+    stream.on_done();
+    assert_eq!((world.in_flight(), world.host.metric_value("switchpoint_host_errors_total")), (0, 0));
+}
+
+#[test]
+fn a_short_unstreamed_reply_is_held_to_get_its_right_length() {
+    let world = World::ready();
+    let answer = [(":status", "200"), ("content-type", "application/json"), ("content-length", "31")];
+    for trailers in [false, true] {
+        let mut stream = renamed(&world);
+        assert_eq!(world.respond(&mut stream, "via_upstream", "10.0.0.1:8000", &answer), Action::Pause);
+        let body = r#"{"id":"1","model":"served"}    "#;
+        assert_eq!(world.piece(&mut stream, r#"{"id":"1","model":"s"#, false).1, Action::Pause);
+        let restored = body.replace("served", "alias");
+        if trailers {
+            assert_eq!(world.piece(&mut stream, body, false), (body.to_owned(), Action::Pause));
+            assert_eq!(stream.on_http_response_trailers(1), Action::Continue);
+            assert_eq!(world.buffer(Buffer::ResponseBody), restored);
+        } else {
+            assert_eq!(world.piece(&mut stream, body, true), (restored, Action::Continue));
+        }
+        assert_eq!(world.response_header("content-length").as_deref(), Some("30"));
+        stream.on_done();
+    }
+    let mut stream = renamed(&world);
+    let long = [(":status", "200"), ("content-type", "application/json"), ("content-length", "100000")];
+    assert_eq!(world.respond(&mut stream, "via_upstream", "10.0.0.1:8000", &long), Action::Continue);
+    assert_eq!(world.response_header("content-length"), None, "too long to be held: it goes on as it comes");
+    stream.on_done();
+    assert_eq!(world.host.metric_value("switchpoint_host_errors_total"), 0);
+}
+
+#[test]
+fn a_proxy_that_does_not_let_a_body_be_changed_sends_none_under_a_wrong_name() {
+    let world = World::ready();
+    world.host.read_only.set(true);
+    let (mut stream, _) = world.post("/v1/chat/completions");
+    assert_eq!(world.body(&mut stream, ALIAS), Action::Pause);
+    assert!(world.host.take_log()[0].starts_with("reply 500 "));
+    assert_eq!((world.in_flight(), world.request_header(DESTINATION)), (0, None));
+
+    world.host.read_only.set(false);
+    let mut stream = renamed(&world);
+    world.host.read_only.set(true);
+    world.respond(&mut stream, "via_upstream", "10.0.0.1:8000", &[(":status", "200"), ("content-length", "18")]);
+    assert_eq!(world.piece(&mut stream, r#"{"model":"served"}"#, true), (r#"{"model":"served"}"#.to_owned(), Action::Continue));
+    assert_eq!(world.response_header("content-length").as_deref(), Some("18"), "unchanged as its body");
 }
 
 #[test]

@@ -1,0 +1,63 @@
+//! The model's name in a request, replaced on its way to the engine; [`crate::restore`] undoes it on the way back.
+//!
+//! Of duplicate fields engines read the last: that one's value is replaced, and not a byte besides.
+
+use std::ops::Range;
+
+use crate::body::Parsed;
+use crate::restore::Names;
+
+/// A change to a body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Splice {
+    /// Bytes that go.
+    pub range: Range<usize>,
+    /// What comes in their place.
+    pub replacement: Vec<u8>,
+}
+
+/// What to change in `body`, which was read as `parsed`, so that it asks for `target`; and what to change back in the reply.
+pub(crate) fn model(body: &[u8], parsed: &Parsed<'_>, target: &str) -> (Splice, Names) {
+    let range = parsed.model_span.clone();
+    let asked = body.get(range.clone()).unwrap_or_default().into();
+    (Splice::string(range, target), Names { sent: target.into(), asked })
+}
+
+// === impl Splice ===
+
+impl Splice {
+    /// Replaces the JSON string at `range` by one that says `text`.
+    #[must_use]
+    pub fn string(range: Range<usize>, text: &str) -> Self {
+        Self { range, replacement: serde_json::Value::from(text).to_string().into_bytes() }
+    }
+
+    /// How long a body of `bytes` bytes becomes.
+    #[must_use]
+    pub fn length(&self, bytes: usize) -> usize {
+        bytes.saturating_sub(self.range.len()).saturating_add(self.replacement.len())
+    }
+
+    /// What takes the place of a body's first `range.end` bytes. Proxies replace the beginning of a body, and nothing else of it; what is behind the
+    /// name stays where it is and is not copied.
+    #[must_use]
+    pub fn beginning(&self, mut body: Vec<u8>) -> Vec<u8> {
+        body.truncate(self.range.start);
+        body.extend_from_slice(&self.replacement);
+        body
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_range_changes() {
+        let splice = Splice::string(1..4, "a\"\\\n\u{e9}\u{7f}");
+        let mut body = splice.beginning(b"[old]".to_vec());
+        body.extend_from_slice(b"]");
+        assert_eq!(String::from_utf8_lossy(&body), "[\"a\\\"\\\\\\n\u{e9}\u{7f}\"]");
+        assert_eq!(splice.length(5), body.len());
+    }
+}
