@@ -24,7 +24,7 @@ pub struct Component {
 }
 
 /// What a backend knows of one instance.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     /// The instance, without metadata.
     pub instance: Instance,
@@ -47,7 +47,7 @@ pub enum Readiness {
 }
 
 /// Where an instance's metadata is.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MetadataSource {
     /// It has none.
     None,
@@ -58,12 +58,12 @@ pub enum MetadataSource {
 }
 
 /// What a backend tells. The first that is not [`BackendEvent::Failed`] is a [`BackendEvent::Reset`].
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BackendEvent {
     /// The whole set; replaces all that was told before.
-    Reset(Vec<Record>),
+    Reset(Vec<Arc<Record>>),
     /// A record that is new, or has another value.
-    Apply(Record),
+    Apply(Arc<Record>),
     /// The record of that name is no more.
     Delete(Arc<str>),
     /// The backend cannot be reached or read, for this reason. What was last told stays in force.

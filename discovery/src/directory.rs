@@ -91,7 +91,7 @@ struct Scanner {
     folder: PathBuf,
     /// By file: what it said last, and when its time stamp was seen to move.
     files: HashMap<PathBuf, Entry>,
-    told: BTreeMap<Arc<str>, Record>,
+    told: BTreeMap<Arc<str>, Arc<Record>>,
     synced: bool,
 }
 
@@ -163,12 +163,12 @@ impl Scanner {
                     if let Some(heartbeat) = heartbeat {
                         judge(&mut record, entry, *heartbeat, now);
                     }
-                    records.insert(Arc::from(record.name()), record);
+                    records.insert(Arc::from(record.name()), Arc::new(record));
                 }
                 Err(_) => {
                     let id = path.file_stem().and_then(|s| s.to_str()).unwrap_or_default();
                     if let Some((id, record)) = self.told.get_key_value(id) {
-                        records.insert(Arc::clone(id), record.clone());
+                        records.insert(Arc::clone(id), Arc::clone(record));
                     }
                 }
             }
@@ -176,14 +176,14 @@ impl Scanner {
         self.tell(records)
     }
 
-    fn tell(&mut self, records: BTreeMap<Arc<str>, Record>) -> Vec<BackendEvent> {
+    fn tell(&mut self, records: BTreeMap<Arc<str>, Arc<Record>>) -> Vec<BackendEvent> {
         if !std::mem::replace(&mut self.synced, true) {
             self.told.clone_from(&records);
             return vec![BackendEvent::Reset(records.into_values().collect())];
         }
         let gone = self.told.keys().filter(|id| !records.contains_key(*id)).map(|id| BackendEvent::Delete(Arc::clone(id)));
         let new = records.iter().filter(|(id, record)| self.told.get(*id) != Some(*record));
-        let mut events: Vec<_> = gone.chain(new.map(|(_, record)| BackendEvent::Apply(record.clone()))).collect();
+        let mut events: Vec<_> = gone.chain(new.map(|(_, record)| BackendEvent::Apply(Arc::clone(record)))).collect();
         if events.is_empty() {
             events.push(BackendEvent::Alive);
         }

@@ -210,7 +210,7 @@ mod tests {
         let full = Model { name: "q".to_owned(), kind: Some("Completions".to_owned()), runtime };
         let config = r#"{"name":"q","type":"Completions","runtime_config":{"total_kv_blocks":24064,"max_num_seqs":256}}"#;
         for key in ["Model", "model"] {
-            assert_eq!(parse(&format!(r#"{{"{key}":{config}}}"#)).unwrap().models(), [full.clone()]);
+            assert_eq!(parse(&format!(r#"{{"{key}":{config}}}"#)).unwrap().models(), std::slice::from_ref(&full));
         }
         let names = |text| parse(text).unwrap().models().into_iter().map(|m| m.name).collect::<Vec<_>>();
         assert_eq!(names(r#"{"models":[{"name":"a"},"b"]}"#), ["a", "b"]);

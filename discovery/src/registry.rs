@@ -79,11 +79,7 @@ pub(crate) struct Registration {
 
 impl InstanceHandle {
     /// A handle, and what its registration must follow.
-    pub(crate) fn new(
-        id: Arc<str>,
-        incarnation: Arc<str>,
-        publish: impl FnOnce(watch::Receiver<Said>) -> Registration,
-    ) -> Self {
+    pub(crate) fn new(id: Arc<str>, incarnation: Arc<str>, publish: impl FnOnce(watch::Receiver<Said>) -> Registration) -> Self {
         let said = Said { incarnation, metadata: Arc::default(), generation: 0, status: InstanceStatus::NotReady };
         let (said, follow) = watch::channel(said);
         Self { id, said, _registration: publish(follow) }
@@ -169,9 +165,19 @@ impl fmt::Display for InstanceStatus {
 
 /// A name for this life of a process: no other has it.
 pub(crate) fn new_incarnation() -> Arc<str> {
+    format!("{:016x}-{}", random(), std::process::id()).into()
+}
+
+/// Evenly in 0 to 1.
+#[cfg(feature = "kubernetes")]
+pub(crate) fn chance() -> f64 {
+    f64::from(u16::try_from(random() >> 48).unwrap_or(0)) / f64::from(u16::MAX)
+}
+
+/// The standard library's only source of randomness: each state is keyed anew.
+fn random() -> u64 {
     use std::hash::{BuildHasher, RandomState};
-    // The standard library's only source of randomness: each state is keyed anew. 64 bits, and the process id beside them.
-    format!("{:016x}-{}", RandomState::new().hash_one(std::process::id()), std::process::id()).into()
+    RandomState::new().hash_one(std::process::id())
 }
 
 #[cfg(test)]

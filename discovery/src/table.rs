@@ -145,7 +145,7 @@ type Claim = (u64, String, Arc<str>);
 
 #[derive(Debug)]
 struct Row {
-    record: Record,
+    record: Arc<Record>,
     metadata: Known,
     /// As it would be told, but for who has its address; or why it is not.
     candidate: Result<Arc<Instance>, State>,
@@ -173,7 +173,7 @@ struct Known {
 struct Hold {
     until: Instant,
     /// What becomes of each when the hold ends: another record, or none.
-    doomed: BTreeMap<Arc<str>, Option<Record>>,
+    doomed: BTreeMap<Arc<str>, Option<Arc<Record>>>,
 }
 
 // === impl Now ===
@@ -195,8 +195,8 @@ impl Table {
     }
 
     /// The whole set. `after_outage`: the backend could not be reached before. Says whether the backend should be asked again.
-    pub(crate) fn reset(&mut self, records: Vec<Record>, after_outage: bool, now: Now, events: &mut Vec<InstanceEvent>) -> bool {
-        let mut new: BTreeMap<Arc<str>, Record> = BTreeMap::new();
+    pub(crate) fn reset(&mut self, records: Vec<Arc<Record>>, after_outage: bool, now: Now, events: &mut Vec<InstanceEvent>) -> bool {
+        let mut new: BTreeMap<Arc<str>, Arc<Record>> = BTreeMap::new();
         for record in records {
             new.insert(record.name().into(), record);
         }
@@ -214,7 +214,7 @@ impl Table {
             self.remove(&id, now, events);
         }
         for (id, record) in new {
-            self.put(id, record, now, events);
+            self.put(&id, record, now, events);
         }
         for id in self.hold.iter().flat_map(|hold| hold.doomed.keys()) {
             if let Some(row) = self.rows.get_mut(id) {
@@ -225,10 +225,10 @@ impl Table {
     }
 
     /// A record that is new, or has another value.
-    pub(crate) fn apply(&mut self, record: Record, now: Now, events: &mut Vec<InstanceEvent>) {
+    pub(crate) fn apply(&mut self, record: Arc<Record>, now: Now, events: &mut Vec<InstanceEvent>) {
         let id: Arc<str> = record.name().into();
         self.release(&id);
-        self.put(id, record, now, events);
+        self.put(&id, record, now, events);
     }
 
     /// A record is no more.
@@ -242,7 +242,7 @@ impl Table {
         let Some(hold) = self.hold.take_if(|hold| hold.until <= now.instant) else { return };
         for (id, fate) in hold.doomed {
             match fate {
-                Some(record) => self.put(id, record, now, events),
+                Some(record) => self.put(&id, record, now, events),
                 None => self.remove(&id, now, events),
             }
         }
@@ -330,30 +330,30 @@ impl Table {
         }
     }
 
-    fn put(&mut self, id: Arc<str>, record: Record, now: Now, events: &mut Vec<InstanceEvent>) {
+    fn put(&mut self, id: &Arc<str>, record: Arc<Record>, now: Now, events: &mut Vec<InstanceEvent>) {
         let wants_fetch = record.readiness == Readiness::Ready
             && matches!(record.metadata, MetadataSource::At(_))
             && self.policy != MetadataPolicy::Ignored;
         let mut changed = true;
-        match self.rows.get_mut(&id) {
+        match self.rows.get_mut(id) {
             Some(row) => {
-                changed = row.record != record;
+                changed = row.record.instance != record.instance || row.record.readiness != record.readiness;
                 let same_life = row.record.instance.incarnation == record.instance.incarnation && row.record.metadata == record.metadata;
                 if !same_life && let Some(at) = std::mem::take(&mut row.metadata).due {
-                    self.due.remove(&(at, Arc::clone(&id)));
+                    self.due.remove(&(at, Arc::clone(id)));
                 }
                 row.record = record;
             }
             None => {
                 let (metadata, candidate) = (Known::default(), Err(State::Gone));
                 let row = Row { record, metadata, candidate, claim: None, told: None, state: State::Gone, since: now.wall };
-                self.rows.insert(Arc::clone(&id), row);
+                self.rows.insert(Arc::clone(id), row);
             }
         }
         if wants_fetch && changed {
-            self.schedule(&id, now.instant);
+            self.schedule(id, now.instant);
         }
-        self.refresh(&id, now, events);
+        self.refresh(id, now, events);
     }
 
     fn remove(&mut self, id: &str, now: Now, events: &mut Vec<InstanceEvent>) {
@@ -371,7 +371,7 @@ impl Table {
         {
             self.settle(&heir, now, events);
         }
-        let Instance { incarnation, address, .. } = row.record.instance;
+        let Instance { incarnation, address, .. } = row.record.instance.clone();
         self.gone.truncate(GONE_MAX - 1);
         self.gone.push_front(Seen { id, incarnation, address, state: State::Gone, since: now.wall });
     }
@@ -490,3 +490,6 @@ fn jittered(wait: Duration, id: &str) -> Duration {
     let hash = id.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)); // FNV-1a
     wait + wait.mul_f64(f64::from(u16::try_from(hash >> 48).unwrap_or(0)) / f64::from(u16::MAX) / 4.0)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,256 @@
+//! Kubernetes as registry: readiness is the pod's own, kept by its readiness probe, and told by EndpointSlices.
+//!
+//! ```text
+//!  Services ── whose selector holds both labels ──▶ their names ──▶ EndpointSlices of these names ──▶ SliceIndex ──▶ records
+//! ```
+//! | EndpointSlice | what is told |
+//! |---|---|
+//! | endpoint added with `ready: true` (nil is true) | Added |
+//! | its condition becomes true | Added |
+//! | its condition becomes false, or it is terminating or no longer serving | Removed |
+//! | endpoint gone from its last slice, slice deleted, or absent from a new list | Removed |
+//!
+//! The Service is found by its *selector* on the labels [`NAMESPACE_LABEL`] and [`COMPONENT_LABEL`], not by guessing its name: two namespaces may have a
+//! component of one name. Its slices are found by `kubernetes.io/service-name`, since the slice controller mirrors labels of the Service, not of the pods.
+//!
+//! [`InferencePools`] is the other way in: an `InferencePool` names its pods by selector.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+use futures::stream::{BoxStream, StreamExt};
+use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::ListParams;
+use kube::{Api, Client, ResourceExt};
+use tokio::sync::Notify;
+
+use crate::backend::{Backend, BackendEvent, Component};
+use crate::registry::{InstanceHandle, RegisterError, Registration, ServiceRegistry};
+use crate::table::MetadataPolicy;
+use crate::watch::Discovery;
+
+mod listing;
+mod pods;
+mod pool;
+mod slices;
+
+use listing::{Listing, Told};
+pub use pool::{InferencePools, PoolGroup};
+pub use slices::{PortRule, SliceIndex};
+
+/// The label, of a pod and in the selector of its Service, that says which namespace of the serving system the pod belongs to.
+pub const NAMESPACE_LABEL: &str = "nvidia.com/dynamo-namespace";
+
+/// The label that says which component it is.
+pub const COMPONENT_LABEL: &str = "nvidia.com/dynamo-component";
+
+/// The label by which a slice names its Service.
+const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
+
+/// The most Services that may select one component: each is a name in a label selector, which is part of a URL.
+const SERVICES_MAX: usize = 32;
+
+/// A cluster, as a backend of discovery.
+#[derive(Clone)]
+pub struct Kubernetes {
+    client: Client,
+    kube_namespace: String,
+    ports: PortRule,
+}
+
+/// Registers the pod this process runs in.
+#[derive(Clone)]
+pub struct KubernetesRegistry {
+    client: Client,
+    kube_namespace: String,
+    pod: String,
+}
+
+// === impl Kubernetes ===
+
+impl Kubernetes {
+    /// The instances in one Kubernetes namespace of a cluster.
+    #[must_use]
+    pub fn new(client: Client, kube_namespace: impl Into<String>) -> Self {
+        Self { client, kube_namespace: kube_namespace.into(), ports: PortRule::default() }
+    }
+
+    /// The same with this rule of which port is meant.
+    #[must_use]
+    pub fn with_ports(self, ports: PortRule) -> Self {
+        Self { ports, ..self }
+    }
+
+    /// Discovery over it.
+    #[must_use]
+    pub fn discovery(self, policy: MetadataPolicy) -> Discovery<Self> {
+        Discovery::new(self, policy)
+    }
+}
+
+impl std::fmt::Debug for Kubernetes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Kubernetes").field("kube_namespace", &self.kube_namespace).field("ports", &self.ports).finish_non_exhaustive()
+    }
+}
+
+impl Backend for Kubernetes {
+    fn follow(&self, component: &Component, relist: Arc<Notify>) -> BoxStream<'static, BackendEvent> {
+        let services = Listing::new(Api::<Service>::namespaced(self.client.clone(), &self.kube_namespace), "");
+        let slices = Api::namespaced(self.client.clone(), &self.kube_namespace);
+        let index = SliceIndex::new(self.ports.clone());
+        let (component, names) = (component.clone(), BTreeSet::new());
+        let follow = Follow { component, services, names, listed: false, slices, listing: None, index, relist };
+        futures::stream::unfold((follow, Vec::new()), |(mut follow, mut events)| async move {
+            while events.is_empty() {
+                events = follow.next().await;
+                events.reverse(); // taken from the end
+            }
+            let event = events.pop()?;
+            Some((event, (follow, events)))
+        })
+        .boxed()
+    }
+}
+
+/// One component, followed.
+struct Follow {
+    component: Component,
+    services: Listing<Service>,
+    names: BTreeSet<String>,
+    listed: bool,
+    slices: Api<EndpointSlice>,
+    /// Of the slices of the Services in `names`, if there are any.
+    listing: Option<Listing<EndpointSlice>>,
+    index: SliceIndex,
+    relist: Arc<Notify>,
+}
+
+// === impl Follow ===
+
+impl Follow {
+    async fn next(&mut self) -> Vec<BackendEvent> {
+        let slices = async {
+            match &mut self.listing {
+                Some(listing) => listing.next().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            told = self.services.next() => self.service(told),
+            told = slices => self.slice(told),
+            () = self.relist.notified() => {
+                self.services.restart();
+                if let Some(listing) = &mut self.listing {
+                    listing.restart();
+                }
+                Vec::new()
+            }
+        }
+    }
+
+    /// Which Services select the component. The set of slices is listed anew when that changed; until then the old one stands.
+    fn service(&mut self, told: Told<Service>) -> Vec<BackendEvent> {
+        let selects = |service: &Service| selects(service, &self.component);
+        let mut names = self.names.clone();
+        match told {
+            Told::All(services) => names = services.iter().filter(|s| selects(s)).map(ResourceExt::name_any).collect(),
+            Told::Applied(service) if selects(&service) => drop(names.insert(service.name_any())),
+            Told::Applied(service) | Told::Deleted(service) => drop(names.remove(&service.name_any())),
+            Told::Failed(why) => return vec![BackendEvent::Failed(why)],
+        }
+        let first = !std::mem::replace(&mut self.listed, true);
+        if names == self.names && !first {
+            // With no Service there is no slice to hear of, so that this is the only sign of life.
+            return if self.names.is_empty() { vec![BackendEvent::Alive] } else { Vec::new() };
+        }
+        if names.len() > SERVICES_MAX {
+            return vec![BackendEvent::Failed(format!("{} Services select the component; at most {SERVICES_MAX} may", names.len()))];
+        }
+        self.names = names;
+        if self.names.is_empty() {
+            self.listing = None;
+            return vec![BackendEvent::Reset(self.index.reset(&[]))];
+        }
+        let names: Vec<&str> = self.names.iter().map(String::as_str).collect();
+        self.listing = Some(Listing::new(self.slices.clone(), &format!("{SERVICE_NAME_LABEL} in ({})", names.join(","))));
+        Vec::new()
+    }
+
+    fn slice(&mut self, told: Told<EndpointSlice>) -> Vec<BackendEvent> {
+        match told {
+            Told::All(slices) => vec![BackendEvent::Reset(self.index.reset(&slices))],
+            Told::Applied(slice) => self.index.apply(&slice),
+            Told::Deleted(slice) => self.index.delete(&slice.name_any()),
+            Told::Failed(why) => vec![BackendEvent::Failed(why)],
+        }
+    }
+}
+
+/// Does the Service select the pods of that component, and no others'?
+fn selects(service: &Service, component: &Component) -> bool {
+    let selector = service.spec.as_ref().and_then(|s| s.selector.as_ref());
+    selector.is_some_and(|selector| has_labels(selector, component))
+}
+
+fn has_labels(labels: &BTreeMap<String, String>, component: &Component) -> bool {
+    let has = |key: &str, value: &str| labels.get(key).is_some_and(|v| v == value);
+    has(NAMESPACE_LABEL, component.namespace()) && has(COMPONENT_LABEL, component.name())
+}
+
+// === impl KubernetesRegistry ===
+
+impl KubernetesRegistry {
+    /// Registers the pod of that name. A pod learns its own name and namespace by the downward API.
+    #[must_use]
+    pub fn new(client: Client, kube_namespace: impl Into<String>, pod: impl Into<String>) -> Self {
+        Self { client, kube_namespace: kube_namespace.into(), pod: pod.into() }
+    }
+
+    /// Asserts what must be so that others can find the pod: its labels, and a Service that selects it by them. After that the
+    /// registration is the pod's life, and readiness what its probe is told by [`crate::serve`].
+    async fn register(&self, namespace: &str, component: &str) -> Result<InstanceHandle, RegisterError> {
+        let component = Component::try_new(namespace, component)?;
+        let unavailable = |what: &str, e: &kube::Error| match e {
+            kube::Error::Api(status) if status.code == 404 || status.code == 403 => RegisterError::Refused(format!("{what}: {status}")),
+            other => RegisterError::Unavailable(format!("{what}: {other}")),
+        };
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.kube_namespace);
+        let pod = pods.get(&self.pod).await.map_err(|e| unavailable("reading the pod", &e))?;
+        if !has_labels(pod.labels(), &component) {
+            let (namespace, name) = (component.namespace(), component.name());
+            return Err(RegisterError::Refused(format!(
+                "pod {:?} must have the labels {NAMESPACE_LABEL}={namespace} and {COMPONENT_LABEL}={name}",
+                self.pod
+            )));
+        }
+        let services: Api<Service> = Api::namespaced(self.client.clone(), &self.kube_namespace);
+        let services = services.list(&ListParams::default()).await.map_err(|e| unavailable("listing Services", &e))?;
+        let selected = services.iter().filter(|service| selects(service, &component)).any(|service| {
+            let selector = service.spec.as_ref().and_then(|s| s.selector.as_ref());
+            selector.is_some_and(|s| s.iter().all(|(key, value)| pod.labels().get(key) == Some(value)))
+        });
+        if !selected {
+            return Err(RegisterError::Refused(format!(
+                "no Service of namespace {:?} selects pod {:?} by {NAMESPACE_LABEL} and {COMPONENT_LABEL}: nobody would find it",
+                self.kube_namespace, self.pod
+            )));
+        }
+        let incarnation = pod.uid().unwrap_or_default().into();
+        Ok(InstanceHandle::new(self.pod.as_str().into(), incarnation, |_| Registration { task: None, withdraw: None }))
+    }
+}
+
+impl std::fmt::Debug for KubernetesRegistry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KubernetesRegistry").field("kube_namespace", &self.kube_namespace).field("pod", &self.pod).finish_non_exhaustive()
+    }
+}
+
+impl ServiceRegistry for KubernetesRegistry {
+    fn register_instance<'a>(&'a self, namespace: &'a str, component: &'a str) -> BoxFuture<'a, Result<InstanceHandle, RegisterError>> {
+        Box::pin(self.register(namespace, component))
+    }
+}

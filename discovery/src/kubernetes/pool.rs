@@ -1,0 +1,194 @@
+//! An `InferencePool` as source: the pods its selector matches, at its target ports.
+//!
+//! Both API groups are known: `inference.networking.k8s.io/v1` and the older `inference.networking.x-k8s.io/v1alpha2`. The namespace asked for is the Kubernetes
+//! namespace, the component the name of the pool. An edit of the pool lists its pods anew; until that list is there the old set stands. A pool
+//! that was deleted has no pods.
+
+use std::sync::Arc;
+
+use futures::stream::{BoxStream, StreamExt};
+use k8s_openapi::api::core::v1::Pod;
+use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
+use kube::{Api, Client, ResourceExt};
+use serde_json::Value;
+use tokio::sync::Notify;
+
+use super::listing::{Listing, Told};
+use super::pods::PodIndex;
+use crate::backend::{Backend, BackendEvent, Component};
+use crate::table::MetadataPolicy;
+use crate::watch::Discovery;
+
+/// The most target ports of one pool, which is the API's own limit.
+const TARGET_PORTS_MAX: usize = 8;
+
+/// Which API group an InferencePool is of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PoolGroup {
+    /// `inference.networking.k8s.io/v1`.
+    #[default]
+    V1,
+    /// `inference.networking.x-k8s.io/v1alpha2`.
+    V1Alpha2,
+}
+
+/// The InferencePools of a cluster, as a backend of discovery.
+#[derive(Clone)]
+pub struct InferencePools {
+    client: Client,
+    group: PoolGroup,
+}
+
+/// What of a pool matters here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct PoolSpec {
+    selector: String,
+    ports: Vec<u16>,
+}
+
+struct Follow {
+    pool: Listing<DynamicObject>,
+    spec: Option<PoolSpec>,
+    told: bool,
+    pods: Api<Pod>,
+    listing: Option<Listing<Pod>>,
+    index: PodIndex,
+    relist: Arc<Notify>,
+}
+
+// === impl InferencePools ===
+
+impl InferencePools {
+    /// Pools of this group.
+    #[must_use]
+    pub fn new(client: Client, group: PoolGroup) -> Self {
+        Self { client, group }
+    }
+
+    /// Discovery over it.
+    #[must_use]
+    pub fn discovery(self, policy: MetadataPolicy) -> Discovery<Self> {
+        Discovery::new(self, policy)
+    }
+}
+
+impl std::fmt::Debug for InferencePools {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("InferencePools").field("group", &self.group).finish_non_exhaustive()
+    }
+}
+
+impl Backend for InferencePools {
+    fn follow(&self, component: &Component, relist: Arc<Notify>) -> BoxStream<'static, BackendEvent> {
+        let kind = ApiResource::from_gvk_with_plural(&self.group.kind(), "inferencepools");
+        let pools = Api::namespaced_with(self.client.clone(), component.namespace(), &kind);
+        let follow = Follow {
+            pool: Listing::of_one(pools, component.name()),
+            spec: None,
+            told: false,
+            pods: Api::namespaced(self.client.clone(), component.namespace()),
+            listing: None,
+            index: PodIndex::new(Vec::new()),
+            relist,
+        };
+        futures::stream::unfold((follow, Vec::new()), |(mut follow, mut events)| async move {
+            while events.is_empty() {
+                events = follow.next().await;
+                events.reverse(); // taken from the end
+            }
+            let event = events.pop()?;
+            Some((event, (follow, events)))
+        })
+        .boxed()
+    }
+}
+
+// === impl Follow ===
+
+impl Follow {
+    async fn next(&mut self) -> Vec<BackendEvent> {
+        let pods = async {
+            match &mut self.listing {
+                Some(listing) => listing.next().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            told = self.pool.next() => self.pool(told),
+            told = pods => match told {
+                Told::All(pods) => vec![BackendEvent::Reset(self.index.reset(&pods))],
+                Told::Applied(pod) => self.index.apply(&pod),
+                Told::Deleted(pod) => self.index.delete(&pod.name_any()),
+                Told::Failed(why) => vec![BackendEvent::Failed(why)],
+            },
+            () = self.relist.notified() => {
+                if let Some(listing) = &mut self.listing {
+                    listing.restart();
+                }
+                Vec::new()
+            }
+        }
+    }
+
+    fn pool(&mut self, told: Told<DynamicObject>) -> Vec<BackendEvent> {
+        let pool = match told {
+            Told::All(pools) => pools.into_iter().next(),
+            Told::Applied(pool) => Some(pool),
+            Told::Deleted(_) => None,
+            Told::Failed(why) => return vec![BackendEvent::Failed(why)],
+        };
+        let spec = match pool.map(|pool| PoolSpec::parse(&pool.data)).transpose() {
+            Ok(spec) => spec,
+            Err(why) => return vec![BackendEvent::Failed(format!("InferencePool: {why}"))],
+        };
+        let first = !std::mem::replace(&mut self.told, true);
+        if spec == self.spec && !first {
+            return if spec.is_none() { vec![BackendEvent::Alive] } else { Vec::new() };
+        }
+        self.spec = spec;
+        let Some(PoolSpec { selector, ports }) = &self.spec else {
+            self.listing = None;
+            return vec![BackendEvent::Reset(Vec::new())];
+        };
+        self.index = PodIndex::new(ports.clone());
+        self.listing = Some(Listing::new(self.pods.clone(), selector));
+        Vec::new()
+    }
+}
+
+// === impl PoolSpec ===
+
+impl PoolSpec {
+    /// Of an object of either group.
+    fn parse(object: &Value) -> Result<Self, String> {
+        let spec = object.get("spec").ok_or("it has no spec")?;
+        let selector = spec.get("selector").ok_or("it has no selector")?;
+        // v1 has matchLabels, the older group the labels themselves.
+        let labels = selector.get("matchLabels").unwrap_or(selector).as_object().ok_or("its selector is not an object")?;
+        let labels: Option<Vec<String>> = labels.iter().map(|(key, value)| Some(format!("{key}={}", value.as_str()?))).collect();
+        let selector = labels.ok_or("a label of its selector is not text")?.join(",");
+        if selector.is_empty() {
+            return Err("its selector is empty: it would match every pod".to_owned());
+        }
+        let number = |value: &Value| value.as_u64().and_then(|port| u16::try_from(port).ok()).filter(|&port| port > 0);
+        let ports: Option<Vec<u16>> = match (spec.get("targetPorts"), spec.get("targetPortNumber")) {
+            (Some(Value::Array(ports)), _) => ports.iter().map(|port| port.get("number").and_then(number)).collect(),
+            (_, Some(port)) => number(port).map(|port| vec![port]),
+            _ => None,
+        };
+        let ports = ports.filter(|ports| !ports.is_empty()).ok_or("it has no target port in 1 to 65535")?;
+        if ports.len() > TARGET_PORTS_MAX {
+            return Err(format!("{} target ports; at most {TARGET_PORTS_MAX} are allowed", ports.len()));
+        }
+        Ok(Self { selector, ports })
+    }
+}
+
+impl PoolGroup {
+    fn kind(self) -> GroupVersionKind {
+        match self {
+            Self::V1 => GroupVersionKind::gvk("inference.networking.k8s.io", "v1", "InferencePool"),
+            Self::V1Alpha2 => GroupVersionKind::gvk("inference.networking.x-k8s.io", "v1alpha2", "InferencePool"),
+        }
+    }
+}

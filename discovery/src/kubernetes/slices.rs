@@ -1,0 +1,203 @@
+//! What all EndpointSlices of a component say together. Pure.
+//!
+//! An endpoint may be in several slices at once (it moves, it is dual-stack, two Services select it) and slices change one at a time. So what each slice
+//! says is kept by slice; an endpoint is what all of them say together, and gone when the last of them has let go of it. An event costs what is in
+//! its slice, never what is in all.
+//!
+//! Of several things said about one endpoint, the best counts, in this order: ready; IPv4 (an endpoint is reached by one address); the newest by the slice's
+//! trigger time, by which of two pods of one name the later wins. The order has no ties, so the outcome does not depend on the order of events.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+
+use crate::backend::{BackendEvent, MetadataSource, Readiness, Record};
+use crate::instance::{Instance, NAMESPACE_DEFAULT};
+
+/// Labels of a slice that are about the slice.
+const SLICE_LABELS: &[&str] = &["kubernetes.io/service-name", "service.kubernetes.io/headless"];
+const SLICE_LABEL_PREFIX: &str = "endpointslice.kubernetes.io/";
+
+const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
+const NODE_LABEL: &str = "kubernetes.io/hostname";
+
+/// Which port of a slice is the instance's, where it serves `/metadata` and, unless its metadata says otherwise, takes its traffic.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortRule {
+    /// The port of this name; the slice's first when not given.
+    pub name: Option<String>,
+    /// The port where a slice has none, or none of that name.
+    pub fallback: Option<u16>,
+}
+
+/// What all slices say together.
+#[derive(Debug)]
+pub struct SliceIndex {
+    ports: PortRule,
+    /// By slice: of whom it speaks.
+    slices: HashMap<Arc<str>, BTreeSet<Arc<str>>>,
+    /// By endpoint: what is said of it, by slice. One slice may speak of one name twice.
+    endpoints: HashMap<Arc<str>, Vec<Said>>,
+}
+
+#[derive(Clone, Debug)]
+struct Said {
+    slice: Arc<str>,
+    record: Arc<Record>,
+}
+
+// === impl SliceIndex ===
+
+impl SliceIndex {
+    /// No slice yet.
+    #[must_use]
+    pub fn new(ports: PortRule) -> Self {
+        Self { ports, slices: HashMap::new(), endpoints: HashMap::new() }
+    }
+
+    /// A slice is new or has changed: what changes by that.
+    pub fn apply(&mut self, slice: &EndpointSlice) -> Vec<BackendEvent> {
+        let name: Arc<str> = slice.name_any().into();
+        let records = records(slice, &self.ports);
+        self.replace(&name, records)
+    }
+
+    /// A slice is no more: what changes by that.
+    pub fn delete(&mut self, name: &str) -> Vec<BackendEvent> {
+        self.replace(&name.into(), Vec::new())
+    }
+
+    /// These are all slices there are: the whole set.
+    pub fn reset(&mut self, slices: &[EndpointSlice]) -> Vec<Arc<Record>> {
+        self.slices.clear();
+        self.endpoints.clear();
+        for slice in slices {
+            let name: Arc<str> = slice.name_any().into();
+            self.insert(&name, records(slice, &self.ports));
+        }
+        self.endpoints.values().filter_map(|said| best(said)).cloned().collect()
+    }
+
+    fn replace(&mut self, slice: &Arc<str>, records: Vec<Arc<Record>>) -> Vec<BackendEvent> {
+        let mut before: BTreeMap<Arc<str>, Option<Arc<Record>>> = BTreeMap::new();
+        let new = records.iter().map(|record| Arc::from(record.name()));
+        for id in self.slices.get(slice).into_iter().flatten().cloned().chain(new) {
+            let said = self.endpoints.get(&id).and_then(|said| best(said)).cloned();
+            before.insert(id, said);
+        }
+        for id in self.slices.remove(slice).unwrap_or_default() {
+            if let Some(said) = self.endpoints.get_mut(&id) {
+                said.retain(|said| said.slice != *slice);
+                if said.is_empty() {
+                    self.endpoints.remove(&id);
+                }
+            }
+        }
+        self.insert(slice, records);
+        let mut events = Vec::new();
+        for (id, before) in before {
+            match (self.endpoints.get(&id).and_then(|said| best(said)), before) {
+                (Some(now), before) if before.as_ref() != Some(now) => events.push(BackendEvent::Apply(Arc::clone(now))),
+                (None, Some(_)) => events.push(BackendEvent::Delete(id)),
+                _ => {}
+            }
+        }
+        if events.is_empty() {
+            events.push(BackendEvent::Alive);
+        }
+        events
+    }
+
+    fn insert(&mut self, slice: &Arc<str>, records: Vec<Arc<Record>>) {
+        let mut ids = BTreeSet::new();
+        for record in records {
+            let id: Arc<str> = record.name().into();
+            self.endpoints.entry(Arc::clone(&id)).or_default().push(Said { slice: Arc::clone(slice), record });
+            ids.insert(id);
+        }
+        if !ids.is_empty() {
+            self.slices.insert(Arc::clone(slice), ids);
+        }
+    }
+}
+
+fn best(said: &[Said]) -> Option<&Arc<Record>> {
+    let rank = |said: &Said| {
+        let Record { instance, readiness, freshness, .. } = &*said.record;
+        let (ready, v4) = (*readiness == Readiness::Ready, instance.address.is_ipv4());
+        (ready, v4, *freshness, instance.incarnation.clone(), instance.address, Reverse(Arc::clone(&said.slice)))
+    };
+    said.iter().max_by_key(|said| rank(said)).map(|said| &said.record)
+}
+
+/// What one slice says. What has no meaning (a name instead of an address, no address at all) is left out.
+fn records(slice: &EndpointSlice, rule: &PortRule) -> Vec<Arc<Record>> {
+    let port = port(slice.ports.as_deref().unwrap_or_default(), rule);
+    let service = slice.labels().get("kubernetes.io/service-name").map_or("service", String::as_str);
+    let trigger = slice.annotations().get(TRIGGER_TIME).and_then(|t| t.parse::<Timestamp>().ok());
+    let freshness = trigger.and_then(|t| u64::try_from(t.as_microsecond()).ok()).unwrap_or(0);
+    let shared: Vec<(String, String)> = slice
+        .labels()
+        .iter()
+        .filter(|(key, _)| !key.starts_with(SLICE_LABEL_PREFIX) && !SLICE_LABELS.contains(&key.as_str()))
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect();
+    let kube_namespace = slice.namespace().unwrap_or_else(|| NAMESPACE_DEFAULT.to_owned());
+    let record = |endpoint: &Endpoint| {
+        let ip: IpAddr = endpoint.addresses.first()?.parse().ok()?; // further addresses have no meaning
+        let pod = endpoint.target_ref.as_ref().filter(|r| r.kind.as_deref() == Some("Pod"));
+        let name = pod.and_then(|r| r.name.clone()).unwrap_or_else(|| format!("{service}-{ip}").replace(':', "-"));
+        let mut labels = shared.clone();
+        labels.extend(endpoint.zone.iter().map(|zone| (ZONE_LABEL.to_owned(), zone.clone())));
+        labels.extend(endpoint.node_name.iter().map(|node| (NODE_LABEL.to_owned(), node.clone())));
+        labels.sort_unstable();
+        labels.dedup_by(|a, b| a.0 == b.0);
+        let address = SocketAddr::new(ip, port.unwrap_or(0));
+        let instance = Instance {
+            namespace: pod.and_then(|r| r.namespace.clone()).unwrap_or_else(|| kube_namespace.clone()),
+            incarnation: pod.and_then(|r| r.uid.clone()).unwrap_or_default(),
+            labels,
+            ..Instance::new(name, address)
+        };
+        let readiness = match port {
+            None => Readiness::NotReady("its slice has no such port, and no port is configured".to_owned()),
+            Some(_) => readiness(endpoint.conditions.as_ref()),
+        };
+        Some(Arc::new(Record { instance, readiness, metadata: MetadataSource::At(address), freshness }))
+    };
+    // FQDN has no semantics and is deprecated.
+    let slices_of_addresses = ["IPv4", "IPv6"].contains(&slice.address_type.as_str());
+    slice.endpoints.iter().flatten().filter(|_| slices_of_addresses).filter_map(record).collect()
+}
+
+/// `ready` alone is not enough: with `publishNotReadyAddresses` it is always true, and a model server that is not serving is of no use all the same.
+fn readiness(conditions: Option<&EndpointConditions>) -> Readiness {
+    let Some(EndpointConditions { ready, serving, terminating }) = conditions else { return Readiness::Ready };
+    let not_ready = |why: &str| Readiness::NotReady(why.to_owned());
+    if terminating.unwrap_or(false) {
+        not_ready("it is terminating")
+    } else if !ready.unwrap_or(true) {
+        not_ready("its readiness probe fails")
+    } else if !serving.unwrap_or(true) {
+        not_ready("it is not serving, though published as ready")
+    } else {
+        Readiness::Ready
+    }
+}
+
+fn port(ports: &[EndpointPort], rule: &PortRule) -> Option<u16> {
+    let meant = match &rule.name {
+        Some(name) => ports.iter().find(|port| port.name.as_ref() == Some(name)),
+        None => ports.first(),
+    };
+    meant.and_then(|port| port.port).and_then(|port| u16::try_from(port).ok()).filter(|&port| port > 0).or(rule.fallback)
+}
+
+#[cfg(test)]
+mod tests;
