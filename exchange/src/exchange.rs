@@ -28,7 +28,7 @@ use crate::hint;
 use crate::pool::{BLOCK_TOKENS, Counters, Pool};
 use crate::prompt;
 use crate::reply::{Refusal, Reply};
-use crate::settings::{FailureMode, Settings};
+use crate::settings::{FailureMode, ObjectiveHeader, Settings};
 use crate::time::Time;
 use crate::{explain, headers, rewrite};
 
@@ -47,6 +47,8 @@ pub struct Exchange {
     explain: bool,
     /// Did the client declare the length of its body?
     sized: bool,
+    objective: Option<Box<str>>,
+    rewrite: Option<Box<str>>,
 }
 
 #[derive(Debug)]
@@ -59,6 +61,8 @@ enum Phase {
     Parked,
     /// Sent on; the ledger holds it.
     Routed(Box<Flight>),
+    /// Answered by us before there was a pool to count it in.
+    Refused(&'static str),
     /// Not ours to account: answered by us, passed on without a pick, or over.
     Done,
 }
@@ -98,7 +102,13 @@ struct Head<'h> {
     content_length: Option<usize>,
     unbuffered: bool,
     explain: bool,
+    objective: Named<'h>,
+    rewrite: Named<'h>,
 }
+
+/// The value of a header that has two names: the first value of each.
+#[derive(Debug, Default)]
+struct Named<'h>([Option<&'h [u8]>; 2]);
 
 // === impl Exchange ===
 
@@ -113,10 +123,12 @@ impl Exchange {
             started: now,
             explain: false,
             sized: false,
+            objective: None,
+            rewrite: None,
         }
     }
 
-    /// Reads the request headers. Names are lower-case. The caller removes control headers ([`headers::is_control`]) itself.
+    /// Reads the request headers. Names are lower-case. The caller removes those that a client must not set ([`Settings::removes`]) itself.
     pub fn request_headers<'h>(
         &mut self,
         settings: &Settings,
@@ -127,6 +139,8 @@ impl Exchange {
         self.api = Api::of(head.method, head.path);
         self.family = self.api.error_family();
         self.explain = head.explain && settings.explain;
+        self.objective = head.objective.get().filter(|_| settings.objective_header == ObjectiveHeader::Trust).map(Into::into);
+        self.rewrite = head.rewrite.get().map(Into::into);
         self.sized = head.content_length.is_some();
         if head.path_is(settings.ready_path.as_bytes()) {
             self.phase = Phase::Done;
@@ -149,8 +163,9 @@ impl Exchange {
     pub fn body_grew(&mut self, settings: &Settings, bytes: usize) -> Option<Reply> {
         let undecided = matches!(self.phase, Phase::Started | Phase::Buffering);
         (undecided && bytes > settings.body_limit_bytes).then(|| {
-            self.phase = Phase::Done;
-            Refusal::TooLarge(settings.body_limit_bytes).reply(self.family)
+            let refusal = Refusal::TooLarge(settings.body_limit_bytes);
+            self.phase = Phase::Refused(refusal.reason());
+            refusal.reply(self.family)
         })
     }
 
@@ -165,7 +180,8 @@ impl Exchange {
             return self.without_state(settings, pool, now);
         }
         let model = parsed.as_ref().map_or("", |p| &*p.model);
-        let resolved = match pool.resolve(Asked { model, ..Asked::default() }) {
+        let asked = Asked { model, objective: self.objective.as_deref(), rewrite: self.rewrite.as_deref() };
+        let resolved = match pool.resolve(asked) {
             Ok(resolved) => resolved,
             Err(refusal) => return self.refuse(pool, &refusal),
         };
@@ -225,6 +241,10 @@ impl Exchange {
     pub fn end(&mut self, pool: &mut Pool, now: Time) -> Option<Outcome> {
         match std::mem::replace(&mut self.phase, Phase::Done) {
             Phase::Routed(flight) => Some(flight.end(pool, now)),
+            Phase::Refused(reason) => {
+                pool.counters_mut().dropped_one(reason);
+                None
+            }
             _ => None,
         }
     }
@@ -277,7 +297,11 @@ impl<'h> Head<'h> {
                 // Their headers have no end of stream and no body ever comes: holding them would hang the request.
                 b"upgrade" => head.unbuffered = true,
                 b"content-type" => head.unbuffered |= value.starts_with(b"application/grpc"),
-                _ => head.explain |= name == headers::EXPLAIN.as_bytes() && value == b"1",
+                _ => {
+                    head.explain |= name == headers::EXPLAIN.as_bytes() && value == b"1";
+                    head.objective.offer(headers::OBJECTIVE, name, value);
+                    head.rewrite.offer(headers::MODEL_REWRITE, name, value);
+                }
             }
         }
         head.unbuffered |= head.method == b"CONNECT";
@@ -286,5 +310,44 @@ impl<'h> Head<'h> {
 
     fn path_is(&self, path: &[u8]) -> bool {
         self.path.split(|&b| b == b'?').next() == Some(path)
+    }
+}
+
+// === impl Named ===
+
+impl<'h> Named<'h> {
+    fn offer(&mut self, names: [&str; 2], name: &[u8], value: &'h [u8]) {
+        for (known, slot) in names.iter().zip(&mut self.0) {
+            if known.as_bytes() == name {
+                *slot = slot.or(Some(value));
+            }
+        }
+    }
+
+    /// The value under the current name, else that under the older one; an empty one, or one that is no text, says nothing.
+    fn get(&self) -> Option<&'h str> {
+        self.0.iter().flatten().filter_map(|value| std::str::from_utf8(value).ok()).find(|value| !value.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_current_name_goes_before_the_older_one_and_the_first_value_before_others() {
+        let [current, older] = headers::OBJECTIVE;
+        for (given, read) in [
+            (&[][..], None),
+            (&[(older, "a")], Some("a")),
+            (&[(older, "a"), (current, "b")], Some("b")),
+            (&[(current, "b"), (current, "c")], Some("b")),
+            (&[(current, ""), (older, "a")], Some("a")),
+            (&[(current, "\u{fe}"), ("x-other", "a")], Some("\u{fe}")),
+        ] {
+            let head = Head::read(given.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())));
+            assert_eq!(head.objective.get(), read, "{given:?}");
+        }
+        assert_eq!(Head::read([(current.as_bytes(), &b"\xff"[..])]).objective.get(), None);
     }
 }

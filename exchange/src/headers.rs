@@ -34,6 +34,11 @@ pub const CONTENT_LENGTH: &str = "content-length";
 /// HTTP's: how the reply may be compressed.
 pub const ACCEPT_ENCODING: &str = "accept-encoding";
 
+/// Names the objective of a request: the current name, then the older one that is still read.
+pub const OBJECTIVE: [&str; 2] = ["x-llm-d-inference-objective", "x-gateway-inference-objective"];
+/// Asks for another model than the body names: the current name, then the older one that is still read.
+pub const MODEL_REWRITE: [&str; 2] = ["x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite"];
+
 /// Headers a client must not set: they steer the proxy or the engine. Every value of each is removed before anything else.
 pub const CONTROL: [&str; 11] = [
     DESTINATION,

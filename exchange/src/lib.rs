@@ -9,7 +9,7 @@ mod exchange;
 pub use exchange::{Exchange, Forward, HELD_BYTES_MAX, HeadersStep, Origin, Outcome, ResponseBody, ResponseHead, ResponseStep, Step};
 
 mod settings;
-pub use settings::{DestinationFormat, FailureMode, Settings};
+pub use settings::{DestinationFormat, FailureMode, ObjectiveHeader, Settings};
 
 pub mod pool;
 pub use pool::Pool;

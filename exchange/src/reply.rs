@@ -121,9 +121,9 @@ fn code(error: &BodyError) -> &'static str {
 fn body(family: Family, row: &Row) -> Vec<u8> {
     let kind = match (family, row.status) {
         (Family::Anthropic, 503) => "overloaded_error",
-        (Family::Anthropic, 404) => "not_found_error",
         (Family::Anthropic, 500) => "api_error",
         (Family::OpenAi, 500) => "server_error",
+        (Family::Anthropic, 404) => "not_found_error",
         (Family::Anthropic, 413) => "request_too_large",
         (_, 429) => "rate_limit_error",
         (Family::OpenAi, 503) => "service_unavailable",
@@ -171,6 +171,20 @@ mod tests {
         assert_eq!(reply.status, 429);
         assert!(reply.headers.contains(&("retry-after", "1".to_owned())));
         assert!(reply.headers.contains(&(headers::DROPPED_REASON, "rejected-saturated".to_owned())));
+    }
+
+    #[test]
+    fn an_unknown_model_is_not_found_and_named() {
+        let refusal = Refusal::UnknownModel("gpt".into());
+        assert_eq!(
+            text(&refusal, Family::OpenAi),
+            r#"404 {"error":{"code":"model_not_found","message":"the model \"gpt\" does not exist here","param":null,"type":"invalid_request_error"}}"#
+        );
+        assert_eq!(
+            text(&refusal, Family::Anthropic),
+            r#"404 {"error":{"message":"the model \"gpt\" does not exist here","type":"not_found_error"},"type":"error"}"#
+        );
+        assert!(!refusal.reply(Family::OpenAi).headers.iter().any(|(name, _)| *name == "retry-after"), "the same again will not help");
     }
 
     #[test]

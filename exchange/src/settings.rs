@@ -20,6 +20,15 @@ pub enum FailureMode {
     Open,
 }
 
+/// Whose word an objective header is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ObjectiveHeader {
+    /// The client's, who may not choose how important it is: the header is removed, and the priority is that of the model.
+    Ignore,
+    /// That of something in front of us that sets it, and removes the client's own.
+    Trust,
+}
+
 /// Settings of all exchanges of one filter configuration.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -44,11 +53,26 @@ pub struct Settings {
     pub ready_path: String,
     /// May a client ask for the reasons of a decision by header?
     pub explain: bool,
+    /// Does the objective header count?
+    pub objective_header: ObjectiveHeader,
     /// Time one attempt of a streamed request may take to its response headers, in ms; 0 is no limit. Unstreamed replies send their
     /// headers at the end, so it never applies to them.
     pub per_try_timeout_ms: u64,
     /// Are failed attempts retried on the rest of the ranked list?
     pub retry: bool,
+}
+
+// === impl Settings ===
+
+impl Settings {
+    /// Is this a header that a client must not set? `name` is lower-case.
+    #[must_use]
+    pub fn removes(&self, name: &[u8]) -> bool {
+        let ours = [&self.destination_header, &self.fallback_header];
+        headers::is_control(name)
+            || ours.iter().any(|header| header.as_bytes() == name)
+            || (self.objective_header == ObjectiveHeader::Ignore && headers::OBJECTIVE.iter().any(|header| header.as_bytes() == name))
+    }
 }
 
 impl Default for Settings {
@@ -64,8 +88,29 @@ impl Default for Settings {
             cold_start_wait_ms: 2_000,
             ready_path: "/switchpoint/ready".to_owned(),
             explain: false,
+            objective_header: ObjectiveHeader::Ignore,
             per_try_timeout_ms: 0,
             retry: true,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_chooses_its_priority_only_where_it_is_trusted() {
+        let mut settings = Settings::default();
+        assert!(headers::OBJECTIVE.iter().all(|name| settings.removes(name.as_bytes())));
+        settings.objective_header = ObjectiveHeader::Trust;
+        assert!(!headers::OBJECTIVE.iter().any(|name| settings.removes(name.as_bytes())));
+    }
+
+    #[test]
+    fn headers_named_by_the_operator_are_the_operators() {
+        let settings = Settings { destination_header: "x-to".to_owned(), fallback_header: "x-else".to_owned(), ..Settings::default() };
+        assert!(settings.removes(b"x-to") && settings.removes(b"x-else") && settings.removes(headers::DESTINATION.as_bytes()));
+        assert!(!settings.removes(b"authorization"));
     }
 }

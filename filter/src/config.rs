@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use exchange::{DestinationFormat, FailureMode, Settings};
+use exchange::{DestinationFormat, FailureMode, ObjectiveHeader, Settings};
 use scheduler::prefix::{ENTRIES_DEFAULT, ENTRIES_MAX};
 use serde_json::{Map, Value};
 
@@ -118,6 +118,7 @@ macro_rules! flag {
 
 const FAILURE_MODES: &[&str] = &["close", "open"];
 const DESTINATION_FORMATS: &[&str] = &["list", "single"];
+const OBJECTIVE_HEADERS: &[&str] = &["ignore", "trust"];
 
 /// Every plain field. Defaults are those of [`FilterConfig::default`].
 const FIELDS: &[Field] = &[
@@ -173,6 +174,17 @@ const FIELDS: &[Field] = &[
     Field { path: "subset_key", kind: text!(Key, settings.subset_key), about: "key of the subset hint in it" },
     Field { path: "ready_path", kind: text!(Path, settings.ready_path), about: "path that answers 200 once every pool has state" },
     Field { path: "explain", kind: flag!(settings.explain), about: "clients may ask for the reasons of a decision" },
+    Field {
+        path: "objective_header",
+        kind: Kind::Choice {
+            allowed: OBJECTIVE_HEADERS,
+            get: |c| if c.settings.objective_header == ObjectiveHeader::Trust { "trust" } else { "ignore" },
+            set: |c, v| {
+                c.settings.objective_header = if v == "trust" { ObjectiveHeader::Trust } else { ObjectiveHeader::Ignore };
+            },
+        },
+        about: "does x-llm-d-inference-objective give a request its priority; trust it only where clients cannot set it",
+    },
     Field { path: "retry", kind: flag!(settings.retry), about: "failed attempts go on to the next ranked endpoint" },
     Field {
         path: "per_try_timeout_ms",
@@ -463,7 +475,7 @@ mod tests {
             br#"{"state": {"cluster": "c", "authority": "a", "silence_max_ms": 1000, "backoff_max_ms": 100},
                  "pools": [{"name": "p", "clusters": ["x", "y"]}], "failure_mode": "open", "cold_start_wait_ms": 0,
                  "body_limit_bytes": 2048, "destination_format": "single", "destination_header": "x-d", "fallback_header": "x-f",
-                 "subset_namespace": "ns", "subset_key": "k", "ready_path": "/r", "explain": true, "retry": false,
+                 "subset_namespace": "ns", "subset_key": "k", "ready_path": "/r", "explain": true, "objective_header": "trust", "retry": false,
                  "per_try_timeout_ms": 9, "prefix_entries": 0, "lease_ms": 500, "sharing": false}"#,
         )
         .unwrap();
@@ -478,6 +490,7 @@ mod tests {
             cold_start_wait_ms: 0,
             ready_path: "/r".into(),
             explain: true,
+            objective_header: ObjectiveHeader::Trust,
             per_try_timeout_ms: 9,
             retry: false,
         };

@@ -348,8 +348,7 @@ impl<H: Host> Hosted<H> {
     /// Removes what a client must not set.
     fn strip(&self, bytes: &[u8]) {
         let settings = &self.config.settings;
-        let ours = [settings.destination_header.as_bytes(), settings.fallback_header.as_bytes()];
-        for (name, _) in Pairs::new(bytes).filter(|(name, _)| headers::is_control(name) || ours.contains(name)) {
+        for (name, _) in Pairs::new(bytes).filter(|(name, _)| settings.removes(name)) {
             let name = String::from_utf8_lossy(name);
             self.host.header_remove(Map::Request, &name).unwrap_or_else(|e| self.failed("a client's header", e));
         }
