@@ -47,6 +47,10 @@ pub struct Pool {
     rng: Rng,
     matched: Vec<u32>,
     ejected: Vec<bool>,
+    /// When each endpoint was last given a prompt that nobody held a block of, by the count of such picks, parallel to the snapshot's
+    /// endpoints; 0 is never. Each worker has its own: what matters is that each spreads such prompts.
+    cold_picks: Vec<u64>,
+    cold_picks_made: u64,
     changes: u64,
     untold: Untold,
 }
@@ -112,6 +116,8 @@ impl Pool {
             rng: Rng::seeded(seed),
             matched: Vec::new(),
             ejected: Vec::new(),
+            cold_picks: Vec::new(),
+            cold_picks_made: 0,
             changes: 0,
             untold: Untold::default(),
         }
@@ -128,7 +134,14 @@ impl Pool {
             }
         }
         self.counters.keep_endpoints(&refs);
+        self.keep_cold_picks(&refs);
         self.state = Some(State { snapshot, refs, hash_secret, staleness_max_ms: u64::from(staleness_max_ms), metrics_at: None });
+    }
+
+    fn keep_cold_picks(&mut self, refs: &[EndpointRef]) {
+        let before = self.state.as_ref().map_or(&[][..], |state| &state.refs);
+        let of = |id: &EndpointRef| before.iter().position(|other| other == id).and_then(|at| self.cold_picks.get(at)).copied();
+        self.cold_picks = refs.iter().map(|id| of(id).unwrap_or(0)).collect();
     }
 
     /// Takes newer metrics: `snapshot` is [`Self::snapshot`] with other metrics.
@@ -257,6 +270,7 @@ impl Pool {
             in_flight: &self.in_flight,
             matched_blocks: &self.matched,
             ejected: &self.ejected,
+            last_cold_picks: &self.cold_picks,
             metrics_stale: state.metrics_stale(now),
         };
         let Route { ranked, .. } = match scheduler::schedule(&state.snapshot, request, local, &mut self.rng, explanation) {
@@ -266,6 +280,12 @@ impl Pool {
             Decision::UnknownProfile(name) => return Err(Refusal::UnknownProfile(name)),
         };
         let matched = local.matched_blocks(ranked.first()).saturating_mul(request.prefix_block_tokens).min(request.prompt_tokens);
+        if self.matched.iter().all(|&blocks| blocks == 0)
+            && let Some(at) = self.cold_picks.get_mut(ranked.first().get())
+        {
+            self.cold_picks_made += 1;
+            *at = self.cold_picks_made;
+        }
         let ranked = state.addresses(&ranked);
         let Some((first, _)) = ranked.first() else { return Err(Refusal::NoState) };
         self.prefixes.record(*first, request.prefix_blocks);

@@ -5,8 +5,8 @@ use std::fmt;
 use scheduler::objects::{InvalidObjects, Objects};
 use scheduler::plugin::{VALUE_DEPTH_MAX, Value};
 use scheduler::{
-    Endpoint, EndpointMetrics, EndpointRef, Incarnation, InvalidPipeline, InvalidSnapshot, LoraMetrics, Pipeline, PipelineSpec, PluginSpec,
-    ProfilePlugin, ProfileSpec, Readiness, Slot, Snapshot, Version,
+    ATTRIBUTES_MAX, Endpoint, EndpointMetrics, EndpointRef, Incarnation, InvalidPipeline, InvalidSnapshot, LoraMetrics, Pipeline,
+    PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, Readiness, Slot, Snapshot, Version,
 };
 
 use crate::{objects, state};
@@ -86,6 +86,7 @@ struct Columns<'a> {
     kv_cache_utilization: &'a [f32],
     kv_block_tokens: &'a [u32],
     kv_blocks: &'a [u32],
+    attributes: &'a [state::Attribute],
 }
 
 // === impl InvalidState ===
@@ -120,6 +121,7 @@ impl<'a> Columns<'a> {
             kv_cache_utilization: column(&message.kv_cache_utilization, n, "kv_cache_utilization")?,
             kv_block_tokens: column(&message.kv_block_tokens, n, "kv_block_tokens")?,
             kv_blocks: column(&message.kv_blocks, n, "kv_blocks")?,
+            attributes: attributes(&message.attributes, n)?,
         })
     }
 
@@ -133,8 +135,25 @@ impl<'a> Columns<'a> {
             kv_block_tokens: count(self.kv_block_tokens),
             kv_blocks: count(self.kv_blocks),
             lora: None,
+            attributes: self.attributes.iter().filter_map(|column| attribute(column, i)).collect(),
         }
     }
+}
+
+/// Readers look attributes up by bisection, so their keys must be in order.
+fn attributes(columns: &[state::Attribute], n: usize) -> Result<&[state::Attribute], InvalidState> {
+    if columns.iter().any(|column| column.values.len() != n) {
+        return Err(InvalidState::ColumnLength("attributes"));
+    }
+    if columns.len() > ATTRIBUTES_MAX || !columns.is_sorted_by(|a, b| a.key < b.key) {
+        return Err(InvalidState::OutOfRange("attributes"));
+    }
+    Ok(columns)
+}
+
+fn attribute(column: &state::Attribute, i: usize) -> Option<(Box<str>, f32)> {
+    let value = column.values.get(i).copied().filter(|value| value.is_finite())?;
+    Some((column.key.as_str().into(), value))
 }
 
 fn version(version: Option<&state::Version>, field: &'static str) -> Result<Version, InvalidState> {

@@ -1,7 +1,9 @@
 //! Scheduler types to messages.
 
+use std::collections::BTreeSet;
+
 use scheduler::objects::ObjectsSpec;
-use scheduler::{Endpoint, EndpointMetrics, PipelineSpec, PluginSpec, ProfileSpec, Readiness, Version};
+use scheduler::{ATTRIBUTES_MAX, Endpoint, EndpointMetrics, PipelineSpec, PluginSpec, ProfileSpec, Readiness, Version};
 
 use crate::{objects, state};
 
@@ -52,6 +54,7 @@ pub fn encode_metrics(pool: &str, roster: Version, sequence: u64, metrics: &[End
         kv_block_tokens: metrics.iter().map(|m| m.kv_block_tokens.unwrap_or(0)).collect(),
         kv_blocks: metrics.iter().map(|m| m.kv_blocks.unwrap_or(0)).collect(),
         lora: (0u32..).zip(metrics).filter_map(|(index, m)| m.lora.as_ref().map(|l| lora(index, l))).collect(),
+        attributes: attributes(metrics),
     }
 }
 
@@ -107,6 +110,12 @@ pub(crate) fn parameter(name: &str, value: &scheduler::plugin::Value) -> state::
         }
     };
     state::Parameter { name: name.to_owned(), value: Some(value) }
+}
+
+fn attributes(metrics: &[EndpointMetrics]) -> Vec<state::Attribute> {
+    let keys: BTreeSet<&str> = metrics.iter().flat_map(|m| m.attributes.iter().map(|(key, _)| &**key)).collect();
+    let column = |key: &str| metrics.iter().map(|m| m.attribute(key).unwrap_or(f32::NAN)).collect();
+    keys.into_iter().take(ATTRIBUTES_MAX).map(|key| state::Attribute { key: key.to_owned(), values: column(key) }).collect()
 }
 
 fn lora(index: u32, lora: &scheduler::LoraMetrics) -> state::Lora {

@@ -74,7 +74,13 @@ impl Pool {
             prefix_block_tokens: 64,
             ..Request::default()
         };
-        let local = Local { in_flight: &self.in_flight, matched_blocks: &self.matched_blocks, ejected: &[], metrics_stale: false };
+        let local = Local {
+            in_flight: &self.in_flight,
+            matched_blocks: &self.matched_blocks,
+            ejected: &[],
+            last_cold_picks: &[],
+            metrics_stale: false,
+        };
         let mut rng = Rng::seeded(2);
         let mut explanation = Explanation::default();
         let mut rounds: Vec<u128> = (0..ROUNDS)

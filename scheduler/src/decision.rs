@@ -134,6 +134,12 @@ impl Ranked {
         Some(Self { first, rest })
     }
 
+    /// A list of one.
+    #[must_use]
+    pub fn one(endpoint: EndpointIndex) -> Self {
+        Self { first: endpoint, rest: Vec::new() }
+    }
+
     /// The endpoint picked.
     #[must_use]
     pub fn first(&self) -> EndpointIndex {

@@ -20,7 +20,7 @@ use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
 pub struct Load {
     /// Requests picked and not ended.
     pub requests: u32,
-    /// Uncached prompt tokens of requests without a first token.
+    /// Uncached prompt tokens of requests without a first token, and the output that requests are expected to have, where that counts.
     pub prefill_tokens: u64,
     /// Tokens being decoded: prompt and output of requests past their first token.
     pub decode_tokens: u64,
@@ -49,6 +49,8 @@ pub struct Ticket {
     /// What it adds to that row.
     share: Load,
     past_first_token: bool,
+    /// What it counts for in [`Load::prefill_tokens`] to its end.
+    output_tokens: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -101,7 +103,7 @@ impl InFlight {
     /// counted nowhere.
     pub fn admit(&mut self, endpoint: EndpointRef, prefill_tokens: u32) -> Ticket {
         let share = Load { requests: 1, prefill_tokens: u64::from(prefill_tokens), ..NOTHING };
-        let mut ticket = Ticket { endpoint, life: NOWHERE, share, past_first_token: false };
+        let mut ticket = Ticket { endpoint, life: NOWHERE, share, past_first_token: false, output_tokens: 0 };
         if self.life(endpoint) == NOWHERE {
             self.start_row(endpoint);
         }
@@ -110,12 +112,20 @@ impl InFlight {
         ticket
     }
 
+    /// The request counts for this much output, too, from now to its end.
+    pub fn expect_output(&mut self, ticket: &mut Ticket, tokens: u32) {
+        self.subtract(ticket);
+        ticket.output_tokens = ticket.output_tokens.saturating_add(tokens);
+        ticket.share.prefill_tokens = ticket.share.prefill_tokens.saturating_add(u64::from(tokens));
+        self.add(ticket);
+    }
+
     /// The request's first token is out: its prefill is done, and `prompt_tokens` (the whole prompt, cached or not) are context that every
     /// further token attends to. A second call changes nothing.
     pub fn first_token(&mut self, ticket: &mut Ticket, prompt_tokens: u32) {
         if !std::mem::replace(&mut ticket.past_first_token, true) {
             self.subtract(ticket);
-            ticket.share.prefill_tokens = 0;
+            ticket.share.prefill_tokens = u64::from(ticket.output_tokens);
             ticket.share.decode_tokens = ticket.share.decode_tokens.saturating_add(u64::from(prompt_tokens));
             self.add(ticket);
         }
@@ -268,6 +278,20 @@ mod tests {
         assert_eq!(ledger.rows().collect::<Vec<_>>(), [(a, load(1, 0, 1007))]);
         ledger.release(ticket);
         assert_eq!(ledger.load(a), Load::default());
+        assert_eq!(ledger.rows().count(), 0);
+    }
+
+    #[test]
+    fn expected_output_counts_to_the_end() {
+        let (a, b, mut ledger) = (endpoint(3, 1), endpoint(4, 1), InFlight::default());
+        let mut ticket = ledger.admit(a, 900);
+        ledger.expect_output(&mut ticket, 50);
+        assert_eq!(ledger.load(a), load(1, 950, 0));
+        ledger.first_token(&mut ticket, 1000);
+        assert_eq!(ledger.load(a), load(1, 50, 1000));
+        ledger.transfer(&mut ticket, b);
+        assert_eq!((ledger.load(a), ledger.load(b)), (Load::default(), load(1, 50, 1000)));
+        ledger.release(ticket);
         assert_eq!(ledger.rows().count(), 0);
     }
 

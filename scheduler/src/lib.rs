@@ -16,8 +16,8 @@ pub use schedule::{Run, SETTLED_MS, schedule};
 
 mod snapshot;
 pub use snapshot::{
-    ENDPOINTS_MAX, Endpoint, EndpointIndex, EndpointMetrics, EndpointRef, Incarnation, InvalidSnapshot, LoraMetrics, Readiness, Slot,
-    Snapshot, Version,
+    ATTRIBUTES_MAX, ENDPOINTS_MAX, Endpoint, EndpointIndex, EndpointMetrics, EndpointRef, Incarnation, InvalidSnapshot, LoraMetrics,
+    ROLE_LABEL, Readiness, Slot, Snapshot, Version,
 };
 
 mod request;
@@ -39,13 +39,22 @@ pub use pipeline::{
 
 pub mod plugin;
 
+mod admitter;
+mod decider;
+mod detector;
 mod filter;
 mod handler;
 mod picker;
+mod producer;
 mod scorer;
+
+pub use producer::{BYTES_PER_TOKEN, IdentitySettings, LoadSettings, PrefixSettings, Production, TokenSettings};
 
 mod rng;
 pub use rng::Rng;
+
+mod session;
+pub use session::{SessionToken, session_token};
 
 pub mod in_flight;
 pub mod objects;

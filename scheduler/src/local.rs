@@ -12,6 +12,9 @@ pub struct Local<'a> {
     pub matched_blocks: &'a [u32],
     /// Endpoints ejected here for the moment, parallel to the snapshot's endpoints; empty when none is.
     pub ejected: &'a [bool],
+    /// When each endpoint was last given a request that nobody held a prefix of, in numbers that grow with every such pick, parallel to the
+    /// snapshot's endpoints; 0 is never, and empty says so of all.
+    pub last_cold_picks: &'a [u64],
     /// Scraped metrics are too old to be used: they count as unknown.
     pub metrics_stale: bool,
 }
@@ -21,6 +24,12 @@ impl Local<'_> {
     #[must_use]
     pub fn matched_blocks(&self, index: EndpointIndex) -> u32 {
         self.matched_blocks.get(index.get()).copied().unwrap_or(0)
+    }
+
+    /// When this endpoint was last given a request that nobody held a prefix of; 0: never.
+    #[must_use]
+    pub fn last_cold_pick(&self, index: EndpointIndex) -> u64 {
+        self.last_cold_picks.get(index.get()).copied().unwrap_or(0)
     }
 
     /// Is this endpoint ejected for the moment?

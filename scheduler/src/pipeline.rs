@@ -3,9 +3,14 @@
 use std::fmt;
 
 use crate::decision::{RANKED_MAX, Shed};
+use crate::detector::utilization::Utilization;
 use crate::handler::single;
-use crate::plugin::{self, Admitter, Context, Decider, Detector, InvalidParameter, PLUGINS, Parameters, Plugin, ProfileHandler, Value};
+use crate::plugin::{
+    self, Admitter, Context, Decider, Detector, InvalidParameter, Kind, PLUGINS, Parameters, Plugin, ProfileHandler, Value,
+};
+use crate::producer::Production;
 use crate::rng::Rng;
+use crate::session::SessionToken;
 use crate::snapshot::EndpointIndex;
 
 mod profile;
@@ -61,9 +66,11 @@ pub struct Pipeline {
     profiles: Vec<Profile>,
     handler: Box<dyn ProfileHandler>,
     deciders: Vec<(Box<str>, Box<dyn Decider>)>,
-    detector: Option<Box<dyn Detector>>,
+    detector: Box<dyn Detector>,
     admitters: Vec<Box<dyn Admitter>>,
+    production: Production,
     headers: Vec<Box<str>>,
+    session_tokens: Vec<SessionToken>,
 }
 
 /// Something that a plugin refers to by name.
@@ -73,6 +80,8 @@ pub enum Reference<'a> {
     OnlyProfile,
     /// A profile.
     Profile(&'a str),
+    /// A profile, unless there is only one, which then stands for it.
+    ProfileOfSeveral(&'a str),
     /// A plugin of kind decider.
     Decider(&'a str),
 }
@@ -198,44 +207,69 @@ impl Pipeline {
     /// [`InvalidPipeline`] names the first thing wrong. The configuration is at fault; the same will fail the same.
     pub fn build(spec: &PipelineSpec) -> Result<Self, InvalidPipeline> {
         check_size(spec)?;
+        let built_in = |error| InvalidPipeline::Parameter { plugin: "built in".to_owned(), error };
         let mut pipeline = Self {
             profiles: spec.profiles.iter().map(|profile| Profile::build(profile, spec)).collect::<Result<_, _>>()?,
             handler: Box::new(single::SingleProfile),
             deciders: Vec::new(),
-            detector: None,
+            detector: Box::new(Utilization::with_defaults().map_err(built_in)?),
             admitters: Vec::new(),
+            production: Production::with_defaults().map_err(built_in)?,
             headers: Vec::new(),
+            session_tokens: Vec::new(),
         };
-        let (mut handler, mut detector) = (None, None);
         for plugin in &spec.plugins {
-            let name = plugin.name();
-            let (built, _) = plugin.build()?;
-            pipeline.read_headers(built.headers());
-            match built {
-                Plugin::ProfileHandler(built) if name == spec.profile_handler => handler = Some(built),
-                Plugin::Detector(built) if name == spec.saturation_detector => detector = Some(built),
-                Plugin::Decider(decider) => pipeline.deciders.push((name.into(), decider)),
-                Plugin::Admitter(admitter) => pipeline.admitters.push(admitter),
-                _ => {}
-            }
+            pipeline.declare(plugin.name(), plugin.build()?.0, spec);
         }
-        pipeline.handler = match handler {
-            Some(handler) => handler,
-            None if spec.profile_handler.is_empty() => pipeline.handler,
-            None => return Err(no_such("profile handler", &spec.profile_handler, "the pipeline")),
-        };
-        if detector.is_none() && !spec.saturation_detector.is_empty() {
-            return Err(no_such("saturation detector", &spec.saturation_detector, "the pipeline"));
-        }
-        pipeline.detector = detector;
-        pipeline.check_references()?;
+        let identity = pipeline.production.identity.headers.clone();
+        pipeline.read_headers(&identity);
+        pipeline.check_references(spec)?;
         Ok(pipeline)
+    }
+
+    /// Takes what is in force by being declared or named by the pipeline; profiles have instances of their own.
+    fn declare(&mut self, name: &str, built: Plugin, spec: &PipelineSpec) {
+        self.read_headers(built.headers());
+        if let Some(token) = built.session_token().filter(|token| !self.session_tokens.contains(token)) {
+            self.session_tokens.push(token.clone());
+        }
+        match built {
+            Plugin::ProfileHandler(handler) if name == spec.profile_handler => self.handler = handler,
+            Plugin::Detector(detector) if name == spec.saturation_detector => self.detector = detector,
+            Plugin::Decider(decider) => self.deciders.push((name.into(), decider)),
+            Plugin::Admitter(admitter) => self.admitters.push(admitter),
+            Plugin::Producer(producer) => self.production.set(producer),
+            _ => {}
+        }
     }
 
     /// Names, in lower case, of the request headers that its plugins read: [`crate::Request::headers`] need hold no others.
     #[must_use]
     pub fn headers(&self) -> &[Box<str>] {
         &self.headers
+    }
+
+    /// What producers set, declared or by default.
+    #[must_use]
+    pub fn production(&self) -> &Production {
+        &self.production
+    }
+
+    /// Response headers that name an endpoint to the client, who sends them back.
+    #[must_use]
+    pub fn session_tokens(&self) -> &[SessionToken] {
+        &self.session_tokens
+    }
+
+    /// May a request be split among endpoints of several roles? Then those that never decode are no destination of the proxy's.
+    #[must_use]
+    pub fn disaggregates(&self) -> bool {
+        self.handler.disaggregates()
+    }
+
+    /// How many profiles there are.
+    pub(crate) fn profiles(&self) -> usize {
+        self.profiles.len()
     }
 
     pub(crate) fn profile(&self, name: &str) -> Option<&Profile> {
@@ -257,7 +291,7 @@ impl Pipeline {
     /// Is the request to be shed, given who could serve it?
     pub(crate) fn sheds(&self, context: &Context<'_>, candidates: &[EndpointIndex], rng: &mut Rng) -> Option<Shed> {
         let sheddable = context.request.priority < 0;
-        if sheddable && self.detector.as_ref().is_some_and(|detector| detector.saturation(context, candidates) >= 1.0) {
+        if sheddable && self.detector.saturation(context, candidates) >= 1.0 {
             return Some(Shed::Saturated);
         }
         self.admitters.iter().any(|admitter| !admitter.admits(context, candidates, rng)).then_some(Shed::Admitter)
@@ -272,11 +306,25 @@ impl Pipeline {
         }
     }
 
-    fn check_references(&self) -> Result<(), InvalidPipeline> {
+    fn check_references(&self, spec: &PipelineSpec) -> Result<(), InvalidPipeline> {
+        let is = |name: &str, kind| {
+            let declared = spec.plugins.iter().find(|plugin| plugin.name() == name);
+            name.is_empty() || declared.and_then(|plugin| plugin::lookup(&plugin.plugin_type)).is_some_and(|row| row.kind == kind)
+        };
+        if !is(&spec.profile_handler, Kind::ProfileHandler) {
+            return Err(no_such("profile handler", &spec.profile_handler, "the pipeline"));
+        }
+        if !is(&spec.saturation_detector, Kind::Detector) {
+            return Err(no_such("saturation detector", &spec.saturation_detector, "the pipeline"));
+        }
+        let count = self.profiles();
         for reference in self.handler.references() {
             match reference {
-                Reference::OnlyProfile if self.profiles.len() != 1 => return Err(InvalidPipeline::NotOneProfile(self.profiles.len())),
-                Reference::Profile(name) if self.profile(name).is_none() => return Err(no_such("profile", name, "the profile handler")),
+                Reference::OnlyProfile if count != 1 => return Err(InvalidPipeline::NotOneProfile(count)),
+                Reference::ProfileOfSeveral(_) if count == 1 => {}
+                Reference::Profile(name) | Reference::ProfileOfSeveral(name) if self.profile(name).is_none() => {
+                    return Err(no_such("profile", name, "the profile handler"));
+                }
                 Reference::Decider(name) if self.decider(name).is_none() => return Err(no_such("decider", name, "the profile handler")),
                 _ => {}
             }
@@ -373,7 +421,8 @@ mod tests {
             [("queue-scorer", 2.0), ("kv-cache-utilization-scorer", 2.0), ("prefix-cache-scorer", 3.0), ("active-request-scorer", 2.0)];
         assert_eq!(scorers(&pipeline), expected);
         assert_eq!(pipeline.only_profile().unwrap().ranked_max, 3);
-        assert!(pipeline.headers().is_empty());
+        assert_eq!(pipeline.production(), &Production::with_defaults().unwrap());
+        assert!(pipeline.session_tokens().is_empty() && !pipeline.disaggregates());
     }
 
     #[test]

@@ -7,22 +7,32 @@ mod closest;
 mod parameters;
 mod reference;
 
+pub use crate::producer::Producer;
 pub use closest::closest;
 pub(crate) use parameters::write_known;
 pub use parameters::{Default, InvalidParameter, Parameter, Parameters, VALUE_DEPTH_MAX, VALUES_MAX, Value};
 pub use reference::reference_markdown;
 
+use crate::admitter::probabilistic;
 use crate::candidates::Candidates;
+use crate::decider::{always, prefix_based};
 use crate::decision::{Decision, Ranked};
-use crate::handler::single;
+use crate::detector::concurrency;
+use crate::filter::{by_label, label_selector, prefix_cache_affinity, role, utilization};
+use crate::handler::{data_parallel, disagg, header, single};
 use crate::in_flight::Load;
 use crate::local::Local;
 use crate::picker::{max_score, random, weighted_random};
 use crate::pipeline::Reference;
+use crate::producer::{agent_identity, approx_prefix_cache, inflight_load, token};
 use crate::request::Request;
 use crate::rng::Rng;
 use crate::schedule::Run;
-use crate::scorer::{active_request, kv_cache_utilization, lora_affinity, prefix_cache, queue, running_requests_size, token_load};
+use crate::scorer::{
+    active_request, context_length_aware, endpoint_attribute, header_label_affinity, kv_cache_utilization, load_aware, lora_affinity,
+    no_hit_lru, prefix_cache, queue, running_requests_size, session_affinity, token_load,
+};
+use crate::session::SessionToken;
 use crate::snapshot::{EndpointIndex, EndpointMetrics, Snapshot};
 
 /// All a plugin may look at.
@@ -45,6 +55,11 @@ pub trait Filter: std::fmt::Debug + Send + Sync {
     fn headers(&self) -> &[Box<str>] {
         &[]
     }
+
+    /// The response header that its clients send back, if it has one.
+    fn session_token(&self) -> Option<&SessionToken> {
+        None
+    }
 }
 
 /// Rates the candidates.
@@ -55,6 +70,11 @@ pub trait Scorer: std::fmt::Debug + Send + Sync {
     /// Names of the request headers it reads.
     fn headers(&self) -> &[Box<str>] {
         &[]
+    }
+
+    /// The response header that its clients send back, if it has one.
+    fn session_token(&self) -> Option<&SessionToken> {
+        None
     }
 }
 
@@ -68,6 +88,11 @@ pub trait Picker: std::fmt::Debug + Send + Sync {
 pub trait ProfileHandler: std::fmt::Debug + Send + Sync {
     /// What it refers to by name; checked when the pipeline is built.
     fn references(&self) -> Vec<Reference<'_>>;
+
+    /// May it split a request among endpoints of several roles? Then those that never decode are no destination of the proxy's.
+    fn disaggregates(&self) -> bool {
+        false
+    }
 
     /// Runs profiles and decides.
     fn route(&self, run: &mut Run<'_>) -> Decision;
@@ -87,7 +112,7 @@ pub trait Decider: std::fmt::Debug + Send + Sync {
 /// Says how full the pool is. In a profile it is a filter: it drops who is full, unless all are.
 pub trait Detector: Filter {
     /// Saturation of `endpoints`; 1 and more is full. An endpoint of which nothing is known does not count; 0 where nothing is known of any.
-    fn saturation(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f32;
+    fn saturation(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64;
 }
 
 /// May refuse a request that could be served.
@@ -95,10 +120,6 @@ pub trait Admitter: std::fmt::Debug + Send + Sync {
     /// Is it admitted, when `endpoints` could serve it?
     fn admits(&self, context: &Context<'_>, endpoints: &[EndpointIndex], rng: &mut Rng) -> bool;
 }
-
-/// Settings of the facts a request comes with. What produces them is the proxy's own, whether declared or not.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Producer {}
 
 /// A plugin ready to work.
 #[derive(Debug)]
@@ -161,6 +182,24 @@ pub struct PluginType {
     pub build: fn(&Parameters<'_>) -> Result<Plugin, InvalidParameter>,
 }
 
+/// A reference from a plugin to who produces what it reads. There is one of each kind here, declared or not, so the name changes nothing.
+pub(crate) const PRODUCER_NAME: Parameter =
+    Parameter { name: "", default: Default::Text(""), doc: "name of a declared producer; there is one, whatever its name" };
+
+/// Who produces an endpoint's attributes.
+pub(crate) const METRICS_EXTRACTOR: Parameter = Parameter {
+    name: "producer",
+    default: Default::Text(""),
+    doc: "core-metrics-extractor, also when empty: no other plugin produces attributes here",
+};
+
+/// The key of an attribute. With a slash it is the older spelling `KEY/PRODUCER`, which would match nothing, unless the producer is given.
+pub(crate) fn attribute_key(parameters: &Parameters<'_>, name: &str) -> Result<Box<str>, InvalidParameter> {
+    let said = parameters.choice(METRICS_EXTRACTOR.name, &[("", false), ("core-metrics-extractor", true)])?;
+    let key = parameters.text(name)?;
+    if key.contains('/') && !said { Err(parameters.out_of_range(name)) } else { Ok(key.into()) }
+}
+
 /// Every plugin there is, in the order they are explained. The structural filters are none of them: nobody can leave those out.
 pub static PLUGINS: &[PluginType] = &[
     queue::PLUGIN,
@@ -170,10 +209,39 @@ pub static PLUGINS: &[PluginType] = &[
     token_load::PLUGIN,
     prefix_cache::PLUGIN,
     lora_affinity::PLUGIN,
+    load_aware::PLUGIN,
+    no_hit_lru::PLUGIN,
+    context_length_aware::PLUGIN,
+    session_affinity::PLUGIN,
+    header_label_affinity::PLUGIN,
+    endpoint_attribute::PLUGIN,
+    label_selector::PLUGIN,
+    label_selector::BY_LABEL_SELECTOR,
+    by_label::PLUGIN,
+    role::DECODE,
+    role::PREFILL,
+    role::ENCODE,
+    prefix_cache_affinity::PLUGIN,
+    utilization::PLUGIN,
+    crate::filter::endpoint_attribute::PLUGIN,
+    crate::filter::session_affinity::PLUGIN,
     max_score::PLUGIN,
     weighted_random::PLUGIN,
     random::PLUGIN,
     single::PLUGIN,
+    header::PLUGIN,
+    disagg::PLUGIN,
+    data_parallel::PLUGIN,
+    prefix_based::PLUGIN,
+    always::PREFILL,
+    always::MULTIMODAL,
+    crate::detector::utilization::PLUGIN,
+    concurrency::PLUGIN,
+    probabilistic::PLUGIN,
+    approx_prefix_cache::PLUGIN,
+    inflight_load::PLUGIN,
+    token::PLUGIN,
+    agent_identity::PLUGIN,
 ];
 
 /// The plugin type of that name.
@@ -208,6 +276,16 @@ impl Plugin {
         }
     }
 
+    /// The response header that its clients send back, if it has one.
+    #[must_use]
+    pub fn session_token(&self) -> Option<&SessionToken> {
+        match self {
+            Self::Filter(filter) => filter.session_token(),
+            Self::Scorer(scorer) => scorer.session_token(),
+            _ => None,
+        }
+    }
+
     /// The phase it works in.
     #[must_use]
     pub fn kind(&self) -> Kind {
@@ -237,6 +315,25 @@ impl Context<'_> {
     #[must_use]
     pub fn metric(&self, endpoint: EndpointIndex, read: impl Fn(&EndpointMetrics) -> Option<f32>) -> Option<f32> {
         self.metrics(endpoint).and_then(read).filter(|value| value.is_finite() && *value >= 0.0)
+    }
+
+    /// A number that the metrics extractor was told to read; `None` when unknown, stale or not finite.
+    #[must_use]
+    pub fn attribute(&self, endpoint: EndpointIndex, key: &str) -> Option<f32> {
+        self.metrics(endpoint)?.attribute(key).filter(|value| value.is_finite())
+    }
+
+    /// The value of a label of the endpoint.
+    #[must_use]
+    pub fn label(&self, endpoint: EndpointIndex, key: &str) -> Option<&str> {
+        self.snapshot.endpoint(endpoint)?.label(key)
+    }
+
+    /// What tells this agent's session from others: the first of the headers that agent-identity reads, not blank.
+    #[must_use]
+    pub fn agent_identity(&self) -> Option<&str> {
+        let headers = &self.snapshot.pipeline().production().identity.headers;
+        headers.iter().filter_map(|name| self.request.header(name)).map(str::trim).find(|value| !value.is_empty())
     }
 
     /// What the proxy has outstanding there.
@@ -269,15 +366,19 @@ mod tests {
     #[test]
     fn every_plugin_accepts_its_own_defaults_and_is_of_its_kind() {
         for plugin in PLUGINS {
-            let built = plugin.build(&[]).unwrap_or_else(|e| panic!("{}: {e}", plugin.name));
-            assert_eq!(built.kind(), plugin.kind, "{}", plugin.name);
+            match plugin.build(&[]) {
+                Ok(built) => assert_eq!(built.kind(), plugin.kind, "{}", plugin.name),
+                Err(error) => assert!(matches!(error, InvalidParameter::Missing(_)), "{}: {error}", plugin.name),
+            }
         }
     }
 
     #[test]
     fn every_parameter_refuses_what_is_no_number_of_its_range() {
         for (plugin, parameter) in PLUGINS.iter().flat_map(|p| p.parameters.iter().map(move |parameter| (p, parameter))) {
-            assert!(matches!(parameter.default, Default::Number(_)), "a parameter of a new type needs its own case here");
+            if !matches!(parameter.default, Default::Number(_)) {
+                continue;
+            }
             for bad in [f64::NAN, f64::INFINITY, -1.0, 1e300] {
                 let error = plugin.build(&[(parameter.name.to_owned(), Value::Number(bad))]).unwrap_err();
                 assert_eq!(error, InvalidParameter::OutOfRange { name: parameter.name.to_owned(), allowed: parameter.doc });

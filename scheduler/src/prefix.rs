@@ -6,6 +6,7 @@
 //! they evict.
 
 mod xxh64;
+pub(crate) use xxh64::xxh64;
 
 mod hash;
 pub use hash::{BLOCK_BYTES_DEFAULT, BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BLOCKS_MAX, BlockHasher};

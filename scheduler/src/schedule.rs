@@ -2,7 +2,7 @@
 
 use crate::candidates::{Candidates, unit};
 use crate::decision::{Decision, Drop, Explanation, ProfileExplanation, Ranked, ScoreColumn, Unavailable};
-use crate::filter::{Ejected, Ready, Subset};
+use crate::filter::{Decoder, Ejected, Ready, Subset};
 use crate::local::Local;
 use crate::pipeline::{Pipeline, Profile};
 use crate::plugin::{Context, Filter};
@@ -73,6 +73,12 @@ impl<'r> Run<'r> {
         self.allowed.indices()
     }
 
+    /// How many profiles there are.
+    #[must_use]
+    pub fn profiles(&self) -> usize {
+        self.pipeline.profiles()
+    }
+
     /// Is there a profile of this name?
     #[must_use]
     pub fn has_profile(&self, name: &str) -> bool {
@@ -84,7 +90,7 @@ impl<'r> Run<'r> {
     /// # Errors
     /// [`Unavailable`] when it leaves nobody.
     pub fn only_profile(&mut self) -> Result<Ranked, Unavailable> {
-        self.pipeline.only_profile().ok_or(Unavailable::Filtered).and_then(|profile| self.run(profile, profile.ranked_max))
+        self.pipeline.only_profile().ok_or(Unavailable::Filtered).and_then(|profile| self.run(profile, profile.ranked_max, None))
     }
 
     /// Runs a profile for a list to try one after another.
@@ -92,7 +98,16 @@ impl<'r> Run<'r> {
     /// # Errors
     /// [`Unavailable`] when it leaves nobody, or is not there.
     pub fn ranked(&mut self, profile: &str) -> Result<Ranked, Unavailable> {
-        self.pipeline.profile(profile).ok_or(Unavailable::Filtered).and_then(|profile| self.run(profile, profile.ranked_max))
+        self.pipeline.profile(profile).ok_or(Unavailable::Filtered).and_then(|profile| self.run(profile, profile.ranked_max, None))
+    }
+
+    /// Runs a profile, for a list to try one after another, among those whose role lets them decode.
+    ///
+    /// # Errors
+    /// [`Unavailable`] when it leaves nobody, or is not there.
+    pub fn decoders(&mut self, profile: &str) -> Result<Ranked, Unavailable> {
+        let decoder: (&str, &dyn Filter) = ("role", &Decoder);
+        self.pipeline.profile(profile).ok_or(Unavailable::Filtered).and_then(|profile| self.run(profile, profile.ranked_max, Some(decoder)))
     }
 
     /// Runs a profile for as many as its picker is told to list, or else for one.
@@ -100,7 +115,7 @@ impl<'r> Run<'r> {
     /// # Errors
     /// [`Unavailable`] when it leaves nobody, or is not there.
     pub fn picked(&mut self, profile: &str) -> Result<Ranked, Unavailable> {
-        self.pipeline.profile(profile).ok_or(Unavailable::Filtered).and_then(|profile| self.run(profile, profile.listed.unwrap_or(1)))
+        self.pipeline.profile(profile).ok_or(Unavailable::Filtered).and_then(|profile| self.run(profile, profile.listed.unwrap_or(1), None))
     }
 
     /// Does this decider want the request disaggregated, where `decode` would do the rest?
@@ -109,11 +124,12 @@ impl<'r> Run<'r> {
         self.pipeline.decider(decider).is_some_and(|decider| decider.disaggregates(&self.context, decode))
     }
 
-    fn run(&mut self, profile: &Profile, max: usize) -> Result<Ranked, Unavailable> {
+    /// Runs a profile, after one more filter perhaps, for a list of `max`.
+    fn run(&mut self, profile: &Profile, max: usize, first: Option<(&str, &dyn Filter)>) -> Result<Ranked, Unavailable> {
         let context = self.context;
         let mut explanation =
             self.explanation.is_some().then(|| ProfileExplanation { name: profile.name.clone(), ..ProfileExplanation::default() });
-        let mut candidates = self.filtered(profile, explanation.as_mut());
+        let mut candidates = self.filtered(profile, first, explanation.as_mut());
         let ranked = if candidates.is_empty() {
             None
         } else {
@@ -128,22 +144,27 @@ impl<'r> Run<'r> {
     }
 
     /// Whom a profile leaves: without the ejected, unless that leaves nobody.
-    fn filtered(&mut self, profile: &Profile, mut explanation: Option<&mut ProfileExplanation>) -> Candidates {
+    fn filtered(
+        &mut self,
+        profile: &Profile,
+        first: Option<(&str, &dyn Filter)>,
+        mut explanation: Option<&mut ProfileExplanation>,
+    ) -> Candidates {
         let any_ejected = self.allowed.indices().iter().any(|&index| self.context.local.ejected(index));
         let ejected: (&str, &dyn Filter) = ("ejected", &Ejected);
-        for first in [any_ejected.then_some(ejected), None] {
+        for second in [any_ejected.then_some(ejected), None] {
             let mut left = self.allowed.clone();
             if let Some(explanation) = explanation.as_deref_mut() {
                 explanation.dropped.clear();
             }
             let configured = profile.filters.iter().map(|(name, filter)| (&**name, &**filter));
-            for filter in first.into_iter().chain(configured) {
+            for filter in first.into_iter().chain(second).chain(configured) {
                 narrow(&self.context, filter, &mut left, self.rng, explanation.as_deref_mut().map(|e| &mut e.dropped));
                 if left.is_empty() {
                     break;
                 }
             }
-            if !left.is_empty() || first.is_none() {
+            if !left.is_empty() || second.is_none() {
                 return left;
             }
         }
@@ -226,7 +247,7 @@ mod tests {
     }
 
     fn local<'a>(in_flight: &'a InFlight, ejected: &'a [bool]) -> Local<'a> {
-        Local { in_flight, matched_blocks: &[], ejected, metrics_stale: false }
+        Local { in_flight, matched_blocks: &[], ejected, last_cold_picks: &[], metrics_stale: false }
     }
 
     fn route(snapshot: &Snapshot, request: &Request<'_>, ejected: &[bool]) -> Result<Vec<usize>, Unavailable> {

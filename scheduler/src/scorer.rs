@@ -5,18 +5,28 @@
 //! pool and none in an idle one. Where nobody's is known all get [`UNKNOWN`].
 
 pub(crate) mod active_request;
+pub(crate) mod context_length_aware;
+pub(crate) mod endpoint_attribute;
+pub(crate) mod header_label_affinity;
 pub(crate) mod kv_cache_utilization;
+pub(crate) mod load_aware;
 pub(crate) mod lora_affinity;
+pub(crate) mod no_hit_lru;
 pub(crate) mod prefix_cache;
 pub(crate) mod queue;
 pub(crate) mod running_requests_size;
+pub(crate) mod session_affinity;
 pub(crate) mod token_load;
 
+use crate::plugin::{PRODUCER_NAME, Parameter};
 use crate::snapshot::EndpointIndex;
 
 /// What all get when nothing is known of anybody: the middle, so that a sampling picker weighs the other scorers as it would against
 /// an average pool.
 pub(crate) const UNKNOWN: f32 = 0.5;
+
+/// Which prefix index a plugin asks.
+pub(crate) const PREFIX_PRODUCER: Parameter = Parameter { name: "prefixMatchInfoProducerName", ..PRODUCER_NAME };
 
 /// Writes `rating` of each endpoint into the score column, and the mean of the known ratings where it is `None`.
 pub(crate) fn rate(endpoints: &[EndpointIndex], scores: &mut [f32], rating: impl Fn(EndpointIndex) -> Option<f32>) {

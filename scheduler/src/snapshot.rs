@@ -7,10 +7,18 @@ use std::sync::Arc;
 
 use crate::objects::Objects;
 use crate::pipeline::Pipeline;
+use crate::prefix::xxh64;
 
 /// The most endpoints one snapshot may hold: slots are 16 bits wide on the wire, but the ledger and the prefix index size their fixed
 /// tables by this, in every worker's VM.
 pub const ENDPOINTS_MAX: usize = 1024;
+
+/// The most attributes an endpoint may have: each is a metric that an operator named in a configuration file, and travels with every
+/// refresh of every endpoint.
+pub const ATTRIBUTES_MAX: usize = 32;
+
+/// The label that says which stages of a request an endpoint is there for.
+pub const ROLE_LABEL: &str = "llm-d.ai/role";
 
 /// State version: a newer `term` (one life of the daemon) forces a full snapshot; within a term `sequence` only grows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -91,6 +99,8 @@ pub struct EndpointMetrics {
     pub kv_blocks: Option<u32>,
     /// LoRA adapters, when the engine serves any.
     pub lora: Option<LoraMetrics>,
+    /// Numbers read besides, by the keys that configuration gave them (`customMetrics`), sorted by key.
+    pub attributes: Box<[(Box<str>, f32)]>,
 }
 
 /// The newest `lora_requests_info` series of an engine.
@@ -112,6 +122,8 @@ pub struct Snapshot {
     metrics: Box<[EndpointMetrics]>,
     /// The addresses, parsed once here rather than by every request with a subset hint; `None` where one is no `ip:port`.
     sockets: Arc<[Option<SocketAddr>]>,
+    /// Hashes of the names, for the same reason: sessions are mapped by them.
+    name_hashes: Arc<[u64]>,
     pipeline: Arc<Pipeline>,
     objects: Arc<Objects>,
 }
@@ -130,6 +142,36 @@ pub enum InvalidSnapshot {
     /// A slot at or above [`ENDPOINTS_MAX`].
     SlotOutOfRange(Slot),
 }
+
+// === impl Endpoint ===
+
+impl Endpoint {
+    /// The value of a label.
+    #[must_use]
+    pub fn label(&self, key: &str) -> Option<&str> {
+        let at = self.labels.binary_search_by(|(label, _)| (**label).cmp(key)).ok()?;
+        self.labels.get(at).map(|(_, value)| &**value)
+    }
+
+    /// May it be sent whole requests? Not when the label [`ROLE_LABEL`] says that it is there for an earlier stage alone.
+    #[must_use]
+    pub fn decodes(&self) -> bool {
+        !matches!(self.label(ROLE_LABEL), Some("prefill" | "encode" | "encode-prefill"))
+    }
+}
+
+// === impl EndpointMetrics ===
+
+impl EndpointMetrics {
+    /// The attribute of that key.
+    #[must_use]
+    pub fn attribute(&self, key: &str) -> Option<f32> {
+        let at = self.attributes.binary_search_by(|(attribute, _)| (**attribute).cmp(key)).ok()?;
+        self.attributes.get(at).map(|(_, value)| *value)
+    }
+}
+
+// === impl Snapshot ===
 
 impl Snapshot {
     /// Checks and seals a snapshot.
@@ -158,11 +200,13 @@ impl Snapshot {
             return Err(InvalidSnapshot::DuplicateAddress(e.address.clone()));
         }
         let sockets = endpoints.iter().map(|e| e.address.parse().ok()).collect();
+        let name_hashes = endpoints.iter().map(|e| xxh64(e.name.as_bytes())).collect();
         Ok(Self {
             version,
             endpoints: endpoints.into(),
             metrics: metrics.into(),
             sockets,
+            name_hashes,
             pipeline: Arc::new(pipeline),
             objects: Arc::default(),
         })
@@ -187,6 +231,7 @@ impl Snapshot {
             endpoints: Arc::clone(&self.endpoints),
             metrics: metrics.into(),
             sockets: Arc::clone(&self.sockets),
+            name_hashes: Arc::clone(&self.name_hashes),
             pipeline: Arc::clone(&self.pipeline),
             objects: Arc::clone(&self.objects),
         })
@@ -238,6 +283,12 @@ impl Snapshot {
     #[must_use]
     pub fn socket(&self, index: EndpointIndex) -> Option<SocketAddr> {
         self.sockets.get(index.get()).copied().flatten()
+    }
+
+    /// A hash of the endpoint's name: the same in every snapshot and on every host.
+    #[must_use]
+    pub fn name_hash(&self, index: EndpointIndex) -> u64 {
+        self.name_hashes.get(index.get()).copied().unwrap_or(0)
     }
 
     /// Updates the metrics of one endpoint in place, where a reply of its engine told them; a no-op when it is not in this snapshot.

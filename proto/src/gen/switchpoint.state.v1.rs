@@ -269,6 +269,17 @@ pub struct Metrics {
     pub kv_blocks: ::prost::alloc::vec::Vec<u32>,
     #[prost(message, repeated, tag = "9")]
     pub lora: ::prost::alloc::vec::Vec<Lora>,
+    /// One column for each number that configuration has read besides, keys sorted and each once.
+    #[prost(message, repeated, tag = "10")]
+    pub attributes: ::prost::alloc::vec::Vec<Attribute>,
+}
+/// A number of every endpoint by a key of the configuration's; NaN is unknown.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Attribute {
+    #[prost(string, tag = "1")]
+    pub key: ::prost::alloc::string::String,
+    #[prost(float, repeated, tag = "2")]
+    pub values: ::prost::alloc::vec::Vec<f32>,
 }
 /// Adapters of the endpoint at `index`; endpoints without are left out.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -70,14 +70,17 @@ fn any_metrics() -> impl Strategy<Value = EndpointMetrics> {
     let names = || vec("[a-z]{1,8}".prop_map(Into::into), 0..4).prop_map(Vec::into_boxed_slice);
     let lora =
         proptest::option::of((names(), names(), any::<u32>()).prop_map(|(running, waiting, max)| LoraMetrics { running, waiting, max }));
-    (number(), number(), proptest::option::of(0.0f32..=1.0), count(), count(), lora).prop_map(
-        |(queue_depth, running_requests, kv_cache_utilization, kv_block_tokens, kv_blocks, lora)| EndpointMetrics {
+    let attributes = proptest::collection::btree_map(proptest::sample::select(vec!["depth", "free", "x/y"]), -1e9f32..1e9, 0..3)
+        .prop_map(|attributes| attributes.into_iter().map(|(key, value)| (key.into(), value)).collect());
+    (number(), number(), proptest::option::of(0.0f32..=1.0), count(), count(), lora, attributes).prop_map(
+        |(queue_depth, running_requests, kv_cache_utilization, kv_block_tokens, kv_blocks, lora, attributes)| EndpointMetrics {
             queue_depth,
             running_requests,
             kv_cache_utilization,
             kv_block_tokens,
             kv_blocks,
             lora,
+            attributes,
         },
     )
 }
@@ -101,7 +104,11 @@ fn any_objects() -> impl Strategy<Value = ObjectsSpec> {
 }
 
 fn any_pipeline() -> impl Strategy<Value = PipelineSpec> {
-    let of_kind = |kinds: &[Kind]| PLUGINS.iter().filter(|p| kinds.contains(&p.kind)).map(|p| p.name).collect::<Vec<_>>();
+    // Of those that need no parameter.
+    let of_kind = |kinds: &[Kind]| {
+        let simple = PLUGINS.iter().filter(|p| kinds.contains(&p.kind) && p.build(&[]).is_ok());
+        simple.map(|p| p.name).collect::<Vec<_>>()
+    };
     let plugin = |types| (proptest::sample::select(types), 0.0f64..1e6);
     let parts = vec(plugin(of_kind(&[Kind::Filter, Kind::Scorer])), 0..6);
     let picker = proptest::option::of(plugin(of_kind(&[Kind::Picker])));

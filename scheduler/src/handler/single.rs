@@ -27,9 +27,6 @@ impl ProfileHandler for SingleProfile {
     }
 
     fn route(&self, run: &mut Run<'_>) -> Decision {
-        match run.only_profile() {
-            Ok(ranked) => Decision::Route(Route::to(ranked)),
-            Err(why) => Decision::Unavailable(why),
-        }
+        run.only_profile().map_or_else(Decision::Unavailable, |ranked| Decision::Route(Route::to(ranked)))
     }
 }

@@ -52,8 +52,10 @@ pub enum Default {
     Flag(bool),
     /// Text.
     Text(&'static str),
-    /// Text without a default: it must be given.
+    /// Text without a default: it must be given, and not be empty.
     Required,
+    /// A number without a default: it must be given.
+    RequiredNumber,
     /// A list or map, absent unless given; its shape, as the reference prints it.
     Structured(&'static str),
 }
@@ -150,11 +152,12 @@ impl<'a> Parameters<'a> {
                 return Err(InvalidParameter::TooLarge(name.clone()));
             }
             match (value, parameter.default) {
-                (Value::Number(_), Default::Number(_))
+                (Value::Text(text), Default::Required) if text.is_empty() => return Err(InvalidParameter::Missing(name.clone())),
+                (Value::Number(_), Default::Number(_) | Default::RequiredNumber)
                 | (Value::Flag(_), Default::Flag(_))
                 | (Value::Text(_), Default::Text(_) | Default::Required)
                 | (Value::List(_) | Value::Map(_), Default::Structured(_)) => {}
-                (_, Default::Number(_)) => return Err(wrong_type(name, "a number")),
+                (_, Default::Number(_) | Default::RequiredNumber) => return Err(wrong_type(name, "a number")),
                 (_, Default::Flag(_)) => return Err(wrong_type(name, "true or false")),
                 (_, Default::Text(_) | Default::Required) => return Err(wrong_type(name, "text")),
                 (_, Default::Structured(shape)) => return Err(wrong_type(name, shape)),
@@ -173,6 +176,16 @@ impl<'a> Parameters<'a> {
             (parameter, Found::Number(_)) => Err(out_of_range(parameter)),
             _ => Err(wrong_type(name, "a number")),
         }
+    }
+
+    /// Any finite number, as metrics are kept.
+    ///
+    /// # Errors
+    /// [`InvalidParameter`] when it is not finite or too large for one, or the parameter is no number.
+    pub fn finite(&self, name: &str) -> Result<f32, InvalidParameter> {
+        let max = f64::from(f32::MAX);
+        #[expect(clippy::cast_possible_truncation, reason = "within the range of f32")]
+        self.number(name, -max..=max).map(|number| number as f32)
     }
 
     /// A whole number within `range`.
@@ -211,14 +224,22 @@ impl<'a> Parameters<'a> {
         }
     }
 
+    /// The name of a header, lower-case.
+    ///
+    /// # Errors
+    /// [`InvalidParameter`] when it is empty, or the parameter is no text.
+    pub fn header(&self, name: &str) -> Result<Box<str>, InvalidParameter> {
+        let header = self.text(name)?.trim().to_ascii_lowercase();
+        if header.is_empty() { Err(self.out_of_range(name)) } else { Ok(header.into()) }
+    }
+
     /// What one of a few words stands for.
     ///
     /// # Errors
     /// [`InvalidParameter`] when it is none of them, or the parameter is no text.
     pub fn choice<T: Copy>(&self, name: &str, choices: &[(&str, T)]) -> Result<T, InvalidParameter> {
-        let (parameter, _) = self.find(name)?;
         let text = self.text(name)?;
-        choices.iter().find(|(word, _)| *word == text).map(|(_, meaning)| *meaning).ok_or_else(|| out_of_range(parameter))
+        choices.iter().find(|(word, _)| *word == text).map(|(_, meaning)| *meaning).ok_or_else(|| self.out_of_range(name))
     }
 
     /// A list or map as it was given; `None` when it was not.
@@ -298,6 +319,19 @@ impl<'a> Parameters<'a> {
         read.map(Some).map_err(|error| within(name.to_owned(), error))
     }
 
+    /// A map that must be given, read as [`Self::nested`] reads it.
+    ///
+    /// # Errors
+    /// [`InvalidParameter`] when it is not given, or as [`Self::nested`].
+    pub fn require<T>(
+        &self,
+        name: &str,
+        known: &'static [Parameter],
+        read: impl FnOnce(&Parameters<'a>) -> Result<T, InvalidParameter>,
+    ) -> Result<T, InvalidParameter> {
+        self.nested(name, known, read)?.ok_or_else(|| InvalidParameter::Missing(name.to_owned()))
+    }
+
     /// A list of maps, each read as parameters of its own over the defaults of `known`; none when it was not given.
     ///
     /// # Errors
@@ -313,6 +347,12 @@ impl<'a> Parameters<'a> {
             Self::check(known, entries).and_then(|nested| read(&nested)).map_err(|error| within(format!("{name}[{at}]"), error))
         };
         self.list(name)?.iter().enumerate().map(item).collect()
+    }
+
+    /// Says that a value is not allowed beside the others; the reader found it.
+    #[must_use]
+    pub fn out_of_range(&self, name: &str) -> InvalidParameter {
+        find(self.known, name).map_or_else(|unknown| unknown, out_of_range)
     }
 
     /// How the parameter's value is written, for messages.
@@ -334,7 +374,7 @@ impl<'a> Parameters<'a> {
                 Default::Number(number) => Found::Number(number),
                 Default::Flag(flag) => Found::Flag(flag),
                 Default::Text(text) => Found::Text(text),
-                Default::Required => return Err(InvalidParameter::Missing(name.to_owned())),
+                Default::Required | Default::RequiredNumber => return Err(InvalidParameter::Missing(name.to_owned())),
                 Default::Structured(_) => Found::Structured(None),
             },
         };
@@ -400,7 +440,7 @@ impl fmt::Display for Default {
             Self::Number(number) => number.fmt(f),
             Self::Flag(flag) => flag.fmt(f),
             Self::Text(text) => text.fmt(f),
-            Self::Required => f.write_str("required"),
+            Self::Required | Self::RequiredNumber => f.write_str("required"),
             Self::Structured(shape) => write!(f, "none; {shape}"),
         }
     }

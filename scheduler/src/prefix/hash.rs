@@ -60,7 +60,13 @@ impl BlockHasher {
         Self { text: Xxh64::new(seed.digest()), block_bytes, block_left: block_bytes, blocks_left: BLOCKS_MAX }
     }
 
-    /// Takes the next bytes of the prompt and appends the hash of every block they complete. What lies beyond [`BLOCKS_MAX`] is left out.
+    /// The same for the first `blocks_max` blocks of a prompt, at most [`BLOCKS_MAX`].
+    #[must_use]
+    pub fn up_to(self, blocks_max: usize) -> Self {
+        Self { blocks_left: blocks_max.min(BLOCKS_MAX), ..self }
+    }
+
+    /// Takes the next bytes of the prompt and appends the hash of every block they complete. What lies beyond the last block is left out.
     pub fn update(&mut self, mut bytes: &[u8], blocks: &mut Vec<u64>) {
         while self.blocks_left > 0 && bytes.len() >= self.block_left {
             let (head, rest) = bytes.split_at(self.block_left);

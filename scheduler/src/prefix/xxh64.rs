@@ -12,6 +12,13 @@ const PRIME_3: u64 = 0x1656_67B1_9E37_79F9;
 const PRIME_4: u64 = 0x85EB_CA77_C2B2_AE63;
 const PRIME_5: u64 = 0x27D4_EB2F_1656_67C5;
 
+/// The hash of `bytes`, unseeded.
+pub(crate) fn xxh64(bytes: &[u8]) -> u64 {
+    let mut hash = Xxh64::new(0);
+    hash.write(bytes);
+    hash.digest()
+}
+
 /// The state after some bytes.
 #[derive(Clone, Debug)]
 pub(super) struct Xxh64 {

@@ -1,6 +1,7 @@
 //! `prefix-cache-scorer`: the more of the prompt an endpoint is believed to hold already, the better.
 
 use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer};
+use crate::scorer::PREFIX_PRODUCER;
 use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
@@ -19,6 +20,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
             default: Default::Number(8192.0),
             doc: "tokens of match at which the length's share is complete, a whole number from 1",
         },
+        PREFIX_PRODUCER,
     ],
     build,
 };

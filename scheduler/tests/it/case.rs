@@ -43,6 +43,7 @@ pub struct Row {
     pub prefill_tokens: u32,
     pub matched_blocks: u32,
     pub ejected: bool,
+    pub last_cold_pick: u64,
 }
 
 /// All that goes into one decision, and the text of what should come out.
@@ -93,7 +94,15 @@ impl Row {
             labels: Box::new([]),
             age_ms: 60_000,
         };
-        Self { endpoint, metrics: EndpointMetrics::default(), in_flight: 0, prefill_tokens: 0, matched_blocks: 0, ejected: false }
+        Self {
+            endpoint,
+            metrics: EndpointMetrics::default(),
+            in_flight: 0,
+            prefill_tokens: 0,
+            matched_blocks: 0,
+            ejected: false,
+            last_cold_pick: 0,
+        }
     }
 
     fn set(&mut self, column: &str, cell: &str) -> Result<(), String> {
@@ -113,6 +122,10 @@ impl Row {
             "prefill_tokens" => self.prefill_tokens = number(cell)?,
             "matched_blocks" => self.matched_blocks = number(cell)?,
             "ejected" => self.ejected = yes(cell)?,
+            "last_cold_pick" => self.last_cold_pick = number(cell)?,
+            _ if cell == "-" && column.contains(':') => {}
+            _ if let Some(key) = column.strip_prefix("label:") => put(&mut self.endpoint.labels, key, cell.into()),
+            _ if let Some(key) = column.strip_prefix("attribute:") => put(&mut self.metrics.attributes, key, number(cell)?),
             _ => return Err(format!("unknown column `{column}`")),
         }
         Ok(())
@@ -192,10 +205,7 @@ impl Case {
     /// Declares a plugin, unless the very same is declared already; its name.
     fn plugin(&mut self, words: &[&str]) -> Result<String, String> {
         let (&plugin_type, rest) = words.split_first().ok_or("no plugin")?;
-        let mut parameters = Vec::new();
-        for (name, value) in rest.iter().filter_map(|word| word.split_once('=')) {
-            set(&mut parameters, name, parsed(value));
-        }
+        let parameters = parameters(rest);
         let declared = self.pipeline.plugins.iter().filter(|plugin| plugin.plugin_type == plugin_type);
         if let Some(same) = declared.clone().find(|plugin| plugin.parameters == parameters) {
             return Ok(same.name.clone());
@@ -290,6 +300,7 @@ impl Case {
         let hint = self.subset.as_ref().map(|entries| SubsetHint::parse(entries.iter().map(String::as_str)));
         let matched_blocks: Vec<u32> = self.pool.iter().map(|row| row.matched_blocks).collect();
         let ejected: Vec<bool> = self.pool.iter().map(|row| row.ejected).collect();
+        let last_cold_picks: Vec<u64> = self.pool.iter().map(|row| row.last_cold_pick).collect();
         let prefix_blocks: Vec<u64> = (0..u64::from(self.blocks)).collect();
         let headers: Vec<(&str, &str)> = self.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         let request = Request {
@@ -303,7 +314,13 @@ impl Case {
             prefix_block_tokens: self.block_tokens,
             ..Request::default()
         };
-        let local = Local { in_flight, matched_blocks: &matched_blocks, ejected: &ejected, metrics_stale: self.metrics_stale };
+        let local = Local {
+            in_flight,
+            matched_blocks: &matched_blocks,
+            ejected: &ejected,
+            last_cold_picks: &last_cold_picks,
+            metrics_stale: self.metrics_stale,
+        };
         schedule(snapshot, &request, local, &mut Rng::seeded(self.seed), explanation)
     }
 }
@@ -362,7 +379,7 @@ impl Outcome {
         let name = |at: EndpointIndex| self.names.get(at.get()).map_or("?", String::as_str);
         match &self.decision {
             Decision::Route(route) => {
-                let names: Vec<&str> = route.ranked.iter().map(name).collect();
+                let names: Vec<&str> = self.ranked().iter().filter_map(|&at| self.names.get(at)).map(String::as_str).collect();
                 let mut text = format!("route to {}", names.join(", then "));
                 if let Some(prefill) = route.prefill {
                     let _ = write!(text, "\nprefill on {}", name(prefill));
@@ -400,11 +417,46 @@ fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
 }
 
 /// A value as it looks: a number, true or false, else text.
+/// The parameters among these words.
+pub fn parameters(words: &[&str]) -> Vec<(String, Value)> {
+    let mut parameters = Vec::new();
+    for (name, value) in words.iter().filter_map(|word| word.split_once('=')) {
+        set(&mut parameters, name, parsed(value));
+    }
+    parameters
+}
+
+/// A value as configuration writes it in one line: `5`, `true`, `text`, `[a,b]`, `{key:value,other:[{key:value}]}`, without spaces.
 fn parsed(text: &str) -> Value {
+    let inside = |open, close| text.strip_prefix(open).and_then(|rest: &str| rest.strip_suffix(close)).map(items);
+    if let Some(items) = inside('[', ']') {
+        return Value::List(items.into_iter().map(parsed).collect());
+    }
+    if let Some(items) = inside('{', '}') {
+        let entries = items.into_iter().filter_map(|item| item.split_once(':'));
+        return Value::Map(entries.map(|(key, value)| (key.to_owned(), parsed(value))).collect());
+    }
     match text {
         "true" | "false" => Value::Flag(text == "true"),
         _ => text.parse().map_or_else(|_| Value::Text(text.to_owned()), Value::Number),
     }
+}
+
+/// What lies between the commas that are in no bracket.
+fn items(text: &str) -> Vec<&str> {
+    let mut depth = 0;
+    let outside = move |c: char| {
+        depth += i32::from(c == '[' || c == '{') - i32::from(c == ']' || c == '}');
+        c == ',' && depth == 0
+    };
+    text.split(outside).filter(|item| !item.is_empty()).collect()
+}
+
+/// Adds to a list that is sorted by key.
+fn put<T: Clone>(list: &mut Box<[(Box<str>, T)]>, key: &str, value: T) {
+    let mut grown = list.to_vec();
+    grown.insert(grown.partition_point(|(other, _)| **other < *key), (key.into(), value));
+    *list = grown.into();
 }
 
 /// Sets `a.b.c` as a map of maps.

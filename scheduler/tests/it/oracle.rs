@@ -1,6 +1,7 @@
 //! A twin of the scheduler, slow and plain enough to be seen right: sets of positions, f64, formulas as the reference states them.
 
 use proptest::prelude::*;
+use scheduler::plugin::{Kind, lookup};
 use scheduler::{Decision, Readiness, SETTLED_MS, Unavailable};
 
 use crate::case::{Case, Row};
@@ -17,19 +18,30 @@ fn judge(case: &Case) -> Verdict {
     let ready: Vec<usize> = (0..case.pool.len()).filter(|&at| case.pool[at].endpoint.readiness == Readiness::Ready).collect();
     let hinted: Vec<usize> = ready.iter().copied().filter(|&at| hinted(case, &case.pool[at])).collect();
     let sound: Vec<usize> = hinted.iter().copied().filter(|&at| !case.pool[at].ejected).collect();
-    let allowed = if sound.is_empty() { hinted.clone() } else { sound };
+    let filters = || case.pipeline.profiles.iter().flat_map(|profile| &profile.plugins).map(|part| scorer(&part.name));
+    let narrowed = |of: Vec<usize>| {
+        let is_filter = |name: &&str| lookup(name).is_some_and(|plugin| plugin.kind == Kind::Filter);
+        filters().filter(is_filter).fold(of, |left, filter| if left.is_empty() { left } else { kept(case, &left, filter) })
+    };
+    let sound = narrowed(sound);
+    let allowed = if sound.is_empty() { narrowed(hinted.clone()) } else { sound };
     let unavailable = match (ready.is_empty(), hinted.is_empty()) {
         (true, _) => Some(Unavailable::NoReadyEndpoint),
         (false, true) => Some(Unavailable::SubsetEmpty),
+        (false, false) if allowed.is_empty() => Some(Unavailable::Filtered),
         (false, false) => None,
     };
     let mut totals = vec![0.0; case.pool.len()];
-    for part in case.pipeline.profiles.iter().flat_map(|profile| &profile.plugins).filter(|part| scorer(&part.name).ends_with("-scorer")) {
+    for part in case.pipeline.profiles.iter().flat_map(|profile| &profile.plugins).filter(|part| is_scorer(&part.name)) {
         for (at, score) in scores(case, &allowed, scorer(&part.name)) {
             totals[at] += part.weight * score;
         }
     }
     Verdict { allowed, totals, unavailable }
+}
+
+fn is_scorer(name: &str) -> bool {
+    lookup(scorer(name)).is_some_and(|plugin| plugin.kind == Kind::Scorer)
 }
 
 /// The type of a plugin that is named after its type and a number.
@@ -70,6 +82,90 @@ fn scores(case: &Case, allowed: &[usize], scorer: &str) -> Vec<(usize, f64)> {
         }),
         "prefix-cache-scorer" => {
             row(&|row| if case.blocks == 0 { 0.0 } else { f64::from(row.matched_blocks.min(case.blocks)) / f64::from(case.blocks) })
+        }
+        "load-aware-scorer" => {
+            let queues = known(|row| row.metrics.queue_depth);
+            neutral(
+                &queues.into_iter().map(|(at, queue)| (at, queue.map(|queue| 0.5 * (1.0 - queue.min(128.0) / 128.0)))).collect::<Vec<_>>(),
+            )
+        }
+        "no-hit-lru-scorer" => {
+            let pick = |at: usize| case.pool[at].last_cold_pick;
+            let warm = allowed.iter().any(|&at| case.pool[at].matched_blocks > 0);
+            let before = |at: usize| allowed.iter().filter(|&&other| pick(other) < pick(at)).count();
+            #[expect(clippy::cast_precision_loss, reason = "a dozen")]
+            let cold = |at: usize| 1.0 - before(at) as f64 / (allowed.len() - 1).max(1) as f64;
+            allowed.iter().map(|&at| (at, if warm { 0.5 } else { cold(at) })).collect()
+        }
+        "context-length-aware" => {
+            row(&|row| label(row, "llm-d.ai/context-length-range").map_or(0.5, |range| fit(range, case.prompt_tokens)))
+        }
+        "session-affinity-scorer" => row(&|row| f64::from(u8::from(in_session(case, row)))),
+        "header-label-affinity-scorer" => {
+            row(&|row| f64::from(u8::from(header(case, "x-tier").is_some() && header(case, "x-tier") == label(row, "tier"))))
+        }
+        "endpoint-attribute-scorer" => {
+            // Above 0, so that the same twin of the range will do.
+            let depth = |row: &Row| row.metrics.attributes.first().map(|(_, depth)| depth + 100.0);
+            neutral(&min_max(&known(depth)))
+        }
+        other => panic!("the twin knows no {other}"),
+    }
+}
+
+fn label<'r>(row: &'r Row, key: &str) -> Option<&'r str> {
+    row.endpoint.labels.iter().find(|(label, _)| **label == *key).map(|(_, value)| &**value)
+}
+
+fn header<'c>(case: &'c Case, name: &str) -> Option<&'c str> {
+    case.headers.iter().find(|(header, _)| header.to_lowercase() == name).map(|(_, value)| value.as_str())
+}
+
+fn in_session(case: &Case, row: &Row) -> bool {
+    header(case, "x-session-token").is_some_and(|token| token == scheduler::session_token(&row.endpoint.name))
+}
+
+fn fit(range: &str, tokens: u32) -> f64 {
+    let (min, max) = range.split_once('-').map(|(min, max)| (min.parse::<f64>().unwrap(), max.parse::<f64>().unwrap())).unwrap();
+    let tokens = f64::from(tokens);
+    match (min > max, min <= tokens && tokens <= max) {
+        (true, _) => 0.0,
+        (_, false) => 0.3 / (1.0 + (tokens - max).max(min - tokens) / 1000.0),
+        (_, true) if min == max => 1.0,
+        (_, true) => 0.3 + 0.7 * (0.7 / (1.0 + (max - min) / 10_000.0) + 0.3 * (max - tokens) / (max - min)),
+    }
+}
+
+/// Whom a filter keeps of `left`.
+fn kept(case: &Case, left: &[usize], filter: &str) -> Vec<usize> {
+    let only = |keep: &dyn Fn(&Row) -> bool| left.iter().copied().filter(|&at| keep(&case.pool[at])).collect::<Vec<_>>();
+    let or_all = |kept: Vec<usize>| if kept.is_empty() { left.to_vec() } else { kept };
+    let role = |row: &Row, roles: &[&str]| label(row, "llm-d.ai/role").is_some_and(|role| roles.contains(&role));
+    match filter {
+        "label-selector-filter" => only(&|row| label(row, "tier") != Some("silver")),
+        "by-label-selector" => left.to_vec(),
+        "by-label" => only(&|row| label(row, "tier") == Some("gold")),
+        "decode-filter" => only(&|row| label(row, "llm-d.ai/role").is_none() || role(row, &["decode", "both"])),
+        "prefill-filter" => only(&|row| role(row, &["prefill", "both"])),
+        "encode-filter" => Vec::new(),
+        "session-affinity-filter" => or_all(only(&|row| in_session(case, row))),
+        "utilization-filter" => only(&|row| {
+            let waiting = row.metrics.queue_depth.filter(|queue| queue.is_finite() && *queue >= 0.0 && !case.metrics_stale);
+            waiting.is_none_or(|queue| queue <= 3.0) && row.in_flight <= 2
+        }),
+        "endpoint-attribute-filter" => {
+            only(&|row| case.metrics_stale || row.metrics.attributes.first().is_none_or(|(_, depth)| *depth < 2.0))
+        }
+        "prefix-cache-affinity-filter" => {
+            let holds = |row: &Row| case.blocks > 0 && f64::from(row.matched_blocks) / f64::from(case.blocks) >= 0.8;
+            // 18 s at 100 tokens a second.
+            let least = |of: &[usize]| {
+                let tokens = |at: &usize| if case.pool[*at].in_flight == 0 { 0 } else { case.pool[*at].prefill_tokens };
+                of.iter().map(tokens).min()
+            };
+            let (here, elsewhere) = (only(&holds), only(&|row| !holds(row)));
+            let slow = least(&here).zip(least(&elsewhere)).is_some_and(|(here, elsewhere)| here > elsewhere + 1_800);
+            if slow { left.to_vec() } else { or_all(here) }
         }
         other => panic!("the twin knows no {other}"),
     }
@@ -125,6 +221,17 @@ proptest! {
         left.sort_unstable();
         let expected = if verdict.unavailable.is_some() { Vec::new() } else { verdict.allowed };
         prop_assert_eq!(left, expected);
+    }
+
+    #[test]
+    fn filters_keep_the_same(case in pools::case(pools::filters())) {
+        let (outcome, verdict) = (case.decide().unwrap(), judge(&case));
+        let totals = outcome.explanation.profiles.iter().flat_map(|profile| &profile.totals);
+        let mut left: Vec<usize> = totals.map(|(index, _)| index.get()).collect();
+        left.sort_unstable();
+        prop_assert_eq!(&left, &verdict.allowed);
+        let why = if let Decision::Unavailable(why) = outcome.decision { Some(why) } else { None };
+        prop_assert_eq!(why, verdict.unavailable);
     }
 
     #[test]

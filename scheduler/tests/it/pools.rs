@@ -4,7 +4,18 @@ use proptest::prelude::*;
 use scheduler::plugin::{Kind, PLUGINS};
 use scheduler::{LoraMetrics, PipelineSpec, PluginSpec, Readiness};
 
-use crate::case::{Case, Row};
+use crate::case::{self, Case, Row};
+
+/// Parameters of the plugins that cannot do without, and some for others.
+const PARAMETERS: [(&str, &str); 7] = [
+    ("header-label-affinity-scorer", "headerName=X-Tier labelKey=tier"),
+    ("endpoint-attribute-scorer", "attributeKey=depth algorithm={type:linear_lower_is_better}"),
+    ("endpoint-attribute-filter", "attribute=depth algorithm={type:threshold,threshold:{operator:LessThan,value:2}}"),
+    ("utilization-filter", "conditions=[{metric:waiting-queue,maxValue:3},{metric:active-requests,maxValue:2}]"),
+    ("label-selector-filter", "matchExpressions=[{key:tier,operator:NotIn,values:[silver]}]"),
+    ("by-label", "label=tier validValues=[gold]"),
+    ("prefix-cache-affinity-filter", "peakPrefillThroughput=100"),
+];
 
 /// A metric as a model server might report it: absent, sane, or nonsense.
 pub fn metric(sane: impl Strategy<Value = f32> + 'static) -> BoxedStrategy<Option<f32>> {
@@ -31,7 +42,12 @@ fn row() -> impl Strategy<Value = Row> {
     let loads = (metric((0_u8..6).prop_map(f32::from)), metric((0_u8..6).prop_map(f32::from)), metric(0.0_f32..=1.0));
     let own = (0_u32..5, 0_u32..10_000, 0_u32..20);
     let rare = || prop::bool::weighted(0.2);
-    (ages, loads, own, lora(), rare(), rare()).prop_map(|(age_ms, loads, own, lora, not_ready, ejected)| {
+    let labels = (prop::option::of(prop::sample::select(vec!["gold", "silver"])), prop::option::of("[0-9]{1,4}-[0-9]{1,5}"));
+    let roles = prop::option::of(prop::sample::select(vec!["prefill", "decode", "both"]));
+    let numbers = (prop::option::of(-3_i8..4), 0_u64..4);
+    let rest = (labels, roles, numbers);
+    (ages, loads, own, lora(), rare(), rare(), rest).prop_map(|(age_ms, loads, own, lora, not_ready, ejected, rest)| {
+        let ((tier, range), role, (depth, last_cold_pick)) = rest;
         let mut row = Row::new(0, "");
         row.endpoint.age_ms = age_ms;
         row.endpoint.readiness = if not_ready { Readiness::NotReady } else { Readiness::Ready };
@@ -39,6 +55,11 @@ fn row() -> impl Strategy<Value = Row> {
         row.metrics.lora = lora;
         (row.in_flight, row.prefill_tokens, row.matched_blocks) = own;
         row.ejected = ejected;
+        row.last_cold_pick = last_cold_pick;
+        let labels =
+            [("llm-d.ai/context-length-range", range), ("llm-d.ai/role", role.map(str::to_owned)), ("tier", tier.map(str::to_owned))];
+        row.endpoint.labels = labels.into_iter().filter_map(|(key, value)| Some((key.into(), value?.into()))).collect();
+        row.metrics.attributes = depth.into_iter().map(|depth| ("depth".into(), f32::from(depth))).collect();
         row
     })
 }
@@ -49,14 +70,16 @@ pub fn pool() -> impl Strategy<Value = Vec<Row>> {
 }
 
 fn placed(at: usize, row: Row) -> Row {
-    let Row { mut endpoint, metrics, in_flight, prefill_tokens, matched_blocks, ejected } = row;
+    let Row { mut endpoint, metrics, in_flight, prefill_tokens, matched_blocks, ejected, last_cold_pick } = row;
     let place = Row::new(at, &format!("pod-{at}")).endpoint;
     (endpoint.id, endpoint.name, endpoint.address) = (place.id, place.name, place.address);
-    Row { endpoint, metrics, in_flight, prefill_tokens, matched_blocks, ejected }
+    Row { endpoint, metrics, in_flight, prefill_tokens, matched_blocks, ejected, last_cold_pick }
 }
 
 fn plugin(at: usize, plugin_type: &str) -> PluginSpec {
-    PluginSpec { name: format!("{plugin_type}-{at}"), ..PluginSpec::of_type(plugin_type) }
+    let given = PARAMETERS.iter().find(|(name, _)| *name == plugin_type).map_or("", |(_, given)| given);
+    let parameters = case::parameters(&given.split(' ').collect::<Vec<_>>());
+    PluginSpec { name: format!("{plugin_type}-{at}"), parameters, ..PluginSpec::of_type(plugin_type) }
 }
 
 /// Any scorers of any weights with this picker.
@@ -66,6 +89,16 @@ pub fn pipeline(picker: &'static str) -> impl Strategy<Value = PipelineSpec> {
     (prop::collection::vec((prop::sample::select(scorers), weights), 0..8), 1_u32..=8).prop_map(move |(scorers, ranked_max)| {
         let mut plugins: Vec<_> = scorers.into_iter().enumerate().map(|(at, (name, weight))| (plugin(at, name), weight)).collect();
         plugins.push((PluginSpec::of_type(picker), 1.0));
+        PipelineSpec::of_one_profile("any", plugins, ranked_max)
+    })
+}
+
+/// Any filters, in any order, before a scorer.
+pub fn filters() -> impl Strategy<Value = PipelineSpec> {
+    let filters: Vec<&str> = PLUGINS.iter().filter(|plugin| plugin.kind == Kind::Filter).map(|plugin| plugin.name).collect();
+    (prop::collection::vec(prop::sample::select(filters), 1..4), 1_u32..=8).prop_map(|(filters, ranked_max)| {
+        let mut plugins: Vec<_> = filters.into_iter().enumerate().map(|(at, name)| (plugin(at, name), 1.0)).collect();
+        plugins.push((PluginSpec::of_type("queue-scorer"), 1.0));
         PipelineSpec::of_one_profile("any", plugins, ranked_max)
     })
 }
@@ -89,9 +122,13 @@ fn hint() -> impl Strategy<Value = Option<Vec<String>>> {
 pub fn case(pipeline: impl Strategy<Value = PipelineSpec>) -> impl Strategy<Value = Case> {
     let request = (hint(), 0_u32..20_000, 0_u32..20, prop::sample::select(vec![0_u32, 16, 64, u32::MAX]));
     let model = prop::sample::select(vec!["", "llama", "sql"]);
-    (pipeline, pool(), request, model, prop::bool::weighted(0.1), any::<u64>()).prop_map(
-        |(pipeline, pool, (subset, prompt_tokens, blocks, block_tokens), model, metrics_stale, seed)| Case {
+    let token = (0_usize..14).prop_map(|at| ("X-Session-Token".to_owned(), scheduler::session_token(&format!("pod-{at}"))));
+    let headers = prop::sample::subsequence(vec!["gold", "silver"], 0..2).prop_map(|tiers| tiers.into_iter().map(tier).collect::<Vec<_>>());
+    let headers = (headers, prop::option::of(token)).prop_map(|(tiers, token)| tiers.into_iter().chain(token).collect());
+    (pipeline, pool(), request, (model, headers), prop::bool::weighted(0.1), any::<u64>()).prop_map(
+        |(pipeline, pool, (subset, prompt_tokens, blocks, block_tokens), (model, headers), metrics_stale, seed)| Case {
             model: model.to_owned(),
+            headers,
             subset,
             prompt_tokens,
             blocks,
@@ -101,4 +138,8 @@ pub fn case(pipeline: impl Strategy<Value = PipelineSpec>) -> impl Strategy<Valu
             ..Case::new(pipeline, pool)
         },
     )
+}
+
+fn tier(tier: &str) -> (String, String) {
+    ("x-tier".to_owned(), tier.to_owned())
 }

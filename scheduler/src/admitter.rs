@@ -1,0 +1,3 @@
+//! Admitters: may refuse a request that could be served.
+
+pub(crate) mod probabilistic;

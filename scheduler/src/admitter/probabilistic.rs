@@ -1,0 +1,63 @@
+//! `probabilistic-admitter`: refuses the more of the sheddable requests the fuller the pool, long before it is full.
+
+use crate::detector::utilization::{KV_CACHE, QUEUE_DEPTH, Thresholds};
+use crate::plugin::{Admitter, Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType};
+use crate::rng::Rng;
+use crate::snapshot::EndpointIndex;
+
+pub(crate) const PLUGIN: PluginType = PluginType {
+    name: "probabilistic-admitter",
+    kind: Kind::Admitter,
+    doc: "Refuses a request of negative priority with probability min(s^power * k, 1), s = saturation as utilization-detector has it.",
+    source: "llm-d-router, admitter/probabilisticadmitter",
+    parameters: &[
+        QUEUE_DEPTH,
+        KV_CACHE,
+        Parameter { name: "power", default: Default::Number(5.0), doc: "how late refusals set in, above 0" },
+        Parameter { name: "k", default: Default::Number(300.0), doc: "how steep they rise, above 0" },
+    ],
+    build,
+};
+
+#[derive(Debug)]
+struct Probabilistic {
+    thresholds: Thresholds,
+    power: f64,
+    k: f64,
+}
+
+fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
+    Ok(Plugin::Admitter(Box::new(Probabilistic {
+        thresholds: Thresholds::read(parameters)?,
+        power: parameters.number("power", f64::MIN_POSITIVE..=1e6)?,
+        k: parameters.number("k", f64::MIN_POSITIVE..=1e12)?,
+    })))
+}
+
+impl Probabilistic {
+    /// Probability of a refusal, 0 to 1.
+    fn refusal(&self, saturation: f64) -> f64 {
+        (libm::pow(saturation, self.power) * self.k).min(1.0)
+    }
+}
+
+impl Admitter for Probabilistic {
+    fn admits(&self, context: &Context<'_>, endpoints: &[EndpointIndex], rng: &mut Rng) -> bool {
+        context.request.priority >= 0 || f64::from(rng.open01()) >= self.refusal(self.thresholds.saturation(context, endpoints))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_rise_as_the_reference_says() {
+        let thresholds = Thresholds::read(&Parameters::check(PLUGIN.parameters, &[]).unwrap()).unwrap();
+        let admitter = Probabilistic { thresholds, power: 5.0, k: 300.0 };
+        assert_eq!(admitter.refusal(0.0), 0.0);
+        assert!((admitter.refusal(0.15) - 0.0228).abs() < 1e-4, "2.3 % at 0.15");
+        assert_eq!(admitter.refusal(0.34), 1.0, "all at 0.34");
+        assert_eq!(admitter.refusal(1e300), 1.0);
+    }
+}

@@ -1,0 +1,38 @@
+//! `always-disagg-pd-decider` and `always-disagg-multimodal-decider`: every request, and every one with something to encode.
+
+use crate::plugin::{Context, Decider, Kind, Plugin, PluginType};
+use crate::snapshot::EndpointIndex;
+
+pub(crate) const PREFILL: PluginType = PluginType {
+    name: "always-disagg-pd-decider",
+    kind: Kind::Decider,
+    doc: "Always.",
+    source: "llm-d-router, profilehandler/disagg",
+    parameters: &[],
+    build: |_| Ok(Plugin::Decider(Box::new(Always))),
+};
+
+pub(crate) const MULTIMODAL: PluginType = PluginType {
+    name: "always-disagg-multimodal-decider",
+    doc: "When the prompt holds an image, a video or an audio clip.",
+    build: |_| Ok(Plugin::Decider(Box::new(Multimodal))),
+    ..PREFILL
+};
+
+#[derive(Debug)]
+struct Always;
+
+#[derive(Debug)]
+struct Multimodal;
+
+impl Decider for Always {
+    fn disaggregates(&self, _: &Context<'_>, _: EndpointIndex) -> bool {
+        true
+    }
+}
+
+impl Decider for Multimodal {
+    fn disaggregates(&self, context: &Context<'_>, _: EndpointIndex) -> bool {
+        context.request.media_items > 0
+    }
+}

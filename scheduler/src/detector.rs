@@ -1,0 +1,24 @@
+//! Saturation detectors: how full is the pool, and, as filters, who is too full.
+//!
+//! **Unknown is not full.** The reference takes an endpoint whose metrics are missing or old for saturated, so that one late scrape halts a
+//! pool; here it counts for nothing in the mean and stays a candidate.
+
+pub(crate) mod concurrency;
+pub(crate) mod utilization;
+
+use crate::plugin::{Default, InvalidParameter, PRODUCER_NAME, Parameter, Parameters};
+
+const HEADROOM: Parameter = Parameter {
+    name: "headroom",
+    default: Default::Number(0.0),
+    doc: "as a filter: how far above the thresholds an endpoint may be, as a share of them, 0 or more",
+};
+
+const IN_FLIGHT_PRODUCER: Parameter = Parameter { name: "inFlightLoadProducerName", ..PRODUCER_NAME };
+
+/// The headroom as a factor of the threshold.
+fn relaxed(parameters: &Parameters<'_>) -> Result<f32, InvalidParameter> {
+    #[expect(clippy::cast_possible_truncation, reason = "within the range of an f32")]
+    let headroom = parameters.number(HEADROOM.name, 0.0..=1e6)? as f32;
+    Ok(1.0 + headroom)
+}

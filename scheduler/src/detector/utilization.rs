@@ -1,0 +1,111 @@
+//! `utilization-detector`: how full engines say they are.
+
+use crate::candidates::Candidates;
+use crate::detector::{HEADROOM, IN_FLIGHT_PRODUCER, relaxed};
+use crate::filter::keep;
+use crate::plugin::{Context, Default, Detector, Filter, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType};
+use crate::rng::Rng;
+use crate::snapshot::EndpointIndex;
+
+pub(crate) const PLUGIN: PluginType = PluginType {
+    name: "utilization-detector",
+    kind: Kind::Detector,
+    doc: "Saturation is the mean over the endpoints of max(q / queueDepthThreshold, u / kvCacheUtilThreshold), q = requests waiting, u = share of the KV cache in use; endpoints of which neither is known are left out. As a filter it drops endpoints above 1 + headroom, unless all are.",
+    source: "llm-d-router, saturationdetector/utilization",
+    parameters: &[
+        QUEUE_DEPTH,
+        KV_CACHE,
+        HEADROOM,
+        Parameter {
+            name: "metricsStalenessThreshold",
+            default: Default::Text("200ms"),
+            doc: "no effect: metrics are old for every plugin alike, after --staleness-max",
+        },
+        IN_FLIGHT_PRODUCER,
+    ],
+    build,
+};
+
+/// Requests waiting at which an endpoint is full.
+pub(crate) const QUEUE_DEPTH: Parameter = Parameter {
+    name: "queueDepthThreshold",
+    default: Default::Number(5.0),
+    doc: "requests waiting at which an endpoint is full, a whole number from 1",
+};
+
+/// Cache use at which an endpoint is full.
+pub(crate) const KV_CACHE: Parameter = Parameter {
+    name: "kvCacheUtilThreshold",
+    default: Default::Number(0.8),
+    doc: "share of the KV cache in use at which an endpoint is full, above 0 to 1",
+};
+
+/// Where an endpoint is full.
+#[derive(Debug)]
+pub(crate) struct Thresholds {
+    queue_depth: f32,
+    kv_cache_utilization: f32,
+}
+
+#[derive(Debug)]
+pub(crate) struct Utilization {
+    thresholds: Thresholds,
+    /// Saturation up to which a filter keeps an endpoint.
+    kept_max: f32,
+}
+
+fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
+    Ok(Plugin::Detector(Box::new(Utilization::read(parameters)?)))
+}
+
+impl Thresholds {
+    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, reason = "thresholds need no more digits than an f32 has")]
+    pub(crate) fn read(parameters: &Parameters<'_>) -> Result<Self, InvalidParameter> {
+        Ok(Self {
+            queue_depth: parameters.integer(QUEUE_DEPTH.name, 1..=u32::MAX)? as f32,
+            kv_cache_utilization: parameters.number(KV_CACHE.name, f64::from(f32::MIN_POSITIVE)..=1.0)? as f32,
+        })
+    }
+
+    /// How full one endpoint is; `None` when nothing is known of it.
+    fn saturation_of(&self, context: &Context<'_>, endpoint: EndpointIndex) -> Option<f32> {
+        let queue = context.metric(endpoint, |m| m.queue_depth).map(|q| q / self.queue_depth);
+        let cache = context.metric(endpoint, |m| m.kv_cache_utilization).map(|u| u / self.kv_cache_utilization);
+        match (queue, cache) {
+            (Some(queue), Some(cache)) => Some(queue.max(cache)),
+            (queue, cache) => queue.or(cache),
+        }
+    }
+
+    /// The mean over those of which anything is known; 0 when nothing is of any.
+    pub(crate) fn saturation(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64 {
+        let known = endpoints.iter().filter_map(|&endpoint| self.saturation_of(context, endpoint));
+        let (sum, count) = known.fold((0.0, 0_u32), |(sum, count), one| (sum + f64::from(one), count + 1));
+        if count == 0 { 0.0 } else { sum / f64::from(count) }
+    }
+}
+
+impl Utilization {
+    fn read(parameters: &Parameters<'_>) -> Result<Self, InvalidParameter> {
+        parameters.text("metricsStalenessThreshold")?;
+        parameters.text(IN_FLIGHT_PRODUCER.name)?;
+        Ok(Self { thresholds: Thresholds::read(parameters)?, kept_max: relaxed(parameters)? })
+    }
+
+    /// The detector of a pipeline that names none.
+    pub(crate) fn with_defaults() -> Result<Self, InvalidParameter> {
+        Self::read(&Parameters::check(PLUGIN.parameters, &[])?)
+    }
+}
+
+impl Detector for Utilization {
+    fn saturation(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64 {
+        self.thresholds.saturation(context, endpoints)
+    }
+}
+
+impl Filter for Utilization {
+    fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
+        keep(candidates, true, |index| self.thresholds.saturation_of(context, index).is_none_or(|s| s <= self.kept_max));
+    }
+}

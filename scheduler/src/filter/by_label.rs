@@ -1,0 +1,26 @@
+//! `by-label`: the reference's older way to filter by one label; `label-selector-filter` and the role filters say the same.
+
+use crate::filter::label_selector::Selector;
+use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType};
+
+pub(crate) const PLUGIN: PluginType = PluginType {
+    name: "by-label",
+    kind: Kind::Filter,
+    doc: "Keeps endpoints whose label has one of validValues, or, with allowsNoLabel, that have no such label. Deprecated: label-selector-filter.",
+    source: "llm-d-router, filter/bylabel",
+    parameters: &[
+        Parameter { name: "label", default: Default::Required, doc: "the label" },
+        Parameter { name: "validValues", default: Default::Structured("[VALUE]"), doc: "one at least, unless allowsNoLabel" },
+        Parameter { name: "allowsNoLabel", default: Default::Flag(false), doc: "keep endpoints without the label" },
+    ],
+    build,
+};
+
+fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
+    let label = parameters.text("label")?;
+    let (values, unlabelled) = (parameters.texts("validValues")?, parameters.flag("allowsNoLabel")?);
+    if values.is_empty() && !unlabelled {
+        return Err(parameters.out_of_range("validValues"));
+    }
+    Ok(Plugin::Filter(Box::new(Selector::one_of(label, &values, unlabelled))))
+}

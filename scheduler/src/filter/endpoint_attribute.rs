@@ -1,0 +1,126 @@
+//! `endpoint-attribute-filter`: keeps endpoints by any number that the engine exports and the metrics extractor was told to read
+//! (`customMetrics`).
+
+use std::cmp::Ordering;
+
+use crate::candidates::Candidates;
+use crate::filter::keep;
+use crate::plugin::{
+    Context, Default, Filter, InvalidParameter, Kind, METRICS_EXTRACTOR, Parameter, Parameters, Plugin, PluginType, attribute_key,
+};
+use crate::rng::Rng;
+
+pub(crate) const PLUGIN: PluginType = PluginType {
+    name: "endpoint-attribute-filter",
+    kind: Kind::Filter,
+    doc: "Keeps endpoints whose attribute compares true with the threshold's value.",
+    source: "llm-d-router, filter/endpointattribute",
+    parameters: &[
+        Parameter {
+            name: "attribute",
+            default: Default::Required,
+            doc: "the attribute, as customMetrics names it; with a / in it the producer must be given too",
+        },
+        METRICS_EXTRACTOR,
+        Parameter {
+            name: "onMissing",
+            default: Default::Text("Pass"),
+            doc: "endpoints without the attribute: Pass keeps, Fail drops them",
+        },
+        Parameter { name: "fallbackOnEmpty", default: Default::Flag(false), doc: "keep all where all would be dropped" },
+        Parameter {
+            name: "algorithm",
+            default: Default::Structured(
+                "{type: threshold, threshold: {operator: LessThan | LessThanOrEqual | GreaterThan | GreaterThanOrEqual | Equal | NotEqual, value}}",
+            ),
+            doc: "the comparison, required",
+        },
+    ],
+    build,
+};
+
+const ALGORITHM: &[Parameter] = &[
+    Parameter { name: "type", default: Default::Required, doc: "threshold" },
+    Parameter { name: "threshold", default: Default::Structured("{operator, value}"), doc: "the comparison" },
+];
+const THRESHOLD: &[Parameter] = &[
+    Parameter {
+        name: "operator",
+        default: Default::Required,
+        doc: "LessThan, LessThanOrEqual, GreaterThan, GreaterThanOrEqual, Equal or NotEqual",
+    },
+    Parameter { name: "value", default: Default::Number(0.0), doc: "what the attribute is compared with" },
+];
+
+/// Is it so when the attribute is less than the value, equal, greater?
+type Operator = [bool; 3];
+
+const OPERATORS: [(&str, Operator); 6] = [
+    ("LessThan", [true, false, false]),
+    ("LessThanOrEqual", [true, true, false]),
+    ("GreaterThan", [false, false, true]),
+    ("GreaterThanOrEqual", [false, true, true]),
+    ("Equal", [false, true, false]),
+    ("NotEqual", [true, false, true]),
+];
+
+#[derive(Debug)]
+struct EndpointAttribute {
+    key: Box<str>,
+    pass_missing: bool,
+    fall_back: bool,
+    operator: Operator,
+    value: f32,
+}
+
+fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
+    let (operator, value) = parameters.require("algorithm", ALGORITHM, |algorithm| {
+        algorithm.choice("type", &[("threshold", ())])?;
+        algorithm.require("threshold", THRESHOLD, |threshold| Ok((threshold.choice("operator", &OPERATORS)?, threshold.finite("value")?)))
+    })?;
+    Ok(Plugin::Filter(Box::new(EndpointAttribute {
+        key: attribute_key(parameters, "attribute")?,
+        pass_missing: parameters.choice("onMissing", &[("Pass", true), ("Fail", false)])?,
+        fall_back: parameters.flag("fallbackOnEmpty")?,
+        operator,
+        value,
+    })))
+}
+
+impl EndpointAttribute {
+    fn passes(&self, attribute: Option<f32>) -> bool {
+        let Some(attribute) = attribute else { return self.pass_missing };
+        let [less, equal, greater] = self.operator;
+        match attribute.total_cmp(&self.value) {
+            Ordering::Less => less,
+            Ordering::Equal => equal,
+            Ordering::Greater => greater,
+        }
+    }
+}
+
+impl Filter for EndpointAttribute {
+    fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
+        keep(candidates, self.fall_back, |endpoint| self.passes(context.attribute(endpoint, &self.key)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operators_and_what_is_missing() {
+        let passes = |name: &str, pass_missing| {
+            let (_, operator) = OPERATORS.into_iter().find(|(other, _)| *other == name).unwrap();
+            let filter = EndpointAttribute { key: "depth".into(), pass_missing, fall_back: false, operator, value: 5.0 };
+            [Some(4.0), Some(5.0), Some(6.0), None].map(|attribute| filter.passes(attribute))
+        };
+        assert_eq!(passes("LessThan", true), [true, false, false, true]);
+        assert_eq!(passes("LessThanOrEqual", true), [true, true, false, true]);
+        assert_eq!(passes("GreaterThan", false), [false, false, true, false]);
+        assert_eq!(passes("GreaterThanOrEqual", false), [false, true, true, false]);
+        assert_eq!(passes("Equal", false), [false, true, false, false]);
+        assert_eq!(passes("NotEqual", true), [true, false, true, true]);
+    }
+}

@@ -1,0 +1,127 @@
+//! `prefix-cache-affinity-filter`: keeps the endpoints that hold most of the prompt already, unless waiting for them costs more than a
+//! prefill elsewhere.
+
+use crate::candidates::Candidates;
+use crate::plugin::{Context, Default, Filter, InvalidParameter, Kind, PRODUCER_NAME, Parameter, Parameters, Plugin, PluginType};
+use crate::rng::Rng;
+use crate::scorer::PREFIX_PRODUCER;
+use crate::snapshot::EndpointIndex;
+
+pub(crate) const PLUGIN: PluginType = PluginType {
+    name: "prefix-cache-affinity-filter",
+    kind: Kind::Filter,
+    doc: "Keeps endpoints with matched blocks / all blocks >= affinityThreshold; all where there are none, where the lowest TTFT of those is more than maxTTFTPenaltyMs above the lowest of the others, and at random with explorationProbability. TTFT = prompt tokens in flight / peakPrefillThroughput.",
+    source: "llm-d-router, filter/prefixcacheaffinity",
+    parameters: &[
+        Parameter {
+            name: "affinityThreshold",
+            default: Default::Number(0.8),
+            doc: "share of the prompt's blocks to hold, 0 to 1; 0 keeps all",
+        },
+        Parameter { name: "explorationProbability", default: Default::Number(0.0), doc: "how often to keep all, 0 to 1" },
+        Parameter {
+            name: "maxTTFTPenaltyMs",
+            default: Default::Number(18_000.0),
+            doc: "ms that holding the prompt may cost, 0 to 1e9; 0: any",
+        },
+        Parameter {
+            name: "ttftSource",
+            default: Default::Text("prefillThroughput"),
+            doc: "prefillThroughput; there is no latencyPredictor here yet",
+        },
+        Parameter {
+            name: "peakPrefillThroughput",
+            default: Default::Number(15_928.0),
+            doc: "prompt tokens that an endpoint works through in a second, up to 1e9; above 0 unless maxTTFTPenaltyMs is 0",
+        },
+        PREFIX_PRODUCER,
+        Parameter { name: "inFlightLoadProducerName", ..PRODUCER_NAME },
+        Parameter { name: "latencyPredictionInfoProducerName", ..PRODUCER_NAME },
+    ],
+    build,
+};
+
+/// The most milliseconds, and the most tokens a second: far beyond any there are, and their product is still a number.
+const QUANTITY_MAX: f64 = 1e9;
+
+#[derive(Debug)]
+struct PrefixCacheAffinity {
+    threshold: f64,
+    exploration: f64,
+    /// How many more prompt tokens may be in flight where the prompt is held; `None`: any number.
+    tokens_penalty: Option<f64>,
+}
+
+fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
+    parameters.choice("ttftSource", &[("prefillThroughput", ())])?;
+    let penalty_ms = parameters.number("maxTTFTPenaltyMs", 0.0..=QUANTITY_MAX)?;
+    let tokens_per_s = parameters.number("peakPrefillThroughput", 0.0..=QUANTITY_MAX)?;
+    if penalty_ms > 0.0 && tokens_per_s <= 0.0 {
+        return Err(parameters.out_of_range("peakPrefillThroughput"));
+    }
+    Ok(Plugin::Filter(Box::new(PrefixCacheAffinity {
+        threshold: parameters.number("affinityThreshold", 0.0..=1.0)?,
+        exploration: parameters.number("explorationProbability", 0.0..=1.0)?,
+        tokens_penalty: (penalty_ms > 0.0).then_some(penalty_ms / 1000.0 * tokens_per_s),
+    })))
+}
+
+impl PrefixCacheAffinity {
+    fn holds(&self, context: &Context<'_>, endpoint: EndpointIndex) -> bool {
+        let (matched, blocks) = (context.local.matched_blocks(endpoint), context.request.prefix_blocks.len());
+        u32::try_from(blocks).is_ok_and(|blocks| blocks > 0 && f64::from(matched) >= self.threshold * f64::from(blocks))
+    }
+
+    /// Is there an endpoint elsewhere that much less busy than all that hold the prompt?
+    fn too_slow(&self, context: &Context<'_>, candidates: &Candidates) -> bool {
+        let Some(penalty) = self.tokens_penalty else { return false };
+        let least = |holding: bool| {
+            let of = candidates.indices().iter().filter(|&&endpoint| self.holds(context, endpoint) == holding);
+            of.map(|&endpoint| context.load(endpoint).prefill_tokens).min()
+        };
+        let (Some(here), Some(elsewhere)) = (least(true), least(false)) else { return false };
+        #[expect(clippy::cast_precision_loss, reason = "tokens in flight stay far below 2^52")]
+        let more = here.saturating_sub(elsewhere) as f64;
+        more > penalty
+    }
+}
+
+impl Filter for PrefixCacheAffinity {
+    fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, rng: &mut Rng) {
+        if self.threshold <= 0.0 || (self.exploration > 0.0 && f64::from(rng.open01()) < self.exploration) {
+            return;
+        }
+        let any = candidates.indices().iter().any(|&endpoint| self.holds(context, endpoint));
+        if any && !self.too_slow(context, candidates) {
+            candidates.retain(|endpoint| self.holds(context, endpoint));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plugin::Value;
+
+    fn refusal(given: &[(&str, Value)]) -> String {
+        let given: Vec<(String, Value)> = given.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+        PLUGIN.build(&given).map(drop).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn there_is_no_predictor_to_ask() {
+        let predictor = ("ttftSource", Value::Text("latencyPredictor".to_owned()));
+        assert_eq!(
+            refusal(&[predictor]),
+            "parameter `ttftSource` is out of range: prefillThroughput; there is no latencyPredictor here yet"
+        );
+    }
+
+    #[test]
+    fn no_throughput_needs_no_penalty() {
+        let (idle, any) = (("peakPrefillThroughput", Value::Number(0.0)), ("maxTTFTPenaltyMs", Value::Number(0.0)));
+        assert!(refusal(std::slice::from_ref(&idle)).starts_with("parameter `peakPrefillThroughput` is out of range"));
+        let given = [idle, any].map(|(name, value)| (name.to_owned(), value));
+        assert!(PLUGIN.build(&given).is_ok());
+    }
+}

@@ -1,0 +1,67 @@
+//! `decode-filter`, `prefill-filter`, `encode-filter`: keep endpoints that serve a stage, by the role in their label.
+//!
+//! One table of roles says it all. An endpoint without the label serves whole requests, so it passes as a decoder and as nothing else.
+
+use crate::filter::label_selector::Selector;
+use crate::plugin::{InvalidParameter, Kind, Parameters, Plugin, PluginType};
+
+/// The label that says what an endpoint is there for.
+const LABEL: &str = "llm-d.ai/role";
+
+/// Roles, and whether each serves encode, prefill and decode. `both` is the deprecated spelling of `prefill-decode`.
+const ROLES: [(&str, [bool; 3]); 8] = [
+    ("encode", [true, false, false]),
+    ("prefill", [false, true, false]),
+    ("decode", [false, false, true]),
+    ("encode-prefill", [true, true, false]),
+    ("encode-decode", [true, false, true]),
+    ("prefill-decode", [false, true, true]),
+    ("both", [false, true, true]),
+    ("encode-prefill-decode", [true, true, true]),
+];
+
+const SOURCE: &str = "llm-d-router, filter/bylabel";
+
+pub(crate) const ENCODE: PluginType = PluginType {
+    name: "encode-filter",
+    kind: Kind::Filter,
+    doc: "Keeps endpoints whose label llm-d.ai/role is encode, encode-prefill, encode-decode or encode-prefill-decode.",
+    source: SOURCE,
+    parameters: &[],
+    build: |_| stage(0),
+};
+
+pub(crate) const PREFILL: PluginType = PluginType {
+    name: "prefill-filter",
+    doc: "Keeps endpoints whose label llm-d.ai/role is prefill, encode-prefill, prefill-decode (or its older name both) or encode-prefill-decode.",
+    build: |_| stage(1),
+    ..ENCODE
+};
+
+pub(crate) const DECODE: PluginType = PluginType {
+    name: "decode-filter",
+    doc: "Keeps endpoints whose label llm-d.ai/role is decode, encode-decode, prefill-decode (or its older name both) or encode-prefill-decode, and those without it.",
+    build: |_: &Parameters<'_>| stage(2),
+    ..ENCODE
+};
+
+const DECODE_STAGE: usize = 2;
+
+fn stage(stage: usize) -> Result<Plugin, InvalidParameter> {
+    let serves = |(_, stages): &&(&str, [bool; 3])| stages.get(stage).copied().unwrap_or(false);
+    let roles: Vec<&str> = ROLES.iter().filter(serves).map(|(role, _)| *role).collect();
+    Ok(Plugin::Filter(Box::new(Selector::one_of(LABEL, &roles, stage == DECODE_STAGE))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_role_serves_the_stages_it_is_named_after() {
+        for (role, [encode, prefill, decode]) in ROLES {
+            let named = |stage: &str| role == stage || role.split('-').any(|part| part == stage) || (role == "both" && stage != "encode");
+            assert_eq!((encode, prefill, decode), (named("encode"), named("prefill"), named("decode")), "{role}");
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! `session-affinity-filter`: a session's requests go where the session is, and nowhere else as long as that endpoint is there.
+
+use crate::candidates::Candidates;
+use crate::plugin::{Context, Filter, InvalidParameter, Kind, Parameters, Plugin, PluginType};
+use crate::rng::Rng;
+use crate::session::{self, Session, SessionToken};
+
+pub(crate) const PLUGIN: PluginType = PluginType {
+    name: "session-affinity-filter",
+    kind: Kind::Filter,
+    doc: "Keeps the endpoint the request's session is at; all without a session, or where that endpoint is no candidate.",
+    source: session::SOURCE,
+    parameters: session::PARAMETERS,
+    build,
+};
+
+#[derive(Debug)]
+struct SessionAffinity(Session);
+
+fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
+    Ok(Plugin::Filter(Box::new(SessionAffinity(Session::read(parameters)?))))
+}
+
+impl Filter for SessionAffinity {
+    fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
+        if let Some(at) = self.0.endpoint(context, candidates.indices()) {
+            candidates.retain(|endpoint| endpoint == at);
+        }
+    }
+
+    fn headers(&self) -> &[Box<str>] {
+        self.0.headers()
+    }
+
+    fn session_token(&self) -> Option<&SessionToken> {
+        self.0.token()
+    }
+}

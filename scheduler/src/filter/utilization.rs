@@ -1,0 +1,108 @@
+//! `utilization-filter`: drops endpoints that are too busy by any of a list of measures.
+
+use crate::candidates::Candidates;
+use crate::filter::keep;
+use crate::plugin::{Context, Default, Filter, InvalidParameter, Kind, PRODUCER_NAME, Parameter, Parameters, Plugin, PluginType};
+use crate::rng::Rng;
+use crate::snapshot::EndpointIndex;
+
+pub(crate) const PLUGIN: PluginType = PluginType {
+    name: "utilization-filter",
+    kind: Kind::Filter,
+    doc: "Drops endpoints of which any listed metric is above its maxValue. A metric that is not known does not count: unknown is not full.",
+    source: "llm-d-router, filter/utilization",
+    parameters: &[
+        Parameter {
+            name: "conditions",
+            default: Default::Structured("[{metric: active-requests | running-requests | waiting-queue | kv-cache-utilization, maxValue}]"),
+            doc: "what an endpoint may have at most, one condition at least; a share from 0 to 1 for kv-cache-utilization",
+        },
+        Parameter { name: "fallbackOnEmpty", default: Default::Flag(false), doc: "keep all where all would be dropped" },
+        Parameter { name: "inFlightLoadProducerName", ..PRODUCER_NAME },
+    ],
+    build,
+};
+
+const CONDITION: &[Parameter] = &[
+    Parameter {
+        name: "metric",
+        default: Default::Required,
+        doc: "active-requests, running-requests, waiting-queue or kv-cache-utilization",
+    },
+    Parameter { name: "maxValue", default: Default::RequiredNumber, doc: "0 or more; at most 1 for kv-cache-utilization" },
+];
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Metric {
+    ActiveRequests,
+    RunningRequests,
+    WaitingQueue,
+    KvCacheUtilization,
+}
+
+#[derive(Debug)]
+struct Utilization {
+    conditions: Vec<(Metric, f32)>,
+    fall_back: bool,
+}
+
+fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
+    let metrics = [
+        ("active-requests", Metric::ActiveRequests),
+        ("running-requests", Metric::RunningRequests),
+        ("waiting-queue", Metric::WaitingQueue),
+        ("kv-cache-utilization", Metric::KvCacheUtilization),
+    ];
+    let conditions = parameters.each("conditions", CONDITION, |condition| {
+        let metric = condition.choice("metric", &metrics)?;
+        let max = if metric == Metric::KvCacheUtilization { 1.0 } else { f64::from(f32::MAX) };
+        #[expect(clippy::cast_possible_truncation, reason = "metrics are f32")]
+        let max = condition.number("maxValue", 0.0..=max)? as f32;
+        Ok((metric, max))
+    })?;
+    if conditions.is_empty() {
+        return Err(InvalidParameter::Missing("conditions".to_owned()));
+    }
+    Ok(Plugin::Filter(Box::new(Utilization { conditions, fall_back: parameters.flag("fallbackOnEmpty")? })))
+}
+
+impl Metric {
+    fn read(self, context: &Context<'_>, endpoint: EndpointIndex) -> Option<f32> {
+        match self {
+            #[expect(clippy::cast_precision_loss, reason = "exact up to 16 million")]
+            Self::ActiveRequests => Some(context.load(endpoint).requests as f32),
+            Self::RunningRequests => context.metric(endpoint, |m| m.running_requests),
+            Self::WaitingQueue => context.metric(endpoint, |m| m.queue_depth),
+            Self::KvCacheUtilization => context.metric(endpoint, |m| m.kv_cache_utilization),
+        }
+    }
+}
+
+impl Filter for Utilization {
+    fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
+        keep(candidates, self.fall_back, |endpoint| {
+            self.conditions.iter().all(|(metric, max)| metric.read(context, endpoint).is_none_or(|value| value <= *max))
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plugin::Value;
+
+    fn refusal(metric: &str, max: f64) -> String {
+        let condition = vec![("metric".to_owned(), Value::Text(metric.to_owned())), ("maxValue".to_owned(), Value::Number(max))];
+        PLUGIN.build(&[("conditions".to_owned(), Value::List(vec![Value::Map(condition)]))]).map(drop).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn conditions_that_make_no_sense_are_refused() {
+        assert_eq!(PLUGIN.build(&[]).unwrap_err().to_string(), "parameter `conditions` must be given");
+        let max = "in `conditions[0]`: parameter `maxValue` is out of range: 0 or more; at most 1 for kv-cache-utilization";
+        assert_eq!(refusal("kv-cache-utilization", 1.01), max);
+        assert_eq!(refusal("waiting-queue", -1.0), max);
+        assert_eq!(refusal("waiting-queue", f64::NAN), max);
+        assert!(refusal("queue", 1.0).starts_with("in `conditions[0]`: parameter `metric` is out of range"));
+    }
+}

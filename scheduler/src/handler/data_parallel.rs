@@ -1,0 +1,62 @@
+//! `data-parallel-profile-handler`: each rank of a model server is an endpoint with a port of its own, but requests enter at one of them,
+//! whose sidecar hands them on to the rank that a header names.
+//!
+//! The list has one entry: the header names one rank, and the primary port of another pod cannot reach it. Where the pick's own primary
+//! port is not among those that may be named, the rank is addressed itself.
+
+use std::net::SocketAddr;
+
+use crate::decision::{Decision, Ranked, Route};
+use crate::pipeline::Reference;
+use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, ProfileHandler};
+use crate::schedule::Run;
+use crate::snapshot::EndpointIndex;
+
+pub(crate) const PLUGIN: PluginType = PluginType {
+    name: "data-parallel-profile-handler",
+    kind: Kind::ProfileHandler,
+    doc: "Runs the only profile; the request goes to primaryPort at the pick's address, and x-data-parallel-host-port names the pick.",
+    source: "llm-d-router, profilehandler/dataparallel (deprecated there: list every rank's port instead)",
+    parameters: &[Parameter {
+        name: "primaryPort",
+        default: Default::Number(8000.0),
+        doc: "the port where requests for every rank of a pod enter, a whole number from 1 to 65535",
+    }],
+    build,
+};
+
+#[derive(Debug)]
+struct DataParallel {
+    primary_port: u16,
+}
+
+fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
+    let port = parameters.integer("primaryPort", 1..=u32::from(u16::MAX))?;
+    Ok(Plugin::ProfileHandler(Box::new(DataParallel { primary_port: u16::try_from(port).unwrap_or(u16::MAX) })))
+}
+
+impl DataParallel {
+    fn primary_of(&self, rank: EndpointIndex, run: &Run<'_>) -> Option<EndpointIndex> {
+        let snapshot = run.context().snapshot;
+        let primary = SocketAddr::new(snapshot.socket(rank)?.ip(), self.primary_port);
+        run.allowed().iter().copied().find(|&index| snapshot.socket(index) == Some(primary))
+    }
+}
+
+impl ProfileHandler for DataParallel {
+    fn references(&self) -> Vec<Reference<'_>> {
+        vec![Reference::OnlyProfile]
+    }
+
+    fn route(&self, run: &mut Run<'_>) -> Decision {
+        let ranked = match run.only_profile() {
+            Ok(ranked) => ranked,
+            Err(why) => return Decision::Unavailable(why),
+        };
+        let rank = ranked.first();
+        match self.primary_of(rank, run) {
+            Some(primary) => Decision::Route(Route { data_parallel: Some(rank), ..Route::to(Ranked::one(primary)) }),
+            None => Decision::Route(Route::to(ranked)),
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! `disagg-profile-handler`: decode on one model server, and where a decider says so prefill on a second and encode on others before it.
+//!
+//! Decode is picked first: the proxy sends the request there, and its sidecar calls the others, which headers name. A stage whose decider
+//! says no, whose profile leaves nobody, or whose pick is the one that comes after it anyway, is left to the next: a request never fails for
+//! want of a prefill server.
+
+use crate::decision::{Decision, Route};
+use crate::pipeline::Reference;
+use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, ProfileHandler};
+use crate::schedule::Run;
+use crate::snapshot::EndpointIndex;
+
+pub(crate) const PLUGIN: PluginType = PluginType {
+    name: "disagg-profile-handler",
+    kind: Kind::ProfileHandler,
+    doc: "Runs the decode profile, then those of the stages whose decider wants them elsewhere: encode (x-encoder-hosts-ports), prefill (x-prefiller-host-port).",
+    source: "llm-d-router, profilehandler/disagg",
+    parameters: &[
+        Parameter {
+            name: "profiles",
+            default: Default::Structured("{decode: decode, prefill: prefill, encode: encode}"),
+            doc: "names of the stages' profiles",
+        },
+        Parameter {
+            name: "deciders",
+            default: Default::Structured("{prefill: PLUGIN, encode: PLUGIN}"),
+            doc: "the decider of each stage; a stage without one is never run elsewhere",
+        },
+    ],
+    build,
+};
+
+const PROFILES: &[Parameter] = &[
+    Parameter { name: "decode", default: Default::Text("decode"), doc: "a profile" },
+    Parameter { name: "prefill", default: Default::Text("prefill"), doc: "a profile" },
+    Parameter { name: "encode", default: Default::Text("encode"), doc: "a profile" },
+];
+
+const DECIDERS: &[Parameter] = &[
+    Parameter { name: "prefill", default: Default::Text(""), doc: "a decider" },
+    Parameter { name: "encode", default: Default::Text(""), doc: "a decider" },
+];
+
+#[derive(Debug)]
+struct Disagg {
+    decode_profile: Box<str>,
+    prefill: Option<Stage>,
+    encode: Option<Stage>,
+}
+
+/// A stage that may run elsewhere.
+#[derive(Debug)]
+struct Stage {
+    profile: Box<str>,
+    decider: Box<str>,
+}
+
+fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
+    let texts = |of: &Parameters<'_>, names: [&str; 2]| -> Result<[Box<str>; 2], InvalidParameter> {
+        let [first, second] = names.map(|name| of.text(name).map(Box::from));
+        Ok([first?, second?])
+    };
+    let stages = ["prefill", "encode"];
+    let read_profiles = |of: &Parameters<'_>| Ok((of.text("decode")?.into(), texts(of, stages)?));
+    let profiles = match parameters.nested("profiles", PROFILES, read_profiles)? {
+        Some(given) => given,
+        None => read_profiles(&Parameters::check(PROFILES, &[])?)?,
+    };
+    let deciders = parameters.nested("deciders", DECIDERS, |of| texts(of, stages))?.unwrap_or_default();
+    let (decode_profile, [prefill, encode]) = profiles;
+    let stage = |profile, decider: Box<str>| (!decider.is_empty()).then_some(Stage { profile, decider });
+    let [prefill_decider, encode_decider] = deciders;
+    Ok(Plugin::ProfileHandler(Box::new(Disagg {
+        decode_profile,
+        prefill: stage(prefill, prefill_decider),
+        encode: stage(encode, encode_decider),
+    })))
+}
+
+impl Stage {
+    /// Whom the stage's profile picks, when its decider wants it run elsewhere than at `next`.
+    fn picked(&self, run: &mut Run<'_>, decode: EndpointIndex, next: EndpointIndex) -> Vec<EndpointIndex> {
+        if !run.disaggregates(&self.decider, decode) {
+            return Vec::new();
+        }
+        run.picked(&self.profile).map_or_else(|_| Vec::new(), |ranked| ranked.iter().filter(|&index| index != next).collect())
+    }
+}
+
+impl ProfileHandler for Disagg {
+    fn references(&self) -> Vec<Reference<'_>> {
+        let stages = [&self.prefill, &self.encode].into_iter().flatten();
+        let of_stages = stages.flat_map(|stage| [Reference::Profile(&stage.profile), Reference::Decider(&stage.decider)]);
+        std::iter::once(Reference::Profile(&self.decode_profile)).chain(of_stages).collect()
+    }
+
+    fn disaggregates(&self) -> bool {
+        true
+    }
+
+    fn route(&self, run: &mut Run<'_>) -> Decision {
+        let ranked = match run.decoders(&self.decode_profile) {
+            Ok(ranked) => ranked,
+            Err(why) => return Decision::Unavailable(why),
+        };
+        let decode = ranked.first();
+        let prefill = self.prefill.as_ref().and_then(|stage| stage.picked(run, decode, decode).first().copied());
+        let encode = self.encode.as_ref().map(|stage| stage.picked(run, decode, prefill.unwrap_or(decode))).unwrap_or_default();
+        Decision::Route(Route { prefill, encode, ..Route::to(ranked) })
+    }
+}

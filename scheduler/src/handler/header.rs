@@ -1,0 +1,52 @@
+//! `header-profile-handler`: the request names its profile, for a coordinator that runs the stages of a request one after another.
+
+use crate::decision::{Decision, Route};
+use crate::pipeline::Reference;
+use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, ProfileHandler};
+use crate::schedule::Run;
+
+pub(crate) const PLUGIN: PluginType = PluginType {
+    name: "header-profile-handler",
+    kind: Kind::ProfileHandler,
+    doc: "Runs the profile that the request's header names, or defaultProfile without the header; the only one where there is but one. A name there is not is the client's error (400).",
+    source: "llm-d-router, profilehandler/headerprofile",
+    parameters: &[
+        Parameter { name: "headerName", default: Default::Text("EPP-Profile"), doc: "the header, in any case" },
+        Parameter { name: "defaultProfile", default: Default::Text("decode"), doc: "the profile of requests without the header" },
+    ],
+    build,
+};
+
+#[derive(Debug)]
+struct HeaderProfile {
+    header: [Box<str>; 1],
+    default_profile: Box<str>,
+}
+
+fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
+    Ok(Plugin::ProfileHandler(Box::new(HeaderProfile {
+        header: [parameters.text("headerName")?.trim().to_ascii_lowercase().into()],
+        default_profile: parameters.text("defaultProfile")?.trim().into(),
+    })))
+}
+
+impl ProfileHandler for HeaderProfile {
+    fn references(&self) -> Vec<Reference<'_>> {
+        vec![Reference::ProfileOfSeveral(&self.default_profile)]
+    }
+
+    fn headers(&self) -> &[Box<str>] {
+        &self.header
+    }
+
+    fn route(&self, run: &mut Run<'_>) -> Decision {
+        let [header] = &self.header;
+        let named = run.context().request.header(header).map(str::trim).filter(|name| !name.is_empty());
+        let ranked = match named {
+            _ if run.profiles() == 1 => run.only_profile(),
+            Some(name) if !run.has_profile(name) => return Decision::UnknownProfile(name.into()),
+            name => run.ranked(name.unwrap_or(&self.default_profile)),
+        };
+        ranked.map_or_else(Decision::Unavailable, |ranked| Decision::Route(Route::to(ranked)))
+    }
+}

@@ -1,0 +1,38 @@
+//! `agent-identity`: which headers tell an agent's sessions apart.
+
+use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType};
+use crate::producer::Producer;
+
+pub(crate) const PLUGIN: PluginType = PluginType {
+    name: "agent-identity",
+    kind: Kind::Producer,
+    doc: "The session is the value of the first of these headers that the request has: additionalSessionHeaders, then x-claude-code-session-id, x-session-affinity, session-id, session_id.",
+    source: "llm-d-router, requestheader/agentidentity",
+    parameters: &[Parameter {
+        name: "additionalSessionHeaders",
+        default: Default::Structured("[HEADER]"),
+        doc: "header names, read first",
+    }],
+    build,
+};
+
+/// Headers that agents send of themselves.
+const KNOWN: [&str; 4] = ["x-claude-code-session-id", "x-session-affinity", "session-id", "session_id"];
+
+/// Which headers tell an agent's sessions apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IdentitySettings {
+    /// In order; lower-case.
+    pub headers: Box<[Box<str>]>,
+}
+
+fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
+    IdentitySettings::read(parameters).map(|settings| Plugin::Producer(Producer::Identity(settings)))
+}
+
+impl IdentitySettings {
+    pub(crate) fn read(parameters: &Parameters<'_>) -> Result<Self, InvalidParameter> {
+        let additional = parameters.texts("additionalSessionHeaders")?;
+        Ok(Self { headers: additional.into_iter().chain(KNOWN).map(|name| name.trim().to_ascii_lowercase().into()).collect() })
+    }
+}

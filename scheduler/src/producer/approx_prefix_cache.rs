@@ -1,0 +1,110 @@
+//! `approx-prefix-cache-producer`: what the prefix index knows prompts by, and how much of them it keeps.
+
+use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType};
+use crate::prefix::{BLOCK_BYTES_MAX, BLOCKS_MAX};
+use crate::producer::Producer;
+use crate::producer::token::BYTES_PER_TOKEN;
+
+pub(crate) const PLUGIN: PluginType = PluginType {
+    name: "approx-prefix-cache-producer",
+    kind: Kind::Producer,
+    doc: "Cuts prompts into blocks of blockSizeTokens and remembers who was given which; there is one index, whoever reads it.",
+    source: "llm-d-router, dataproducer/approximateprefix",
+    parameters: &[
+        Parameter {
+            name: "blockSizeTokens",
+            default: Default::Number(16.0),
+            doc: "tokens of a block, a whole number; below 64 it is 64: smaller blocks cost memory and gain no hit",
+        },
+        Parameter {
+            name: "maxPrefixTokensToMatch",
+            default: Default::Number(1_048_576.0),
+            doc: "tokens of a prompt that are looked up, a whole number; 0 goes by maxPrefixBlocksToMatch",
+        },
+        Parameter {
+            name: "maxPrefixBlocksToMatch",
+            default: Default::Number(2048.0),
+            doc: "blocks of a prompt that are looked up when maxPrefixTokensToMatch is 0, a whole number; 0 is as many as there may be",
+        },
+        Parameter {
+            name: "lruCapacityPerServer",
+            default: Default::Number(31_250.0),
+            doc: "blocks remembered of an endpoint whose KV cache is not known (autoTune), a whole number from 1",
+        },
+        Parameter {
+            name: "autoTune",
+            default: Default::Flag(true),
+            doc: "remember as much of an endpoint as its KV cache holds, where the engine reports its size",
+        },
+    ],
+    build,
+};
+
+/// The smallest block, in tokens: the reference's own clamp.
+const BLOCK_TOKENS_MIN: u32 = 64;
+
+/// How prompts are cut into blocks, and how many are remembered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrefixSettings {
+    /// Tokens of a block, at least 64.
+    pub block_tokens: u32,
+    /// Blocks of a prompt that are hashed and looked up.
+    pub blocks_max: usize,
+    /// Blocks remembered of an endpoint whose KV cache is not known, or does not count.
+    pub blocks_per_endpoint: u32,
+    /// Does the size of an endpoint's KV cache count, where it is known?
+    pub auto_tune: bool,
+}
+
+fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
+    PrefixSettings::read(parameters).map(|settings| Plugin::Producer(Producer::Prefix(settings)))
+}
+
+impl PrefixSettings {
+    pub(crate) fn read(parameters: &Parameters<'_>) -> Result<Self, InvalidParameter> {
+        let block_tokens_max = u32::try_from(BLOCK_BYTES_MAX / BYTES_PER_TOKEN).unwrap_or(u32::MAX);
+        let block_tokens = parameters.integer("blockSizeTokens", 0..=block_tokens_max)?.max(BLOCK_TOKENS_MIN);
+        let blocks = parameters.integer("maxPrefixBlocksToMatch", 0..=u32::MAX)?;
+        let blocks = match parameters.integer("maxPrefixTokensToMatch", 0..=u32::MAX)? {
+            0 => blocks,
+            tokens => (tokens / block_tokens).max(1),
+        };
+        let blocks = usize::try_from(blocks).unwrap_or(BLOCKS_MAX);
+        Ok(Self {
+            block_tokens,
+            blocks_max: if blocks == 0 { BLOCKS_MAX } else { blocks.min(BLOCKS_MAX) },
+            blocks_per_endpoint: parameters.integer("lruCapacityPerServer", 1..=u32::MAX)?,
+            auto_tune: parameters.flag("autoTune")?,
+        })
+    }
+
+    /// Bytes of a block.
+    #[must_use]
+    pub fn block_bytes(&self) -> usize {
+        usize::try_from(self.block_tokens).unwrap_or(usize::MAX).saturating_mul(BYTES_PER_TOKEN)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plugin::Value;
+
+    fn settings(given: &[(&str, f64)]) -> PrefixSettings {
+        let given: Vec<_> = given.iter().map(|&(name, value)| (name.to_owned(), Value::Number(value))).collect();
+        PrefixSettings::read(&Parameters::check(PLUGIN.parameters, &given).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn blocks_are_not_small_and_prompts_not_endless() {
+        let default = PrefixSettings { block_tokens: 64, blocks_max: 16_384, blocks_per_endpoint: 31_250, auto_tune: true };
+        assert_eq!(settings(&[]), default);
+        assert_eq!(default.block_bytes(), 256);
+        let large = settings(&[("blockSizeTokens", 128.0), ("maxPrefixTokensToMatch", 100_000.0)]);
+        assert_eq!((large.block_tokens, large.blocks_max), (128, 781));
+        assert_eq!(settings(&[("maxPrefixTokensToMatch", 1.0)]).blocks_max, 1);
+        assert_eq!(settings(&[("maxPrefixTokensToMatch", 0.0)]).blocks_max, 2048, "the count of blocks holds when tokens are 0");
+        assert_eq!(settings(&[("maxPrefixTokensToMatch", 0.0), ("maxPrefixBlocksToMatch", 0.0)]).blocks_max, BLOCKS_MAX);
+        assert_eq!(settings(&[("maxPrefixTokensToMatch", 4e9)]).blocks_max, BLOCKS_MAX);
+    }
+}

@@ -1,0 +1,79 @@
+//! `inflight-load-producer`: what a request counts for while it is in flight.
+
+use crate::plugin::{Default, InvalidParameter, Kind, PRODUCER_NAME, Parameter, Parameters, Plugin, PluginType};
+use crate::producer::Producer;
+
+pub(crate) const PLUGIN: PluginType = PluginType {
+    name: "inflight-load-producer",
+    kind: Kind::Producer,
+    doc: "A request counts for its uncached prompt tokens until its first token; with addEstimatedOutputTokens also, to its end, for min(outputRatio * prompt tokens, maxEstimatedOutputTokens, the client's own limit).",
+    source: "llm-d-router, dataproducer/inflightload",
+    parameters: &[
+        Parameter { name: "addEstimatedOutputTokens", default: Default::Flag(false), doc: "count the output expected, too" },
+        Parameter { name: "outputRatio", default: Default::Number(1.5), doc: "output tokens expected for each prompt token, 0 to 1000" },
+        Parameter {
+            name: "maxEstimatedOutputTokens",
+            default: Default::Number(0.0),
+            doc: "the most expected, a whole number; 0 is no limit",
+        },
+        Parameter {
+            name: "syncCrossReplicaState",
+            default: Default::Flag(true),
+            doc: "no effect: proxies share what is in flight by themselves",
+        },
+        Parameter { name: "prefixMatchInfoProducerName", ..PRODUCER_NAME },
+    ],
+    build,
+};
+
+/// What a request counts for while it is in flight.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LoadSettings {
+    /// Output tokens expected for each prompt token; 0 where output does not count.
+    output_ratio: f64,
+    /// The most output expected of a request.
+    output_tokens_max: u32,
+}
+
+fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
+    LoadSettings::read(parameters).map(|settings| Plugin::Producer(Producer::Load(settings)))
+}
+
+impl LoadSettings {
+    pub(crate) fn read(parameters: &Parameters<'_>) -> Result<Self, InvalidParameter> {
+        parameters.flag("syncCrossReplicaState")?;
+        parameters.text("prefixMatchInfoProducerName")?;
+        let output_ratio = parameters.number("outputRatio", 0.0..=1000.0)?;
+        let output_tokens_max = match parameters.integer("maxEstimatedOutputTokens", 0..=u32::MAX)? {
+            0 => u32::MAX,
+            max => max,
+        };
+        Ok(Self { output_ratio: if parameters.flag("addEstimatedOutputTokens")? { output_ratio } else { 0.0 }, output_tokens_max })
+    }
+
+    /// Output tokens that a request counts for from its pick to its end, beside its prompt.
+    #[must_use]
+    pub fn output_tokens(&self, prompt_tokens: u32, max_tokens: Option<u32>) -> u32 {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not negative, and saturating above")]
+        let expected = (f64::from(prompt_tokens) * self.output_ratio) as u32;
+        expected.min(self.output_tokens_max).min(max_tokens.unwrap_or(u32::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plugin::Value;
+
+    #[test]
+    fn output_counts_when_asked_and_no_more_than_it_can_be() {
+        let add = ("addEstimatedOutputTokens".to_owned(), Value::Flag(true));
+        let settings = |given: &[_]| LoadSettings::read(&Parameters::check(PLUGIN.parameters, given).unwrap()).unwrap();
+        assert_eq!(settings(&[]).output_tokens(1000, None), 0);
+        assert_eq!(settings(std::slice::from_ref(&add)).output_tokens(1000, None), 1500);
+        assert_eq!(settings(std::slice::from_ref(&add)).output_tokens(1000, Some(16)), 16, "the client's own limit");
+        assert_eq!(settings(std::slice::from_ref(&add)).output_tokens(u32::MAX, None), u32::MAX);
+        let capped = settings(&[add, ("maxEstimatedOutputTokens".to_owned(), Value::Number(700.0))]);
+        assert_eq!((capped.output_tokens(1000, None), capped.output_tokens(100, None)), (700, 150));
+    }
+}

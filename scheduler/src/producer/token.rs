@@ -1,0 +1,114 @@
+//! `token-producer`: how many tokens a prompt has, by estimate. No tokenizer is run, and none is called: an estimate is good to a factor of
+//! two over languages and code, and everything that goes by it compares endpoints for one prompt.
+
+use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType};
+use crate::producer::Producer;
+
+pub(crate) const PLUGIN: PluginType = PluginType {
+    name: "token-producer",
+    kind: Kind::Producer,
+    doc: "Tokens are text bytes / 4, plus for each image, video or audio clip width * height / factor of the default resolution (dynamic) or staticToken (static).",
+    source: "llm-d-router, dataproducer/tokenizer",
+    parameters: &[
+        Parameter {
+            name: "estimate",
+            default: Default::Structured(
+                "{image: {mode: dynamic, defaultResolution: {width: 640, height: 360}, dynamic: {factor: 1024}, static: {staticToken: 0}}}",
+            ),
+            doc: "what an image counts for",
+        },
+        Parameter {
+            name: "modelName",
+            default: Default::Text(""),
+            doc: "leave it out: it asks for a tokenizer server, and tokens are estimated here",
+        },
+    ],
+    build,
+};
+
+/// Bytes of prompt text taken for one token: the reference's estimate.
+pub const BYTES_PER_TOKEN: usize = 4;
+
+const ESTIMATE: &[Parameter] = &[Parameter {
+    name: "image",
+    default: Default::Structured("{mode, defaultResolution, dynamic, static}"),
+    doc: "what an image counts for",
+}];
+const IMAGE: &[Parameter] = &[
+    Parameter { name: "mode", default: Default::Text("dynamic"), doc: "dynamic or static" },
+    Parameter {
+        name: "defaultResolution",
+        default: Default::Structured("{width: 640, height: 360}"),
+        doc: "pixels; images are not looked into",
+    },
+    Parameter { name: "dynamic", default: Default::Structured("{factor: 1024}"), doc: "pixels for each token" },
+    Parameter { name: "static", default: Default::Structured("{staticToken: 0}"), doc: "tokens of an image" },
+];
+const RESOLUTION: &[Parameter] = &[
+    Parameter { name: "width", default: Default::Number(640.0), doc: "pixels, a whole number up to 65536" },
+    Parameter { name: "height", default: Default::Number(360.0), doc: "pixels, a whole number up to 65536" },
+];
+const DYNAMIC: &[Parameter] =
+    &[Parameter { name: "factor", default: Default::Number(1024.0), doc: "pixels for each token, a whole number from 1" }];
+const STATIC: &[Parameter] = &[Parameter { name: "staticToken", default: Default::Number(0.0), doc: "tokens, a whole number" }];
+
+/// How tokens are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenSettings {
+    /// Tokens of an image, a video or an audio clip.
+    pub media_tokens: u32,
+}
+
+fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
+    TokenSettings::read(parameters).map(|settings| Plugin::Producer(Producer::Token(settings)))
+}
+
+impl TokenSettings {
+    pub(crate) fn read(parameters: &Parameters<'_>) -> Result<Self, InvalidParameter> {
+        parameters.choice("modelName", &[("", ())])?;
+        let given = parameters.nested("estimate", ESTIMATE, |estimate| estimate.nested("image", IMAGE, image_tokens))?.flatten();
+        let media_tokens = match given {
+            Some(tokens) => tokens,
+            None => image_tokens(&Parameters::check(IMAGE, &[])?)?,
+        };
+        Ok(Self { media_tokens })
+    }
+}
+
+fn image_tokens(image: &Parameters<'_>) -> Result<u32, InvalidParameter> {
+    let or_default = |name: &str, known: &'static [Parameter], read: fn(&Parameters<'_>) -> Result<u32, InvalidParameter>| {
+        image.nested(name, known, read)?.map_or_else(|| read(&Parameters::check(known, &[])?), Ok)
+    };
+    let pixels = |of: &Parameters<'_>| Ok(of.integer("width", 0..=65_536)?.saturating_mul(of.integer("height", 0..=65_536)?));
+    let pixels = or_default("defaultResolution", RESOLUTION, pixels)?;
+    let factor = or_default("dynamic", DYNAMIC, |of| of.integer("factor", 1..=u32::MAX))?;
+    let fixed = or_default("static", STATIC, |of| of.integer("staticToken", 0..=u32::MAX))?;
+    Ok(if image.choice("mode", &[("dynamic", true), ("static", false)])? { pixels.checked_div(factor).unwrap_or(0) } else { fixed })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plugin::Value;
+
+    fn map(name: &str, value: Value) -> (String, Value) {
+        (
+            name.to_owned(),
+            Value::Map(match value {
+                Value::Map(entries) => entries,
+                other => vec![("staticToken".to_owned(), other)],
+            }),
+        )
+    }
+
+    #[test]
+    fn an_image_counts_for_its_pixels_or_what_is_said() {
+        let read = |given: &[(String, Value)]| TokenSettings::read(&Parameters::check(PLUGIN.parameters, given)?).map(|s| s.media_tokens);
+        assert_eq!(read(&[]), Ok(225), "640 x 360 / 1024");
+        let fixed = vec![("mode".to_owned(), Value::Text("static".to_owned())), map("static", Value::Number(77.0))];
+        let image = Value::Map(vec![("image".to_owned(), Value::Map(fixed))]);
+        assert_eq!(read(&[("estimate".to_owned(), image)]), Ok(77));
+        let refusal = read(&[("modelName".to_owned(), Value::Text("llama".to_owned()))]).unwrap_err().to_string();
+        assert!(refusal.contains("tokens are estimated here"), "{refusal}");
+    }
+}

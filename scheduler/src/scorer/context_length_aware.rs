@@ -1,0 +1,148 @@
+//! `context-length-aware`: a prompt goes to an endpoint set up for prompts of its length, as the endpoint's label says.
+//!
+//! In range always beats out of range. In range, narrower ranges and more room above the prompt are better; out of range, the nearer the
+//! better. With `enableFiltering` it also drops endpoints whose range the prompt is not in, before any scorer runs.
+
+use crate::candidates::Candidates;
+use crate::plugin::{Context, Default, Filter, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer};
+use crate::rng::Rng;
+use crate::scorer::UNKNOWN;
+use crate::snapshot::EndpointIndex;
+
+pub(crate) const PLUGIN: PluginType = PluginType {
+    name: "context-length-aware",
+    kind: Kind::Scorer,
+    doc: "In the range min-max of the label: 0.3 + 0.7 * (0.7 / (1 + (max - min) / 10000) + 0.3 * (max - t) / (max - min)), t = prompt tokens; 1 where min = max; out of it: 0.3 / (1 + d / 1000), d = tokens to the nearer end; without the label 0.5; with one that is no range 0.",
+    source: "llm-d-router, scorer/contextlengthaware",
+    parameters: &[
+        Parameter {
+            name: "label",
+            default: Default::Text("llm-d.ai/context-length-range"),
+            doc: "label that holds the range of prompt tokens, min-max",
+        },
+        Parameter {
+            name: "enableFiltering",
+            default: Default::Flag(false),
+            doc: "also drop endpoints whose range the prompt is not in; those without the label stay",
+        },
+    ],
+    build,
+};
+
+/// What lies between the best out of range and the worst in range.
+const OUT_OF_RANGE_BELOW: f64 = 0.3;
+/// How much of the score in range the width of the range decides, and how much the room above the prompt.
+const WIDTH_SHARE: f64 = 0.7;
+/// Tokens of width, and of distance, at which the score has halved.
+const WIDTH_SCALE_TOKENS: f64 = 10_000.0;
+const DISTANCE_SCALE_TOKENS: f64 = 1_000.0;
+
+#[derive(Clone, Debug)]
+struct ContextLengthAware {
+    label: Box<str>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Range {
+    min: u32,
+    max: u32,
+}
+
+fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
+    let plugin = ContextLengthAware { label: parameters.text("label")?.into() };
+    Ok(if parameters.flag("enableFiltering")? {
+        Plugin::FilteringScorer(Box::new(plugin.clone()), Box::new(plugin))
+    } else {
+        Plugin::Scorer(Box::new(plugin))
+    })
+}
+
+// === impl Range ===
+
+impl Range {
+    fn parse(label: &str) -> Option<Self> {
+        let (min, max) = label.split_once('-')?;
+        let range = Self { min: min.trim().parse().ok()?, max: max.trim().parse().ok()? };
+        (range.min <= range.max).then_some(range)
+    }
+
+    fn contains(self, tokens: u32) -> bool {
+        (self.min..=self.max).contains(&tokens)
+    }
+
+    fn rate(self, tokens: u32) -> f32 {
+        let score = if !self.contains(tokens) {
+            let distance = f64::from(tokens.abs_diff(if tokens > self.max { self.max } else { self.min }));
+            OUT_OF_RANGE_BELOW / (1.0 + distance / DISTANCE_SCALE_TOKENS)
+        } else if self.min == self.max {
+            1.0
+        } else {
+            let width = f64::from(self.max - self.min);
+            let room = f64::from(self.max - tokens) / width;
+            let fit = WIDTH_SHARE / (1.0 + width / WIDTH_SCALE_TOKENS) + (1.0 - WIDTH_SHARE) * room;
+            OUT_OF_RANGE_BELOW + (1.0 - OUT_OF_RANGE_BELOW) * fit
+        };
+        #[expect(clippy::cast_possible_truncation, reason = "a score, 0 to 1")]
+        let score = score as f32;
+        score
+    }
+}
+
+impl Scorer for ContextLengthAware {
+    fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
+        for (score, &endpoint) in scores.iter_mut().zip(endpoints) {
+            *score = match context.label(endpoint, &self.label) {
+                None => UNKNOWN,
+                Some(label) => Range::parse(label).map_or(0.0, |range| range.rate(context.request.prompt_tokens)),
+            };
+        }
+    }
+}
+
+impl Filter for ContextLengthAware {
+    fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
+        let tokens = context.request.prompt_tokens;
+        let fits = |label: &str| Range::parse(label).is_some_and(|range| range.contains(tokens));
+        candidates.retain(|endpoint| context.label(endpoint, &self.label).is_none_or(fits));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rate(label: &str, tokens: u32) -> f32 {
+        Range::parse(label).unwrap().rate(tokens)
+    }
+
+    #[test]
+    fn in_range_beats_out_of_range_whatever_the_width() {
+        assert!(rate("0-4000000000", 4_000_000_000) > OUT_OF_RANGE_BELOW as f32);
+        assert!(rate("0-4000000000", 4_000_000_000) > rate("0-8192", 8193));
+        assert_eq!(rate("2048-2048", 2048), 1.0);
+    }
+
+    #[test]
+    fn narrower_and_roomier_is_better_in_range_nearer_is_better_out_of_it() {
+        assert!(rate("0-2048", 1000) > rate("0-8192", 1000));
+        assert!(rate("0-8192", 1000) > rate("0-8192", 8000));
+        assert!(rate("0-2048", 3000) > rate("0-1024", 3000));
+        assert!(rate("8192-16384", 8000) > rate("8192-16384", 100));
+        assert_eq!(rate("1000-2000", 0), 0.15, "1,000 tokens away halves the 0.3");
+        assert_eq!(rate("1000-2000", 3000), 0.15);
+    }
+
+    #[test]
+    fn the_formula_at_both_ends() {
+        assert_eq!(rate("0-10000", 0), (0.3 + 0.7 * (0.7 / 2.0 + 0.3)) as f32);
+        assert_eq!(rate("0-10000", 10000), (0.3 + 0.7 * (0.7 / 2.0)) as f32);
+    }
+
+    #[test]
+    fn what_is_no_range() {
+        for label in ["", "2048", "8192-2048", "a-b", "0-1-2", "-5-10", "0-99999999999", "0 to 5"] {
+            assert_eq!(Range::parse(label), None, "{label}");
+        }
+        assert_eq!(Range::parse(" 0 - 2048 "), Some(Range { min: 0, max: 2048 }));
+    }
+}

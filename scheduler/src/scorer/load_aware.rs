@@ -1,0 +1,56 @@
+//! `load-aware-scorer`: the shorter the engine's queue, the better, against a fixed length rather than against the other endpoints.
+
+use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer};
+use crate::scorer::rate;
+use crate::snapshot::EndpointIndex;
+
+pub(crate) const PLUGIN: PluginType = PluginType {
+    name: "load-aware-scorer",
+    kind: Kind::Scorer,
+    doc: "0.5 * (1 - min(q, threshold) / threshold), q = requests waiting in the engine.",
+    source: "llm-d-router, scorer/loadaware",
+    parameters: &[Parameter {
+        name: "threshold",
+        default: Default::Number(128.0),
+        doc: "requests waiting at which an endpoint counts as full, a whole number from 1",
+    }],
+    build,
+};
+
+/// What an empty queue is worth: an endpoint may be better than that by measures this one does not know.
+const IDLE: f32 = 0.5;
+
+#[derive(Debug)]
+struct LoadAware {
+    threshold: f32,
+}
+
+fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
+    #[expect(clippy::cast_precision_loss, reason = "no queue is so long that the last digits of it count")]
+    let threshold = parameters.integer("threshold", 1..=u32::MAX)? as f32;
+    Ok(Plugin::Scorer(Box::new(LoadAware { threshold })))
+}
+
+impl LoadAware {
+    fn rate(&self, queue: f32) -> f32 {
+        IDLE * (1.0 - queue.min(self.threshold) / self.threshold)
+    }
+}
+
+impl Scorer for LoadAware {
+    fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
+        rate(endpoints, scores, |endpoint| context.metric(endpoint, |m| m.queue_depth).map(|queue| self.rate(queue)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn falls_from_a_half_to_nothing_at_the_threshold() {
+        let scorer = LoadAware { threshold: 128.0 };
+        assert_eq!([0.0, 32.0, 64.0, 128.0, 129.0, f32::MAX].map(|q| scorer.rate(q)), [0.5, 0.375, 0.25, 0.0, 0.0, 0.0]);
+        assert_eq!(LoadAware { threshold: 1.0 }.rate(1.0), 0.0);
+    }
+}

@@ -1,0 +1,91 @@
+//! `no-hit-lru-scorer`: spreads requests that nobody has a prefix of, so that caches grow evenly: the longer ago an endpoint was given such
+//! a request, the better.
+//!
+//! The plugin holds no state: who was given a cold request when is the proxy's ([`crate::Local::last_cold_picks`]), noted at the pick. The
+//! reference gives endpoints that never had one different scores by their position; here they all have the best, and chance decides.
+
+use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer};
+use crate::scorer::{PREFIX_PRODUCER, UNKNOWN};
+use crate::snapshot::EndpointIndex;
+
+pub(crate) const PLUGIN: PluginType = PluginType {
+    name: "no-hit-lru-scorer",
+    kind: Kind::Scorer,
+    doc: "0.5 for all where any candidate holds a block of the prompt; else 1 - r / (n - 1), r = how many of the n candidates were given their last such request before this one.",
+    source: "llm-d-router, scorer/nohitlru",
+    parameters: &[
+        Parameter {
+            name: "lruSize",
+            default: Default::Number(1024.0),
+            doc: "endpoints remembered; those before count as never used; a whole number from 1",
+        },
+        PREFIX_PRODUCER,
+    ],
+    build,
+};
+
+#[derive(Debug)]
+struct NoHitLru {
+    remembered: usize,
+}
+
+fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
+    let remembered = usize::try_from(parameters.integer("lruSize", 1..=u32::MAX)?).unwrap_or(usize::MAX);
+    Ok(Plugin::Scorer(Box::new(NoHitLru { remembered })))
+}
+
+impl NoHitLru {
+    /// Writes the score of each of these moments; 0 is never.
+    fn rate(&self, picks: &[u64], scores: &mut [f32]) {
+        let mut sorted = picks.to_vec();
+        sorted.sort_unstable();
+        let oldest = sorted.len().checked_sub(self.remembered).and_then(|at| sorted.get(at)).copied().unwrap_or(0);
+        for (score, &pick) in scores.iter_mut().zip(picks) {
+            let before = if pick < oldest { 0 } else { sorted.partition_point(|&other| other < pick) };
+            #[expect(clippy::cast_precision_loss, reason = "a pool has far fewer endpoints than an f32 has digits")]
+            let share = before as f32 / picks.len().saturating_sub(1).max(1) as f32;
+            *score = 1.0 - share;
+        }
+    }
+}
+
+impl Scorer for NoHitLru {
+    fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
+        if endpoints.iter().any(|&endpoint| context.local.matched_blocks(endpoint) > 0) {
+            return scores.fill(UNKNOWN);
+        }
+        let picks: Vec<u64> = endpoints.iter().map(|&endpoint| context.local.last_cold_pick(endpoint)).collect();
+        self.rate(&picks, scores);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rate(remembered: usize, picks: &[u64]) -> Vec<f32> {
+        let mut scores = vec![0.0; picks.len()];
+        NoHitLru { remembered }.rate(picks, &mut scores);
+        scores
+    }
+
+    #[test]
+    fn the_longest_ago_is_the_best() {
+        assert_eq!(rate(1024, &[30, 10, 20]), [0.0, 1.0, 0.5]);
+        assert_eq!(rate(1024, &[0, 7, 0, 9, 8]), [1.0, 0.5, 1.0, 0.0, 0.25], "never comes before ever, and all nevers are equal");
+        assert_eq!(rate(1024, &[0, 0]), [1.0, 1.0]);
+    }
+
+    #[test]
+    fn one_candidate_and_none() {
+        assert_eq!(rate(1024, &[9]), [1.0]);
+        assert_eq!(rate(1024, &[]), [0.0; 0]);
+    }
+
+    #[test]
+    fn who_is_not_remembered_was_never_used() {
+        assert_eq!(rate(2, &[30, 10, 20]), [0.0, 1.0, 0.5]);
+        assert_eq!(rate(2, &[1, 2, 3, 4, 5]), [1.0, 1.0, 1.0, 0.25, 0.0]);
+        assert_eq!(rate(1, &[1, 2]), [1.0, 0.0]);
+    }
+}
