@@ -1,4 +1,9 @@
-//! Which inference API a request speaks, told by its path, and in whose shape its errors must be.
+//! Which inference API a request speaks, told by its path: how its body is read, and in whose shape its errors must be.
+//!
+//! Paths are known by how they end, since gateways mount these APIs below a prefix (`/myapp/v1/chat/completions`); of several endings that fit
+//! the longest counts. What no row of [`APIS`] claims passes unread.
+
+use std::fmt::Write as _;
 
 /// An API whose bodies we read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -9,10 +14,26 @@ pub enum Api {
     Completions,
     /// OpenAI `/v1/responses`.
     Responses,
+    /// OpenAI `/v1/conversations`.
+    Conversations,
     /// OpenAI `/v1/embeddings`.
     Embeddings,
+    /// OpenAI `/v1/images/generations`.
+    Images,
+    /// vLLM `…/completions/render`: applies the chat template and generates nothing.
+    Render,
     /// Anthropic `/v1/messages`.
     Messages,
+    /// Anthropic `/v1/messages/count_tokens`: generates nothing.
+    CountTokens,
+    /// vLLM `/inference/v1/generate`: tokens in, tokens out.
+    VllmGenerate,
+    /// SGLang `/generate`.
+    SglangGenerate,
+    /// Vertex AI's gRPC method for chats: OpenAI JSON inside of protobuf.
+    VertexChat,
+    /// Vertex AI's gRPC methods for raw predictions: OpenAI responses inside of protobuf.
+    VertexPredict,
     /// Anything else: its body is opaque to us; it is picked for all the same.
     Other {
         /// The shape its errors must have.
@@ -29,16 +50,41 @@ pub enum Family {
     Anthropic,
 }
 
-/// Path suffixes, since gateways mount these APIs below a prefix (`/myapp/v1/chat/completions`).
-const PATHS: [(&[u8], Api); 5] = [
-    (b"/v1/chat/completions", Api::ChatCompletions),
-    (b"/v1/completions", Api::Completions),
-    (b"/v1/responses", Api::Responses),
-    (b"/v1/embeddings", Api::Embeddings),
-    (b"/v1/messages", Api::Messages),
+/// One path we know.
+struct Row {
+    /// How it ends.
+    suffix: &'static str,
+    api: Api,
+    /// Whose API it is.
+    whose: &'static str,
+    /// Where the prompt stands in the body; empty where none is processed.
+    prompt: &'static str,
+}
+
+/// All paths we know. Which of them need a `model`: [`Api::needs_model`].
+const APIS: [Row; 15] = [
+    row("/chat/completions", Api::ChatCompletions, "OpenAI", "`tools`, `messages`"),
+    row("/completions", Api::Completions, "OpenAI", "`prompt`"),
+    row("/responses", Api::Responses, "OpenAI", "`tools`, `instructions`, `input`"),
+    row("/conversations", Api::Conversations, "OpenAI", "`items`"),
+    row("/embeddings", Api::Embeddings, "OpenAI", "`input` or `messages`"),
+    row("/images/generations", Api::Images, "OpenAI", "`prompt`"),
+    row("/chat/completions/render", Api::Render, "vLLM", ""),
+    row("/completions/render", Api::Render, "vLLM", ""),
+    row("/messages", Api::Messages, "Anthropic", "`tools`, `system`, `messages`"),
+    row("/messages/count_tokens", Api::CountTokens, "Anthropic", ""),
+    row("/inference/v1/generate", Api::VllmGenerate, "vLLM", "`features`, `token_ids`"),
+    row("/generate", Api::SglangGenerate, "SGLang", "`image_data`, `video_data`, `audio_data`, `text` or `input_ids`"),
+    row("PredictionService/ChatCompletions", Api::VertexChat, "Vertex AI", "as OpenAI chats, inside of protobuf"),
+    row("PredictionService/RawPredict", Api::VertexPredict, "Vertex AI", "as OpenAI responses, inside of protobuf"),
+    row("PredictionService/StreamRawPredict", Api::VertexPredict, "Vertex AI", "as OpenAI responses, inside of protobuf"),
 ];
 
-/// What all paths of Anthropic's API have in common (`/v1/messages/count_tokens`, `/v1/messages/batches`).
+const fn row(suffix: &'static str, api: Api, whose: &'static str, prompt: &'static str) -> Row {
+    Row { suffix, api, whose, prompt }
+}
+
+/// What all paths of Anthropic's API have in common (`/v1/messages/batches`).
 const ANTHROPIC_PATH: &[u8] = b"/v1/messages";
 
 impl Api {
@@ -46,25 +92,51 @@ impl Api {
     #[must_use]
     pub fn of(method: &[u8], path: &[u8]) -> Self {
         let path = path.split(|&byte| byte == b'?').next().unwrap_or_default();
-        let known = PATHS.into_iter().find(|(suffix, _)| method == b"POST" && path.ends_with(suffix));
-        known.map_or_else(|| Self::Other { family: Family::of_path(path) }, |(_, api)| api)
+        let trimmed = path.strip_suffix(b"/").unwrap_or(path);
+        let fitting = APIS.iter().filter(|row| method == b"POST" && trimmed.ends_with(row.suffix.as_bytes()));
+        let longest = fitting.max_by_key(|row| row.suffix.len());
+        longest.map_or_else(|| Self::Other { family: Family::of_path(path) }, |row| row.api)
     }
 
-    /// Must the body be valid JSON that names a model?
+    /// Is the body read, so that it must be valid?
     #[must_use]
     pub fn is_inference(self) -> bool {
         !matches!(self, Self::Other { .. })
+    }
+
+    /// Must the body name a model? Where it need not, the engine has one only, or the model stands elsewhere.
+    #[must_use]
+    pub fn needs_model(self) -> bool {
+        self.is_inference() && !self.is_grpc() && !matches!(self, Self::CountTokens | Self::SglangGenerate)
+    }
+
+    /// Is the body a gRPC message?
+    #[must_use]
+    pub fn is_grpc(self) -> bool {
+        matches!(self, Self::VertexChat | Self::VertexPredict)
     }
 
     /// In whose shape errors are.
     #[must_use]
     pub fn error_family(self) -> Family {
         match self {
-            Self::ChatCompletions | Self::Completions | Self::Responses | Self::Embeddings => Family::OpenAi,
-            Self::Messages => Family::Anthropic,
+            Self::Messages | Self::CountTokens => Family::Anthropic,
             Self::Other { family } => family,
+            _ => Family::OpenAi,
         }
     }
+}
+
+/// All paths whose bodies are read, as a table in Markdown.
+#[must_use]
+pub fn reference() -> String {
+    let mut out = "| path ends with | API | `model` | the prompt |\n|---|---|---|---|\n".to_owned();
+    for row in &APIS {
+        let model = if row.api.needs_model() { "needed" } else { "may be absent" };
+        let prompt = if row.prompt.is_empty() { "none: nothing is generated" } else { row.prompt };
+        let _ = writeln!(out, "| `{}` | {} | {model} | {prompt} |", row.suffix, row.whose); // writing to a String cannot fail
+    }
+    out
 }
 
 impl Family {
@@ -85,16 +157,34 @@ mod tests {
             ("/v1/chat/completions", Api::ChatCompletions),
             ("/v1/completions", Api::Completions),
             ("/v1/responses", Api::Responses),
+            ("/v1/conversations", Api::Conversations),
             ("/v1/embeddings", Api::Embeddings),
+            ("/v1/images/generations", Api::Images),
             ("/v1/messages", Api::Messages),
+            ("/v1/messages/count_tokens", Api::CountTokens),
+            ("/v1/chat/completions/render", Api::Render),
+            ("/v1/completions/render", Api::Render),
+            ("/inference/v1/generate", Api::VllmGenerate),
+            ("/generate", Api::SglangGenerate),
+            ("/google.cloud.aiplatform.v1beta1.PredictionService/ChatCompletions", Api::VertexChat),
+            ("/google.cloud.aiplatform.v1.PredictionService/RawPredict", Api::VertexPredict),
+            ("/google.cloud.aiplatform.v1.PredictionService/StreamRawPredict", Api::VertexPredict),
+            ("/google.cloud.aiplatform.v1.PredictionService/Predict", OTHER),
+            ("/v1/projects/p/locations/l/endpoints/e/chat/completions", Api::ChatCompletions),
             ("/myapp/v1/chat/completions", Api::ChatCompletions),
+            ("/chat/completions", Api::ChatCompletions),
             ("/v1/chat/completions?api-version=1", Api::ChatCompletions),
+            ("/v1/chat/completions/", Api::ChatCompletions),
             ("/v1/completions?next=/v1/messages", Api::Completions),
-            ("/chat/completions", OTHER),
-            ("/v1/chat/completions/", OTHER),
+            ("/v1/chat/completions//", OTHER),
+            ("/v1/subcompletions", OTHER),
+            ("/regenerate", OTHER),
+            ("/generate/stream", OTHER),
             ("/v1/responses/resp_1/cancel", OTHER),
+            ("/v1/conversations/conv_1/items", OTHER),
             ("/V1/COMPLETIONS", OTHER),
             ("", OTHER),
+            ("/", OTHER),
             ("?/v1/completions", OTHER),
         ] {
             assert_eq!(Api::of(b"POST", path.as_bytes()), api, "{path}");
@@ -114,6 +204,7 @@ mod tests {
         assert_eq!(Api::of(b"POST", b"/v1/messages/count_tokens").error_family(), Family::Anthropic);
         assert_eq!(Api::of(b"GET", b"/a/v1/messages/batches").error_family(), Family::Anthropic);
         assert_eq!(Api::of(b"POST", b"/v1/completions").error_family(), Family::OpenAi);
+        assert_eq!(Api::of(b"POST", b"/generate").error_family(), Family::OpenAi);
         assert_eq!(Api::of(b"GET", b"/health?q=/v1/messages").error_family(), Family::OpenAi);
     }
 }

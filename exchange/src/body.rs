@@ -1,7 +1,7 @@
 //! What picking needs from an inference request's body, read in one pass that also proves the body is JSON.
 //!
-//! **Lenient.** The engine judges its own fields. Only what we cannot do without is an error: JSON, an object, a model. Any other field of an
-//! unexpected type reads as absent, unknown fields are passed over.
+//! **Lenient.** The engine judges its own fields. Only what we cannot do without is an error: JSON, an object, a model where the API has one
+//! ([`Api::needs_model`]). Any other field of an unexpected type reads as absent, unknown fields are passed over.
 //!
 //! **As engines read it.** Of duplicate top-level keys the last counts, and names may be written with escapes (`"mod\u0065l"`).
 //!
@@ -16,6 +16,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 
+mod grpc;
 mod pieces;
 
 pub use pieces::{PIECES_MAX, Piece};
@@ -24,10 +25,11 @@ use pieces::{Pieces, Section};
 /// A request body, read.
 #[derive(Clone, Debug)]
 pub struct Parsed<'b> {
-    /// The model asked for, unescaped; never empty.
+    /// The model asked for, unescaped; empty only where the API does not need one.
     pub model: Cow<'b, str>,
-    /// Where its JSON string stands in the body, quotes included.
-    pub model_span: Range<usize>,
+    /// Where its JSON string stands in the body, quotes included. `None` without a model, and inside of protobuf, where no string can be
+    /// replaced without all the lengths around it.
+    pub model_span: Option<Range<usize>>,
     /// The client asked for a stream of events.
     pub stream: bool,
     /// The client asked for a last event with `usage` (`stream_options.include_usage`).
@@ -48,6 +50,8 @@ pub struct Parsed<'b> {
 /// Why a body is refused. The client caused each of these; sending the same again does not help.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BodyError {
+    /// Not a gRPC message with JSON in it.
+    NotGrpc,
     /// Not JSON, first seen at this byte.
     InvalidJson {
         /// Bytes from the start of the body.
@@ -73,6 +77,7 @@ pub enum BodyError {
 /// # Errors
 /// [`BodyError`]: invalid JSON first, wherever it stands, then a missing or unusable model.
 pub fn parse<'b>(api: Api, body: &'b [u8]) -> Result<Parsed<'b>, BodyError> {
+    let body = if api.is_grpc() { grpc::json(body).ok_or(BodyError::NotGrpc)? } else { body };
     let mut reader = Reader::new(body);
     let object = reader.peek()? == Kind::Object;
     let mut fields = Fields::new(body);
@@ -82,14 +87,15 @@ pub fn parse<'b>(api: Api, body: &'b [u8]) -> Result<Parsed<'b>, BodyError> {
         return Err(BodyError::NotAnObject);
     }
     let model = match fields.model {
-        Model::Missing => return Err(BodyError::MissingModel),
+        Model::Named(model) if !model.raw().is_empty() => Some(model),
+        _ if !api.needs_model() => None,
+        Model::Named(_) => return Err(BodyError::EmptyModel),
         Model::NotAString => return Err(BodyError::ModelNotAString),
-        Model::Named(model) if model.raw().is_empty() => return Err(BodyError::EmptyModel),
-        Model::Named(model) => model,
+        Model::Missing => return Err(BodyError::MissingModel),
     };
     Ok(Parsed {
-        model: model.text(),
-        model_span: model.literal_span(),
+        model: model.map_or_else(Cow::default, |model| model.text()),
+        model_span: model.filter(|_| !api.is_grpc()).map(|model| model.literal_span()),
         stream: fields.stream,
         include_usage: fields.include_usage,
         max_tokens: fields.max_completion_tokens.or(fields.max_tokens),
@@ -154,18 +160,46 @@ impl<'b> Fields<'b> {
                     _ => reader.skip().map(drop),
                 });
             }
-            (b"max_completion_tokens", Api::ChatCompletions) => self.max_completion_tokens = reader.count()?,
-            (b"max_tokens", Api::ChatCompletions | Api::Completions | Api::Messages) => self.max_tokens = reader.count()?,
-            (b"max_output_tokens", Api::Responses) => self.max_tokens = reader.count()?,
-            (b"cache_salt", _) => self.cache_salt = reader.string()?.map_or(&[], |salt| salt.raw()),
-            (b"tools", _) => return self.pieces.raw(Section::Tools, reader),
-            (b"system", Api::Messages) | (b"instructions", Api::Responses) => return self.pieces.content(Section::System, reader),
-            (b"messages", Api::ChatCompletions | Api::Messages | Api::Embeddings)
-            | (b"prompt", Api::Completions)
-            | (b"input", Api::Responses | Api::Embeddings) => return self.pieces.content(Section::Turns, reader),
-            _ => return reader.skip().map(drop),
+            (b"max_completion_tokens", Api::ChatCompletions | Api::VertexChat) => self.max_completion_tokens = reader.count()?,
+            (b"max_tokens", Api::ChatCompletions | Api::VertexChat | Api::Completions | Api::Messages) => {
+                self.max_tokens = reader.count()?;
+            }
+            (b"max_output_tokens", Api::Responses | Api::VertexPredict) => self.max_tokens = reader.count()?,
+            (b"sampling_params", Api::VllmGenerate | Api::SglangGenerate) => {
+                self.max_tokens = None;
+                return reader.members(|reader, key| match (key.name().as_ref(), api) {
+                    (b"max_tokens", Api::VllmGenerate) | (b"max_new_tokens", Api::SglangGenerate) => {
+                        reader.count().map(|count| self.max_tokens = count)
+                    }
+                    _ => reader.skip().map(drop),
+                });
+            }
+            (b"extra_key", Api::SglangGenerate) | (b"cache_salt", _) => self.cache_salt = reader.string()?.map_or(&[], |salt| salt.raw()),
+            (name, _) => return self.read_prompt(name, api, reader),
         }
         Ok(())
+    }
+
+    /// Reads a field if it is one of the prompt's.
+    fn read_prompt(&mut self, name: &[u8], api: Api, reader: &mut Reader<'b>) -> Result<(), JsonError> {
+        match (name, api) {
+            (_, Api::Render | Api::CountTokens) => reader.skip().map(drop), // nothing is generated, so nothing is cached
+            (b"tools", _) => self.pieces.raw(Section::Tools, reader),
+            (b"system", Api::Messages) | (b"instructions", Api::Responses | Api::VertexPredict) => {
+                self.pieces.content(Section::System, reader)
+            }
+            (b"messages", Api::ChatCompletions | Api::VertexChat | Api::Messages | Api::Embeddings)
+            | (b"prompt", Api::Completions | Api::Images)
+            | (b"input", Api::Responses | Api::VertexPredict | Api::Embeddings)
+            | (b"items", Api::Conversations)
+            | (b"token_ids", Api::VllmGenerate)
+            | (b"text" | b"input_ids", Api::SglangGenerate) => self.pieces.content(Section::Turns, reader),
+            // Their places in the prompt are marked in its tokens, which are the same for all media: what is shown goes first.
+            (b"features", Api::VllmGenerate) | (b"image_data" | b"video_data" | b"audio_data", Api::SglangGenerate) => {
+                self.pieces.media(Section::System, reader)
+            }
+            _ => reader.skip().map(drop),
+        }
     }
 }
 
@@ -183,6 +217,7 @@ impl From<JsonError> for BodyError {
 impl fmt::Display for BodyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::NotGrpc => write!(f, "the request body is not one uncompressed gRPC message with an `http_body`"),
             Self::InvalidJson { offset } => write!(f, "the request body is not valid JSON (at byte {offset})"),
             Self::NotAnObject => write!(f, "the request body must be a JSON object"),
             Self::MissingModel => write!(f, "the request body has no `model`"),

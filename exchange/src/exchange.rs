@@ -101,6 +101,7 @@ struct Head<'h> {
     path: &'h [u8],
     content_length: Option<usize>,
     unbuffered: bool,
+    grpc: bool,
     explain: bool,
     objective: Named<'h>,
     rewrite: Named<'h>,
@@ -146,7 +147,8 @@ impl Exchange {
             self.phase = Phase::Done;
             return HeadersStep::Ready;
         }
-        if head.unbuffered {
+        // The gRPC methods that we read take one message each, so their bodies end.
+        if head.unbuffered || head.grpc != self.api.is_grpc() {
             self.api = Api::Other { family: self.family }; // no body of it will be read, so none may be missed
         }
         if !self.api.is_inference() || end_of_stream {
@@ -186,7 +188,8 @@ impl Exchange {
             Err(refusal) => return self.refuse(pool, &refusal),
         };
         let target = resolved.target_model.as_deref();
-        let (splice, names) = parsed.as_ref().zip(target).map(|(p, target)| rewrite::model(body, p, target)).unzip();
+        let (splice, names) = parsed.as_ref().zip(target).and_then(|(p, target)| rewrite::model(body, p, target)).unzip();
+        let target = target.filter(|_| splice.is_some());
         let hint = hint.map(hint::parse);
         let blocks = parsed.as_ref().map(|p| prompt::blocks(p, target.unwrap_or(model), pool.hash_secret())).unwrap_or_default();
         let prompt_tokens = parsed.as_ref().map_or(0, prompt::tokens);
@@ -294,9 +297,9 @@ impl<'h> Head<'h> {
                 b":method" => head.method = value,
                 b":path" => head.path = value,
                 b"content-length" => head.content_length = std::str::from_utf8(value).ok().and_then(|v| v.parse().ok()),
-                // Their headers have no end of stream and no body ever comes: holding them would hang the request.
+                // Headers of upgrades, and of gRPC streams, have no end of stream and no body ever comes: holding them would hang the request.
                 b"upgrade" => head.unbuffered = true,
-                b"content-type" => head.unbuffered |= value.starts_with(b"application/grpc"),
+                b"content-type" => head.grpc |= value.starts_with(b"application/grpc"),
                 _ => {
                     head.explain |= name == headers::EXPLAIN.as_bytes() && value == b"1";
                     head.objective.offer(headers::OBJECTIVE, name, value);

@@ -111,6 +111,7 @@ fn shortened(words: &str) -> &str {
 /// A word for programs, beside the message for people.
 fn code(error: &BodyError) -> &'static str {
     match error {
+        BodyError::NotGrpc => "invalid_grpc",
         BodyError::InvalidJson { .. } => "invalid_json",
         BodyError::TooDeep { .. } => "nested_too_deep",
         BodyError::NotAnObject => "not_an_object",

@@ -16,11 +16,12 @@ pub struct Splice {
     pub replacement: Vec<u8>,
 }
 
-/// What to change in `body`, which was read as `parsed`, so that it asks for `target`; and what to change back in the reply.
-pub(crate) fn model(body: &[u8], parsed: &Parsed<'_>, target: &str) -> (Splice, Names) {
-    let range = parsed.model_span.clone();
-    let asked = body.get(range.clone()).unwrap_or_default().into();
-    (Splice::string(range, target), Names { sent: target.into(), asked })
+/// What to change in `body`, which was read as `parsed`, so that it asks for `target`; and what to change back in the reply. `None` if its model
+/// cannot be replaced.
+pub(crate) fn model(body: &[u8], parsed: &Parsed<'_>, target: &str) -> Option<(Splice, Names)> {
+    let range = parsed.model_span.clone()?;
+    let asked = body.get(range.clone())?.into();
+    Some((Splice::string(range, target), Names { sent: target.into(), asked }))
 }
 
 // === impl Splice ===

@@ -69,7 +69,7 @@ impl ResponseReader {
             Source::Stream(events) => {
                 events.finish(|data| self.events += u32::from(event::read(self.api, data, &mut self.usage)));
             }
-            Source::Body(held) => read_body(held, &mut self.usage),
+            Source::Body(held) => read_body(self.api, held, &mut self.usage),
         }
         if self.usage.completion_tokens.is_none() && self.events > 0 {
             self.usage.completion_tokens = Some(self.events);
@@ -79,21 +79,21 @@ impl ResponseReader {
     }
 }
 
-fn read_body(held: &Held, usage: &mut Usage) {
+fn read_body(api: Api, held: &Held, usage: &mut Usage) {
     if held.is_cut() {
         held.read_usage_at_end(1, usage);
         return;
     }
     let mut seen = *usage;
-    if read_top_level(held.bytes(), &mut seen).is_ok() {
+    if read_top_level(api, held.bytes(), &mut seen).is_ok() {
         *usage = seen;
     }
 }
 
-fn read_top_level(body: &[u8], usage: &mut Usage) -> Result<(), JsonError> {
+fn read_top_level(api: Api, body: &[u8], usage: &mut Usage) -> Result<(), JsonError> {
     let mut reader = Reader::new(body);
-    reader.members(|reader, key| match key.name().as_ref() {
-        b"usage" => usage.read(reader),
+    reader.members(|reader, key| match (key.name().as_ref(), api) {
+        (b"usage", _) | (b"meta_info", Api::SglangGenerate) => usage.read(reader),
         _ => reader.skip().map(drop),
     })?;
     reader.end()

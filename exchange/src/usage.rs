@@ -32,6 +32,7 @@ impl Usage {
                     b"cached_tokens" => reader.count().map(|count| seen.cached_tokens = count),
                     _ => reader.skip().map(drop),
                 })?,
+                b"cached_tokens" => seen.cached_tokens = reader.count()?,
                 b"cache_read_input_tokens" => {
                     seen.cached_tokens = reader.count()?;
                     beside = beside.saturating_add(seen.cached_tokens.unwrap_or(0));

@@ -85,6 +85,11 @@ impl<'b> Pieces<'b> {
         self.restart(section).content(reader, 0)
     }
 
+    /// Takes the next value as one item beside those that the section has.
+    pub(super) fn media(&mut self, section: Section, reader: &mut Reader<'b>) -> Result<()> {
+        self.found(section).media(reader)
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = Piece<'b>> + '_ {
         let spans = self.sections().into_iter().flat_map(|found| &found.pieces);
         spans.filter_map(|Span { range, media }| {
@@ -109,12 +114,16 @@ impl<'b> Pieces<'b> {
         [&self.tools, &self.system, &self.turns]
     }
 
-    fn restart(&mut self, section: Section) -> &mut Found {
-        let found = match section {
+    fn found(&mut self, section: Section) -> &mut Found {
+        match section {
             Section::Tools => &mut self.tools,
             Section::System => &mut self.system,
             Section::Turns => &mut self.turns,
-        };
+        }
+    }
+
+    fn restart(&mut self, section: Section) -> &mut Found {
+        let found = self.found(section);
         found.pieces.clear();
         (found.media_items, found.text_bytes, found.token_ids) = (0, 0, 0);
         found

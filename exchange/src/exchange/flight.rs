@@ -168,7 +168,7 @@ impl Flight {
         }
         self.served = true;
         self.serve(pool, head, now);
-        if self.api.is_inference() && !head.encoded && head.status == 200 {
+        if self.api.is_inference() && !self.api.is_grpc() && !head.encoded && head.status == 200 {
             self.streamed = head.content_type.is_some_and(|t| t.starts_with(b"text/event-stream"));
             self.reader = Some(ResponseReader::new(self.api, self.streamed));
             step.body = ResponseBody::Read;

@@ -5,6 +5,8 @@
 //! | chat completions | `choices[].delta`: a non-empty text, reasoning or tool call | `usage` |
 //! | completions | a non-empty `choices[].text` | `usage` |
 //! | responses | a non-empty string `delta` | `response.usage` |
+//! | vLLM generate | non-empty `choices[].token_ids` | `usage` |
+//! | SGLang generate | a non-empty `text` or `output_ids` | `meta_info` |
 //! | messages | `delta` with text, thinking or a piece of a tool call; a `content_block` that opens with any of them | `message.usage`, `usage` |
 //!
 //! An opening event (only a role, `message_start`, `ping`) is no content, and neither is `[DONE]` or anything that is not JSON.
@@ -36,7 +38,8 @@ fn read_json(api: Api, data: &[u8], usage: &mut Usage) -> Result<bool, JsonError
     let mut content = false;
     let mut reader = Reader::new(data);
     reader.members(|reader, key| match (key.name().as_ref(), api) {
-        (b"usage", _) => usage.read(reader),
+        (b"usage", _) | (b"meta_info", Api::SglangGenerate) => usage.read(reader),
+        (b"text" | b"output_ids", Api::SglangGenerate) => value_with_content(reader, &mut content),
         (b"delta", Api::Responses) => string_with_content(reader, &mut content),
         (b"response", Api::Responses) => nested_usage(reader, usage),
         (b"delta" | b"content_block", Api::Messages) => object_with_content(reader, &mut content),
@@ -51,6 +54,7 @@ fn read_json(api: Api, data: &[u8], usage: &mut Usage) -> Result<bool, JsonError
             reader.members(|reader, key| match key.name().as_ref() {
                 b"delta" => object_with_content(reader, &mut content),
                 b"text" => string_with_content(reader, &mut content),
+                b"token_ids" if api == Api::VllmGenerate => value_with_content(reader, &mut content),
                 _ => reader.skip().map(drop),
             })
         }),

@@ -6,7 +6,20 @@ use proptest::prelude::*;
 
 use crate::golden;
 
-const APIS: [&str; 5] = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/messages"];
+const APIS: [&str; 12] = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/conversations",
+    "/v1/embeddings",
+    "/v1/images/generations",
+    "/v1/chat/completions/render",
+    "/v1/completions/render",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/inference/v1/generate",
+    "/generate",
+];
 
 fn parse<'b>(path: &str, body: &'b (impl AsRef<[u8]> + ?Sized)) -> Result<Parsed<'b>, BodyError> {
     body::parse(Api::of(b"POST", path.as_bytes()), body.as_ref())
@@ -18,7 +31,10 @@ fn chat(body: &(impl AsRef<[u8]> + ?Sized)) -> Result<Parsed<'_>, BodyError> {
 
 fn describe(parsed: &Parsed<'_>, body: &[u8]) -> String {
     let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-    let mut out = format!("model {}, written {} in the body\n", parsed.model, text(&body[parsed.model_span.clone()]));
+    let mut out = match parsed.model_span.clone() {
+        Some(span) => format!("model {}, written {} in the body\n", parsed.model, text(&body[span])),
+        None => "no model\n".to_owned(),
+    };
     if parsed.stream {
         out += if parsed.include_usage { "streamed, with usage at the end\n" } else { "streamed\n" };
     }
@@ -78,6 +94,30 @@ fn invalid_utf_8_is_refused_wherever_it_stands() {
     }
 }
 
+/// `{endpoint = 1, http_body = 2: {content_type = 1, data = 2: json}}` in a gRPC frame.
+fn vertex(json: &str) -> Vec<u8> {
+    let field = |number: u8, bytes: &[u8]| [&[number << 3 | 2, u8::try_from(bytes.len()).unwrap()], bytes].concat();
+    let message = [field(1, b"endpoints/1"), field(2, &[field(1, b"application/json"), field(2, json.as_bytes())].concat())].concat();
+    [&[0][..], &u32::try_from(message.len()).unwrap().to_be_bytes(), &message].concat()
+}
+
+#[test]
+fn vertex_ai_wraps_the_bodies_of_others() {
+    let path = "/google.cloud.aiplatform.v1beta1.PredictionService/";
+    let body = vertex(r#"{"model":"m","max_tokens":5,"messages":[{"content":"hi"}]}"#);
+    let parsed = parse(&format!("{path}ChatCompletions"), &body).unwrap();
+    assert_eq!((&*parsed.model, parsed.model_span.clone(), parsed.max_tokens), ("m", None, Some(5)));
+    assert!(parsed.prompt().eq([Piece::Text(b"hi")]));
+    let body = vertex(r#"{"input":"hi","max_output_tokens":6}"#);
+    for method in ["RawPredict", "StreamRawPredict"] {
+        let parsed = parse(&format!("{path}{method}"), &body).unwrap();
+        assert_eq!((&*parsed.model, parsed.max_tokens), ("", Some(6)));
+        assert!(parsed.prompt().eq([Piece::Text(b"hi")]));
+    }
+    assert_eq!(parse(&format!("{path}RawPredict"), r#"{"input":"hi"}"#).unwrap_err(), BodyError::NotGrpc);
+    assert_eq!(parse(&format!("{path}RawPredict"), &vertex("{")).unwrap_err(), BodyError::InvalidJson { offset: 1 });
+}
+
 #[test]
 fn bytes_that_json_does_not_know_are_refused() {
     for body in [
@@ -124,7 +164,8 @@ fn wrong_types_in_fields_we_can_do_without_read_as_absent() {
     for value in ["null", "1", "-1", "1e999999", "true", r#""text""#, "[]", "{}", "[[1],{\"a\":[]}]", r#"{"content":7}"#] {
         let body = format!(
             r#"{{"model":"m","stream":{value},"stream_options":{value},"max_tokens":{value},"cache_salt":{value},"tools":{value},"messages":{value},
-                "prompt":{value},"input":{value},"instructions":{value},"system":{value},"max_output_tokens":{value}}}"#
+                "prompt":{value},"input":{value},"instructions":{value},"system":{value},"max_output_tokens":{value},
+                "sampling_params":{value},"token_ids":{value},"features":{value},"text":{value},"image_data":{value},"items":{value},"extra_key":{value}}}"#
         );
         for api in APIS {
             assert!(parse(api, &body).is_ok(), "{api} {value}");
@@ -162,7 +203,7 @@ fn json() -> impl Strategy<Value = String> {
 proptest! {
     #[test]
     fn the_last_of_duplicate_fields_counts(first in json(), last in json(), path in proptest::sample::select(APIS.to_vec())) {
-        for field in ["model", "stream", "stream_options", "max_tokens", "max_output_tokens", "cache_salt", "tools", "messages", "prompt", "input"] {
+        for field in ["model", "stream", "stream_options", "max_tokens", "max_output_tokens", "cache_salt", "tools", "messages", "prompt", "input", "sampling_params", "token_ids", "items", "text"] {
             let once = format!(r#"{{"model":"m",    "{field}":{last}}}"#);
             let twice = format!(r#"{{"model":"m","{field}":{first},"{field}":{last}}}"#);
             match (parse(path, &once), parse(path, &twice)) {
@@ -185,7 +226,7 @@ proptest! {
         match (chat(&body), value.get("model")) {
             (Ok(parsed), Some(serde_json::Value::String(model))) => {
                 prop_assert_eq!(&*parsed.model, model);
-                let literal: String = serde_json::from_str(&body[parsed.model_span.clone()]).unwrap();
+                let literal: String = serde_json::from_str(&body[parsed.model_span.clone().unwrap()]).unwrap();
                 prop_assert_eq!(&literal, model);
                 prop_assert_eq!(parsed.stream, value.get("stream") == Some(&true.into()));
                 let max_tokens = value.get("max_tokens").and_then(|max| max.as_u64().or(max.as_f64().filter(|max| *max >= 0.0).map(|max| max as u64)));

@@ -3,6 +3,8 @@
 #![allow(clippy::disallowed_methods, reason = "tests read files and the environment; the crate under test does not")]
 
 mod bodies;
+#[cfg(not(target_arch = "wasm32"))] // another folder, which is out of reach there
+mod docs;
 mod golden;
 mod json;
 mod pool;

@@ -1,0 +1,84 @@
+//! The JSON inside of Vertex AI's gRPC requests: one frame, in it `{endpoint = 1, http_body = 2}`, in that `{content_type = 1, data = 2}`.
+
+/// The field of the request that is the body, and the field of the body that is its bytes.
+const HTTP_BODY: u64 = 2;
+const DATA: u64 = 2;
+
+/// The data of the request's HTTP body; `None` if the frame is compressed or not whole, or holds no such message.
+pub(super) fn json(body: &[u8]) -> Option<&[u8]> {
+    let (&[compressed, length @ ..], message) = body.split_first_chunk::<5>()?;
+    let length = usize::try_from(u32::from_be_bytes(length)).ok()?;
+    if compressed != 0 || message.len() != length {
+        return None;
+    }
+    bytes_field(bytes_field(message, HTTP_BODY)?, DATA)
+}
+
+/// The bytes of the last field with this number.
+fn bytes_field(mut message: &[u8], number: u64) -> Option<&[u8]> {
+    let mut found = None;
+    while !message.is_empty() {
+        let (tag, rest) = varint(message)?;
+        let (value, rest) = match tag & 7 {
+            0 => (&[][..], varint(rest)?.1),
+            1 => rest.split_at_checked(8)?,
+            2 => {
+                let (length, rest) = varint(rest)?;
+                rest.split_at_checked(usize::try_from(length).ok()?)?
+            }
+            5 => rest.split_at_checked(4)?,
+            _ => return None,
+        };
+        if tag == number << 3 | 2 {
+            found = Some(value);
+        }
+        message = rest;
+    }
+    found
+}
+
+/// Seven bits a byte, the lowest first.
+fn varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let mut value = 0;
+    for (index, byte) in bytes.iter().enumerate().take(10) {
+        value |= u64::from(byte & 0x7f) << (7 * index);
+        if byte & 0x80 == 0 {
+            return Some((value, bytes.get(index + 1..)?));
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
+        let length = u16::try_from(bytes.len()).unwrap();
+        let length = [(length & 0x7f) as u8 | 0x80, (length >> 7) as u8];
+        [&[number << 3 | 2][..], &length, bytes].concat()
+    }
+
+    fn frame(message: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(message.len()).unwrap().to_be_bytes();
+        [&[0][..], &length, message].concat()
+    }
+
+    #[test]
+    fn json_is_found_inside_two_messages() {
+        let http_body = [field(1, b"application/json"), field(2, b"{}")].concat();
+        let fixed = [&[3 << 3 | 1][..], &[9; 8], &[4 << 3 | 5], &[9; 4], &[5 << 3, 0xff, 0x01]].concat();
+        let request = frame(&[field(1, b"projects/p/endpoints/e"), fixed, field(2, &http_body)].concat());
+        assert_eq!(json(&request), Some(&b"{}"[..]));
+        for end in 0..request.len() {
+            assert_eq!(json(&request[..end]), None, "cut at {end}");
+        }
+        let mut compressed = request;
+        compressed[0] = 1;
+        assert_eq!(json(&compressed), None);
+        assert_eq!(json(&frame(&field(1, b"x"))), None, "no body");
+        assert_eq!(json(&frame(&[0xff; 20])), None, "no varint is that long");
+        assert_eq!(json(&frame(&[2 << 3 | 2, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01])), None);
+        assert_eq!(json(&frame(&[3 << 3 | 3])), None, "groups are no more");
+    }
+}
