@@ -4,16 +4,18 @@
 //! anything is confirmed, so that the next pick already sees this one.
 //!
 //! Other workers and proxies pick too. What changes here that they should know is counted ([`Pool::changes`]) and kept for telling
-//! ([`Pool::take_placements`]); what they tell comes in by [`Pool::others`], [`Pool::learn`] and [`Pool::placed`]. How it travels is the host's
-//! business.
+//! ([`Pool::write_row`], [`Pool::take_placements`]); what they tell comes in by [`Pool::read_row`], [`Pool::learn`] and [`Pool::placed`]. How it
+//! travels is the host's business.
 
 mod counters;
 mod ejection;
+mod row;
 
 pub use counters::{Counters, DURATION_BOUNDS_MS, EndpointCounters, Histogram, MODELS_MAX, ModelCounters};
 pub use ejection::{Ejection, Ejections};
+pub use row::{OwnRow, PeerRow, RowHead};
 
-use scheduler::in_flight::{InFlight, Load, Ticket};
+use scheduler::in_flight::{InFlight, Ticket};
 use scheduler::objects::{Asked, UnknownModel};
 use scheduler::prefix::PrefixIndex;
 use scheduler::{Decision, EndpointMetrics, EndpointRef, Explanation, Local, Ranked, Request, Rng, Route, Snapshot};
@@ -206,17 +208,34 @@ impl Pool {
         self.changes
     }
 
-    /// What is known of failures.
-    #[must_use]
-    pub fn ejections(&self) -> &[Ejection] {
-        self.ejections.rows()
+    /// Brings `row` up to date with what is outstanding here and known of failures, and gives its bytes.
+    pub fn write_row<'r>(&mut self, row: &'r mut OwnRow, head: RowHead) -> &'r [u8] {
+        row.write(head, &mut self.in_flight, self.ejections.rows())
     }
 
-    /// All that others have outstanding, told anew.
-    pub fn others(&mut self, rows: impl IntoIterator<Item = (EndpointRef, Load)>) {
+    /// Another VM told `bytes` in place of what it told before; whether its load `counts` is the caller's to say. Says whether
+    /// [`Self::put_slos_together`] must follow.
+    pub fn read_row(&mut self, row: &mut PeerRow, bytes: Vec<u8>, counts: bool) -> bool {
+        row.replace(bytes, counts, self.in_flight.others_mut())
+    }
+
+    /// The load of a row begins or ceases to count. Says whether [`Self::put_slos_together`] must follow.
+    pub fn count_row(&mut self, row: &mut PeerRow, counts: bool) -> bool {
+        row.count(counts, self.in_flight.others_mut())
+    }
+
+    /// Finds the lowest SLOs of others anew, from all their rows.
+    pub fn put_slos_together<'r>(&mut self, rows: impl IntoIterator<Item = &'r PeerRow>) {
+        let others = self.in_flight.others_mut();
+        others.forget_slos();
+        rows.into_iter().for_each(|row| row.add_slos_to(others));
+    }
+
+    /// Counts all rows of others anew: after [`Self::install`], when other lives of endpoints are present.
+    pub fn count_anew<'r>(&mut self, rows: impl IntoIterator<Item = &'r PeerRow>) {
         let others = self.in_flight.others_mut();
         others.start(self.state.as_ref().map_or(&[], |state| &state.refs));
-        rows.into_iter().for_each(|(endpoint, load)| others.add(endpoint, load));
+        rows.into_iter().for_each(|row| row.add_to(others));
     }
 
     /// Another worker knows this of an endpoint.

@@ -2,9 +2,29 @@
 //!
 //! In a request header it is the VM that serves; in a message of the daemon the VM that leads, while it decodes. The shipped module has none of
 //! this: an end-to-end test looks for the word in it.
+//!
+//! And it measures what sharing costs a pick, where it costs it: in a worker's VM, on the real host's shared data.
+
+use exchange::pool::{OwnRow, RowHead};
+use exchange::{Exchange, Settings, Time};
+use scheduler::Version;
+
+use crate::fake::{endpoints, roster_message};
+use crate::host::{Expect, Host};
+use crate::state::replica::{Replica, Update, decode};
+use crate::state::roll::{self, Roll};
+use crate::state::sharing::{Me, Moment};
 
 /// What kills the VM that reads it.
 pub const TRAP: &[u8] = b"x-drill-trap";
+
+/// Request header that asks for the cost of sharing, answered instead of the request; its value is `peers/endpoints`.
+pub const COST: &[u8] = b"x-drill-cost";
+
+/// How often each thing is done.
+const ROUNDS: u64 = 2_000;
+/// Loads of a row that change between two looks at it.
+const CHANGES: usize = 6;
 
 /// Traps if told to.
 pub fn obey(bytes: &[u8]) {
@@ -15,4 +35,85 @@ pub fn obey(bytes: &[u8]) {
         #[cfg(not(target_arch = "wasm32"))]
         std::process::abort();
     }
+}
+
+/// What sharing costs a pick in this VM with so many others, each with something outstanding at so many endpoints; in JSON, median µs of
+/// a call.
+///
+/// Returns nothing when no such thing is asked for.
+pub fn cost<H: Host>(host: &H, headers: &[u8]) -> Option<String> {
+    let mut pairs = crate::pairs::Pairs::new(headers);
+    let (_, asked) = pairs.find(|(name, _)| *name == COST)?;
+    let (peers, count) = std::str::from_utf8(asked).ok()?.split_once('/')?;
+    let (peers, count) = (peers.parse::<u16>().ok()?, count.parse::<usize>().ok()?);
+    let addresses = endpoints(count);
+    let version = Version { term: 1, sequence: 1 };
+    let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
+    let Ok(Update::Roster(roster)) = decode(&roster_message("drill", version, &addresses), |_| None::<&Replica>) else { return None };
+    let mut replica = Replica::new("drill", 1);
+    replica.install(*roster);
+    let _kept = picks(&mut replica, count.saturating_mul(8));
+    let vm_of = |seat: u16| u64::from(seat).saturating_add(1);
+    let now = host.now();
+    let mut roll = Roll::default();
+    (0..=peers).for_each(|seat| roll.enrol(roll::Row { vm: vm_of(seat), beat: now, queue: 0, serves: true }));
+    let me = Me { vm: vm_of(peers), seat: peers, roll: &roll };
+    let mut row = replica.pool.write_row(&mut OwnRow::default(), RowHead::default()).to_vec();
+    let rows = replica.pool.in_flight().rows().count();
+    let (mut tell, mut hear, mut same, mut clock) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let timed = |times: &mut Vec<u64>, act: &mut dyn FnMut()| {
+        let began = host.now();
+        act();
+        times.push(host.now().0.saturating_sub(began.0));
+    };
+    for round in 0..ROUNDS {
+        let at = Time(now.0).plus_ms(round.checked_div(4).unwrap_or(0));
+        for seat in 0..peers {
+            let head = [vm_of(seat).to_le_bytes(), at.0.to_le_bytes()];
+            row.iter_mut().zip(head.as_flattened()).for_each(|(to, byte)| *to = *byte);
+            // A few picks and ends since the last look.
+            for place in 0..CHANGES {
+                let entry = place.wrapping_mul(7).wrapping_add(round as usize).checked_rem(rows).unwrap_or(0);
+                if let Some(byte) = row.get_mut(entry.saturating_mul(16).saturating_add(40)) {
+                    *byte = byte.wrapping_add(1);
+                }
+            }
+            let _ = host.share(&format!("switchpoint/1/pool/drill/row/{seat}"), &row, Expect::Any);
+        }
+        let mut exchanges = picks(&mut replica, 1);
+        let Replica { sharing, pool, .. } = &mut replica;
+        sharing.begin_anew();
+        timed(&mut hear, &mut || _ = sharing.hear(host, me, pool, at, Moment::Pick));
+        sharing.begin_anew();
+        timed(&mut same, &mut || _ = sharing.hear(host, me, pool, at, Moment::Pick));
+        timed(&mut tell, &mut || sharing.tell(host, me, pool, at, Moment::Pick));
+        timed(&mut clock, &mut || {});
+        exchanges.iter_mut().for_each(|exchange| _ = exchange.end(pool, at));
+    }
+    // The median: a mean is mostly that of the moments at which another process had the core.
+    let median = |times: &mut Vec<u64>| {
+        times.sort_unstable();
+        times.get(times.len() / 2).copied().unwrap_or(0)
+    };
+    let clock = median(&mut clock);
+    #[expect(clippy::cast_precision_loss, reason = "nanoseconds of a call")]
+    let us = |mut times: Vec<u64>| median(&mut times).saturating_sub(clock) as f64 / 1_000.0;
+    Some(format!(
+        r#"{{"peers":{peers},"endpoints":{rows},"row_bytes":{},"hear_us":{:.2},"hear_nothing_new_us":{:.2},"tell_us":{:.2}}}"#,
+        row.len(),
+        us(hear),
+        us(same),
+        us(tell)
+    ))
+}
+
+fn picks(replica: &mut Replica, count: usize) -> Vec<Exchange> {
+    let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"GET"), (b":path", b"/v1/models")];
+    let pick = |_| {
+        let mut exchange = Exchange::new(Time(0));
+        let _ = exchange.request_headers(&Settings::default(), pairs, true);
+        let _ = exchange.decide(&Settings::default(), &mut replica.pool, None, &[], Time(0));
+        exchange
+    };
+    (0..count).map(pick).collect()
 }

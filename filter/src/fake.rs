@@ -255,20 +255,27 @@ impl Host for FakeHost {
     fn follow_log_level(&self) {}
 }
 
+fn slot(address: &str) -> u32 {
+    address.bytes().fold(7_u32, |h, b| (h * 31 + u32::from(b)) % 1009)
+}
+
+/// So many addresses whose slots are apart.
+pub fn endpoints(count: usize) -> Vec<String> {
+    let mut slots = std::collections::BTreeSet::new();
+    (1..u16::MAX).map(|port| format!("10.0.0.1:{port}")).filter(|address| slots.insert(slot(address))).take(count).collect()
+}
+
 /// A roster of ready endpoints at these addresses; an address always has the same identity. The model `alias` is sent as `served`.
 pub fn roster_message(pool: &str, version: scheduler::Version, addresses: &[&str]) -> Vec<u8> {
     use proto::state::{self, daemon_message::Message::Roster};
-    let endpoint = |address: &&str| {
-        let slot = address.bytes().fold(7_u32, |h, b| (h * 31 + u32::from(b)) % 1009);
-        state::Endpoint {
-            slot,
-            incarnation: 1,
-            name: (*address).into(),
-            address: (*address).into(),
-            ready: true,
-            age_ms: 60_000,
-            labels: vec![],
-        }
+    let endpoint = |address: &&str| state::Endpoint {
+        slot: slot(address),
+        incarnation: 1,
+        name: (*address).into(),
+        address: (*address).into(),
+        ready: true,
+        age_ms: 60_000,
+        labels: vec![],
     };
     let plugin = |kind: &str| state::Plugin { r#type: kind.into(), name: kind.into(), parameters: vec![] };
     let part = |name: &str| state::ProfilePlugin { name: name.into(), weight: 1.0 };
@@ -307,6 +314,7 @@ pub fn metrics_message(pool: &str, version: scheduler::Version, sequence: u64, q
         kv_block_tokens: vec![16; n],
         kv_blocks: vec![1_000; n],
         lora: vec![],
+        attributes: vec![],
     }))
 }
 

@@ -11,7 +11,7 @@
 pub mod config;
 #[cfg(feature = "drill")]
 pub mod drill;
-#[cfg(any(test, feature = "fake"))]
+#[cfg(any(test, feature = "fake", feature = "drill"))]
 pub mod fake;
 pub mod host;
 pub mod http;

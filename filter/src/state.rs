@@ -12,7 +12,6 @@ pub mod replica;
 pub mod report;
 pub mod ring;
 pub mod roll;
-pub mod rows;
 pub mod sharing;
 mod words;
 

@@ -36,6 +36,8 @@ pub struct InFlight {
     /// By slot; grows to the highest slot seen, at most [`ENDPOINTS_MAX`].
     rows: Vec<Row>,
     lives_started: u64,
+    /// Slots whose rows changed since they were last asked for, each once.
+    changed: Vec<u16>,
     others: Others,
 }
 
@@ -59,11 +61,13 @@ struct Row {
     /// Which start of a row this is, of all the ledger ever made: an incarnation that comes back does not get its old tickets back.
     life: u64,
     load: Load,
+    /// Is it among the changed?
+    changed: bool,
 }
 
 const NOWHERE: u64 = 0;
 
-const EMPTY: Row = Row { incarnation: Incarnation(0), life: NOWHERE, load: NOTHING };
+const EMPTY: Row = Row { incarnation: Incarnation(0), life: NOWHERE, load: NOTHING, changed: false };
 
 const NOTHING: Load = Load { requests: 0, prefill_tokens: 0, decode_tokens: 0, ttft_slo_us: None, tpot_slo_us: None };
 
@@ -182,6 +186,16 @@ impl InFlight {
         (0_u16..).zip(&self.rows).filter(|(_, row)| row.load != EMPTY.load).map(endpoint)
     }
 
+    /// Calls `each` with every row of our own that changed since the last call, as it is now: to tell others, at a cost of what changed.
+    pub fn take_changed(&mut self, mut each: impl FnMut(EndpointRef, Load)) {
+        for slot in self.changed.drain(..) {
+            if let Some(row) = self.rows.get_mut(usize::from(slot)) {
+                row.changed = false;
+                each(EndpointRef { slot: Slot(slot), incarnation: row.incarnation }, row.load);
+            }
+        }
+    }
+
     fn row(&self, slot: Slot) -> Option<&Row> {
         self.rows.get(usize::from(slot.0))
     }
@@ -196,7 +210,7 @@ impl InFlight {
         }
         if let Some(row) = self.rows.get_mut(slot) {
             self.lives_started += 1;
-            *row = Row { incarnation: endpoint.incarnation, life: self.lives_started, load: EMPTY.load };
+            *row = Row { incarnation: endpoint.incarnation, life: self.lives_started, ..Row { changed: row.changed, ..EMPTY } };
         }
     }
 
@@ -205,10 +219,14 @@ impl InFlight {
         self.row(endpoint.slot).filter(|row| row.is_of(endpoint)).map_or(NOWHERE, |row| row.life)
     }
 
-    /// The load that counts the ticket, if any does.
+    /// The load that counts the ticket, if any does: about to change.
     fn counting(&mut self, ticket: &Ticket) -> Option<&mut Load> {
-        let row = self.rows.get_mut(usize::from(ticket.endpoint.slot.0))?;
-        (ticket.life != NOWHERE && row.life == ticket.life).then_some(&mut row.load)
+        let slot = ticket.endpoint.slot.0;
+        let row = self.rows.get_mut(usize::from(slot)).filter(|row| ticket.life != NOWHERE && row.life == ticket.life)?;
+        if !std::mem::replace(&mut row.changed, true) {
+            self.changed.push(slot);
+        }
+        Some(&mut row.load)
     }
 
     fn add(&mut self, ticket: &Ticket) {
@@ -262,6 +280,29 @@ mod tests {
         ledger.release(ticket);
         assert_eq!((ledger.load(a), ledger.rows().count()), (load(2, 30, 4), 0));
         assert_eq!(load(2, 3, 4).times(3), load(6, 9, 12));
+    }
+
+    fn changed(ledger: &mut InFlight) -> Vec<(EndpointRef, Load)> {
+        let mut changed = Vec::new();
+        ledger.take_changed(|endpoint, load| changed.push((endpoint, load)));
+        changed
+    }
+
+    #[test]
+    fn what_changed_is_told_once_and_as_it_is_now() {
+        let (a, b, mut ledger) = (endpoint(3, 1), endpoint(9, 4), InFlight::default());
+        let (mut one, two) = (ledger.admit(a, 10), ledger.admit(a, 20));
+        assert_eq!(changed(&mut ledger), [(a, load(2, 30, 0))]);
+        assert_eq!(changed(&mut ledger), []);
+        ledger.transfer(&mut one, b);
+        ledger.decoded(&mut one, 5);
+        assert_eq!(changed(&mut ledger), [(a, load(1, 20, 0)), (b, load(1, 10, 5))]);
+        let third = ledger.admit(endpoint(3, 2), 7);
+        ledger.release(two);
+        assert_eq!(changed(&mut ledger), [(endpoint(3, 2), load(1, 7, 0))], "the row is another life's now");
+        ledger.release(one);
+        ledger.release(third);
+        assert_eq!(changed(&mut ledger), [(b, load(0, 0, 0)), (endpoint(3, 2), load(0, 0, 0))]);
     }
 
     #[test]

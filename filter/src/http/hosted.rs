@@ -100,6 +100,10 @@ impl<H: Host> Hosted<H> {
         let bytes = self.host.headers(Map::Request).unwrap_or_else(|e| self.failed("request headers", e));
         #[cfg(feature = "drill")]
         crate::drill::obey(&bytes);
+        #[cfg(feature = "drill")]
+        if let Some(cost) = crate::drill::cost(&self.host, &bytes) {
+            return self.reply(&Reply { status: 200, headers: Vec::new(), body: cost.into_bytes() });
+        }
         self.strip(&bytes);
         let step = self.exchange.borrow_mut().request_headers(&self.config.settings, Pairs::new(&bytes), end_of_stream);
         if step == HeadersStep::Ready {

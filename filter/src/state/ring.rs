@@ -4,9 +4,8 @@
 //! its VM's row, so a reader asks for nothing that is not there. A segment that carries another number than it should was overwritten before it
 //! was read: a gap, which is counted and stepped over. What was in it is missing from this VM's belief, and nothing else depends on it.
 
-use scheduler::EndpointRef;
+use scheduler::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
 
-use super::rows::{Position, endpoint, place};
 use super::words::{self, WORD};
 use crate::host::{Expect, Host};
 
@@ -23,6 +22,15 @@ const HEAD: usize = 2;
 const RECORD_HEAD: usize = 2;
 /// What the look at a segment costs of a reader's budget, in blocks: the call, about as long as so many inserts.
 const LOOK_BLOCKS: usize = 32;
+
+/// How far a ring is written: which segment is the newest, and how many bytes it has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Position {
+    /// Grows by one with each segment begun; 0 is before the first.
+    pub segment: u32,
+    /// Bytes in it.
+    pub bytes: u32,
+}
 
 /// A VM's own ring.
 #[derive(Debug)]
@@ -52,6 +60,39 @@ pub struct Budget {
 
 fn key(pool: &str, seat: u16, segment: u32) -> String {
     format!("switchpoint/1/pool/{pool}/ring/{seat}/{}", segment % SEGMENTS)
+}
+
+fn place(endpoint: EndpointRef) -> u64 {
+    u64::from(endpoint.slot.0) | u64::from(endpoint.incarnation.0) << 32
+}
+
+/// The endpoint of a word; `None` for a slot that no snapshot has.
+fn endpoint(word: u64) -> Option<EndpointRef> {
+    let (slot, incarnation) = halves(word);
+    let slot = u16::try_from(slot).ok().filter(|slot| usize::from(*slot) < ENDPOINTS_MAX)?;
+    Some(EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) })
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "halves of a word")]
+fn halves(word: u64) -> (u32, u32) {
+    (word as u32, (word >> 32) as u32)
+}
+
+// === impl Position ===
+
+impl Position {
+    /// As one word.
+    #[must_use]
+    pub fn to_word(self) -> u64 {
+        u64::from(self.bytes) | u64::from(self.segment) << 32
+    }
+
+    /// The position of a word: any word is one.
+    #[must_use]
+    pub fn of_word(word: u64) -> Self {
+        let (bytes, segment) = halves(word);
+        Self { segment, bytes }
+    }
 }
 
 // === impl Writer ===

@@ -69,6 +69,12 @@ impl Roll {
         (0_u16..).zip(self.rows.iter().copied()).filter(move |(_, row)| row.is_alive(now))
     }
 
+    /// Enrols a VM in this copy of the table.
+    #[cfg(feature = "drill")]
+    pub fn enrol(&mut self, row: Row) {
+        let _ = self.place(row);
+    }
+
     fn place(&mut self, row: Row) -> Option<u16> {
         let enrolled = self.rows.iter().position(|r| r.vm == row.vm);
         let free = || self.rows.iter().position(|r| !r.is_alive(row.beat));

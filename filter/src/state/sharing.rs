@@ -7,16 +7,17 @@
 //! Nobody is woken on the request path: that costs up to 35 µs a thread, a look costs 0.7 µs a VM. Rows are preferred over gauges, which are
 //! atomics of the process: a hundred endpoints with two numbers each are 15 µs of gauges to read, and a VM that traps would leave its share
 //! in them for ever.
-//!
-//! The load of an endpoint is the sum of the rows as they are now, so it needs no correction by time: a scraped metric never enters it.
 
+use exchange::pool::{OwnRow, PeerRow, RowHead};
 use exchange::{Pool, Time};
 
-use super::ring::{Budget, Reader, Writer};
+use super::ring::{Budget, Position, Reader, Writer};
 use super::roll::Roll;
-use super::rows::Row;
 use crate::host::{Expect, Host};
 
+/// A row that was not written again for this long counts nothing: ten ticks, at each of which a VM that has anything outstanding writes. So a
+/// VM that trapped with streams open leaves nothing behind.
+pub const ROW_EXPIRY_MS: u64 = 1_000;
 /// Rows of others are read anew when the last look is so long ago, in ms.
 const ROWS_MS: u64 = 2;
 /// At a pick rings are read when the last look is so long ago, in ms ...
@@ -61,7 +62,7 @@ pub struct Sharing {
     /// By seat.
     peers: Vec<Peer>,
     ring: Writer,
-    row: Row,
+    row: OwnRow,
     /// The pool's changes that were told, and when.
     told: Option<(u64, Time)>,
     rows_at: Option<Time>,
@@ -76,11 +77,9 @@ struct Peer {
     key: String,
     /// Of the last write seen.
     token: Option<u32>,
-    row: Row,
+    row: PeerRow,
     /// Who has the seat; 0 when nobody does.
     vm: u64,
-    /// Is its load in the sum?
-    counts: bool,
     ring: Reader,
 }
 
@@ -95,7 +94,7 @@ impl Sharing {
             own: None,
             peers: Vec::new(),
             ring: Writer::new(pool),
-            row: Row::default(),
+            row: OwnRow::default(),
             told: None,
             rows_at: None,
             rings_at: None,
@@ -113,7 +112,7 @@ impl Sharing {
         let changes = pool.changes();
         let news = match self.told {
             None => changes > 0,
-            Some((told, _)) => told != changes || (moment == Moment::Tick && !self.row.loads.is_empty()),
+            Some((told, _)) => told != changes || (moment == Moment::Tick && !self.row.is_idle()),
         };
         if !news {
             return;
@@ -123,15 +122,10 @@ impl Sharing {
             self.ring.append(host, placement.endpoint, &placement.blocks);
         }
         self.ring.flush(host);
-        let row = &mut self.row;
-        (row.vm, row.written, row.ring) = (me.vm, now, self.ring.position());
-        row.loads.clear();
-        row.loads.extend(pool.in_flight().rows());
-        row.ejections.clear();
-        row.ejections.extend_from_slice(pool.ejections());
         if let Some((_, key)) = &self.own {
+            let head = RowHead { vm: me.vm, written: now, ring: self.ring.position().to_word() };
             // What the host does not take is told with the next change, or the next tick.
-            let told = host.share(key, &row.to_bytes(), Expect::Any).is_ok();
+            let told = host.share(key, pool.write_row(&mut self.row, head), Expect::Any).is_ok();
             self.told = told.then_some((changes, now)).or(self.told);
         }
     }
@@ -146,6 +140,12 @@ impl Sharing {
             self.hear_rows(host, me, pool, now);
         }
         if rings { self.hear_rings(host, pool, now, moment) } else { 0 }
+    }
+
+    /// As if nothing had been told or heard for long, for measurements.
+    #[cfg(feature = "drill")]
+    pub fn begin_anew(&mut self) {
+        (self.told, self.rows_at, self.rings_at) = (None, None, None);
     }
 
     fn sit(&mut self, me: Me<'_>) {
@@ -168,17 +168,15 @@ impl Sharing {
                 peer.vm = vm;
             }
         }
+        let mut slos = false;
         for peer in &mut self.peers {
-            let news = peer.vm != 0 && peer.look(host);
-            if news && peer.row.vm == peer.vm {
-                peer.row.ejections.iter().for_each(|ejection| pool.learn(*ejection, now));
-            }
-            let counts = peer.row.vm == peer.vm && peer.vm != 0 && peer.row.is_fresh(now);
-            self.summed &= counts == peer.counts && !(counts && news);
-            peer.counts = counts;
+            slos |= peer.hear(host, pool, now);
         }
+        let rows = self.peers.iter().map(|peer| &peer.row);
         if !std::mem::replace(&mut self.summed, true) {
-            pool.others(self.peers.iter().filter(|peer| peer.counts).flat_map(|peer| peer.row.loads.iter().copied()));
+            pool.count_anew(rows);
+        } else if slos {
+            pool.put_slos_together(rows);
         }
     }
 
@@ -190,8 +188,8 @@ impl Sharing {
         };
         let (mut budget, mut all) = (Budget { blocks, gaps: 0 }, true);
         for (seat, peer) in (0_u16..).zip(&mut self.peers) {
-            if peer.vm != 0 && peer.row.vm == peer.vm {
-                let end = peer.row.ring;
+            if peer.is_seated() {
+                let end = Position::of_word(peer.row.head().ring);
                 all &=
                     peer.ring.read(host, (&self.pool, seat, peer.vm), end, &mut budget, |endpoint, blocks| pool.placed(endpoint, blocks));
             }
@@ -212,18 +210,32 @@ fn key(pool: &str, seat: u16) -> String {
 
 impl Peer {
     fn new(key: String) -> Self {
-        Self { key, token: None, row: Row::default(), vm: 0, counts: false, ring: Reader::default() }
+        Self { key, token: None, row: PeerRow::default(), vm: 0, ring: Reader::default() }
     }
 
-    /// Reads the row if it was written since the last look; says whether it was.
-    fn look<H: Host>(&mut self, host: &H) -> bool {
-        let Ok(Some(shared)) = host.shared(&self.key) else { return false };
-        if self.token == Some(shared.token) {
-            return false;
+    /// Is the row that of the VM that has the seat?
+    fn is_seated(&self) -> bool {
+        self.vm != 0 && self.row.head().vm == self.vm
+    }
+
+    fn counts(&self, now: Time) -> bool {
+        self.is_seated() && now.ms_since(self.row.head().written) < ROW_EXPIRY_MS
+    }
+
+    /// Takes in the row if it was written since the last look. Says whether SLOs are to be put together anew.
+    fn hear<H: Host>(&mut self, host: &H, pool: &mut Pool, now: Time) -> bool {
+        let shared = if self.vm == 0 { None } else { host.shared(&self.key).ok().flatten() };
+        let mut slos = false;
+        if let Some(shared) = shared.filter(|shared| self.token != Some(shared.token)) {
+            self.token = Some(shared.token);
+            let counts = self.row.counts();
+            slos = pool.read_row(&mut self.row, shared.bytes, counts);
+            if self.is_seated() {
+                self.row.ejections().for_each(|ejection| pool.learn(ejection, now));
+            }
         }
-        self.token = Some(shared.token);
-        self.row.read(&shared.bytes);
-        true
+        let counts = self.counts(now);
+        pool.count_row(&mut self.row, counts) | slos
     }
 }
 

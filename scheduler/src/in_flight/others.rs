@@ -1,7 +1,8 @@
 //! What others have outstanding, as they told: the workers beside this one, and other proxies.
 //!
-//! Others tell absolute rows, each of a moment: the table is made anew from what they told last, never added up over time, so nothing is
-//! counted twice and what is lost is mended by the next row. It counts only lives that are present.
+//! Others tell absolute rows, each of a moment. Where one row takes the place of another, what the old one said is taken out exactly as it was
+//! put in, so the table is always the sum of the rows as they are: nothing is counted twice, and what is lost is mended by the next row. It
+//! counts only lives that are present. A minimum cannot be taken out, so the SLOs are put together anew when any of them changes.
 
 use super::Load;
 use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation};
@@ -42,6 +43,24 @@ impl Others {
         }
     }
 
+    /// Takes out what [`Self::add`] put in; the SLOs stay.
+    pub fn subtract(&mut self, endpoint: EndpointRef, load: Load) {
+        if let Some(Some((incarnation, sum))) = self.rows.get_mut(usize::from(endpoint.slot.0))
+            && *incarnation == endpoint.incarnation
+        {
+            sum.requests = sum.requests.saturating_sub(load.requests);
+            sum.prefill_tokens = sum.prefill_tokens.saturating_sub(load.prefill_tokens);
+            sum.decode_tokens = sum.decode_tokens.saturating_sub(load.decode_tokens);
+        }
+    }
+
+    /// Nobody has an SLO until it is added again.
+    pub fn forget_slos(&mut self) {
+        for (_, load) in self.rows.iter_mut().flatten() {
+            (load.ttft_slo_us, load.tpot_slo_us) = (None, None);
+        }
+    }
+
     /// What all others together have outstanding at `endpoint`.
     #[must_use]
     pub fn load(&self, endpoint: EndpointRef) -> Load {
@@ -76,6 +95,9 @@ mod tests {
         others.add(endpoint(9, 1), load(5, 5));
         others.add(endpoint(u16::MAX, 1), load(5, 5));
         assert_eq!((others.load(a), others.load(b), others.load(endpoint(9, 1))), (load(3, 57), load(0, 0), load(0, 0)));
+        others.subtract(a, load(2, 50));
+        others.subtract(endpoint(3, 2), load(1, 7));
+        assert_eq!(others.load(a), load(1, 7));
         others.start(&[a]);
         assert_eq!(others.load(a), Load::default(), "made anew");
     }
@@ -88,5 +110,8 @@ mod tests {
         others.add(a, slo(Some(5_000), None));
         others.add(a, slo(Some(9_000), Some(20)));
         assert_eq!(others.load(a), Load { requests: 2, ..slo(Some(5_000), Some(20)) });
+        others.forget_slos();
+        others.add(a, Load { requests: 0, ..slo(None, Some(30)) });
+        assert_eq!(others.load(a), Load { requests: 2, ..slo(None, Some(30)) });
     }
 }

@@ -13,7 +13,6 @@ use crate::config::FilterConfig;
 use crate::fake::{FakeHost, roster_message};
 use crate::host::Buffer;
 use crate::http::Http;
-use crate::state::rows::ROW_EXPIRY_MS;
 use crate::state::{TICK_MS, Vm};
 
 const ADDRESSES: [&str; 3] = ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"];
@@ -295,9 +294,9 @@ proptest! {
         world.host.pass_ms(ROWS_MS);
         for worker in 0..3 {
             prop_assert_eq!(world.look(worker), Load::default());
-            let (seat, mut row) = (worker as u16, Row::default());
-            let bytes = world.host.shared.borrow().get(&key("default", seat)).map(|(bytes, _)| bytes.clone());
-            prop_assert!(bytes.is_none_or(|bytes| row.read(&bytes) && row.loads.is_empty()));
+            let replica = world.workers[worker].borrow().replica("default").unwrap();
+            prop_assert_eq!(replica.borrow().pool.in_flight().rows().count(), 0);
+            prop_assert!(replica.borrow().sharing.row.is_idle());
         }
     }
 }

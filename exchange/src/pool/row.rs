@@ -1,0 +1,439 @@
+//! A row: what one VM, or all other proxies together, have outstanding in a pool and know of failures, in bytes.
+//!
+//! ```text
+//!  vm | written | ring | counts      one word each; counts = loads, SLOs, failures, 16 bits each
+//!  slot requests incarnation | prefill decode                     a load: 16, 16 and 32 bits, then 32 and 32
+//!  slot . incarnation | TTFT TPOT                                 lowest SLOs in µs, 0 for none
+//!  slot . incarnation | known since | ejected until | failures    a failure
+//! ```
+//! A row is absolute, so one that is missed is mended by the next; it names its VM and its moment, so that a reader can tell whose it is and
+//! whether that VM still lives. It costs what changed: the writer changes its bytes in place, an endpoint keeps its place in them, and the reader
+//! compares them with those it read last. Reading depends on none of this, only its cost does.
+
+use scheduler::in_flight::{InFlight, Load, Others};
+use scheduler::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
+
+use super::ejection::Ejection;
+use crate::time::Time;
+
+const WORD: usize = 8;
+const HEAD: usize = 4 * WORD;
+const LOAD: usize = 2 * WORD;
+const SLOS: usize = 2 * WORD;
+const FAILURE: usize = 4 * WORD;
+
+/// Loads of nothing that a row may carry along before it is made anew: 1 KB, too little to cost anything.
+const NOTHING_MAX: usize = 64;
+
+/// What stands before the loads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RowHead {
+    /// Whose row it is; 0 is nobody's.
+    pub vm: u64,
+    /// When it was written.
+    pub written: Time,
+    /// How far the writer's placements are told; the host's to give a meaning.
+    pub ring: u64,
+}
+
+/// The row a VM writes.
+#[derive(Debug, Default)]
+pub struct OwnRow {
+    loads: Vec<[u8; LOAD]>,
+    /// The place of each slot among the loads.
+    places: Vec<Option<u16>>,
+    /// How many of the loads are of nothing.
+    nothing: usize,
+    /// Those that have an SLO.
+    slos: Vec<(EndpointRef, Load)>,
+    bytes: Vec<u8>,
+}
+
+/// The row another VM wrote, as last read.
+#[derive(Debug, Default)]
+pub struct PeerRow {
+    head: RowHead,
+    bytes: Vec<u8>,
+    loads: usize,
+    slos: usize,
+    /// Is its load among what others have?
+    counts: bool,
+}
+
+// === impl OwnRow ===
+
+impl OwnRow {
+    /// Does it say that anything is outstanding?
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.loads.len() == self.nothing
+    }
+
+    /// Takes over what changed, and gives the bytes of the row.
+    pub(super) fn write(&mut self, head: RowHead, in_flight: &mut InFlight, ejections: &[Ejection]) -> &[u8] {
+        in_flight.take_changed(|endpoint, load| self.set(endpoint, load));
+        if self.nothing > NOTHING_MAX {
+            *self = Self { bytes: std::mem::take(&mut self.bytes), ..Self::default() };
+            in_flight.rows().for_each(|(endpoint, load)| self.set(endpoint, load));
+        }
+        let ejections = ejections.get(..ENDPOINTS_MAX).unwrap_or(ejections);
+        let counts = self.loads.len() as u64 | (self.slos.len() as u64) << 16 | (ejections.len() as u64) << 32;
+        self.bytes.clear();
+        append(&mut self.bytes, &[head.vm, head.written.0, head.ring, counts]);
+        self.bytes.extend_from_slice(self.loads.as_flattened());
+        for (endpoint, load) in &self.slos {
+            append(&mut self.bytes, &[place(*endpoint, 0), pair(load.ttft_slo_us.unwrap_or(0), load.tpot_slo_us.unwrap_or(0))]);
+        }
+        for ejection in ejections {
+            append(&mut self.bytes, &[place(ejection.endpoint, 0), ejection.at.0, ejection.until.0, u64::from(ejection.failures)]);
+        }
+        &self.bytes
+    }
+
+    fn set(&mut self, endpoint: EndpointRef, load: Load) {
+        let slot = usize::from(endpoint.slot.0);
+        if self.places.len() <= slot {
+            self.places.resize(slot + 1, None);
+        }
+        let bytes = load_bytes(endpoint, load);
+        let Some(place) = self.places.get_mut(slot) else { return };
+        let known = place.and_then(|place| self.loads.get_mut(usize::from(place)));
+        if let Some(known) = known {
+            self.nothing -= usize::from(is_nothing(known));
+            *known = bytes;
+        } else {
+            *place = u16::try_from(self.loads.len()).ok();
+            self.loads.push(bytes);
+        }
+        self.nothing += usize::from(is_nothing(&bytes));
+        self.slos.retain(|(known, _)| known.slot != endpoint.slot);
+        if load.ttft_slo_us.is_some() || load.tpot_slo_us.is_some() {
+            self.slos.push((endpoint, load));
+        }
+    }
+}
+
+// === impl PeerRow ===
+
+impl PeerRow {
+    /// What stands before the loads.
+    #[must_use]
+    pub fn head(&self) -> RowHead {
+        self.head
+    }
+
+    /// Is its load among what others have?
+    #[must_use]
+    pub fn counts(&self) -> bool {
+        self.counts
+    }
+
+    /// What it knows of failures.
+    pub fn ejections(&self) -> impl Iterator<Item = Ejection> + '_ {
+        let bytes = self.bytes.get(HEAD + self.loads * LOAD + self.slos * SLOS..).unwrap_or(&[]);
+        bytes.as_chunks::<FAILURE>().0.iter().filter_map(|chunk| {
+            let [at, since, until, failures] = words(chunk);
+            let failures = u32::try_from(failures).unwrap_or(u32::MAX);
+            Some(Ejection { at: Time(since), failures, until: Time(until), endpoint: endpoint(at)?.0 })
+        })
+    }
+
+    /// Takes `bytes` in place of what was read before; what cannot be a row is one that says nothing and is nobody's. Its load counts from
+    /// now on, or not. Says whether SLOs are to be put together anew.
+    pub(super) fn replace(&mut self, bytes: Vec<u8>, counts: bool, others: &mut Others) -> bool {
+        let next = Self::parse(bytes).unwrap_or_default();
+        let slos = self.slo_bytes() != next.slo_bytes();
+        match (self.counts, counts) {
+            (true, true) => self.differences(&next, others),
+            (true, false) => self.each_load(|endpoint, load| others.subtract(endpoint, load)),
+            (false, true) => next.each_load(|endpoint, load| others.add(endpoint, load)),
+            (false, false) => {}
+        }
+        let turned = self.counts != counts && self.slos + next.slos > 0;
+        *self = Self { counts, ..next };
+        slos || turned
+    }
+
+    /// Its load counts from now on, or not. Says whether SLOs are to be put together anew.
+    pub(super) fn count(&mut self, counts: bool, others: &mut Others) -> bool {
+        match (std::mem::replace(&mut self.counts, counts), counts) {
+            (true, false) => self.each_load(|endpoint, load| others.subtract(endpoint, load)),
+            (false, true) => self.each_load(|endpoint, load| others.add(endpoint, load)),
+            _ => return false,
+        }
+        self.slos > 0
+    }
+
+    /// Adds all of it, if it counts.
+    pub(super) fn add_to(&self, others: &mut Others) {
+        if self.counts {
+            self.each_load(|endpoint, load| others.add(endpoint, load));
+            self.add_slos_to(others);
+        }
+    }
+
+    /// Adds its SLOs, if it counts.
+    pub(super) fn add_slos_to(&self, others: &mut Others) {
+        for chunk in self.slo_bytes().as_chunks::<SLOS>().0.iter().filter(|_| self.counts) {
+            let [at, slos] = words(chunk);
+            let (ttft, tpot) = unpair(slos);
+            let some = |slo: u32| (slo > 0).then_some(slo);
+            if let Some((endpoint, _)) = endpoint(at) {
+                others.add(endpoint, Load { ttft_slo_us: some(ttft), tpot_slo_us: some(tpot), ..Load::default() });
+            }
+        }
+    }
+
+    fn parse(bytes: Vec<u8>) -> Option<Self> {
+        let [vm, written, ring, counts] = words(bytes.first_chunk::<HEAD>()?);
+        let count = |shift: u32| usize::try_from(counts >> shift & 0xffff).ok().filter(|count| *count <= ENDPOINTS_MAX);
+        let (loads, slos, failures) = (count(0)?, count(16)?, count(32)?);
+        let whole = bytes.len() == HEAD + loads * LOAD + slos * SLOS + failures * FAILURE;
+        let head = RowHead { vm, written: Time(written), ring };
+        whole.then_some(Self { head, bytes, loads, slos, counts: false })
+    }
+
+    fn load_bytes(&self) -> &[[u8; LOAD]] {
+        self.bytes.get(HEAD..HEAD + self.loads * LOAD).map_or(&[], |bytes| bytes.as_chunks().0)
+    }
+
+    fn slo_bytes(&self) -> &[u8] {
+        let begin = HEAD + self.loads * LOAD;
+        self.bytes.get(begin..begin + self.slos * SLOS).unwrap_or(&[])
+    }
+
+    fn each_load(&self, mut each: impl FnMut(EndpointRef, Load)) {
+        for (endpoint, load) in self.load_bytes().iter().filter_map(load) {
+            each(endpoint, load);
+        }
+    }
+
+    /// Takes out what is not in `next`, and puts in what was not in this one.
+    fn differences(&self, next: &Self, others: &mut Others) {
+        let (old, new) = (self.load_bytes(), next.load_bytes());
+        let common = old.len().min(new.len());
+        for (was, is) in old.iter().zip(new) {
+            if was != is {
+                exchange(Some(was), Some(is), others);
+            }
+        }
+        old.iter().skip(common).for_each(|was| exchange(Some(was), None, others));
+        new.iter().skip(common).for_each(|is| exchange(None, Some(is), others));
+    }
+}
+
+fn exchange(was: Option<&[u8; LOAD]>, is: Option<&[u8; LOAD]>, others: &mut Others) {
+    if let Some((endpoint, load)) = was.and_then(load) {
+        others.subtract(endpoint, load);
+    }
+    if let Some((endpoint, load)) = is.and_then(load) {
+        others.add(endpoint, load);
+    }
+}
+
+fn load_bytes(endpoint: EndpointRef, load: Load) -> [u8; LOAD] {
+    let requests = u16::try_from(load.requests).unwrap_or(u16::MAX);
+    let tokens = pair(narrow(load.prefill_tokens), narrow(load.decode_tokens));
+    let mut bytes = [0; LOAD];
+    for (to, word) in bytes.as_chunks_mut::<WORD>().0.iter_mut().zip([place(endpoint, requests), tokens]) {
+        *to = word.to_le_bytes();
+    }
+    bytes
+}
+
+/// The load of an entry; nothing, of a slot that no snapshot has.
+fn load(bytes: &[u8; LOAD]) -> Option<(EndpointRef, Load)> {
+    let [at, tokens] = words(bytes);
+    let (endpoint, requests) = endpoint(at)?;
+    let (prefill, decode) = unpair(tokens);
+    let load =
+        Load { requests: u32::from(requests), prefill_tokens: u64::from(prefill), decode_tokens: u64::from(decode), ..Load::default() };
+    Some((endpoint, load))
+}
+
+fn is_nothing(bytes: &[u8; LOAD]) -> bool {
+    load(bytes).is_none_or(|(_, load)| load == Load::default())
+}
+
+fn place(endpoint: EndpointRef, low: u16) -> u64 {
+    u64::from(endpoint.slot.0) | u64::from(low) << 16 | u64::from(endpoint.incarnation.0) << 32
+}
+
+fn endpoint(word: u64) -> Option<(EndpointRef, u16)> {
+    let (low, incarnation) = unpair(word);
+    #[expect(clippy::cast_possible_truncation, reason = "halves of a half")]
+    let (slot, rest) = (low as u16, (low >> 16) as u16);
+    (usize::from(slot) < ENDPOINTS_MAX).then_some((EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) }, rest))
+}
+
+fn pair(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "halves of a word")]
+fn unpair(word: u64) -> (u32, u32) {
+    (word as u32, (word >> 32) as u32)
+}
+
+fn narrow(count: u64) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+fn append(bytes: &mut Vec<u8>, words: &[u64]) {
+    words.iter().for_each(|word| bytes.extend_from_slice(&word.to_le_bytes()));
+}
+
+/// The words of as many bytes.
+fn words<const BYTES: usize, const WORDS: usize>(bytes: &[u8; BYTES]) -> [u64; WORDS] {
+    let mut words = [0; WORDS];
+    for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<WORD>().0) {
+        *word = u64::from_le_bytes(*bytes);
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use scheduler::in_flight::Ticket;
+
+    const HEAD_OF_7: RowHead = RowHead { vm: 7, written: Time(8), ring: 9 };
+
+    fn at(slot: u16, incarnation: u32) -> EndpointRef {
+        EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) }
+    }
+
+    fn started() -> Others {
+        let mut others = Others::default();
+        others.start(&(0..8).map(|slot| at(slot, 1)).collect::<Vec<_>>());
+        others
+    }
+
+    fn sums(others: &Others) -> Vec<Load> {
+        (0..8).map(|slot| others.load(at(slot, 1))).collect()
+    }
+
+    #[test]
+    fn a_row_says_what_is_outstanding_and_who_failed() {
+        let (mut ledger, mut own, mut peer, mut others) = (InFlight::default(), OwnRow::default(), PeerRow::default(), started());
+        let mut ticket = ledger.admit(at(3, 1), 500);
+        let _other = ledger.admit(at(5, u32::MAX), 1);
+        ledger.decoded(&mut ticket, 20);
+        let failed = Ejection { at: Time(1), failures: 2, until: Time(u64::MAX), endpoint: at(1023, 9) };
+        let bytes = own.write(HEAD_OF_7, &mut ledger, &[failed]).to_vec();
+        assert_eq!(bytes.len(), HEAD + 2 * LOAD + FAILURE);
+        assert!(!peer.replace(bytes, true, &mut others));
+        assert_eq!((peer.head(), peer.ejections().collect::<Vec<_>>()), (HEAD_OF_7, vec![failed]));
+        assert_eq!(others.load(at(3, 1)), Load { requests: 1, prefill_tokens: 500, decode_tokens: 20, ..Load::default() });
+        assert_eq!(others.load(at(5, 1)), Load::default(), "of another life");
+        ledger.release(ticket);
+        assert!(!own.is_idle());
+        peer.replace(own.write(HEAD_OF_7, &mut ledger, &[]).to_vec(), true, &mut others);
+        assert_eq!(sums(&others), vec![Load::default(); 8]);
+    }
+
+    #[test]
+    fn the_lowest_slos_of_those_that_count_are_told() {
+        let (mut others, mut one, mut two) = (started(), PeerRow::default(), PeerRow::default());
+        let row = |ttft, tpot| {
+            let mut own = OwnRow::default();
+            own.set(at(2, 1), Load { requests: 1, ttft_slo_us: ttft, tpot_slo_us: tpot, ..Load::default() });
+            own.write(HEAD_OF_7, &mut InFlight::default(), &[]).to_vec()
+        };
+        let slos = |others: &Others| (others.load(at(2, 1)).ttft_slo_us, others.load(at(2, 1)).tpot_slo_us);
+        assert!(one.replace(row(Some(500), None), true, &mut others) && two.replace(row(Some(300), Some(20)), true, &mut others));
+        one.add_slos_to(&mut others);
+        two.add_slos_to(&mut others);
+        assert_eq!(slos(&others), (Some(300), Some(20)));
+        assert!(two.count(false, &mut others));
+        others.forget_slos();
+        one.add_slos_to(&mut others);
+        two.add_slos_to(&mut others);
+        assert_eq!(slos(&others), (Some(500), None));
+    }
+
+    #[test]
+    fn endpoints_that_are_idle_for_good_leave_the_row() {
+        let (mut ledger, mut own) = (InFlight::default(), OwnRow::default());
+        let kept = ledger.admit(at(900, 1), 5);
+        for slot in 0..=NOTHING_MAX as u16 {
+            let ticket = ledger.admit(at(slot, 1), 5);
+            own.write(HEAD_OF_7, &mut ledger, &[]);
+            ledger.release(ticket);
+        }
+        assert_eq!(own.write(HEAD_OF_7, &mut ledger, &[]).len(), HEAD + LOAD);
+        ledger.release(kept);
+        assert_eq!(own.write(HEAD_OF_7, &mut ledger, &[]).len(), HEAD + LOAD);
+        assert!(own.is_idle());
+    }
+
+    /// One VM as another sees it.
+    #[derive(Default)]
+    struct Vm {
+        ledger: InFlight,
+        own: OwnRow,
+        peer: PeerRow,
+        tickets: Vec<Ticket>,
+        last: Vec<u8>,
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Admit(u16, u32, u32),
+        Release(prop::sample::Index),
+        Transfer(prop::sample::Index, u16),
+        Tell,
+        Count(bool),
+        Garbage(Vec<u8>),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            4 => (0..8_u16, 1..3_u32, 0..1000_u32).prop_map(|(slot, life, tokens)| Step::Admit(slot, life, tokens)),
+            3 => any::<prop::sample::Index>().prop_map(Step::Release),
+            1 => (any::<prop::sample::Index>(), 0..8_u16).prop_map(|(i, slot)| Step::Transfer(i, slot)),
+            4 => Just(Step::Tell),
+            1 => any::<bool>().prop_map(Step::Count),
+            1 => prop::collection::vec(any::<u8>(), 0..200).prop_map(Step::Garbage),
+        ]
+    }
+
+    proptest! {
+        /// However rows change, are missed or garbled: what is counted is always exactly what the rows last read say, as if read for the first time.
+        #[test]
+        fn differences_add_up_to_the_row(steps in prop::collection::vec((0..2_usize, step()), 0..80)) {
+            let mut others = started();
+            let mut vms = [Vm::default(), Vm::default()];
+            for (vm, step) in steps {
+                let Vm { ledger, own, peer, tickets, last } = &mut vms[vm];
+                match step {
+                    Step::Admit(slot, life, tokens) => tickets.push(ledger.admit(at(slot, life), tokens)),
+                    Step::Release(i) if !tickets.is_empty() => ledger.release(tickets.swap_remove(i.index(tickets.len()))),
+                    Step::Transfer(i, slot) if !tickets.is_empty() => ledger.transfer(i.get_mut(tickets), at(slot, 1)),
+                    Step::Tell => {
+                        *last = own.write(HEAD_OF_7, ledger, &[]).to_vec();
+                        peer.replace(last.clone(), peer.counts(), &mut others);
+                        prop_assert_eq!(own.is_idle(), ledger.rows().count() == 0);
+                    }
+                    Step::Count(counts) => drop(peer.count(counts, &mut others)),
+                    Step::Garbage(bytes) => {
+                        *last = bytes;
+                        peer.replace(last.clone(), true, &mut others);
+                    }
+                    _ => {}
+                }
+                let mut anew = started();
+                for Vm { peer, last, .. } in &vms {
+                    PeerRow::default().replace(last.clone(), peer.counts(), &mut anew);
+                }
+                prop_assert_eq!(sums(&others), sums(&anew));
+            }
+            for Vm { ledger, own, peer, tickets, .. } in &mut vms {
+                tickets.drain(..).for_each(|ticket| ledger.release(ticket));
+                peer.replace(own.write(HEAD_OF_7, ledger, &[]).to_vec(), true, &mut others);
+            }
+            prop_assert_eq!(sums(&others), vec![Load::default(); 8], "when all has ended nothing is left");
+        }
+    }
+}
