@@ -8,6 +8,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
+use scheduler::objects::{ObjectsSpec, TargetSpec};
 use scheduler::{EndpointMetrics, Version};
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -152,17 +153,34 @@ async fn config(State(Admin { shared, .. }): State<Admin>) -> Json<Value> {
 }
 
 fn config_row(view: &PoolView) -> Value {
-    let ConfigStatus { file, since, taken_at, taken, refused, error } = &view.sources.config;
+    let mut row = status_row(&view.sources.config);
+    row["pool"] = json!(&*view.name);
+    row["pipeline"] = json!(Resolved::of(&view.pipeline));
+    row["objects"] = objects_row(view);
+    row
+}
+
+fn status_row(status: &ConfigStatus) -> Value {
+    let ConfigStatus { file, since, taken_at, taken, refused, error } = status;
     json!({
-        "pool": &*view.name,
         "file": file.as_deref(),
         "since": rfc3339(*since),
         "last_success": rfc3339(*taken_at),
         "taken": taken,
         "refused": refused,
         "error": error.as_ref().map(|e| json!({ "message": e.why, "at": rfc3339(e.at) })),
-        "pipeline": Resolved::of(&view.pipeline),
     })
+}
+
+fn objects_row(view: &PoolView) -> Value {
+    let ObjectsSpec { objectives, models, rewrites, strict_models } = &*view.objects;
+    let targets = |targets: &[TargetSpec]| targets.iter().map(|t| json!({ "model": t.model, "weight": t.weight })).collect::<Vec<_>>();
+    let mut row = status_row(&view.sources.objects);
+    row["strict_models"] = json!(strict_models);
+    row["objectives"] = objectives.iter().map(|o| json!({ "name": o.name, "priority": o.priority })).collect();
+    row["models"] = models.iter().map(|m| json!({ "name": m.name, "priority": m.priority, "targets": targets(&m.targets) })).collect();
+    row["rewrites"] = rewrites.iter().map(|r| json!({ "models": r.models, "targets": targets(&r.targets) })).collect();
+    row
 }
 
 fn pool_row(view: &PoolView) -> Value {
@@ -178,6 +196,7 @@ fn pool_row(view: &PoolView) -> Value {
         "profiles": view.pipeline.profiles.iter().map(|profile| &profile.name).collect::<Vec<_>>(),
         "discovery": { "synced": view.sources.synced, "error": view.sources.discovery_error },
         "config": { "error": view.sources.config.error.as_ref().map(|e| &e.why) },
+        "objects": { "error": view.sources.objects.error.as_ref().map(|e| &e.why) },
     })
 }
 

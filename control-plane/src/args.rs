@@ -72,7 +72,7 @@ pub struct Check {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub struct Checked {
-    /// An EndpointPickerConfig.
+    /// An EndpointPickerConfig, or objects as --objects takes them.
     #[arg(value_name = "FILE")]
     pub file: Option<PathBuf>,
 
@@ -105,6 +105,10 @@ pub struct Serve {
     #[arg(long, env = "SWITCHPOINT_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
 
+    /// What is configured about requests.
+    #[command(flatten)]
+    pub objects: ObjectsArgs,
+
     /// Where to keep what the next start must know (slots, incarnations, hash secret); without it a restart costs proxies their prefix state.
     #[arg(long, env = "SWITCHPOINT_SNAPSHOT_FILE", value_name = "FILE")]
     pub snapshot_file: Option<PathBuf>,
@@ -132,6 +136,19 @@ pub struct Serve {
     /// How to log.
     #[command(flatten)]
     pub log: Log,
+}
+
+/// What is configured about requests.
+#[derive(Debug, Args)]
+pub struct ObjectsArgs {
+    /// InferenceObjective, InferenceModel and InferenceModelRewrite objects in YAML: all files of a folder, or one file; read again when they change.
+    /// Those whose poolRef names the pool count.
+    #[arg(long, env = "SWITCHPOINT_OBJECTS", value_name = "DIR")]
+    pub objects: Option<PathBuf>,
+
+    /// Answer 404 to a model that no object names, even without any InferenceModel.
+    #[arg(long, env = "SWITCHPOINT_STRICT_MODELS")]
+    pub strict_models: bool,
 }
 
 /// How endpoints are asked for their load.

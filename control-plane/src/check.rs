@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::args::{Check, Checked, Format};
 use crate::config::{self, Report, Resolved, Status};
+use crate::objects;
 use crate::scrape::engine::{EngineSpec, Engines, Meaning};
 use crate::scrape::exposition::Parser;
 use crate::scrape::extract::{Extraction, Reading};
@@ -94,7 +95,7 @@ async fn check_file(path: &Path, format: Format) -> (String, Verdict) {
         Ok(text) => text,
         Err(error) => return (error_text(&file, &error.why, format), Verdict::Invalid),
     };
-    let (report, config) = config::read(&text);
+    let (report, config) = if objects::holds_objects(&text) { (objects::report(&text), None) } else { config::read(&text) };
     let pipeline = config.map(|config| Resolved::of(&config.pipeline));
     let verdict = match (report.errors.is_empty(), report.refuses()) {
         (false, _) => Verdict::Invalid,

@@ -10,6 +10,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::config::{ConfigFile, PoolConfig};
+use crate::objects::{ObjectsFile, PoolObjects};
 use crate::pool::{Member, Now, Pool, PoolView};
 use crate::scrape::engine::Engines;
 use crate::scrape::{MetricsLocation, ScrapeEvent, Target};
@@ -38,6 +39,8 @@ pub struct Feed {
     pub scraping: Scraping,
     /// The pool's configuration file, if it has one.
     pub config: Option<ConfigFile>,
+    /// The pool's objects, if they come from files.
+    pub objects: Option<ObjectsFile>,
 }
 
 /// How endpoints' metrics are found, when discovery says nothing else.
@@ -74,6 +77,7 @@ impl Feed {
                 }
                 () = tokio::time::sleep_until(published.metrics_after), if !published.metrics_due() => {}
                 config = changed(self.config.as_mut()) => self.configured(config, &mut published),
+                objects = objects_changed(self.objects.as_mut()) => self.objects(objects),
                 Ok(()) = proxies.changed(), if !self.pool.is_settled() => self.settle(),
                 _ = ageing.tick() => {
                     self.settle();
@@ -117,6 +121,20 @@ impl Feed {
         }
     }
 
+    fn objects(&mut self, objects: Result<PoolObjects, String>) {
+        let name = Arc::clone(self.pool.name());
+        match objects {
+            Ok(objects) => {
+                objects.log(&name);
+                self.pool.set_objects(Ok(objects.spec), Now::read());
+            }
+            Err(why) => {
+                tracing::error!(pool = &*name, why, "objects cannot be used; the last good ones stay");
+                self.pool.set_objects(Err(why), Now::read());
+            }
+        }
+    }
+
     fn settle(&mut self) {
         let (shared, name) = (&self.shared, Arc::clone(self.pool.name()));
         self.pool.settle(|generation| shared.acknowledged(&name, generation), Now::read());
@@ -155,6 +173,13 @@ impl Published {
 async fn changed(config: Option<&mut ConfigFile>) -> Result<PoolConfig, String> {
     match config {
         Some(config) => config.changed().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn objects_changed(objects: Option<&mut ObjectsFile>) -> Result<PoolObjects, String> {
+    match objects {
+        Some(objects) => objects.changed().await,
         None => std::future::pending().await,
     }
 }

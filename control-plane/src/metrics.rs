@@ -278,7 +278,12 @@ impl Exposition {
         page.gauge("switchpoint_vms", "Filter VMs that reported lately.", per_pool(&|p| float(p.totals.vms)))?;
         page.gauge("switchpoint_pool_complete", "1 once a pool has a complete set of endpoints.", per_pool(&|p| flag(p.view.complete)))?;
         let sources = self.pools.iter().flat_map(|p| {
-            let ok = [("discovery", p.view.sources.discovery_error.is_none()), ("config", p.view.sources.config.error.is_none())];
+            let sources = &p.view.sources;
+            let ok = [
+                ("discovery", sources.discovery_error.is_none()),
+                ("config", sources.config.error.is_none()),
+                ("objects", sources.objects.error.is_none()),
+            ];
             ok.map(|(source, ok)| (with(&pool_label(p), "source", source), flag(ok)))
         });
         page.gauge("switchpoint_source_ok", "0 while the newest of a source cannot be used and the last good stays.", sources)?;

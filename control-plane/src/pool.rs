@@ -98,7 +98,7 @@ pub struct EdsSet {
     pub addresses: Arc<[SocketAddr]>,
 }
 
-/// One version of a pool. What is equal in `generation` is equal in members, pipeline and `staleness_max`.
+/// One version of a pool. What is equal in `generation` is equal in members, pipeline, objects and `staleness_max`.
 #[derive(Clone, Debug)]
 pub struct PoolView {
     /// Its name.
@@ -106,7 +106,7 @@ pub struct PoolView {
     /// Is this a whole set, told by discovery or restored from an earlier life? Until then it is served to nobody: an empty pool would be
     /// taken for the truth.
     pub complete: bool,
-    /// Grows with each change of members or pipeline; never 0.
+    /// Grows with each change of members, pipeline or objects; never 0.
     pub generation: u64,
     /// Who may be picked, by slot.
     pub members: Arc<[Member]>,
@@ -139,7 +139,9 @@ pub struct Sources {
     pub discovery_error: Option<String>,
     /// How the configuration is doing.
     pub config: ConfigStatus,
-    /// How often either error came up.
+    /// How the objects are doing.
+    pub objects: ConfigStatus,
+    /// How often any of these errors came up.
     pub errors: u64,
 }
 
@@ -227,6 +229,7 @@ impl Pool {
     #[must_use]
     pub fn new(settings: Settings) -> Self {
         let Settings { name, pipeline, config_file, staleness_max, incarnation_first } = settings;
+        let now = SystemTime::now();
         let view = PoolView {
             name,
             complete: false,
@@ -240,7 +243,13 @@ impl Pool {
             eds: EdsSet { generation: 1, addresses: Arc::from([]) },
             absent: Arc::from([]),
             incarnation_next: incarnation_first,
-            sources: Sources { synced: false, discovery_error: None, config: ConfigStatus::new(config_file, SystemTime::now()), errors: 0 },
+            sources: Sources {
+                synced: false,
+                discovery_error: None,
+                config: ConfigStatus::new(config_file, now),
+                objects: ConfigStatus::new(None, now),
+                errors: 0,
+            },
         };
         Self { view, members: Vec::new(), metrics: Vec::new(), departing: Vec::new(), waiting: Vec::new(), touched: true }
     }
@@ -249,6 +258,14 @@ impl Pool {
     #[must_use]
     pub fn name(&self) -> &Arc<str> {
         &self.view.name
+    }
+
+    /// The same with these objects, read from `file` if any. Only before any other verb.
+    #[must_use]
+    pub fn with_objects(mut self, file: Option<Arc<str>>, objects: ObjectsSpec) -> Self {
+        self.view.sources.objects = ConfigStatus::new(file, SystemTime::now());
+        self.view.objects = Arc::new(objects);
+        self
     }
 
     /// Takes over the endpoints of an earlier life, slots and incarnations and all. Only before any other verb.
@@ -319,6 +336,25 @@ impl Pool {
             }
             Err(why) => {
                 self.view.sources.config.refuse(why, now.wall);
+                self.view.sources.errors += 1;
+            }
+        }
+    }
+
+    /// New objects, or why the newest are not in force.
+    pub fn set_objects(&mut self, objects: Result<ObjectsSpec, String>, now: Now) {
+        self.touched = true;
+        match objects {
+            Ok(objects) => {
+                let changed = *self.view.objects != objects;
+                self.view.sources.objects.take(changed, now.wall);
+                if changed {
+                    self.view.objects = Arc::new(objects);
+                    self.view.generation += 1;
+                }
+            }
+            Err(why) => {
+                self.view.sources.objects.refuse(why, now.wall);
                 self.view.sources.errors += 1;
             }
         }

@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use discovery::Changes;
+use scheduler::objects::ObjectsSpec;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use crate::config::{ConfigFile, PoolConfig};
 use crate::feed::{Feed, SCRAPE_EVENTS_MAX, Scraping};
+use crate::objects::{ObjectsFile, ObjectsSource, PoolObjects};
 use crate::persist::SavedPool;
 use crate::pool::{Now, Pool, Settings};
 use crate::pools_file::PoolSource;
@@ -35,6 +37,7 @@ pub struct PoolTask {
     changes: Changes,
     scraping: Scraping,
     config: Option<ConfigFile>,
+    objects: Option<ObjectsFile>,
     scraper: Scraper,
     handle: ScraperHandle,
 }
@@ -47,18 +50,20 @@ impl PoolTask {
     /// # Errors
     /// [`Fatal::Usage`] says what is wrong.
     pub async fn prepare(source: PoolSource, saved: Option<&SavedPool>, scrape: &Scrape, incarnation_first: u32) -> Result<Self, Fatal> {
-        let PoolSource { name, endpoints, config } = source;
+        let PoolSource { name, endpoints, config, objects } = source;
         let mut config = config.map(ConfigFile::new);
         let PoolConfig { pipeline, scraping } = match &mut config {
             Some(file) => file.changed().await,
             None => PoolConfig::default_config(),
         }
         .map_err(Fatal::Usage)?;
+        let (objects, found) = first_objects(objects, &name).await?;
         let changes = sources::changes(endpoints).await?;
         let config_file = config.as_ref().map(|file| file.path().display().to_string().into());
         let incarnation_first = saved.map_or(0, |s| s.incarnation_next).max(incarnation_first);
         let settings = Settings { name: name.into(), pipeline, config_file, staleness_max: scrape.staleness_max, incarnation_first };
-        let mut pool = Pool::new(settings);
+        let objects_file = objects.as_ref().map(|file| file.path().display().to_string().into());
+        let mut pool = Pool::new(settings).with_objects(objects_file, found.spec);
         if let Some(saved) = saved {
             let endpoints = saved.endpoints();
             tracing::info!(pool = &**pool.name(), endpoints = endpoints.len(), "restored from the snapshot file");
@@ -66,7 +71,7 @@ impl PoolTask {
         }
         let config_of_scraper = ScrapeConfig { intervals: scrape.intervals, tls: scrape.tls.clone(), ..ScrapeConfig::default() };
         let (scraper, busy, stats) = Scraper::try_new(&config_of_scraper).map_err(|e| Fatal::Usage(e.to_string()))?;
-        Ok(Self { pool, changes, scraping, config, scraper, handle: ScraperHandle { busy, stats } })
+        Ok(Self { pool, changes, scraping, config, objects, scraper, handle: ScraperHandle { busy, stats } })
     }
 
     /// What others need of its scraper, under its name.
@@ -77,10 +82,10 @@ impl PoolTask {
 
     /// Sets it going.
     pub fn spawn(self, tasks: &mut JoinSet<&'static str>, shared: &Arc<Shared>, shutdown: &Shutdown) {
-        let Self { pool, changes, scraping, config, scraper, handle: _ } = self;
+        let Self { pool, changes, scraping, config, objects, scraper, handle: _ } = self;
         let (targets, targets_seen) = watch::channel(Arc::from([]));
         let (events, scrapes) = mpsc::channel(SCRAPE_EVENTS_MAX);
-        let feed = Feed { pool, shared: Arc::clone(shared), targets, scraping, config };
+        let feed = Feed { pool, shared: Arc::clone(shared), targets, scraping, config, objects };
         let stop = shutdown.clone();
         tasks.spawn(async move {
             feed.run(changes, scrapes, stop).await;
@@ -91,4 +96,17 @@ impl PoolTask {
             "a scraper"
         });
     }
+}
+
+/// The objects a pool begins with, and the files they come from.
+async fn first_objects(source: ObjectsSource, pool: &str) -> Result<(Option<ObjectsFile>, PoolObjects), Fatal> {
+    let ObjectsSource { path, strict_models } = source;
+    let Some(path) = path else {
+        let spec = ObjectsSpec { strict_models, ..ObjectsSpec::default() };
+        return Ok((None, PoolObjects { spec, ..PoolObjects::default() }));
+    };
+    let mut files = ObjectsFile::new(path, pool.into(), strict_models);
+    let found = files.changed().await.map_err(Fatal::Usage)?;
+    found.log(pool);
+    Ok((Some(files), found))
 }

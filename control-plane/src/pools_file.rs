@@ -2,8 +2,8 @@
 //!
 //! ```yaml
 //! pools:
-//! - {name: llama, endpointsFile: llama.yaml, config: llama-config.yaml}
-//! - {name: qwen, endpoints: ["10.0.0.1:8000", "gpu-2:8000"]}
+//! - {name: llama, endpointsFile: llama.yaml, config: llama-config.yaml, objects: objects/}
+//! - {name: qwen, endpoints: ["10.0.0.1:8000", "gpu-2:8000"], strictModels: true}
 //! ```
 //! Read once: a pool more or less is a change of what Envoy is configured with anyway. The files it names are followed. Relative names
 //! count from where the daemon was started, as on the command line.
@@ -12,6 +12,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+
+use crate::objects::ObjectsSource;
 
 /// The most pools of one daemon: each has a scraper of its own and at most 1,024 endpoints.
 pub const POOLS_MAX: usize = 64;
@@ -25,6 +27,8 @@ pub struct PoolSource {
     pub endpoints: EndpointsSource,
     /// Its configuration file, if any.
     pub config: Option<PathBuf>,
+    /// Its objects.
+    pub objects: ObjectsSource,
 }
 
 /// Where endpoints come from.
@@ -49,25 +53,27 @@ struct Row {
     endpoints_file: Option<PathBuf>,
     endpoints: Option<Vec<String>>,
     config: Option<PathBuf>,
+    objects: Option<PathBuf>,
+    strict_models: Option<bool>,
 }
 
-/// Reads the file at `path`.
+/// Reads the file at `path`. Objects `given` hold for pools that name none of their own.
 ///
 /// # Errors
 /// Says what is wrong and where. Whoever wrote the file is at fault.
-pub async fn read(path: &Path) -> Result<Vec<PoolSource>, String> {
+pub async fn read(path: &Path, given: &ObjectsSource) -> Result<Vec<PoolSource>, String> {
     let text = discovery::content::read(path).await.map_err(|e| e.to_string())?;
-    parse(&text).map_err(|why| format!("{}: {why}", path.display()))
+    parse(&text, given).map_err(|why| format!("{}: {why}", path.display()))
 }
 
-fn parse(text: &str) -> Result<Vec<PoolSource>, String> {
+fn parse(text: &str, given: &ObjectsSource) -> Result<Vec<PoolSource>, String> {
     let file: File = serde_saphyr::from_str(text).map_err(|e| e.without_snippet().to_string())?;
     if file.pools.is_empty() || file.pools.len() > POOLS_MAX {
         return Err(format!("{} pools; 1 to {POOLS_MAX} are allowed", file.pools.len()));
     }
     let mut names = BTreeSet::new();
     let mut sources = Vec::with_capacity(file.pools.len());
-    for Row { name, endpoints_file, endpoints, config } in file.pools {
+    for Row { name, endpoints_file, endpoints, config, objects, strict_models } in file.pools {
         if name.is_empty() || name.len() > discovery::NAME_BYTES_MAX {
             return Err(format!("pool name {name:?}: 1 to {} bytes are allowed", discovery::NAME_BYTES_MAX));
         }
@@ -79,7 +85,9 @@ fn parse(text: &str) -> Result<Vec<PoolSource>, String> {
             (None, Some(list)) => EndpointsSource::List(list),
             _ => return Err(format!("pool {name:?}: give either endpointsFile or endpoints")),
         };
-        sources.push(PoolSource { name, endpoints, config });
+        let objects =
+            ObjectsSource { path: objects.or_else(|| given.path.clone()), strict_models: strict_models.unwrap_or(given.strict_models) };
+        sources.push(PoolSource { name, endpoints, config, objects });
     }
     Ok(sources)
 }
@@ -91,9 +99,17 @@ mod tests {
     #[test]
     fn reads_pools_of_both_kinds() {
         let text = "pools:\n- {name: a, endpointsFile: a.yaml, config: c.yaml}\n- {name: b, endpoints: ['10.0.0.1:8000']}\n";
-        let [a, b] = parse(text).unwrap().try_into().unwrap();
+        let [a, b] = parse(text, &ObjectsSource::default()).unwrap().try_into().unwrap();
         assert_eq!((a.endpoints, a.config), (EndpointsSource::File("a.yaml".into()), Some("c.yaml".into())));
         assert_eq!(b.endpoints, EndpointsSource::List(vec!["10.0.0.1:8000".to_owned()]));
+    }
+
+    #[test]
+    fn objects_of_a_pool_go_before_those_of_all() {
+        let text = "pools:\n- {name: a, endpoints: ['10.0.0.1:8000'], objects: own, strictModels: false}\n- {name: b, endpoints: ['10.0.0.1:8000']}\n";
+        let source = |path: &str, strict_models| ObjectsSource { path: Some(path.into()), strict_models };
+        let [a, b] = parse(text, &source("all", true)).unwrap().try_into().unwrap();
+        assert_eq!((a.objects, b.objects), (source("own", false), source("all", true)));
     }
 
     #[test]
@@ -106,7 +122,7 @@ mod tests {
             ("pools: [{name: '', endpoints: []}]", "pool name"),
             ("pools: [{name: a, endpoint: []}]", "endpoint"),
         ] {
-            let error = parse(text).unwrap_err();
+            let error = parse(text, &ObjectsSource::default()).unwrap_err();
             assert!(error.contains(expected), "{text}: {error}");
         }
     }

@@ -12,9 +12,10 @@ use proto::state::state_service_server::StateServiceServer;
 use tokio::task::JoinSet;
 
 use crate::admin::{self, Admin};
-use crate::args::{AdminTls, EndpointTlsArgs, ScrapeArgs, Serve, StateTls};
+use crate::args::{AdminTls, EndpointTlsArgs, ObjectsArgs, ScrapeArgs, Serve, StateTls};
 use crate::eds::EdsServer;
 use crate::listen::{Incoming, TlsFiles, listen};
+use crate::objects::ObjectsSource;
 use crate::persist::{Saved, SnapshotFile};
 use crate::pool_task::{PoolTask, Scrape};
 use crate::push::StateServer;
@@ -93,7 +94,8 @@ impl Daemon {
     /// # Errors
     /// [`Fatal`] says why it cannot.
     pub async fn start(args: Serve) -> Result<Self, Fatal> {
-        let Serve { endpoints, pool, config, snapshot_file, listen_state, listen_admin, scrape, state_tls, admin_tls, log: _ } = args;
+        let Serve { endpoints, pool, config, objects, snapshot_file, listen_state, listen_admin, scrape, state_tls, admin_tls, log: _ } =
+            args;
         let (trigger, shutdown) = shutdown::channel();
         let snapshot = snapshot_file.map(|path| Arc::new(SnapshotFile::new(path)));
         let before = snapshot.as_ref().and_then(|file| file.load());
@@ -101,7 +103,7 @@ impl Daemon {
 
         let scrape = scraping(scrape);
         let mut pools = Vec::new();
-        for source in sources::pools(endpoints, pool, config).await? {
+        for source in sources::pools(endpoints, pool, config, objects_of(objects)).await? {
             let saved = before.as_ref().and_then(|saved| saved.pools.get(&source.name));
             pools.push(PoolTask::prepare(source, saved, &scrape, life.incarnation_first).await?);
         }
@@ -167,6 +169,11 @@ impl Life {
             incarnation_first: u32::try_from(unix.as_secs()).unwrap_or(1),
         }
     }
+}
+
+fn objects_of(args: ObjectsArgs) -> ObjectsSource {
+    let ObjectsArgs { objects, strict_models } = args;
+    ObjectsSource { path: objects, strict_models }
 }
 
 async fn open(what: &'static str, address: SocketAddr, tls: Option<TlsFiles>, shutdown: &Shutdown) -> Result<Incoming, Fatal> {

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use discovery::{Changes, Instance};
 
 use crate::args::EndpointsFrom;
+use crate::objects::ObjectsSource;
 use crate::pools_file::{self, EndpointsSource, PoolSource};
 use crate::run::Fatal;
 
@@ -14,13 +15,13 @@ use crate::run::Fatal;
 ///
 /// # Errors
 /// [`Fatal::Usage`] when the pools file cannot be used.
-pub async fn pools(from: EndpointsFrom, pool: String, config: Option<PathBuf>) -> Result<Vec<PoolSource>, Fatal> {
+pub async fn pools(from: EndpointsFrom, pool: String, config: Option<PathBuf>, objects: ObjectsSource) -> Result<Vec<PoolSource>, Fatal> {
     let EndpointsFrom { endpoints_file, endpoint, pools } = from;
     if let Some(path) = pools {
-        return pools_file::read(&path).await.map_err(Fatal::Usage);
+        return pools_file::read(&path, &objects).await.map_err(Fatal::Usage);
     }
     let endpoints = endpoints_file.map_or(EndpointsSource::List(endpoint), EndpointsSource::File);
-    Ok(vec![PoolSource { name: pool, endpoints, config }])
+    Ok(vec![PoolSource { name: pool, endpoints, config, objects }])
 }
 
 /// The changes of a pool's endpoints.

@@ -47,7 +47,7 @@ pub struct Key {
 /// # Errors
 /// Where it stops being YAML, and why.
 pub fn parse(text: &str) -> Result<Node, (u64, String)> {
-    let spanned: Spanned<Value> = serde_saphyr::from_str(text).map_err(|e| problem(&e))?;
+    let spanned: Spanned<Value> = serde_saphyr::from_str_with_options(text, options()).map_err(|e| problem(&e))?;
     Ok(node(spanned))
 }
 
@@ -56,8 +56,13 @@ pub fn parse(text: &str) -> Result<Node, (u64, String)> {
 /// # Errors
 /// As [`parse`].
 pub fn parse_all(text: &str) -> Result<Vec<Node>, (u64, String)> {
-    let spanned: Vec<Spanned<Value>> = serde_saphyr::from_multiple(text).map_err(|e| problem(&e))?;
+    let spanned: Vec<Spanned<Value>> = serde_saphyr::from_multiple_with_options(text, options()).map_err(|e| problem(&e))?;
     Ok(spanned.into_iter().map(node).filter(|node| node.value != Value::Null).collect())
+}
+
+/// What is not finite is refused where it stands, by whoever reads it: here it would hide all other mistakes.
+fn options() -> serde_saphyr::Options {
+    serde_saphyr::options! { non_finite_float_policy: NonFiniteFloatPolicy::PassThrough }
 }
 
 fn problem(error: &serde_saphyr::Error) -> (u64, String) {

@@ -111,7 +111,7 @@ impl Rig {
         let PoolConfig { pipeline, scraping } = PoolConfig::default_config().unwrap();
         let settings = Settings { name: "default".into(), pipeline, staleness_max: Duration::from_secs(5), incarnation_first: 1 };
         let (targets, _) = watch::channel(Arc::from([]));
-        let feed = Feed { pool: Pool::new(settings), shared: Arc::clone(&shared), targets, scraping, config: None };
+        let feed = Feed { pool: Pool::new(settings), shared: Arc::clone(&shared), targets, scraping, config: None, objects: None };
         tokio::spawn(feed.run(ReceiverStream::new(changed).chain(futures::stream::pending()).boxed(), scraped, shutdown.clone()));
         let incoming = listen(([127, 0, 0, 1], 0).into(), None, shutdown.clone()).await.unwrap();
         let address = incoming.address();

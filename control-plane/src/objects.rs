@@ -1,0 +1,212 @@
+//! `--objects`: what is configured about requests, as the objects people already have.
+//!
+//! ```yaml
+//! apiVersion: llm-d.ai/v1alpha2
+//! kind: InferenceObjective
+//! metadata: {name: batch}
+//! spec: {priority: -1, poolRef: {name: default}}
+//! ```
+//! `InferenceObjective`, `InferenceModel` and `InferenceModelRewrite`, in any number of files and documents, read as strictly as a
+//! configuration. A pool takes those whose `poolRef` names it; how many there are of others is said, for a pool that has none of its own
+//! because its name is misspelt would otherwise look like one that needs none.
+//!
+//! Age settles what two objects claim. Files have none, so `metadata.creationTimestamp` counts where it is given; objects without one are younger than
+//! those with, in the order of files (by name) and documents.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use discovery::content::{Files, FollowFiles};
+use scheduler::objects::{ModelSpec, ObjectiveSpec, Objects, ObjectsSpec, RewriteSpec};
+
+use crate::config::Report;
+
+mod reader;
+
+pub use reader::{Kind, read};
+
+/// Where a pool's objects come from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ObjectsSource {
+    /// A folder of files, or one file.
+    pub path: Option<PathBuf>,
+    /// A model that no object names is unknown, even without any InferenceModel.
+    pub strict_models: bool,
+}
+
+/// An object as read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Object {
+    /// Its name.
+    pub name: String,
+    /// Its namespace; empty when not given.
+    pub namespace: String,
+    /// The pool it is for.
+    pub pool: String,
+    /// When it was made, as Kubernetes writes it; `None` when not given.
+    pub created: Option<String>,
+    /// What it says.
+    pub body: Body,
+}
+
+/// What an object says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// `InferenceObjective`
+    Objective {
+        /// Its priority.
+        priority: i32,
+    },
+    /// `InferenceModel`
+    Model(ModelSpec),
+    /// `InferenceModelRewrite`
+    Rewrite(Vec<RewriteSpec>),
+}
+
+/// A pool's objects, and whose they are that are not its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PoolObjects {
+    /// Those of the pool.
+    pub spec: ObjectsSpec,
+    /// How many there are of other pools, by name.
+    pub elsewhere: BTreeMap<String, usize>,
+    /// Objectives and models that an older one of the same name keeps from counting.
+    pub shadowed: Vec<String>,
+}
+
+/// A pool's objects, followed.
+#[derive(Debug)]
+pub struct ObjectsFile {
+    follow: FollowFiles,
+    pool: Arc<str>,
+    strict_models: bool,
+}
+
+// === impl PoolObjects ===
+
+impl PoolObjects {
+    /// Says what is in force now, and what does not count.
+    pub fn log(&self, pool: &str) {
+        let ObjectsSpec { objectives, models, rewrites, strict_models } = &self.spec;
+        let (objectives, models, rules) = (objectives.len(), models.len(), rewrites.len());
+        tracing::info!(pool, objectives, models, rewrite_rules = rules, strict_models, "objects in force");
+        for (other, count) in &self.elsewhere {
+            tracing::info!(pool, count, pool_ref = other, "objects of another pool do not count here");
+        }
+        for object in &self.shadowed {
+            tracing::warn!(pool, object, "an older object has the same name; this one does not count");
+        }
+    }
+}
+
+// === impl ObjectsFile ===
+
+impl ObjectsFile {
+    /// Follows what is at `path` for the pool named `pool`.
+    #[must_use]
+    pub fn new(path: PathBuf, pool: Arc<str>, strict_models: bool) -> Self {
+        Self { follow: FollowFiles::new(path), pool, strict_models }
+    }
+
+    /// The folder or file followed.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.follow.path()
+    }
+
+    /// Waits for the files to say something new; the first call tells what they say now. An error says why none of it can be used. Cancel-safe.
+    pub async fn changed(&mut self) -> Result<PoolObjects, String> {
+        let files = self.follow.changed().await.map_err(|e| e.to_string())?;
+        of_pool(&files, &self.pool, self.strict_models)
+    }
+}
+
+/// The objects of a pool, out of all files.
+///
+/// # Errors
+/// Everything that is wrong in any of them, a line each: an object that cannot be read may be anybody's.
+pub fn of_pool(files: &Files, pool: &str, strict_models: bool) -> Result<PoolObjects, String> {
+    let (mut objects, mut complaints) = (Vec::new(), Vec::new());
+    let mut taken: BTreeMap<(Kind, String, String), String> = BTreeMap::new();
+    for (path, text) in &files.0 {
+        let file = path.display().to_string();
+        let (report, read) = read(text);
+        if !report.errors.is_empty() {
+            complaints.push(report.complaints(&file));
+        }
+        for object in read {
+            let key = (object.body.kind(), object.namespace.clone(), object.name.clone());
+            match taken.get(&key) {
+                Some(other) if *other != file => complaints.push(format!("{file}: {} {:?} is in {other} too", key.0, key.2)),
+                _ => drop(taken.insert(key, file.clone())),
+            }
+            objects.push(object);
+        }
+    }
+    if !complaints.is_empty() {
+        return Err(complaints.join("\n"));
+    }
+    let found = select(objects, pool, strict_models);
+    match Objects::build(&found.spec) {
+        Ok(_) => Ok(found),
+        Err(why) => Err(format!("objects of pool {pool:?}: {why}")),
+    }
+}
+
+/// Those of a pool, oldest first.
+fn select(mut objects: Vec<Object>, pool: &str, strict_models: bool) -> PoolObjects {
+    // Times as Kubernetes writes them sort as text; stable, so that the order of files settles the rest.
+    objects.sort_by_key(|object| (object.created.is_none(), object.created.clone()));
+    let mut found = PoolObjects { spec: ObjectsSpec { strict_models, ..ObjectsSpec::default() }, ..PoolObjects::default() };
+    for object in objects {
+        if object.pool != pool {
+            *found.elsewhere.entry(object.pool).or_default() += 1;
+            continue;
+        }
+        let spec = &mut found.spec;
+        match object.body {
+            Body::Objective { .. } if spec.objectives.iter().any(|o| o.name == object.name) => {
+                found.shadowed.push(format!("{} {:?}", Kind::InferenceObjective, object.name));
+            }
+            Body::Objective { priority } => spec.objectives.push(ObjectiveSpec { name: object.name, priority }),
+            Body::Model(model) if spec.models.iter().any(|m| m.name == model.name) => {
+                found.shadowed.push(format!("{} {:?}", Kind::InferenceModel, object.name));
+            }
+            Body::Model(model) => spec.models.push(model),
+            Body::Rewrite(rules) => spec.rewrites.extend(rules),
+        }
+    }
+    found
+}
+
+/// Is this a file of objects, rather than a configuration? By the first kind that it names.
+#[must_use]
+pub fn holds_objects(text: &str) -> bool {
+    let kinds = text.lines().filter_map(|line| line.trim_start_matches(['-', ' ', '{', '"']).strip_prefix("kind"));
+    let first = kinds.map(|rest| rest.trim_matches(|c: char| !c.is_ascii_alphanumeric())).next();
+    first.is_some_and(|kind| kind == "List" || Kind::of(kind).is_some())
+}
+
+/// What `check` prints of a file of objects.
+#[must_use]
+pub fn report(text: &str) -> Report {
+    read(text).0
+}
+
+// === impl Body ===
+
+impl Body {
+    /// Its kind.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Objective { .. } => Kind::InferenceObjective,
+            Self::Model(_) => Kind::InferenceModel,
+            Self::Rewrite(_) => Kind::InferenceModelRewrite,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
