@@ -1,5 +1,6 @@
 //! What the scheduler knows of a request: facts, no bytes of HTTP.
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 /// One inference request, as far as picking is concerned.
@@ -79,6 +80,19 @@ impl SubsetHint {
     }
 }
 
+/// As it is parsed: its entries, comma-separated.
+impl fmt::Display for SubsetHint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.entries.iter().enumerate().try_for_each(|(at, entry)| {
+            let comma = if at == 0 { "" } else { "," };
+            match entry {
+                SubsetEntry::Socket(socket) => write!(f, "{comma}{socket}"),
+                SubsetEntry::Ip(ip) => write!(f, "{comma}{ip}"),
+            }
+        })
+    }
+}
+
 impl SubsetEntry {
     fn parse(text: &str) -> Option<Self> {
         let text = text.trim();
@@ -112,6 +126,17 @@ mod tests {
         assert!(allows(&["[2001:db8::1]"], "[2001:db8::1]:8000"));
         assert!(allows(&["2001:db8::1"], "[2001:db8::1]:8000"));
         assert!(allows(&["2001:0db8:0::1"], "[2001:db8::1]:8000"), "another spelling of the same address");
+    }
+
+    #[test]
+    fn a_hint_is_printed_as_it_is_parsed() {
+        for (hint, printed) in
+            [("", ""), ("nonsense", ""), ("[::1],10.0.0.2,[::1]:8000, 10.0.0.1:80", "10.0.0.1:80,[::1]:8000,10.0.0.2,::1")]
+        {
+            let hint = SubsetHint::parse(hint.split(','));
+            assert_eq!(hint.to_string(), printed);
+            assert_eq!(SubsetHint::parse(printed.split(',')), hint);
+        }
     }
 
     #[test]

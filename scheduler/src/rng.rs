@@ -13,6 +13,12 @@ impl Rng {
         Self(seed)
     }
 
+    /// The seed from which its future follows.
+    #[must_use]
+    pub const fn state(&self) -> u64 {
+        self.0
+    }
+
     /// The next 64 uniform bits.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -49,6 +55,14 @@ mod tests {
     fn same_seed_same_draws() {
         let (mut a, mut b) = (Rng::seeded(7), Rng::seeded(7));
         assert!((0..100).all(|_| a.next_u64() == b.next_u64()));
+    }
+
+    #[test]
+    fn a_state_is_a_seed_of_the_rest() {
+        let mut rng = Rng::seeded(7);
+        rng.next_u64();
+        let mut rest = Rng::seeded(rng.state());
+        assert!((0..100).all(|_| rng.next_u64() == rest.next_u64()));
     }
 
     #[test]

@@ -184,6 +184,29 @@ impl Snapshot {
         metrics: Vec<EndpointMetrics>,
         pipeline: Pipeline,
     ) -> Result<Self, InvalidSnapshot> {
+        Self::seal(version, endpoints, metrics, Arc::new(pipeline), Arc::default())
+    }
+
+    /// Other endpoints under the same pipeline and objects.
+    ///
+    /// # Errors
+    /// As of [`Self::try_new`].
+    pub fn with_endpoints(
+        &self,
+        version: Version,
+        endpoints: Vec<Endpoint>,
+        metrics: Vec<EndpointMetrics>,
+    ) -> Result<Self, InvalidSnapshot> {
+        Self::seal(version, endpoints, metrics, Arc::clone(&self.pipeline), Arc::clone(&self.objects))
+    }
+
+    fn seal(
+        version: Version,
+        endpoints: Vec<Endpoint>,
+        metrics: Vec<EndpointMetrics>,
+        pipeline: Arc<Pipeline>,
+        objects: Arc<Objects>,
+    ) -> Result<Self, InvalidSnapshot> {
         if endpoints.len() > ENDPOINTS_MAX {
             return Err(InvalidSnapshot::TooManyEndpoints(endpoints.len()));
         }
@@ -201,15 +224,7 @@ impl Snapshot {
         }
         let sockets = endpoints.iter().map(|e| e.address.parse().ok()).collect();
         let name_hashes = endpoints.iter().map(|e| xxh64(e.name.as_bytes())).collect();
-        Ok(Self {
-            version,
-            endpoints: endpoints.into(),
-            metrics: metrics.into(),
-            sockets,
-            name_hashes,
-            pipeline: Arc::new(pipeline),
-            objects: Arc::default(),
-        })
+        Ok(Self { version, endpoints: endpoints.into(), metrics: metrics.into(), sockets, name_hashes, pipeline, objects })
     }
 
     /// The same with the objects of its pool; without any, every request passes as it is.
