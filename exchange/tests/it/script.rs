@@ -6,9 +6,10 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use exchange::{
-    DestinationFormat, Exchange, FailureMode, HeadersStep, Origin, Pool, Reply, ResponseBody, ResponseHead, Settings, Step, Time, headers,
+    DestinationFormat, Exchange, FailureMode, HeadersStep, ObjectiveHeader, Origin, Pool, Reply, ResponseBody, ResponseHead, Settings,
+    Step, Time,
 };
-use scheduler::objects::{ModelSpec, Objects, ObjectsSpec, TargetSpec};
+use scheduler::objects::{ModelSpec, ObjectiveSpec, Objects, ObjectsSpec, TargetSpec};
 use scheduler::{
     Endpoint, EndpointMetrics, EndpointRef, Incarnation, Pipeline, PipelineSpec, PluginSpec, Readiness, Slot, Snapshot, Version,
 };
@@ -70,6 +71,7 @@ impl Script {
                 "setting" => self.setting(rest),
                 "endpoint" => self.endpoint(rest),
                 "model" => self.model(rest),
+                "objective" => self.objective(rest),
                 "roster" => self.install(),
                 "request" => self.request(rest),
                 "header" => self.request.push(pair(rest)),
@@ -102,6 +104,7 @@ impl Script {
             "destination_format single" => self.settings.destination_format = DestinationFormat::Single,
             "failure_mode open" => self.settings.failure_mode = FailureMode::Open,
             "explain" => self.settings.explain = true,
+            "objective_header trust" => self.settings.objective_header = ObjectiveHeader::Trust,
             "body_limit 100" => self.settings.body_limit_bytes = 100,
             "per_try_timeout 300" => self.settings.per_try_timeout_ms = 300,
             other => panic!("no such setting: {other}"),
@@ -133,11 +136,19 @@ impl Script {
         self.endpoints.push((endpoint, metrics));
     }
 
-    /// `model gpt is served as llama`
+    /// `model gpt is served as llama`, `model gpt is sheddable`
     fn model(&mut self, rest: &str) {
-        let (name, target) = rest.split_once(" is served as ").unwrap();
-        let targets = vec![TargetSpec { model: target.into(), weight: None }];
-        self.objects.models.push(ModelSpec { name: name.into(), priority: 0, targets });
+        let (name, priority, targets) = match rest.split_once(" is served as ") {
+            Some((name, target)) => (name, 0, vec![TargetSpec { model: target.into(), weight: None }]),
+            None => (rest.strip_suffix(" is sheddable").unwrap(), -1, vec![]),
+        };
+        self.objects.models.push(ModelSpec { name: name.into(), priority, targets });
+    }
+
+    /// `objective batch -1`
+    fn objective(&mut self, rest: &str) {
+        let (name, priority) = rest.split_once(' ').unwrap();
+        self.objects.objectives.push(ObjectiveSpec { name: name.into(), priority: priority.parse().unwrap() });
     }
 
     fn install(&mut self) {
@@ -163,7 +174,7 @@ impl Script {
 
     fn headers(&mut self, end: bool) {
         let pairs = self.request.clone();
-        let stripped: Vec<&str> = pairs.iter().map(|(n, _)| n.as_str()).filter(|n| headers::is_control(n.as_bytes())).collect();
+        let stripped: Vec<&str> = pairs.iter().map(|(n, _)| n.as_str()).filter(|n| self.settings.removes(n.as_bytes())).collect();
         if !stripped.is_empty() {
             self.say(&format!("strip {}", stripped.join(", ")));
         }
