@@ -17,13 +17,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::stream::{BoxStream, StreamExt};
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::ListParams;
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client, Config, ResourceExt};
 use tokio::sync::Notify;
 
 use crate::backend::{Backend, BackendEvent, Component};
@@ -52,6 +53,9 @@ const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 /// The most Services that may select one component: each is a name in a label selector, which is part of a URL.
 const SERVICES_MAX: usize = 32;
 
+/// How long connecting to the API server may take: it is a machine away, or it is not there.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
+
 /// A cluster, as a backend of discovery.
 #[derive(Clone)]
 pub struct Kubernetes {
@@ -66,6 +70,24 @@ pub struct KubernetesRegistry {
     client: Client,
     kube_namespace: String,
     pod: String,
+}
+
+/// Connects to the cluster this process runs in, or else to the one of the kubeconfig.
+///
+/// # Errors
+/// Says what is missing; whoever deploys the process is at fault. That the cluster cannot be reached is no error yet.
+pub async fn connect() -> Result<Client, String> {
+    client(Config::infer().await.map_err(|e| format!("no Kubernetes configuration: {e}"))?)
+}
+
+/// Connects as `config` says, with the bounds that discovery needs.
+///
+/// # Errors
+/// Says what is wrong with it.
+pub fn client(mut config: Config) -> Result<Client, String> {
+    config.default_retry = false; // retries are ours: what is retried out of sight cannot be said to be down
+    config.connect_timeout = Some(CONNECT_DEADLINE);
+    Client::try_from(config).map_err(|e| format!("Kubernetes configuration: {e}"))
 }
 
 // === impl Kubernetes ===

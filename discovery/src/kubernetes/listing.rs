@@ -20,6 +20,9 @@ const WATCH_SECONDS: u32 = 30;
 /// The oldest a set gets without being listed again, whatever the watch says: the bound on what a watch can miss in silence.
 pub(super) const RELIST_INTERVAL: Duration = Duration::from_secs(300);
 
+/// How long a list may take: ten thousand endpoints are 5 MB.
+const LIST_DEADLINE: Duration = Duration::from_secs(30);
+
 /// The first wait after an error; doubled up to [`RETRY_MAX`].
 const RETRY_FIRST: Duration = Duration::from_millis(250);
 
@@ -31,10 +34,22 @@ pub(super) struct Listing<K> {
     api: Api<K>,
     config: watcher::Config,
     watch: BoxStream<'static, watcher::Result<Event<K>>>,
-    /// When `watch` is to be started anew.
-    restart_at: Instant,
+    state: State,
+    /// When `state` is over.
+    until: Instant,
     failures: u32,
     listed: Vec<K>,
+}
+
+/// What a listing is at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Waits for its list.
+    Listing,
+    /// Has it, and watches.
+    Watching,
+    /// Waits after an error.
+    Resting,
 }
 
 /// What became of them.
@@ -67,13 +82,13 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> Listing<K>
 
     fn with_config(api: Api<K>, config: watcher::Config) -> Self {
         let watch = start(&api, &config);
-        Self { api, config, watch, restart_at: Instant::now() + RELIST_INTERVAL, failures: 0, listed: Vec::new() }
+        Self { api, config, watch, state: State::Listing, until: Instant::now() + LIST_DEADLINE, failures: 0, listed: Vec::new() }
     }
 
     /// Lists anew, now.
     pub(super) fn restart(&mut self) {
         self.watch = start(&self.api, &self.config);
-        self.restart_at = Instant::now() + RELIST_INTERVAL;
+        (self.state, self.until) = (State::Listing, Instant::now() + LIST_DEADLINE);
         self.listed.clear();
     }
 
@@ -82,7 +97,10 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> Listing<K>
         loop {
             let event = tokio::select! {
                 event = self.watch.next() => event,
-                () = tokio::time::sleep_until(self.restart_at) => {
+                () = tokio::time::sleep_until(self.until) => {
+                    if self.state == State::Listing {
+                        return self.failed(format!("no list within {LIST_DEADLINE:?}"));
+                    }
                     self.restart();
                     continue;
                 }
@@ -92,6 +110,7 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> Listing<K>
                 Some(Ok(Event::InitApply(object))) => self.listed.push(object),
                 Some(Ok(Event::InitDone)) => {
                     self.failures = 0;
+                    (self.state, self.until) = (State::Watching, Instant::now() + RELIST_INTERVAL);
                     return Told::All(std::mem::take(&mut self.listed));
                 }
                 Some(Ok(Event::Apply(object))) => return Told::Applied(object),
@@ -106,7 +125,7 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> Listing<K>
         let wait = RETRY_FIRST.saturating_mul(1 << self.failures.min(16)).min(RETRY_MAX);
         self.failures += 1;
         // Half of it is chance, so that all daemons do not come back at once.
-        self.restart_at = Instant::now() + wait.mul_f64(0.5 + crate::registry::chance() / 2.0);
+        (self.state, self.until) = (State::Resting, Instant::now() + wait.mul_f64(0.5 + crate::registry::chance() / 2.0));
         self.watch = futures::stream::pending().boxed();
         self.listed.clear();
         Told::Failed(why)

@@ -1,0 +1,40 @@
+//! What all tests wait with.
+
+use std::fmt::Debug;
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use discovery::{InstanceEvent, InstanceEvents};
+use futures::StreamExt;
+
+/// Nothing here takes longer, on a machine however busy.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// The next event as text: `+id@address` or `-id`.
+pub(crate) async fn next(events: &mut InstanceEvents) -> String {
+    let event = tokio::time::timeout(PATIENCE, events.next()).await.expect("an event in time").expect("the stream goes on");
+    match event {
+        InstanceEvent::Added(instance) => format!("+{}@{}", instance.name, instance.address),
+        InstanceEvent::Removed(id) => format!("-{id}"),
+    }
+}
+
+/// No event for so long.
+pub(crate) async fn silence(events: &mut InstanceEvents, elapsed: Duration) {
+    if let Ok(event) = tokio::time::timeout(elapsed, events.next()).await {
+        panic!("{event:?}, though nothing changed");
+    }
+}
+
+/// Waits until `look` gives what is expected.
+pub(crate) async fn until<T: PartialEq + Debug, F: Future<Output = T>>(expected: T, mut look: impl FnMut() -> F) {
+    let began = Instant::now();
+    loop {
+        let seen = look().await;
+        if seen == expected {
+            return;
+        }
+        assert!(began.elapsed() < PATIENCE, "{seen:?}, not {expected:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}

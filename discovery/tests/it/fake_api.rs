@@ -1,0 +1,212 @@
+//! A Kubernetes API server of two kinds of objects, for what a real one does not do on demand: refuse at any step, break off in half a line, fall silent,
+//! forget what a watch should have told, lose its history.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use futures::stream::{self, StreamExt};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::broadcast;
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// The next request of this kind (`true`: a watch) is answered with this status.
+    Refuse(bool, u16),
+    /// The next watch breaks off in the middle of an event.
+    HalfALine,
+    /// The next watch tells that its resource version is too old.
+    Expired,
+    /// The next watch ends at once, in good order.
+    Ends,
+}
+
+#[derive(Clone)]
+pub(crate) struct FakeApi {
+    world: Arc<Mutex<World>>,
+    events: broadcast::Sender<(String, Value)>,
+    pub(crate) url: String,
+}
+
+#[derive(Default)]
+struct World {
+    version: u64,
+    /// By plural and name.
+    objects: BTreeMap<(String, String), Value>,
+    /// What watches are told, by version and plural: a watch that begins at an older version is told it too.
+    history: Vec<(u64, String, Value)>,
+    faults: VecDeque<Fault>,
+    /// Requests answered, by what came of them.
+    log: Vec<String>,
+    down: bool,
+}
+
+impl FakeApi {
+    pub(crate) async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let fake = Self { world: Arc::default(), events: broadcast::Sender::new(4096), url };
+        let router = Router::new()
+            .route("/api/v1/namespaces/{namespace}/{plural}", get(objects))
+            .route("/api/v1/namespaces/{namespace}/{plural}/{name}", get(object))
+            .route("/apis/{group}/{version}/namespaces/{namespace}/{plural}", get(grouped))
+            .with_state(fake.clone());
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        fake
+    }
+
+    pub(crate) fn client(&self) -> kube::Client {
+        discovery::kubernetes::client(kube::Config::new(self.url.parse().unwrap())).unwrap()
+    }
+
+    pub(crate) fn fault(&self, fault: Fault) {
+        self.world().faults.push_back(fault);
+    }
+
+    pub(crate) fn faults_left(&self) -> usize {
+        self.world().faults.len()
+    }
+
+    /// Everything is answered 503 while it is down; watches that are open stay open, and silent.
+    pub(crate) fn set_down(&self, down: bool) {
+        self.world().down = down;
+    }
+
+    pub(crate) fn put(&self, plural: &str, object: Value) {
+        self.put_if_told(plural, object, true);
+    }
+
+    /// Puts an object of which no open watch is told: as when a watch was lost on the way.
+    pub(crate) fn put_untold(&self, plural: &str, object: Value) {
+        self.put_if_told(plural, object, false);
+    }
+
+    pub(crate) fn delete(&self, plural: &str, name: &str) {
+        let mut world = self.world();
+        world.version += 1;
+        if let Some(mut object) = world.objects.remove(&(plural.to_owned(), name.to_owned())) {
+            object["metadata"]["resourceVersion"] = world.version.to_string().into();
+            self.tell(&mut world, plural, json!({ "type": "DELETED", "object": object }));
+        }
+    }
+
+    pub(crate) fn requests(&self) -> Vec<String> {
+        self.world().log.clone()
+    }
+
+    fn put_if_told(&self, plural: &str, mut object: Value, told: bool) {
+        let mut world = self.world();
+        world.version += 1;
+        object["metadata"]["resourceVersion"] = world.version.to_string().into();
+        let name = object["metadata"]["name"].as_str().unwrap().to_owned();
+        let kind = if world.objects.insert((plural.to_owned(), name), object.clone()).is_some() { "MODIFIED" } else { "ADDED" };
+        if told {
+            self.tell(&mut world, plural, json!({ "type": kind, "object": object }));
+        }
+    }
+
+    fn tell(&self, world: &mut World, plural: &str, event: Value) {
+        world.history.push((world.version, plural.to_owned(), event.clone()));
+        let _ = self.events.send((plural.to_owned(), event)); // nobody may be watching
+    }
+
+    fn world(&self) -> MutexGuard<'_, World> {
+        self.world.lock().unwrap()
+    }
+
+    fn answer(&self, plural: &str, query: &BTreeMap<String, String>) -> Response {
+        let watch = query.get("watch").is_some_and(|w| w == "true" || w == "1");
+        // Subscribed before the version is looked at, so that a watch misses nothing.
+        let told = self.events.subscribe();
+        let mut world = self.world();
+        let of_this = |fault: &Fault| matches!(fault, Fault::Refuse(w, _) if *w == watch) || (watch && !matches!(fault, Fault::Refuse(..)));
+        let fault = world.faults.iter().position(of_this).and_then(|at| world.faults.remove(at));
+        let what = if watch { "watch" } else { "list" };
+        world.log.push(format!("{what} {plural} {fault:?}"));
+        if world.down {
+            return status(503, "down");
+        }
+        if let Some(Fault::Refuse(_, code)) = fault {
+            return status(code, "refused by the test");
+        }
+        let selector = query.get("labelSelector").cloned().unwrap_or_default();
+        let wanted = query.get("fieldSelector").and_then(|f| f.strip_prefix("metadata.name=")).map(str::to_owned);
+        let picks = move |object: &Value| selected(object, &selector) && wanted.as_ref().is_none_or(|w| object["metadata"]["name"] == **w);
+        if !watch {
+            let items: Vec<&Value> = world.objects.iter().filter(|((p, _), o)| p == plural && picks(o)).map(|(_, o)| o).collect();
+            return Json(json!({ "metadata": { "resourceVersion": world.version.to_string() }, "items": items })).into_response();
+        }
+        let since: u64 = query.get("resourceVersion").and_then(|v| v.parse().ok()).unwrap_or(0);
+        let missed: Vec<Value> = world
+            .history
+            .iter()
+            .filter(|(version, p, event)| *version > since && p == plural && picks(&event["object"]))
+            .map(|(_, _, event)| event.clone())
+            .collect();
+        let first = match fault {
+            Some(Fault::HalfALine) => return broken(r#"{"type":"MODIFIED","object":{"metadata":{"na"#),
+            Some(Fault::Expired) => {
+                let object = json!({ "kind": "Status", "status": "Failure", "reason": "Expired", "code": 410, "message": "too old" });
+                return Body::from(format!("{}\n", json!({ "type": "ERROR", "object": object }))).into_response();
+            }
+            Some(Fault::Ends) => return Body::empty().into_response(),
+            _ => stream::iter(missed),
+        };
+        let plural = plural.to_owned();
+        let rest = tokio_stream::wrappers::BroadcastStream::new(told).filter_map(move |event| {
+            let event = event.ok().filter(|(p, event)| *p == plural && picks(&event["object"])).map(|(_, event)| event);
+            std::future::ready(event)
+        });
+        Body::from_stream(first.chain(rest).map(|event| Ok::<_, std::io::Error>(Bytes::from(format!("{event}\n"))))).into_response()
+    }
+}
+
+async fn objects(
+    State(fake): State<FakeApi>,
+    Path((_, plural)): Path<(String, String)>,
+    Query(query): Query<BTreeMap<String, String>>,
+) -> Response {
+    fake.answer(&plural, &query)
+}
+
+async fn object(State(fake): State<FakeApi>, Path((_, plural, name)): Path<(String, String, String)>) -> Response {
+    match fake.world().objects.get(&(plural, name)) {
+        Some(object) => Json(object.clone()).into_response(),
+        None => status(404, "NotFound"),
+    }
+}
+
+async fn grouped(
+    State(fake): State<FakeApi>,
+    Path((_, _, _, plural)): Path<(String, String, String, String)>,
+    Query(query): Query<BTreeMap<String, String>>,
+) -> Response {
+    fake.answer(&plural, &query)
+}
+
+/// `a=b,c=d` and `a in (b,c)`.
+fn selected(object: &Value, selector: &str) -> bool {
+    let label = |key: &str| object["metadata"]["labels"].get(key).and_then(Value::as_str);
+    match selector.split_once(" in (") {
+        Some((key, values)) => values.trim_end_matches(')').split(',').any(|value| label(key) == Some(value)),
+        None => selector.split(',').filter_map(|pair| pair.split_once('=')).all(|(key, value)| label(key) == Some(value)),
+    }
+}
+
+fn status(code: u16, why: &str) -> Response {
+    let body = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": why, "message": why, "code": code });
+    (StatusCode::from_u16(code).unwrap(), Json(body)).into_response()
+}
+
+/// Says this, and then breaks the connection.
+fn broken(text: &'static str) -> Response {
+    let end = Err(std::io::Error::other("broken by the test"));
+    Body::from_stream(stream::iter([Ok(Bytes::from_static(text.as_bytes())), end])).into_response()
+}

@@ -1,0 +1,1 @@
+//! Kubernetes for real.

@@ -1,0 +1,236 @@
+//! Kubernetes at its worst, played by a fake: whatever happens, the set ends as the truth and is never emptied by an error.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use axum::Router;
+use discovery::kubernetes::{InferencePools, Kubernetes, PoolGroup};
+use discovery::registry::InstanceHandle;
+use discovery::{Discovery, InstanceStatus, MetadataPolicy, RegisterError, ServiceDiscovery, ServiceRegistry, State, serve};
+use serde_json::{Value, json};
+
+use crate::events::{next, silence, until};
+use crate::fake_api::{FakeApi, Fault};
+
+fn service(name: &str, namespace: &str, component: &str) -> Value {
+    json!({ "metadata": { "name": name }, "spec": { "selector": {
+        "nvidia.com/dynamo-namespace": namespace, "nvidia.com/dynamo-component": component } } })
+}
+
+fn endpoint(pod: &str, ip: &str, ready: bool) -> Value {
+    json!({ "addresses": [ip], "conditions": { "ready": ready },
+        "targetRef": { "kind": "Pod", "name": pod, "uid": format!("uid-{pod}"), "namespace": "default" } })
+}
+
+fn slice(name: &str, service: &str, port: u16, endpoints: &[Value]) -> Value {
+    json!({ "metadata": { "name": name, "labels": { "kubernetes.io/service-name": service } }, "addressType": "IPv4",
+        "endpoints": endpoints, "ports": [{ "name": "http", "port": port }] })
+}
+
+async fn ready(discovery: &Discovery<Kubernetes>) -> BTreeSet<String> {
+    discovery.list_instances("dynamo", "decode").await.unwrap().iter().map(|i| i.name.clone()).collect()
+}
+
+fn names(names: &[&str]) -> BTreeSet<String> {
+    names.iter().map(|&name| name.to_owned()).collect()
+}
+
+/// Two pods in one slice of one Service.
+async fn rig(policy: MetadataPolicy) -> (FakeApi, Discovery<Kubernetes>) {
+    let fake = FakeApi::start().await;
+    fake.put("services", service("svc", "dynamo", "decode"));
+    fake.put("endpointslices", slice("s", "svc", 80, &[endpoint("a", "10.0.0.1", true), endpoint("b", "10.0.0.2", true)]));
+    let discovery = Kubernetes::new(fake.client(), "default").discovery(policy);
+    (fake, discovery)
+}
+
+/// The seed's flow, from registration to removal: the probe is asked as the kubelet would, the slice written as the controller would.
+#[tokio::test]
+async fn the_whole_flow_with_metadata() {
+    use discovery::kubernetes::KubernetesRegistry;
+    let fake = FakeApi::start().await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let registry = KubernetesRegistry::new(fake.client(), "default", "decode-0");
+    let refused =
+        |error: RegisterError| matches!(&error, RegisterError::Refused(_)).then(|| error.to_string()).unwrap_or_else(|| panic!("{error}"));
+    assert!(refused(registry.register_instance("dynamo", "decode").await.unwrap_err()).contains("reading the pod"), "there is no such pod");
+    let pod = |component: &str| {
+        json!({ "metadata": { "name": "decode-0", "uid": "u1", "labels": {
+            "nvidia.com/dynamo-namespace": "dynamo", "nvidia.com/dynamo-component": component, "app": "x" } } })
+    };
+    fake.put("pods", pod("prefill"));
+    assert!(refused(registry.register_instance("dynamo", "decode").await.unwrap_err()).contains("nvidia.com/dynamo-component=decode"));
+    fake.put("pods", pod("decode"));
+    assert!(refused(registry.register_instance("dynamo", "decode").await.unwrap_err()).contains("no Service"));
+    fake.put("services", service("elsewhere", "other", "decode"));
+    let mut narrower = service("svc", "dynamo", "decode");
+    narrower["spec"]["selector"]["app"] = "y".into();
+    fake.put("services", narrower);
+    assert!(refused(registry.register_instance("dynamo", "decode").await.unwrap_err()).contains("no Service"), "it selects other pods");
+    fake.put("services", service("svc", "dynamo", "decode"));
+    let worker: InstanceHandle = registry.register_instance("dynamo", "decode").await.unwrap();
+    assert_eq!(worker.instance_id(), "decode-0");
+    let routes: Router = serve::router(&worker);
+    tokio::spawn(async move { axum::serve(listener, routes).await });
+
+    let discovery = Kubernetes::new(fake.client(), "default").discovery(MetadataPolicy::Wanted);
+    let mut events = discovery.watch("dynamo", "decode").unwrap();
+    let observe = |probe: bool| {
+        fake.put("endpointslices", slice("svc-1", "svc", address.port(), &[endpoint("decode-0", "127.0.0.1", probe)]));
+    };
+    observe(false);
+    worker.set_metadata(json!({"Model": {"name": "Qwen3-32B"}}).as_object().cloned().unwrap()).unwrap();
+    silence(&mut events, Duration::from_millis(300)).await;
+    worker.set_ready(InstanceStatus::Ready);
+    observe(true);
+    assert_eq!(next(&mut events).await, format!("+decode-0@{address}"));
+    let [instance] = discovery.list_instances("dynamo", "decode").await.unwrap().try_into().unwrap();
+    assert_eq!(instance.metadata().models()[0].name, "Qwen3-32B");
+    observe(false);
+    assert_eq!(next(&mut events).await, "-decode-0");
+    observe(true);
+    assert_eq!(next(&mut events).await, format!("+decode-0@{address}"));
+    fake.delete("endpointslices", "svc-1");
+    assert_eq!(next(&mut events).await, "-decode-0");
+}
+
+#[tokio::test]
+async fn services_are_found_by_selector_and_may_come_change_and_go() {
+    let (fake, discovery) = rig(MetadataPolicy::Ignored).await;
+    fake.put("services", service("dynamo-decode-service", "other", "decode"));
+    fake.put("endpointslices", slice("t", "dynamo-decode-service", 80, &[endpoint("foreign", "10.0.0.9", true)]));
+    assert_eq!(ready(&discovery).await, names(&["a", "b"]), "the other namespace has a component of that name");
+    let mut events = discovery.watch("dynamo", "decode").unwrap();
+    (next(&mut events).await, next(&mut events).await);
+    fake.put("services", service("second", "dynamo", "decode"));
+    fake.put("endpointslices", slice("u", "second", 80, &[endpoint("b", "10.0.0.2", true), endpoint("c", "10.0.0.3", true)]));
+    assert_eq!(next(&mut events).await, "+c@10.0.0.3:80");
+    fake.delete("endpointslices", "s");
+    assert_eq!(next(&mut events).await, "-a", "b is in the other slice still");
+    fake.put("services", service("second", "dynamo", "prefill"));
+    assert_eq!((next(&mut events).await, next(&mut events).await), ("-b".to_owned(), "-c".to_owned()));
+    fake.delete("services", "svc");
+    fake.put("services", service("second", "dynamo", "decode"));
+    assert_eq!((next(&mut events).await, next(&mut events).await), ("+b@10.0.0.2:80".to_owned(), "+c@10.0.0.3:80".to_owned()));
+}
+
+#[tokio::test]
+async fn every_fault_ends_in_the_truth_and_none_empties_the_set() {
+    for fault in [
+        Fault::Refuse(true, 410),
+        Fault::Refuse(true, 504),
+        Fault::Refuse(true, 429),
+        Fault::Refuse(true, 403),
+        Fault::Refuse(false, 500),
+        Fault::HalfALine,
+        Fault::Expired,
+        Fault::Ends,
+    ] {
+        let (fake, discovery) = rig(MetadataPolicy::Ignored).await;
+        let mut events = discovery.watch("dynamo", "decode").unwrap();
+        assert_eq!((next(&mut events).await.as_str(), next(&mut events).await.as_str()), ("+a@10.0.0.1:80", "+b@10.0.0.2:80"));
+        // The watch that is open goes on for long; a Service more makes another, which meets the fault.
+        for _ in 0..3 {
+            fake.fault(fault);
+        }
+        fake.put("services", service("more", "dynamo", "decode"));
+        fake.put_untold("endpointslices", slice("s", "svc", 80, &[endpoint("b", "10.0.0.2", true)]));
+        assert_eq!(next(&mut events).await, "-a", "{fault:?}: what no watch told");
+        until(0, || async { fake.faults_left() }).await;
+        fake.put("endpointslices", slice("s", "svc", 80, &[endpoint("b", "10.0.0.2", true), endpoint("c", "10.0.0.3", true)]));
+        assert_eq!(next(&mut events).await, "+c@10.0.0.3:80", "{fault:?}: it goes on after");
+    }
+}
+
+#[tokio::test]
+async fn an_outage_keeps_the_set_says_so_and_is_over_by_a_list() {
+    let (fake, discovery) = rig(MetadataPolicy::Ignored).await;
+    let mut events = discovery.watch("dynamo", "decode").unwrap();
+    (next(&mut events).await, next(&mut events).await);
+    let followed = discovery.follow("dynamo", "decode").unwrap();
+    fake.set_down(true);
+    fake.fault(Fault::Ends);
+    fake.put("services", service("more", "dynamo", "decode"));
+    until(true, || async { followed.status().borrow().error.is_some() }).await;
+    fake.put_untold("endpointslices", slice("s", "svc", 80, &[endpoint("b", "10.0.0.2", true)]));
+    silence(&mut events, Duration::from_secs(1)).await;
+    assert_eq!(ready(&discovery).await, names(&["a", "b"]));
+    let failed = fake.requests().len();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(fake.requests().len() - failed < 20, "asked again too often");
+    fake.set_down(false);
+    assert_eq!(next(&mut events).await, "-a");
+    until(None, || async { followed.status().borrow().error.clone() }).await;
+    let seen = followed.seen();
+    assert!(seen.iter().any(|s| &*s.id == "a" && s.state == State::Gone) && seen.iter().any(|s| &*s.id == "b" && s.state == State::Ready));
+}
+
+#[tokio::test]
+async fn a_restarted_pod_at_the_same_address_is_another_incarnation() {
+    let (fake, discovery) = rig(MetadataPolicy::Ignored).await;
+    let mut events = discovery.watch("dynamo", "decode").unwrap();
+    (next(&mut events).await, next(&mut events).await);
+    let mut reborn = endpoint("a", "10.0.0.1", true);
+    reborn["targetRef"]["uid"] = "another".into();
+    fake.put("endpointslices", slice("s", "svc", 80, &[reborn, endpoint("b", "10.0.0.2", true)]));
+    assert_eq!(next(&mut events).await, "+a@10.0.0.1:80");
+    let listed = discovery.list_instances("dynamo", "decode").await.unwrap();
+    assert_eq!(listed.iter().map(|i| i.incarnation.as_str()).collect::<Vec<_>>(), ["another", "uid-b"]);
+}
+
+#[tokio::test]
+async fn an_inference_pool_of_either_group() {
+    let pod = |name: &str, ip: &str, ready: &str| {
+        json!({ "metadata": { "name": name, "uid": format!("uid-{name}"), "labels": { "app": "vllm", "llm-d.ai/role": "decode" } },
+            "status": { "podIP": ip, "conditions": [{ "type": "Ready", "status": ready, "reason": "r" }] } })
+    };
+    for (group, spec, wider) in [
+        (
+            PoolGroup::V1,
+            json!({ "selector": { "matchLabels": { "app": "vllm" } }, "targetPorts": [{ "number": 8000 }] }),
+            json!({ "selector": { "matchLabels": { "app": "vllm" } }, "targetPorts": [{ "number": 8000 }, { "number": 8001 }] }),
+        ),
+        (
+            PoolGroup::V1Alpha2,
+            json!({ "selector": { "app": "vllm" }, "targetPortNumber": 8000 }),
+            json!({ "selector": { "app": "vllm" }, "targetPorts": [{ "number": 8000 }, { "number": 8001 }] }),
+        ),
+    ] {
+        let fake = FakeApi::start().await;
+        let kind = |spec: &Value| json!({ "apiVersion": "x", "kind": "InferencePool", "metadata": { "name": "llama" }, "spec": spec });
+        fake.put("inferencepools", kind(&json!({ "selector": {} })));
+        fake.put("pods", pod("p0", "10.0.0.1", "True"));
+        let discovery: Discovery<InferencePools> = InferencePools::new(fake.client(), group).discovery(MetadataPolicy::Ignored);
+        let why = discovery.list_instances("default", "llama").await.unwrap_err().to_string();
+        assert!(why.contains("InferencePool"), "{why}");
+        fake.put("inferencepools", kind(&spec));
+        let mut events = discovery.watch("default", "llama").unwrap();
+        assert_eq!(next(&mut events).await, "+p0@10.0.0.1:8000");
+        fake.put("pods", pod("p1", "10.0.0.2", "False"));
+        fake.put("pods", pod("p1", "10.0.0.2", "True"));
+        assert_eq!(next(&mut events).await, "+p1@10.0.0.2:8000");
+        fake.put("pods", json!({ "metadata": { "name": "p1", "labels": { "app": "vllm" } }, "status": { "phase": "Failed" } }));
+        assert_eq!(next(&mut events).await, "-p1", "evicted: it has no address any more");
+        fake.put("inferencepools", kind(&wider));
+        let edit = [next(&mut events).await, next(&mut events).await, next(&mut events).await];
+        assert_eq!(edit, ["-p0", "+p0-rank-0@10.0.0.1:8000", "+p0-rank-1@10.0.0.1:8001"]);
+        let [rank, _] = discovery.list_instances("default", "llama").await.unwrap().try_into().unwrap();
+        assert!(rank.labels.contains(&("llm-d.ai/role".to_owned(), "decode".to_owned())));
+        fake.delete("inferencepools", "llama");
+        assert_eq!([next(&mut events).await, next(&mut events).await], ["-p0-rank-0", "-p0-rank-1"]);
+    }
+}
+
+/// The address in a record is what is asked, whatever else the slice says.
+#[tokio::test]
+async fn metadata_is_asked_of_the_instance_and_a_dead_one_is_pending() {
+    let (fake, discovery) = rig(MetadataPolicy::Wanted).await;
+    let closed: SocketAddr = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    fake.put("endpointslices", slice("s", "svc", closed.port(), &[endpoint("a", "127.0.0.1", true)]));
+    assert!(ready(&discovery).await.is_empty());
+    let followed = discovery.follow("dynamo", "decode").unwrap();
+    let state = || async { followed.seen().into_iter().find(|s| &*s.id == "a").map(|s| s.state) };
+    until(true, || async { matches!(state().await, Some(State::Pending(why)) if why.contains("refused")) }).await;
+}
