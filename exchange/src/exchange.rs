@@ -25,7 +25,7 @@ use scheduler::{Explanation, Request};
 use crate::api::{Api, Family};
 use crate::body;
 use crate::hint;
-use crate::pool::{BLOCK_TOKENS, Counters, Pool};
+use crate::pool::Pool;
 use crate::prompt;
 use crate::reply::{Refusal, Reply};
 use crate::settings::{FailureMode, ObjectiveHeader, Settings};
@@ -36,6 +36,9 @@ pub use flight::{HELD_BYTES_MAX, Origin, Outcome, ResponseBody, ResponseHead, Re
 pub use forward::Forward;
 
 use flight::{Flight, Prompt};
+
+/// Request headers kept for plugins, in bytes of names and values: a session and a few labels take a fraction of it.
+const CAPTURED_BYTES_MAX: usize = 16_384;
 
 /// One exchange.
 #[derive(Debug)]
@@ -49,6 +52,7 @@ pub struct Exchange {
     sized: bool,
     objective: Option<Box<str>>,
     rewrite: Option<Box<str>>,
+    captured: Vec<(Box<str>, Box<str>)>,
 }
 
 #[derive(Debug)]
@@ -126,6 +130,7 @@ impl Exchange {
             sized: false,
             objective: None,
             rewrite: None,
+            captured: Vec::new(),
         }
     }
 
@@ -161,6 +166,21 @@ impl Exchange {
         HeadersStep::Buffer
     }
 
+    /// Keeps those of the request headers that the plugins of `pool` read; all there is room for, while nobody knows which they will be.
+    pub fn capture<'h>(&mut self, pool: &Pool, pairs: impl IntoIterator<Item = (&'h [u8], &'h [u8])>) {
+        let wanted = pool.snapshot().map(|snapshot| snapshot.pipeline().headers());
+        let mut room = CAPTURED_BYTES_MAX;
+        for (name, value) in pairs {
+            if wanted.is_some_and(|wanted| !wanted.iter().any(|known| known.as_bytes() == name)) || name.len() + value.len() > room {
+                continue;
+            }
+            if let (Ok(name), Ok(value)) = (std::str::from_utf8(name), std::str::from_utf8(value)) {
+                room -= name.len() + value.len();
+                self.captured.push((name.into(), value.into()));
+            }
+        }
+    }
+
     /// The buffered body is `bytes` long now, or will be. A reply when that is too long.
     pub fn body_grew(&mut self, settings: &Settings, bytes: usize) -> Option<Reply> {
         let undecided = matches!(self.phase, Phase::Started | Phase::Buffering);
@@ -178,9 +198,9 @@ impl Exchange {
             Ok(parsed) => parsed,
             Err(refusal) => return self.refuse(pool, &refusal),
         };
-        if pool.snapshot().is_none() {
+        let Some((prefix, token)) = pool.prompt_settings() else {
             return self.without_state(settings, pool, now);
-        }
+        };
         let model = parsed.as_ref().map_or("", |p| &*p.model);
         let asked = Asked { model, objective: self.objective.as_deref(), rewrite: self.rewrite.as_deref() };
         let resolved = match pool.resolve(asked) {
@@ -191,38 +211,36 @@ impl Exchange {
         let (splice, names) = parsed.as_ref().zip(target).and_then(|(p, target)| rewrite::model(body, p, target)).unzip();
         let target = target.filter(|_| splice.is_some());
         let hint = hint.map(hint::parse);
-        let blocks = parsed.as_ref().map(|p| prompt::blocks(p, target.unwrap_or(model), pool.hash_secret())).unwrap_or_default();
-        let prompt_tokens = parsed.as_ref().map_or(0, prompt::tokens);
+        let blocks = parsed.as_ref().map(|p| prompt::blocks(p, target.unwrap_or(model), pool.hash_secret(), prefix)).unwrap_or_default();
+        let prompt_tokens = parsed.as_ref().map_or(0, |p| prompt::tokens(p, token));
+        let headers: Vec<(&str, &str)> = self.captured.iter().map(|(name, value)| (&**name, &**value)).collect();
         let request = Request {
             model: target.unwrap_or(model),
             subset: hint.as_ref(),
             priority: resolved.priority,
             prompt_tokens,
             prefix_blocks: &blocks,
-            prefix_block_tokens: BLOCK_TOKENS,
+            prefix_block_tokens: prefix.block_tokens,
             max_tokens: parsed.as_ref().and_then(|p| p.max_tokens),
             media_items: parsed.as_ref().map_or(0, |p| p.media_items),
-            headers: &[],
+            headers: &headers,
         };
         let mut explanation = self.explain.then(Explanation::default);
-        let picked = match pool.pick(&request, now, explanation.as_mut()) {
-            Ok(picked) => picked,
-            Err(refusal) => return self.refuse(pool, &refusal),
-        };
-        let streamed = parsed.as_ref().is_some_and(|p| p.stream);
-        let mut forward = Forward::to(settings, &picked, self.api.is_inference(), streamed);
-        if let Some(splice) = splice {
-            forward.rewrite(splice, self.sized.then_some(body.len()));
+        match pool.pick(&request, now, explanation.as_mut()) {
+            Err(refusal) => self.refuse(pool, &refusal),
+            Ok(picked) => {
+                let decision = explanation.and_then(|e| pool.snapshot().map(|s| explain::header(s, &picked, &e)));
+                let streamed = parsed.as_ref().is_some_and(|p| p.stream);
+                let mut forward = Forward::to(settings, &picked, self.api.is_inference(), streamed);
+                if let Some(splice) = splice {
+                    forward.rewrite(splice, self.sized.then_some(body.len()));
+                }
+                let model = pool.counters_mut().departed(model, body.len());
+                let flight = Flight::new(self.api, model, picked, Prompt { blocks, tokens: prompt_tokens }, decision, now);
+                self.phase = Phase::Routed(Box::new(flight.renamed(names)));
+                Step::Forward(forward)
+            }
         }
-        let decision = explanation.and_then(|e| pool.snapshot().map(|s| explain::header(s, &picked.ranked, &e)));
-        let model = Counters::label(model);
-        let row = pool.counters_mut().model(model);
-        row.requests += 1;
-        row.running += 1;
-        row.request_bytes += body.len() as u64;
-        let flight = Flight::new(self.api, model.into(), picked, Prompt { blocks, tokens: prompt_tokens }, decision, now);
-        self.phase = Phase::Routed(Box::new(flight.renamed(names)));
-        Step::Forward(forward)
     }
 
     /// Reads the response headers, whoever made them.

@@ -1,25 +1,38 @@
 //! The reasons of a decision as one compact JSON header.
 
-use scheduler::{EndpointRef, Explanation, ProfileExplanation, ScoreColumn, Snapshot};
+use scheduler::{Explanation, ProfileExplanation, ScoreColumn, Snapshot};
+
+use crate::pool::Picked;
 
 /// The most endpoints named: a header must stay small; `switchpointd explain` tells all.
 const ENDPOINTS_NAMED_MAX: usize = 32;
 
 /// `{"picked":[…],"candidates":[{"endpoint","dropped_by","scores":{…},"total"}]}`, as `switchpointd explain` prints it. Candidates are those of
-/// the first profile that ran; the others follow as `"profiles":[{"name","candidates"}]`.
-pub(crate) fn header(snapshot: &Snapshot, ranked: &[(EndpointRef, Box<str>)], explanation: &Explanation) -> String {
+/// the first profile that ran; the others follow as `"profiles":[{"name","candidates"}]`, and whom they picked as `"prefill"`, `"encode"` and
+/// `"data_parallel"`.
+pub(crate) fn header(snapshot: &Snapshot, picked: &Picked, explanation: &Explanation) -> String {
     let none = ProfileExplanation::default();
     let (first, others) = explanation.profiles.split_first().unwrap_or((&none, &[]));
-    let picked: Vec<&str> = ranked.iter().map(|(_, address)| &**address).collect();
-    let mut value = serde_json::json!({"picked": picked, "candidates": candidates(snapshot, explanation, first)});
-    if let (Some(fields), false) = (value.as_object_mut(), others.is_empty()) {
-        let others = others.iter().map(|profile| {
-            let candidates = candidates(snapshot, explanation, profile);
-            serde_json::json!({"name": &*profile.name, "candidates": candidates})
-        });
-        fields.insert("profiles".to_owned(), others.collect());
+    let ranked: Vec<&str> = picked.ranked.iter().map(|(_, address)| &**address).collect();
+    let mut fields = serde_json::Map::new();
+    fields.insert("picked".to_owned(), ranked.into());
+    fields.insert("candidates".to_owned(), candidates(snapshot, explanation, first).into());
+    for (name, addresses) in
+        [("prefill", picked.prefill.as_slice()), ("encode", picked.encode.as_slice()), ("data_parallel", picked.data_parallel.as_slice())]
+    {
+        if !addresses.is_empty() {
+            fields.insert(name.to_owned(), addresses.iter().map(|address| serde_json::Value::from(&**address)).collect());
+        }
     }
-    value.to_string()
+    let others = others.iter().map(|profile| {
+        let candidates = candidates(snapshot, explanation, profile);
+        serde_json::json!({"name": &*profile.name, "candidates": candidates})
+    });
+    let others: serde_json::Value = others.collect();
+    if others.as_array().is_some_and(|others| !others.is_empty()) {
+        fields.insert("profiles".to_owned(), others);
+    }
+    serde_json::Value::Object(fields).to_string()
 }
 
 fn candidates(snapshot: &Snapshot, explanation: &Explanation, profile: &ProfileExplanation) -> Vec<serde_json::Value> {

@@ -14,6 +14,12 @@ pub const OPEN: &str = "x-switchpoint-open";
 pub const EXPLAIN: &str = "x-switchpoint-explain";
 /// Carries them back.
 pub const DECISION: &str = "x-switchpoint-decision";
+/// Who works through the prompt, for the sidecar of who decodes.
+pub const PREFILLER: &str = "x-prefiller-host-port";
+/// Who encodes images, videos and audio clips, for the same.
+pub const ENCODERS: &str = "x-encoder-hosts-ports";
+/// The data-parallel rank to serve a request, for the sidecar in front of all ranks.
+pub const DATA_PARALLEL: &str = "x-data-parallel-host-port";
 /// Why a request was refused.
 pub const DROPPED_REASON: &str = "x-llm-d-request-dropped-reason";
 /// Asks an engine for its load in the reply (ORCA).
@@ -46,9 +52,9 @@ pub const CONTROL: [&str; 11] = [
     SUBSET,
     "x-gateway-destination-endpoint-served",
     "x-gateway-destination-endpoint-scores",
-    "x-prefiller-host-port",
-    "x-encoder-hosts-ports",
-    "x-data-parallel-host-port",
+    PREFILLER,
+    ENCODERS,
+    DATA_PARALLEL,
     OPEN,
     DECISION,
     LOAD_FORMAT,

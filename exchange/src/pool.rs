@@ -9,28 +9,21 @@
 
 mod counters;
 mod ejection;
+mod pick;
 mod row;
 
 pub use counters::{Counters, DURATION_BOUNDS_MS, EndpointCounters, Histogram, MODELS_MAX, ModelCounters};
 pub use ejection::{Ejection, Ejections};
+pub(crate) use pick::{Held, Picked, Token};
 pub use row::{OwnRow, PeerRow, RowHead};
 
-use scheduler::in_flight::{InFlight, Ticket};
+use scheduler::in_flight::InFlight;
 use scheduler::objects::{Asked, UnknownModel};
 use scheduler::prefix::PrefixIndex;
-use scheduler::{Decision, EndpointMetrics, EndpointRef, Explanation, Local, Ranked, Request, Rng, Route, Snapshot};
+use scheduler::{EndpointMetrics, EndpointRef, PrefixSettings, Rng, Snapshot, TokenSettings};
 
 use crate::reply::Refusal;
 use crate::time::Time;
-
-/// Bytes of prompt text taken for one token: the reference's estimate, good to a factor of two over languages and code.
-pub const BYTES_PER_TOKEN: usize = 4;
-
-/// Tokens in one block of the prefix index: the reference's minimum. Smaller blocks cost memory in every VM and gain no hit.
-pub const BLOCK_TOKENS: u32 = 64;
-
-/// Bytes in one block of the prefix index.
-pub const BLOCK_BYTES: usize = BLOCK_TOKENS as usize * BYTES_PER_TOKEN;
 
 /// Buckets of the prefix index swept in one tick: about 0.1 ms of work, so that a removal of an endpoint stalls no request.
 const SWEEP_BUCKETS: usize = 16_384;
@@ -92,15 +85,6 @@ pub(crate) struct Resolved {
     pub(crate) target_model: Option<Box<str>>,
     /// Higher is more important; below 0 may be shed.
     pub(crate) priority: i32,
-}
-
-/// A pick that was made and recorded.
-#[derive(Debug)]
-pub(crate) struct Picked {
-    /// Whom to try, best first, with the address of each.
-    pub(crate) ranked: Vec<(EndpointRef, Box<str>)>,
-    /// Releases what the pick holds in the ledger.
-    pub(crate) ticket: Ticket,
 }
 
 // === impl Pool ===
@@ -165,10 +149,8 @@ impl Pool {
     /// The index holds no more of an endpoint than its KV cache can.
     fn size_prefixes(&mut self) {
         let Some(state) = &self.state else { return };
-        for (endpoint, metrics) in state.refs.iter().zip(state.snapshot.metrics()) {
-            if let Some(blocks) = index_blocks(metrics) {
-                self.prefixes.set_capacity(*endpoint, blocks);
-            }
+        for (endpoint, blocks) in state.refs.iter().zip(pick::index_blocks(&state.snapshot)) {
+            self.prefixes.set_capacity(*endpoint, blocks);
         }
     }
 
@@ -269,6 +251,12 @@ impl Pool {
         &mut self.counters
     }
 
+    /// How prompts are cut and counted; nothing before the first state.
+    pub(crate) fn prompt_settings(&self) -> Option<(PrefixSettings, TokenSettings)> {
+        let production = self.snapshot()?.pipeline().production();
+        Some((production.prefix, production.token))
+    }
+
     pub(crate) fn hash_secret(&self) -> u64 {
         self.state.as_ref().map_or(0, |s| s.hash_secret)
     }
@@ -278,52 +266,6 @@ impl Pool {
         let Some(objects) = self.state.as_ref().map(|state| state.snapshot.objects()) else { return Ok(Resolved::default()) };
         let resolved = objects.resolve(asked, &mut self.rng).map_err(|UnknownModel(model)| Refusal::UnknownModel(model.into()))?;
         Ok(Resolved { target_model: resolved.target_model.map(Into::into), priority: resolved.priority })
-    }
-
-    /// Picks and records: ledger and index change here.
-    pub(crate) fn pick(&mut self, request: &Request<'_>, now: Time, explanation: Option<&mut Explanation>) -> Result<Picked, Refusal> {
-        let Some(state) = &self.state else { return Err(Refusal::NoState) };
-        self.prefixes.matched(request.prefix_blocks, &state.refs, &mut self.matched);
-        self.ejections.mark(&state.snapshot, now, &mut self.ejected);
-        let local = Local {
-            in_flight: &self.in_flight,
-            matched_blocks: &self.matched,
-            ejected: &self.ejected,
-            last_cold_picks: &self.cold_picks,
-            metrics_stale: state.metrics_stale(now),
-        };
-        let Route { ranked, .. } = match scheduler::schedule(&state.snapshot, request, local, &mut self.rng, explanation) {
-            Decision::Route(route) => route,
-            Decision::Shed(why) => return Err(Refusal::Shed(why)),
-            Decision::Unavailable(why) => return Err(Refusal::Unavailable(why)),
-            Decision::UnknownProfile(name) => return Err(Refusal::UnknownProfile(name)),
-        };
-        let matched = local.matched_blocks(ranked.first()).saturating_mul(request.prefix_block_tokens).min(request.prompt_tokens);
-        if self.matched.iter().all(|&blocks| blocks == 0)
-            && let Some(at) = self.cold_picks.get_mut(ranked.first().get())
-        {
-            self.cold_picks_made += 1;
-            *at = self.cold_picks_made;
-        }
-        let ranked = state.addresses(&ranked);
-        let Some((first, _)) = ranked.first() else { return Err(Refusal::NoState) };
-        self.prefixes.record(*first, request.prefix_blocks);
-        self.untold.keep(*first, request.prefix_blocks);
-        self.changes += 1;
-        self.counters.picked(*first, request.prompt_tokens, matched);
-        let ticket = self.in_flight.admit(*first, request.prompt_tokens.saturating_sub(matched));
-        Ok(Picked { ranked, ticket })
-    }
-
-    /// Another endpoint of the list served: accounting and placement move to it.
-    pub(crate) fn moved(&mut self, ticket: &mut Ticket, to: EndpointRef, blocks: &[u64]) {
-        self.in_flight.transfer(ticket, to);
-        self.changes += 1;
-        // One that left meanwhile, or lives again at its slot, has nothing to remember.
-        if self.knows(to) {
-            self.prefixes.record(to, blocks);
-            self.untold.keep(to, blocks);
-        }
     }
 
     /// An attempt failed before any response.
@@ -351,23 +293,6 @@ impl Pool {
     fn knows(&self, endpoint: EndpointRef) -> bool {
         self.state.as_ref().is_some_and(|state| state.refs.contains(&endpoint))
     }
-
-    /// The first token is out.
-    pub(crate) fn first_token(&mut self, ticket: &mut Ticket, prompt_tokens: u32) {
-        self.in_flight.first_token(ticket, prompt_tokens);
-        self.changes += 1;
-    }
-
-    /// The output grew. Nobody is told of each token: the next row has them.
-    pub(crate) fn decoded(&mut self, ticket: &mut Ticket, tokens: u32) {
-        self.in_flight.decoded(ticket, tokens);
-    }
-
-    /// The request has ended.
-    pub(crate) fn release(&mut self, ticket: Ticket) {
-        self.in_flight.release(ticket);
-        self.changes += 1;
-    }
 }
 
 // === impl Untold ===
@@ -387,14 +312,4 @@ impl State {
     fn metrics_stale(&self, now: Time) -> bool {
         self.metrics_at.is_none_or(|at| now.ms_since(at) > self.staleness_max_ms)
     }
-
-    fn addresses(&self, ranked: &Ranked) -> Vec<(EndpointRef, Box<str>)> {
-        ranked.iter().filter_map(|index| self.snapshot.endpoint(index)).map(|e| (e.id, e.address.clone())).collect()
-    }
-}
-
-/// How many blocks of the index an engine's KV cache can hold.
-fn index_blocks(metrics: &EndpointMetrics) -> Option<u32> {
-    let tokens = u64::from(metrics.kv_blocks?).checked_mul(u64::from(metrics.kv_block_tokens?))?;
-    u32::try_from(tokens / u64::from(BLOCK_TOKENS)).ok()
 }

@@ -86,6 +86,17 @@ pub enum Reference<'a> {
     Decider(&'a str),
 }
 
+/// What part of a request a profile picks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Answering it.
+    Serving,
+    /// Working through its prompt first.
+    Prefill,
+    /// Encoding its images, videos and audio clips first.
+    Encode,
+}
+
 /// Why a pipeline was refused. Whoever wrote the configuration is at fault.
 #[derive(Clone, Debug, PartialEq)]
 pub enum InvalidPipeline {
@@ -265,6 +276,12 @@ impl Pipeline {
     #[must_use]
     pub fn disaggregates(&self) -> bool {
         self.handler.disaggregates()
+    }
+
+    /// What part of a request the profile of this name picks for.
+    #[must_use]
+    pub fn stage_of(&self, profile: &str) -> Stage {
+        self.handler.stage_of(profile)
     }
 
     /// How many profiles there are.

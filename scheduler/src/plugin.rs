@@ -23,7 +23,7 @@ use crate::handler::{data_parallel, disagg, header, single};
 use crate::in_flight::Load;
 use crate::local::Local;
 use crate::picker::{max_score, random, weighted_random};
-use crate::pipeline::Reference;
+use crate::pipeline::{Reference, Stage};
 use crate::producer::{agent_identity, approx_prefix_cache, inflight_load, token};
 use crate::request::Request;
 use crate::rng::Rng;
@@ -92,6 +92,11 @@ pub trait ProfileHandler: std::fmt::Debug + Send + Sync {
     /// May it split a request among endpoints of several roles? Then those that never decode are no destination of the proxy's.
     fn disaggregates(&self) -> bool {
         false
+    }
+
+    /// What part of a request the profile of this name picks for.
+    fn stage_of(&self, _profile: &str) -> Stage {
+        Stage::Serving
     }
 
     /// Runs profiles and decides.

@@ -1,12 +1,13 @@
 //! A request that was sent on: who serves it, what it costs there, what comes back.
 
+use std::borrow::Cow;
+
 use scheduler::EndpointRef;
-use scheduler::in_flight::Ticket;
 
 use crate::api::Api;
 use crate::headers;
 use crate::load;
-use crate::pool::{DURATION_BOUNDS_MS, Picked, Pool};
+use crate::pool::{DURATION_BOUNDS_MS, Held, Picked, Pool, Token};
 use crate::restore::{Names, Restorer};
 use crate::sse::ResponseReader;
 use crate::time::Time;
@@ -70,7 +71,7 @@ pub struct ResponseStep {
     /// Headers to remove.
     pub remove: Vec<&'static str>,
     /// Headers to set.
-    pub set: Vec<(&'static str, String)>,
+    pub set: Vec<(Cow<'static, str>, String)>,
     /// What becomes of the body.
     pub body: ResponseBody,
 }
@@ -106,7 +107,8 @@ pub(super) struct Flight {
     api: Api,
     model: Box<str>,
     ranked: Vec<(EndpointRef, Box<str>)>,
-    ticket: Ticket,
+    held: Held,
+    tokens: Vec<Token>,
     prompt: Prompt,
     decision: Option<String>,
     picked_at: Time,
@@ -130,7 +132,8 @@ impl Flight {
             api,
             model,
             ranked: picked.ranked,
-            ticket: picked.ticket,
+            held: picked.held,
+            tokens: picked.tokens,
             prompt,
             decision,
             picked_at: now,
@@ -157,7 +160,7 @@ impl Flight {
         self.status = head.status;
         let mut step = ResponseStep::default();
         if let Some(decision) = self.decision.take() {
-            step.set.push((headers::DECISION, decision));
+            step.set.push((headers::DECISION.into(), decision));
         }
         if head.load.is_some() {
             step.remove.push(headers::LOAD);
@@ -167,7 +170,7 @@ impl Flight {
             return step;
         }
         self.served = true;
-        self.serve(pool, head, now);
+        self.serve(pool, head, &mut step, now);
         if self.api.is_inference() && !self.api.is_grpc() && !head.encoded && head.status == 200 {
             self.streamed = head.content_type.is_some_and(|t| t.starts_with(b"text/event-stream"));
             self.reader = Some(ResponseReader::new(self.api, self.streamed));
@@ -200,11 +203,11 @@ impl Flight {
         let progress = reader.chunk(bytes);
         if progress.first_token {
             self.first_token_at = Some(now);
-            pool.first_token(&mut self.ticket, self.prompt.tokens);
+            pool.first_token(&mut self.held, self.prompt.tokens);
         }
         if progress.events > 0 {
             self.last_token_at = Some(now);
-            pool.decoded(&mut self.ticket, progress.events);
+            pool.decoded(&mut self.held, progress.events);
         }
     }
 
@@ -219,7 +222,7 @@ impl Flight {
             usage,
         };
         self.count(pool, &outcome);
-        pool.release(self.ticket);
+        pool.release(self.held);
         outcome
     }
 
@@ -237,13 +240,19 @@ impl Flight {
         }
     }
 
-    fn serve(&mut self, pool: &mut Pool, head: &ResponseHead<'_>, now: Time) {
+    fn serve(&mut self, pool: &mut Pool, head: &ResponseHead<'_>, step: &mut ResponseStep, now: Time) {
+        pool.staged(&mut self.held);
         let Some(position) = self.position(head.upstream_address) else { return };
         let Some(&(server, _)) = self.ranked.get(position) else { return };
         if position > 0 {
-            pool.moved(&mut self.ticket, server, &self.prompt.blocks);
+            pool.moved(&mut self.held, server, &self.prompt.blocks);
         }
         pool.answered(server, now);
+        for Token { header, values } in &mut self.tokens {
+            if let Some(value) = values.get_mut(position) {
+                step.set.push((std::mem::take(header).into_string().into(), std::mem::take(value)));
+            }
+        }
         if let Some(load) = head.load.and_then(load::parse) {
             pool.observe(server, |metrics| load.apply(metrics));
         }

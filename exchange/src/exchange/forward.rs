@@ -37,6 +37,15 @@ impl Forward {
                 0
             }
         };
+        for (name, addresses) in [
+            (headers::PREFILLER, picked.prefill.as_slice()),
+            (headers::ENCODERS, picked.encode.as_slice()),
+            (headers::DATA_PARALLEL, picked.data_parallel.as_slice()),
+        ] {
+            if !addresses.is_empty() {
+                forward.set(name, addresses.join(","));
+            }
+        }
         forward.retries(settings, if settings.retry { retries } else { 0 }, streamed);
         if inference {
             forward.set(headers::LOAD_FORMAT, "TEXT");

@@ -119,6 +119,16 @@ impl Counters {
         }
     }
 
+    /// A request for `model` is sent on. Returns the name it is counted under.
+    pub(crate) fn departed(&mut self, model: &str, bytes: usize) -> Box<str> {
+        let label = Self::label(model);
+        let row = self.model(label);
+        row.requests += 1;
+        row.running += 1;
+        row.request_bytes += bytes as u64;
+        label.into()
+    }
+
     pub(super) fn keep_endpoints(&mut self, refs: &[EndpointRef]) {
         for &endpoint in refs {
             if !self.endpoints.iter().any(|e| e.endpoint == endpoint) {

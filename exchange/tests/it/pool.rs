@@ -1,6 +1,5 @@
 //! What a pool keeps, and what it lets go, when the daemon speaks again.
 
-use exchange::pool::{BLOCK_BYTES, BLOCK_TOKENS, BYTES_PER_TOKEN};
 use exchange::{Exchange, Pool, Settings, Step, Time};
 use scheduler::{EndpointMetrics, Snapshot, Version};
 
@@ -21,11 +20,6 @@ fn picked(pool: &mut Pool, prompt: &str) -> String {
 fn again(snapshot: &Snapshot, sequence: u64) -> Snapshot {
     let metrics = vec![EndpointMetrics::default(); snapshot.endpoints().len()];
     snapshot.with_metrics(Version { term: 1, sequence }, metrics).unwrap()
-}
-
-#[test]
-fn a_block_is_as_long_as_its_tokens() {
-    assert_eq!((BLOCK_BYTES, BLOCK_BYTES / BYTES_PER_TOKEN), (256, BLOCK_TOKENS as usize));
 }
 
 #[test]

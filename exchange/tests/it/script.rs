@@ -10,8 +10,10 @@ use exchange::{
     Step, Time,
 };
 use scheduler::objects::{ModelSpec, ObjectiveSpec, Objects, ObjectsSpec, TargetSpec};
+use scheduler::plugin::Value;
 use scheduler::{
-    Endpoint, EndpointMetrics, EndpointRef, Incarnation, Pipeline, PipelineSpec, PluginSpec, Readiness, Slot, Snapshot, Version,
+    Endpoint, EndpointMetrics, EndpointRef, Incarnation, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, ROLE_LABEL,
+    Readiness, Slot, Snapshot, Version,
 };
 
 struct Script {
@@ -19,6 +21,7 @@ struct Script {
     pool: Pool,
     endpoints: Vec<(Endpoint, EndpointMetrics)>,
     objects: ObjectsSpec,
+    pipeline: PipelineSpec,
     sequence: u64,
     exchange: Exchange,
     request: Vec<(String, String)>,
@@ -53,6 +56,7 @@ impl Script {
             pool: Pool::new(1, 4096),
             endpoints: Vec::new(),
             objects: ObjectsSpec::default(),
+            pipeline: pipeline(),
             sequence: 0,
             exchange: Exchange::new(Time(0)),
             request: Vec::new(),
@@ -72,6 +76,8 @@ impl Script {
                 "endpoint" => self.endpoint(rest),
                 "model" => self.model(rest),
                 "objective" => self.objective(rest),
+                "plugin" => self.plugin(rest),
+                "profile" => self.profile(rest),
                 "roster" => self.install(),
                 "request" => self.request(rest),
                 "header" => self.request.push(pair(rest)),
@@ -130,10 +136,42 @@ impl Script {
                 None => endpoint.readiness = Readiness::NotReady,
                 Some(("queue", n)) => metrics.queue_depth = Some(n.parse().unwrap()),
                 Some(("kv", n)) => metrics.kv_cache_utilization = Some(n.parse().unwrap()),
+                Some(("role", role)) => endpoint.labels = Box::new([(ROLE_LABEL.into(), role.into())]),
                 Some((other, _)) => panic!("no such metric: {other}"),
             }
         }
         self.endpoints.push((endpoint, metrics));
+    }
+
+    /// `plugin disagg-profile-handler deciders prefill=always-disagg-pd-decider`, a parameter that is a map or, without its name, one that is not
+    fn plugin(&mut self, rest: &str) {
+        let mut words = rest.split(' ');
+        let mut plugin = PluginSpec::of_type(words.next().unwrap());
+        let value = |text: &str| text.parse().map_or_else(|_| Value::Text(text.to_owned()), Value::Number);
+        let mut map = None;
+        for word in words {
+            match (word.split_once('='), map) {
+                (None, _) => map = Some(word),
+                (Some((name, text)), None) => plugin.parameters.push((name.to_owned(), value(text))),
+                (Some((name, text)), Some(map)) => {
+                    plugin.parameters.push((map.to_owned(), Value::Map(vec![(name.to_owned(), value(text))])));
+                }
+            }
+        }
+        if plugin.plugin_type.ends_with("-profile-handler") {
+            self.pipeline.profile_handler.clone_from(&plugin.plugin_type);
+        }
+        self.pipeline.plugins.retain(|other| other.plugin_type != plugin.plugin_type);
+        self.pipeline.plugins.push(plugin);
+    }
+
+    /// `profile decode decode-filter queue-scorer`
+    fn profile(&mut self, rest: &str) {
+        let mut words = rest.split(' ');
+        let name = words.next().unwrap().to_owned();
+        let plugins = words.map(|name| ProfilePlugin { name: name.to_owned(), weight: 1.0 }).collect();
+        self.pipeline.profiles.retain(|profile| profile.name != "default" && profile.name != name);
+        self.pipeline.profiles.push(ProfileSpec { name, plugins });
     }
 
     /// `model gpt is served as llama`, `model gpt is sheddable`
@@ -153,9 +191,7 @@ impl Script {
 
     fn install(&mut self) {
         self.sequence += 1;
-        let plugin = |t: &str, weight| (PluginSpec::of_type(t), weight);
-        let plugins = vec![plugin("queue-scorer", 1.0), plugin("prefix-cache-scorer", 10.0), plugin("max-score-picker", 1.0)];
-        let pipeline = Pipeline::build(&PipelineSpec::of_one_profile("default", plugins, 3)).unwrap();
+        let pipeline = Pipeline::build(&self.pipeline).unwrap();
         let (endpoints, metrics): (Vec<_>, Vec<_>) = std::mem::take(&mut self.endpoints).into_iter().unzip();
         let version = Version { term: 1, sequence: self.sequence };
         let objects = Objects::build(&self.objects).unwrap();
@@ -179,6 +215,7 @@ impl Script {
             self.say(&format!("strip {}", stripped.join(", ")));
         }
         let pairs = pairs.iter().map(|(n, v)| (n.as_bytes(), v.as_bytes()));
+        self.exchange.capture(&self.pool, pairs.clone());
         match self.exchange.request_headers(&self.settings, pairs, end) {
             HeadersStep::Buffer => self.say("buffer"),
             HeadersStep::Decide => self.decide(b""),
@@ -330,6 +367,12 @@ impl Script {
         self.say(if rows.is_empty() { "empty" } else { "" });
         self.say(&rows.join("\n"));
     }
+}
+
+/// The pipeline of scripts that say nothing of theirs.
+fn pipeline() -> PipelineSpec {
+    let plugins = [("queue-scorer", 1.0), ("prefix-cache-scorer", 10.0), ("max-score-picker", 1.0)];
+    PipelineSpec::of_one_profile("default", plugins.map(|(name, weight)| (PluginSpec::of_type(name), weight)).into(), 3)
 }
 
 fn pair(text: &str) -> (String, String) {

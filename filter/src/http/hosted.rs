@@ -114,6 +114,9 @@ impl<H: Host> Hosted<H> {
             self.metrics.count(Stat::Passed);
             return Flow::Go;
         }
+        if let Some(replica) = &replica {
+            self.exchange.borrow_mut().capture(&replica.borrow().pool, Pairs::new(&bytes));
+        }
         *self.replica.borrow_mut() = replica;
         match step {
             HeadersStep::Buffer => {

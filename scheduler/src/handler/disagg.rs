@@ -5,7 +5,7 @@
 //! want of a prefill server.
 
 use crate::decision::{Decision, Route};
-use crate::pipeline::Reference;
+use crate::pipeline::{Reference, Stage};
 use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, ProfileHandler};
 use crate::schedule::Run;
 use crate::snapshot::EndpointIndex;
@@ -27,6 +27,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
             doc: "the decider of each stage; a stage without one is never run elsewhere",
         },
     ],
+    needs: &[],
     build,
 };
 
@@ -44,13 +45,13 @@ const DECIDERS: &[Parameter] = &[
 #[derive(Debug)]
 struct Disagg {
     decode_profile: Box<str>,
-    prefill: Option<Stage>,
-    encode: Option<Stage>,
+    prefill: Option<Elsewhere>,
+    encode: Option<Elsewhere>,
 }
 
 /// A stage that may run elsewhere.
 #[derive(Debug)]
-struct Stage {
+struct Elsewhere {
     profile: Box<str>,
     decider: Box<str>,
 }
@@ -68,7 +69,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     };
     let deciders = parameters.nested("deciders", DECIDERS, |of| texts(of, stages))?.unwrap_or_default();
     let (decode_profile, [prefill, encode]) = profiles;
-    let stage = |profile, decider: Box<str>| (!decider.is_empty()).then_some(Stage { profile, decider });
+    let stage = |profile, decider: Box<str>| (!decider.is_empty()).then_some(Elsewhere { profile, decider });
     let [prefill_decider, encode_decider] = deciders;
     Ok(Plugin::ProfileHandler(Box::new(Disagg {
         decode_profile,
@@ -77,7 +78,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     })))
 }
 
-impl Stage {
+impl Elsewhere {
     /// Whom the stage's profile picks, when its decider wants it run elsewhere than at `next`.
     fn picked(&self, run: &mut Run<'_>, decode: EndpointIndex, next: EndpointIndex) -> Vec<EndpointIndex> {
         if !run.disaggregates(&self.decider, decode) {
@@ -96,6 +97,15 @@ impl ProfileHandler for Disagg {
 
     fn disaggregates(&self) -> bool {
         true
+    }
+
+    fn stage_of(&self, profile: &str) -> Stage {
+        let runs = |stage: &Option<Elsewhere>| stage.as_ref().is_some_and(|stage| *stage.profile == *profile);
+        match (runs(&self.prefill), runs(&self.encode)) {
+            (true, _) => Stage::Prefill,
+            (_, true) => Stage::Encode,
+            _ => Stage::Serving,
+        }
     }
 
     fn route(&self, run: &mut Run<'_>) -> Decision {

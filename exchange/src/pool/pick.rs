@@ -1,0 +1,206 @@
+//! A pick, recorded; and what it holds in the ledger until the exchange is over.
+//!
+//! A request may be worked on by several endpoints. The one that serves holds a ticket to the end; those of earlier stages (encode, prefill)
+//! hold theirs until the serving one answers, since by then its sidecar has had what it asked of them.
+
+use scheduler::in_flight::Ticket;
+use scheduler::{Decision, EndpointIndex, EndpointRef, Explanation, Local, Request, Route, Snapshot, session_token};
+
+use super::{Pool, State};
+use crate::reply::Refusal;
+use crate::time::Time;
+
+/// A pick that was made and recorded.
+#[derive(Debug)]
+pub(crate) struct Picked {
+    /// Whom to try, best first, with the address of each. Behind an address it may be another that serves: who is named is who is charged.
+    pub(crate) ranked: Vec<(EndpointRef, Box<str>)>,
+    /// What the pick holds in the ledger.
+    pub(crate) held: Held,
+    /// Address of who works through the prompt first.
+    pub(crate) prefill: Option<Box<str>>,
+    /// Addresses of those that encode first.
+    pub(crate) encode: Vec<Box<str>>,
+    /// Address of the data-parallel rank.
+    pub(crate) data_parallel: Option<Box<str>>,
+    /// What the client gets to know its session by.
+    pub(crate) tokens: Vec<Token>,
+}
+
+/// Places in the ledger.
+#[derive(Debug)]
+pub(crate) struct Held {
+    serving: Ticket,
+    stages: Vec<Ticket>,
+}
+
+/// A response header that names an endpoint to the client.
+#[derive(Debug)]
+pub(crate) struct Token {
+    /// The header.
+    pub(crate) header: Box<str>,
+    /// Its value for each entry of the list, should that serve.
+    pub(crate) values: Vec<String>,
+}
+
+// === impl Pool ===
+
+impl Pool {
+    /// Picks and records: ledger and index change here.
+    pub(crate) fn pick(&mut self, request: &Request<'_>, now: Time, explanation: Option<&mut Explanation>) -> Result<Picked, Refusal> {
+        let Some(state) = &self.state else { return Err(Refusal::NoState) };
+        self.prefixes.matched(request.prefix_blocks, &state.refs, &mut self.matched);
+        self.ejections.mark(&state.snapshot, now, &mut self.ejected);
+        let local = Local {
+            in_flight: &self.in_flight,
+            matched_blocks: &self.matched,
+            ejected: &self.ejected,
+            last_cold_picks: &self.cold_picks,
+            metrics_stale: state.metrics_stale(now),
+        };
+        let route = match scheduler::schedule(&state.snapshot, request, local, &mut self.rng, explanation) {
+            Decision::Route(route) => route,
+            Decision::Shed(why) => return Err(Refusal::Shed(why)),
+            Decision::Unavailable(why) => return Err(Refusal::Unavailable(why)),
+            Decision::UnknownProfile(name) => return Err(Refusal::UnknownProfile(name)),
+        };
+        self.record(request, &route).ok_or(Refusal::NoState)
+    }
+
+    fn record(&mut self, request: &Request<'_>, route: &Route) -> Option<Picked> {
+        let state = self.state.as_ref()?;
+        let tokens = state.tokens(route);
+        let load = &state.snapshot.pipeline().production().load;
+        let output_tokens = load.output_tokens(request.prompt_tokens, request.max_tokens);
+        let serving = route.data_parallel.unwrap_or(route.ranked.first());
+        let prompting = route.prefill.unwrap_or(serving);
+        let matched = self.matched_tokens(request, prompting);
+        let (serving_ref, prompting_ref) = (state.endpoint(serving)?.0, state.endpoint(prompting)?.0);
+        let mut picked = state.addresses(route);
+        let stages: Vec<EndpointRef> = route.encode.iter().filter_map(|&index| Some(state.endpoint(index)?.0)).collect();
+
+        let uncached = request.prompt_tokens.saturating_sub(matched);
+        let mut held =
+            Held { serving: self.in_flight.admit(serving_ref, if prompting == serving { uncached } else { 0 }), stages: Vec::new() };
+        self.in_flight.expect_output(&mut held.serving, output_tokens);
+        held.stages.extend(stages.into_iter().map(|endpoint| self.in_flight.admit(endpoint, 0)));
+        if prompting != serving {
+            held.stages.push(self.in_flight.admit(prompting_ref, uncached));
+            self.place(prompting_ref, request.prefix_blocks);
+            self.note_if_cold(prompting);
+        }
+        self.place(serving_ref, request.prefix_blocks);
+        self.note_if_cold(serving);
+        self.counters.picked(serving_ref, request.prompt_tokens, matched);
+        self.changes += 1;
+        // Whoever serves behind the address is the one that is charged and judged.
+        if let (Some(_), Some((charged, _))) = (route.data_parallel, picked.first_mut()) {
+            *charged = serving_ref;
+        }
+        let address = |index: EndpointIndex| self.state.as_ref().and_then(|state| state.endpoint(index)).map(|(_, address)| address);
+        Some(Picked {
+            ranked: picked,
+            held,
+            prefill: route.prefill.and_then(address),
+            encode: route.encode.iter().copied().filter_map(address).collect(),
+            data_parallel: route.data_parallel.and_then(address),
+            tokens,
+        })
+    }
+
+    /// Another endpoint of the list served: accounting and placement move to it.
+    pub(crate) fn moved(&mut self, held: &mut Held, to: EndpointRef, blocks: &[u64]) {
+        self.in_flight.transfer(&mut held.serving, to);
+        self.changes += 1;
+        // One that left meanwhile, or lives again at its slot, has nothing to remember.
+        if self.knows(to) {
+            self.place(to, blocks);
+        }
+    }
+
+    /// The serving endpoint answered: earlier stages are done.
+    pub(crate) fn staged(&mut self, held: &mut Held) {
+        for ticket in held.stages.drain(..) {
+            self.in_flight.release(ticket);
+            self.changes += 1;
+        }
+    }
+
+    /// The first token is out.
+    pub(crate) fn first_token(&mut self, held: &mut Held, prompt_tokens: u32) {
+        self.in_flight.first_token(&mut held.serving, prompt_tokens);
+        self.changes += 1;
+    }
+
+    /// The output grew. Nobody is told of each token: the next row has them.
+    pub(crate) fn decoded(&mut self, held: &mut Held, tokens: u32) {
+        self.in_flight.decoded(&mut held.serving, tokens);
+    }
+
+    /// The request has ended.
+    pub(crate) fn release(&mut self, mut held: Held) {
+        self.staged(&mut held);
+        self.in_flight.release(held.serving);
+        self.changes += 1;
+    }
+
+    fn place(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
+        self.prefixes.record(endpoint, blocks);
+        self.untold.keep(endpoint, blocks);
+    }
+
+    fn matched_tokens(&self, request: &Request<'_>, endpoint: EndpointIndex) -> u32 {
+        let blocks = self.matched.get(endpoint.get()).copied().unwrap_or(0);
+        blocks.saturating_mul(request.prefix_block_tokens).min(request.prompt_tokens)
+    }
+
+    fn note_if_cold(&mut self, endpoint: EndpointIndex) {
+        if self.matched.iter().all(|&blocks| blocks == 0)
+            && let Some(at) = self.cold_picks.get_mut(endpoint.get())
+        {
+            self.cold_picks_made += 1;
+            *at = self.cold_picks_made;
+        }
+    }
+}
+
+// === impl State ===
+
+impl State {
+    fn endpoint(&self, index: EndpointIndex) -> Option<(EndpointRef, Box<str>)> {
+        self.snapshot.endpoint(index).map(|e| (e.id, e.address.clone()))
+    }
+
+    fn addresses(&self, route: &Route) -> Vec<(EndpointRef, Box<str>)> {
+        route.ranked.iter().filter_map(|index| self.endpoint(index)).collect()
+    }
+
+    /// What each session header says, whoever of the list serves.
+    fn tokens(&self, route: &Route) -> Vec<Token> {
+        let pipeline = self.snapshot.pipeline();
+        let name = |index: EndpointIndex| Some(session_token(&self.snapshot.endpoint(index)?.name));
+        let of = |token: &scheduler::SessionToken| {
+            let values = match pipeline.stage_of(&token.profile) {
+                scheduler::Stage::Serving => match route.data_parallel {
+                    Some(rank) => vec![name(rank)?],
+                    None => route.ranked.iter().filter_map(name).collect(),
+                },
+                scheduler::Stage::Prefill => vec![name(route.prefill?)?; route.ranked.len()],
+                scheduler::Stage::Encode => vec![name(*route.encode.first()?)?; route.ranked.len()],
+            };
+            Some(Token { header: token.header.clone(), values })
+        };
+        pipeline.session_tokens().iter().filter_map(of).collect()
+    }
+}
+
+/// How many blocks of the index an engine's KV cache can hold.
+pub(super) fn index_blocks(snapshot: &Snapshot) -> impl Iterator<Item = u32> + '_ {
+    let settings = snapshot.pipeline().production().prefix;
+    snapshot.metrics().iter().map(move |metrics| {
+        let tokens = |blocks: Option<u32>, tokens: Option<u32>| u64::from(blocks?).checked_mul(u64::from(tokens?));
+        let known = tokens(metrics.kv_blocks, metrics.kv_block_tokens).filter(|_| settings.auto_tune);
+        let blocks = known.and_then(|tokens| u32::try_from(tokens / u64::from(settings.block_tokens)).ok());
+        blocks.unwrap_or(settings.blocks_per_endpoint)
+    })
+}
