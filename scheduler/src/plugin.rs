@@ -6,12 +6,14 @@
 mod closest;
 mod parameters;
 mod reference;
+mod state;
 
 pub use crate::producer::Producer;
 pub use closest::closest;
 pub(crate) use parameters::write_known;
 pub use parameters::{Default, InvalidParameter, Parameter, Parameters, VALUE_DEPTH_MAX, VALUES_MAX, Value};
 pub use reference::reference_markdown;
+pub use state::State;
 
 use crate::admitter::probabilistic;
 use crate::candidates::Candidates;
@@ -183,13 +185,15 @@ pub struct PluginType {
     pub source: &'static str,
     /// Its parameters.
     pub parameters: &'static [Parameter],
+    /// The state it looks at; of one whose parameters choose, all that it may.
+    pub needs: &'static [State],
     /// Makes one from checked parameters; callers outside go through [`PluginType::build`].
     pub build: fn(&Parameters<'_>) -> Result<Plugin, InvalidParameter>,
 }
 
 /// A reference from a plugin to who produces what it reads. There is one of each kind here, declared or not, so the name changes nothing.
 pub(crate) const PRODUCER_NAME: Parameter =
-    Parameter { name: "", default: Default::Text(""), doc: "name of a declared producer; there is one, whatever its name" };
+    Parameter { name: "", default: Default::Text(""), doc: "no effect: there is one of each producer, declared or not" };
 
 /// Who produces an endpoint's attributes.
 pub(crate) const METRICS_EXTRACTOR: Parameter = Parameter {

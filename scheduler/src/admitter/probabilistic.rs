@@ -1,7 +1,7 @@
 //! `probabilistic-admitter`: refuses the more of the sheddable requests the fuller the pool, long before it is full.
 
 use crate::detector::utilization::{KV_CACHE, QUEUE_DEPTH, Thresholds};
-use crate::plugin::{Admitter, Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType};
+use crate::plugin::{Admitter, Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State};
 use crate::rng::Rng;
 use crate::snapshot::EndpointIndex;
 
@@ -16,6 +16,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter { name: "power", default: Default::Number(5.0), doc: "how late refusals set in, above 0" },
         Parameter { name: "k", default: Default::Number(300.0), doc: "how steep they rise, above 0" },
     ],
+    needs: &[State::QueueDepth, State::KvCacheUtilization],
     build,
 };
 

@@ -1,6 +1,6 @@
 //! `always-disagg-pd-decider` and `always-disagg-multimodal-decider`: every request, and every one with something to encode.
 
-use crate::plugin::{Context, Decider, Kind, Plugin, PluginType};
+use crate::plugin::{Context, Decider, Kind, Plugin, PluginType, State};
 use crate::snapshot::EndpointIndex;
 
 pub(crate) const PREFILL: PluginType = PluginType {
@@ -9,12 +9,14 @@ pub(crate) const PREFILL: PluginType = PluginType {
     doc: "Always.",
     source: "llm-d-router, profilehandler/disagg",
     parameters: &[],
+    needs: &[],
     build: |_| Ok(Plugin::Decider(Box::new(Always))),
 };
 
 pub(crate) const MULTIMODAL: PluginType = PluginType {
     name: "always-disagg-multimodal-decider",
     doc: "When the prompt holds an image, a video or an audio clip.",
+    needs: &[State::Prompt],
     build: |_| Ok(Plugin::Decider(Box::new(Multimodal))),
     ..PREFILL
 };

@@ -1,6 +1,6 @@
 //! `prefix-based-pd-decider`: when the decode server would have much of the prompt to work through itself.
 
-use crate::plugin::{Context, Decider, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType};
+use crate::plugin::{Context, Decider, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State};
 use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
@@ -12,6 +12,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter { name: "nonCachedTokens", default: Default::Number(0.0), doc: "tokens, a whole number; 0 is never" },
         Parameter { name: "promptTokens", default: Default::Number(0.0), doc: "tokens, a whole number; 0 is any prompt" },
     ],
+    needs: &[State::PrefixIndex, State::Prompt],
     build,
 };
 

@@ -4,7 +4,7 @@ use crate::candidates::Candidates;
 use crate::detector::{HEADROOM, IN_FLIGHT_PRODUCER, relaxed};
 use crate::filter::keep;
 use crate::in_flight::Load;
-use crate::plugin::{Context, Default, Detector, Filter, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType};
+use crate::plugin::{Context, Default, Detector, Filter, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State};
 use crate::rng::Rng;
 use crate::snapshot::EndpointIndex;
 
@@ -24,6 +24,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         HEADROOM,
         IN_FLIGHT_PRODUCER,
     ],
+    needs: &[State::InFlight],
     build,
 };
 

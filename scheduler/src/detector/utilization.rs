@@ -3,7 +3,7 @@
 use crate::candidates::Candidates;
 use crate::detector::{HEADROOM, IN_FLIGHT_PRODUCER, relaxed};
 use crate::filter::keep;
-use crate::plugin::{Context, Default, Detector, Filter, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType};
+use crate::plugin::{Context, Default, Detector, Filter, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State};
 use crate::rng::Rng;
 use crate::snapshot::EndpointIndex;
 
@@ -23,6 +23,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         },
         IN_FLIGHT_PRODUCER,
     ],
+    needs: &[State::QueueDepth, State::KvCacheUtilization],
     build,
 };
 

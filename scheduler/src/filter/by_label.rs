@@ -1,7 +1,7 @@
 //! `by-label`: the reference's older way to filter by one label; `label-selector-filter` and the role filters say the same.
 
 use crate::filter::label_selector::Selector;
-use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType};
+use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "by-label",
@@ -13,6 +13,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter { name: "validValues", default: Default::Structured("[VALUE]"), doc: "one at least, unless allowsNoLabel" },
         Parameter { name: "allowsNoLabel", default: Default::Flag(false), doc: "keep endpoints without the label" },
     ],
+    needs: &[State::Labels],
     build,
 };
 

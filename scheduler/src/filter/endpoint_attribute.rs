@@ -6,7 +6,7 @@ use std::cmp::Ordering;
 use crate::candidates::Candidates;
 use crate::filter::keep;
 use crate::plugin::{
-    Context, Default, Filter, InvalidParameter, Kind, METRICS_EXTRACTOR, Parameter, Parameters, Plugin, PluginType, attribute_key,
+    Context, Default, Filter, InvalidParameter, Kind, METRICS_EXTRACTOR, Parameter, Parameters, Plugin, PluginType, State, attribute_key,
 };
 use crate::rng::Rng;
 
@@ -36,6 +36,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
             doc: "the comparison, required",
         },
     ],
+    needs: &[State::Attributes],
     build,
 };
 

@@ -1,7 +1,7 @@
 //! `label-selector-filter`: keeps endpoints whose labels match, by the rules of Kubernetes. `by-label-selector` is its older name.
 
 use crate::candidates::Candidates;
-use crate::plugin::{Context, Default, Filter, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType};
+use crate::plugin::{Context, Default, Filter, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State};
 use crate::rng::Rng;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
@@ -17,6 +17,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
             doc: "conditions on one label each; values for In and NotIn only",
         },
     ],
+    needs: &[State::Labels],
     build,
 };
 

@@ -2,7 +2,7 @@
 //! prefill elsewhere.
 
 use crate::candidates::Candidates;
-use crate::plugin::{Context, Default, Filter, InvalidParameter, Kind, PRODUCER_NAME, Parameter, Parameters, Plugin, PluginType};
+use crate::plugin::{Context, Default, Filter, InvalidParameter, Kind, PRODUCER_NAME, Parameter, Parameters, Plugin, PluginType, State};
 use crate::rng::Rng;
 use crate::scorer::PREFIX_PRODUCER;
 use crate::snapshot::EndpointIndex;
@@ -38,6 +38,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter { name: "inFlightLoadProducerName", ..PRODUCER_NAME },
         Parameter { name: "latencyPredictionInfoProducerName", ..PRODUCER_NAME },
     ],
+    needs: &[State::PrefixIndex, State::InFlight],
     build,
 };
 

@@ -3,7 +3,7 @@
 //! One table of roles says it all. An endpoint without the label serves whole requests, so it passes as a decoder and as nothing else.
 
 use crate::filter::label_selector::Selector;
-use crate::plugin::{InvalidParameter, Kind, Parameters, Plugin, PluginType};
+use crate::plugin::{InvalidParameter, Kind, Parameters, Plugin, PluginType, State};
 
 /// The label that says what an endpoint is there for.
 const LABEL: &str = "llm-d.ai/role";
@@ -28,6 +28,7 @@ pub(crate) const ENCODE: PluginType = PluginType {
     doc: "Keeps endpoints whose label llm-d.ai/role is encode, encode-prefill, encode-decode or encode-prefill-decode.",
     source: SOURCE,
     parameters: &[],
+    needs: &[State::Labels],
     build: |_| stage(0),
 };
 

@@ -1,7 +1,7 @@
 //! `session-affinity-filter`: a session's requests go where the session is, and nowhere else as long as that endpoint is there.
 
 use crate::candidates::Candidates;
-use crate::plugin::{Context, Filter, InvalidParameter, Kind, Parameters, Plugin, PluginType};
+use crate::plugin::{Context, Filter, InvalidParameter, Kind, Parameters, Plugin, PluginType, State};
 use crate::rng::Rng;
 use crate::session::{self, Session, SessionToken};
 
@@ -11,6 +11,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     doc: "Keeps the endpoint the request's session is at; all without a session, or where that endpoint is no candidate.",
     source: session::SOURCE,
     parameters: session::PARAMETERS,
+    needs: &[State::Headers],
     build,
 };
 

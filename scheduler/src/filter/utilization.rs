@@ -2,7 +2,7 @@
 
 use crate::candidates::Candidates;
 use crate::filter::keep;
-use crate::plugin::{Context, Default, Filter, InvalidParameter, Kind, PRODUCER_NAME, Parameter, Parameters, Plugin, PluginType};
+use crate::plugin::{Context, Default, Filter, InvalidParameter, Kind, PRODUCER_NAME, Parameter, Parameters, Plugin, PluginType, State};
 use crate::rng::Rng;
 use crate::snapshot::EndpointIndex;
 
@@ -20,6 +20,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter { name: "fallbackOnEmpty", default: Default::Flag(false), doc: "keep all where all would be dropped" },
         Parameter { name: "inFlightLoadProducerName", ..PRODUCER_NAME },
     ],
+    needs: &[State::QueueDepth, State::RunningRequests, State::KvCacheUtilization, State::InFlight],
     build,
 };
 

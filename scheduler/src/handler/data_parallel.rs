@@ -22,6 +22,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         default: Default::Number(8000.0),
         doc: "the port where requests for every rank of a pod enter, a whole number from 1 to 65535",
     }],
+    needs: &[],
     build,
 };
 

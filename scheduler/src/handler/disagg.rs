@@ -28,6 +28,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         },
     ],
     needs: &[],
+    needs: &[],
     build,
 };
 

@@ -2,7 +2,7 @@
 
 use crate::decision::{Decision, Route};
 use crate::pipeline::Reference;
-use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, ProfileHandler};
+use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, ProfileHandler, State};
 use crate::schedule::Run;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
@@ -14,6 +14,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter { name: "headerName", default: Default::Text("EPP-Profile"), doc: "the header, in any case" },
         Parameter { name: "defaultProfile", default: Default::Text("decode"), doc: "the profile of requests without the header" },
     ],
+    needs: &[State::Headers],
     build,
 };
 

@@ -11,6 +11,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     doc: "Runs the only profile there is.",
     source: "llm-d-router, profilehandler/single",
     parameters: &[],
+    needs: &[],
     build,
 };
 

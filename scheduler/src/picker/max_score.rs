@@ -12,6 +12,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     doc: "The greatest weighted total first; equal totals in random order.",
     source: "llm-d-router, picker/maxscore",
     parameters: &[LIST_LENGTH],
+    needs: &[],
     build,
 };
 

@@ -12,6 +12,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     doc: "Any order, each as likely; scores count for nothing.",
     source: "llm-d-router, picker/random",
     parameters: &[LIST_LENGTH],
+    needs: &[],
     build,
 };
 

@@ -12,6 +12,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     doc: "A sample without replacement, weighted by total w: greatest U^(1/w) first, U uniform in (0, 1). Totals of 0 come last, in random order.",
     source: "Efraimidis and Spirakis, \"Weighted random sampling with a reservoir\", 2006 (algorithm A-Res); llm-d-router, picker/weightedrandom",
     parameters: &[LIST_LENGTH],
+    needs: &[],
     build,
 };
 

@@ -33,12 +33,17 @@ pub fn reference_markdown() -> String {
 fn write_plugin(page: &mut String, plugin: &PluginType) {
     // Writing to a String cannot fail.
     let _ = writeln!(page, "### `{}`\n\n{}\n\nSource: {}.\n", plugin.name, plugin.doc, plugin.source);
+    if !plugin.needs.is_empty() {
+        let needs: Vec<String> = plugin.needs.iter().map(ToString::to_string).collect();
+        let _ = writeln!(page, "Needs {}.\n", needs.join(", "));
+    }
     if plugin.parameters.is_empty() {
         return;
     }
     let _ = writeln!(page, "| parameter | default | meaning |\n|---|---|---|");
     for parameter in plugin.parameters {
-        let _ = writeln!(page, "| `{}` | {} | {} |", parameter.name, parameter.default, parameter.doc);
+        let default = parameter.default.to_string().replace('|', "\\|"); // else it would end the cell
+        let _ = writeln!(page, "| `{}` | {default} | {} |", parameter.name, parameter.doc);
     }
     page.push('\n');
 }

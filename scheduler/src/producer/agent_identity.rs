@@ -1,6 +1,6 @@
 //! `agent-identity`: which headers tell an agent's sessions apart.
 
-use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType};
+use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State};
 use crate::producer::Producer;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
@@ -13,6 +13,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         default: Default::Structured("[HEADER]"),
         doc: "header names, read first",
     }],
+    needs: &[State::Headers],
     build,
 };
 

@@ -1,6 +1,6 @@
 //! `approx-prefix-cache-producer`: what the prefix index knows prompts by, and how much of them it keeps.
 
-use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType};
+use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State};
 use crate::prefix::{BLOCK_BYTES_MAX, BLOCKS_MAX};
 use crate::producer::Producer;
 use crate::producer::token::BYTES_PER_TOKEN;
@@ -37,6 +37,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
             doc: "remember as much of an endpoint as its KV cache holds, where the engine reports its size",
         },
     ],
+    needs: &[State::Prompt],
     build,
 };
 

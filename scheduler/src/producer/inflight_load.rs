@@ -1,6 +1,6 @@
 //! `inflight-load-producer`: what a request counts for while it is in flight.
 
-use crate::plugin::{Default, InvalidParameter, Kind, PRODUCER_NAME, Parameter, Parameters, Plugin, PluginType};
+use crate::plugin::{Default, InvalidParameter, Kind, PRODUCER_NAME, Parameter, Parameters, Plugin, PluginType, State};
 use crate::producer::Producer;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
@@ -23,6 +23,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         },
         Parameter { name: "prefixMatchInfoProducerName", ..PRODUCER_NAME },
     ],
+    needs: &[State::Prompt],
     build,
 };
 

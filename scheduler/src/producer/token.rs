@@ -1,7 +1,7 @@
 //! `token-producer`: how many tokens a prompt has, by estimate. No tokenizer is run, and none is called: an estimate is good to a factor of
 //! two over languages and code, and everything that goes by it compares endpoints for one prompt.
 
-use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType};
+use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State};
 use crate::producer::Producer;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
@@ -23,6 +23,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
             doc: "leave it out: it asks for a tokenizer server, and tokens are estimated here",
         },
     ],
+    needs: &[State::Prompt],
     build,
 };
 

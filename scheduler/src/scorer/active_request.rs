@@ -1,6 +1,6 @@
 //! `active-request-scorer`: the fewer requests this proxy has outstanding, the better. Counted by us, so never stale and never unknown.
 
-use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer};
+use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State};
 use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
@@ -16,6 +16,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         },
         Parameter { name: "maxBusyScore", default: Default::Number(1.0), doc: "the score that busy endpoints stay below, 0 to 1" },
     ],
+    needs: &[State::InFlight],
     build,
 };
 

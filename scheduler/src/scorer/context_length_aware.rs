@@ -4,7 +4,7 @@
 //! better. With `enableFiltering` it also drops endpoints whose range the prompt is not in, before any scorer runs.
 
 use crate::candidates::Candidates;
-use crate::plugin::{Context, Default, Filter, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer};
+use crate::plugin::{Context, Default, Filter, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State};
 use crate::rng::Rng;
 use crate::scorer::UNKNOWN;
 use crate::snapshot::EndpointIndex;
@@ -26,6 +26,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
             doc: "also drop endpoints whose range the prompt is not in; those without the label stay",
         },
     ],
+    needs: &[State::Labels, State::Prompt],
     build,
 };
 

@@ -1,7 +1,7 @@
 //! `endpoint-attribute-scorer`: any number that the engine exports and the metrics extractor was told to read (`customMetrics`).
 
 use crate::plugin::{
-    Context, Default, InvalidParameter, Kind, METRICS_EXTRACTOR, Parameter, Parameters, Plugin, PluginType, Scorer, attribute_key,
+    Context, Default, InvalidParameter, Kind, METRICS_EXTRACTOR, Parameter, Parameters, Plugin, PluginType, Scorer, State, attribute_key,
 };
 use crate::scorer::{rate, rate_by_load};
 use crate::snapshot::EndpointIndex;
@@ -26,6 +26,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
             doc: "which end is better (required), and what the values are measured against, by default each other",
         },
     ],
+    needs: &[State::Attributes],
     build,
 };
 

@@ -1,6 +1,6 @@
 //! `header-label-affinity-scorer`: the request names in a header what it wants, the endpoint has it in a label.
 
-use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer};
+use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State};
 use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
@@ -12,6 +12,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter { name: "headerName", default: Default::Required, doc: "request header, in any case" },
         Parameter { name: "labelKey", default: Default::Required, doc: "label of the endpoints" },
     ],
+    needs: &[State::Headers, State::Labels],
     build,
 };
 

@@ -1,6 +1,6 @@
 //! `kv-cache-utilization-scorer`: the emptier the KV cache, the better.
 
-use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer};
+use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer, State};
 use crate::scorer::rate;
 use crate::snapshot::EndpointIndex;
 
@@ -10,6 +10,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     doc: "1 - u, u = share of the KV-cache blocks in use.",
     source: "llm-d-router, scorer/kvcacheutilization",
     parameters: &[],
+    needs: &[State::KvCacheUtilization],
     build,
 };
 

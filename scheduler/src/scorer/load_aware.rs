@@ -1,6 +1,6 @@
 //! `load-aware-scorer`: the shorter the engine's queue, the better, against a fixed length rather than against the other endpoints.
 
-use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer};
+use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State};
 use crate::scorer::rate;
 use crate::snapshot::EndpointIndex;
 
@@ -14,6 +14,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         default: Default::Number(128.0),
         doc: "requests waiting at which an endpoint counts as full, a whole number from 1",
     }],
+    needs: &[State::QueueDepth],
     build,
 };
 

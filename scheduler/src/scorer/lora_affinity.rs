@@ -1,6 +1,6 @@
 //! `lora-affinity-scorer`: best where the adapter is loaded, then where there is room for it.
 
-use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer};
+use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer, State};
 use crate::scorer::rate;
 use crate::snapshot::{EndpointIndex, LoraMetrics};
 
@@ -10,6 +10,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     doc: "1 where the requested adapter runs; 0.8 where running + waiting adapters < the most that fit; 0.6 where it waits; else 0.",
     source: "llm-d-router, scorer/loraaffinity",
     parameters: &[],
+    needs: &[State::Adapters],
     build,
 };
 

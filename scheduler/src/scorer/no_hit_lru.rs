@@ -4,7 +4,7 @@
 //! The plugin holds no state: who was given a cold request when is the proxy's ([`crate::Local::last_cold_picks`]), noted at the pick. The
 //! reference gives endpoints that never had one different scores by their position; here they all have the best, and chance decides.
 
-use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer};
+use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State};
 use crate::scorer::{PREFIX_PRODUCER, UNKNOWN};
 use crate::snapshot::EndpointIndex;
 
@@ -21,6 +21,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         },
         PREFIX_PRODUCER,
     ],
+    needs: &[State::PrefixIndex, State::ColdPicks],
     build,
 };
 

@@ -1,6 +1,6 @@
 //! `prefix-cache-scorer`: the more of the prompt an endpoint is believed to hold already, the better.
 
-use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer};
+use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State};
 use crate::scorer::PREFIX_PRODUCER;
 use crate::snapshot::EndpointIndex;
 
@@ -22,6 +22,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         },
         PREFIX_PRODUCER,
     ],
+    needs: &[State::PrefixIndex],
     build,
 };
 

@@ -1,6 +1,6 @@
 //! `queue-scorer`: the shorter the engine's queue, the better.
 
-use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer};
+use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer, State};
 use crate::scorer::rate_by_load;
 use crate::snapshot::EndpointIndex;
 
@@ -10,6 +10,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     doc: "(max - q) / (max - min) over the candidates, q = requests waiting in the engine; 1 when all are equal.",
     source: "llm-d-router, scorer/queuedepth",
     parameters: &[],
+    needs: &[State::QueueDepth],
     build,
 };
 

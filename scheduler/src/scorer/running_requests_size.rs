@@ -1,6 +1,6 @@
 //! `running-requests-size-scorer`: the fewer requests the engine runs, the better.
 
-use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer};
+use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer, State};
 use crate::scorer::rate_by_load;
 use crate::snapshot::EndpointIndex;
 
@@ -10,6 +10,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     doc: "(max - r) / (max - min) over the candidates, r = requests the engine runs; 1 when all are equal.",
     source: "llm-d-router, scorer/runningrequests",
     parameters: &[],
+    needs: &[State::RunningRequests],
     build,
 };
 

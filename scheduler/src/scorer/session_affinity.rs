@@ -1,6 +1,6 @@
 //! `session-affinity-scorer`: a session's requests go where the session is.
 
-use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer};
+use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer, State};
 use crate::session::{self, Session, SessionToken};
 use crate::snapshot::EndpointIndex;
 
@@ -10,6 +10,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     doc: "1 for the endpoint the request's session is at, else 0.",
     source: session::SOURCE,
     parameters: session::PARAMETERS,
+    needs: &[State::Headers],
     build,
 };
 

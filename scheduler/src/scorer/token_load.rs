@@ -1,6 +1,6 @@
 //! `token-load-scorer`: the less prefill work an endpoint would have with this request added, the better.
 
-use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer};
+use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State};
 use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
@@ -13,6 +13,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         default: Default::Number(4_194_304.0),
         doc: "prompt tokens in flight at which an endpoint counts as full, a whole number from 1",
     }],
+    needs: &[State::InFlight, State::PrefixIndex, State::Prompt],
     build,
 };
 
