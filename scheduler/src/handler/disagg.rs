@@ -28,7 +28,6 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         },
     ],
     needs: &[],
-    needs: &[],
     build,
 };
 
