@@ -176,6 +176,7 @@ pub(crate) fn metrics(roster: (u64, u64), sequence: u64, queues: &[f32]) -> stat
         kv_block_tokens: vec![16; queues.len()],
         kv_blocks: vec![1_000; queues.len()],
         lora: Vec::new(),
+        attributes: Vec::new(),
     }
 }
 
