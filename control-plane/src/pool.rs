@@ -22,6 +22,9 @@ use tokio::time::Instant;
 
 use crate::config::ConfigStatus;
 use crate::scrape::ScrapeEvent;
+use hosts::Hosts;
+
+mod hosts;
 
 /// How long a removed endpoint stays in EDS at least: a list picked just before may still name it at a retry.
 pub const EDS_REMOVAL_GRACE: Duration = Duration::from_secs(2);
@@ -47,7 +50,7 @@ pub struct Member {
     pub instance: Arc<Instance>,
     /// When it joined the pool.
     pub joined: Instant,
-    /// The first EDS generation that contains its address.
+    /// The first EDS generation that contains its address, or, of one that is no host, any that proxies have.
     pub eds_since: u64,
     /// How its metrics are doing.
     pub metrics: MetricsStatus,
@@ -155,6 +158,7 @@ pub struct Pool {
     metrics: Vec<EndpointMetrics>,
     departing: Vec<Departing>,
     waiting: Vec<(Arc<Instance>, SystemTime)>,
+    hosts: Hosts,
     touched: bool,
 }
 
@@ -251,7 +255,8 @@ impl Pool {
                 errors: 0,
             },
         };
-        Self { view, members: Vec::new(), metrics: Vec::new(), departing: Vec::new(), waiting: Vec::new(), touched: true }
+        let hosts = Hosts::of(&view.pipeline);
+        Self { view, members: Vec::new(), metrics: Vec::new(), departing: Vec::new(), waiting: Vec::new(), hosts, touched: true }
     }
 
     /// Its name.
@@ -271,7 +276,7 @@ impl Pool {
     /// Takes over the endpoints of an earlier life, slots and incarnations and all. Only before any other verb.
     pub fn restore(&mut self, saved: Vec<(EndpointRef, Instance)>, now: Now) {
         let members: Vec<Member> =
-            saved.into_iter().map(|(id, instance)| member(id, Arc::new(instance), self.view.eds.generation + 1, now)).collect();
+            saved.into_iter().map(|(id, instance)| member(id, Arc::new(instance), self.view.eds.generation, now)).collect();
         self.view.complete = true;
         self.replace_members(members);
     }
@@ -330,8 +335,10 @@ impl Pool {
                 let changed = *self.view.pipeline != pipeline;
                 self.view.sources.config.take(changed, now.wall);
                 if changed {
-                    self.view.pipeline = Arc::new(pipeline);
                     self.view.generation += 1;
+                    self.hosts.follow(&pipeline, self.view.generation, now.instant);
+                    self.view.pipeline = Arc::new(pipeline);
+                    self.refresh_eds();
                 }
             }
             Err(why) => {
@@ -424,9 +431,10 @@ impl Pool {
         let before = self.departing.len();
         self.departing.retain(|d| {
             let elapsed = now.instant.saturating_duration_since(d.at.instant);
-            elapsed < EDS_REMOVAL_GRACE || (elapsed < ACK_WAIT_MAX && !acknowledged(d.generation))
+            !hosts::is_over(elapsed, || acknowledged(d.generation))
         });
-        if self.departing.len() == before {
+        let fewer = self.hosts.settle(&acknowledged, now.instant);
+        if self.departing.len() == before && !fewer {
             return;
         }
         if self.waiting.is_empty() {
@@ -439,10 +447,10 @@ impl Pool {
         }
     }
 
-    /// Is anybody departing? Only then [`Self::settle`] has work.
+    /// Is nobody departing, from the roster or from EDS? Else [`Self::settle`] has work.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        self.departing.is_empty()
+        self.departing.is_empty() && self.hosts.is_settled()
     }
 
     /// The state as of now, if it changed since last taken.
@@ -482,10 +490,7 @@ impl Pool {
                 continue;
             };
             let id = EndpointRef { slot, incarnation: self.next_incarnation() };
-            // Should its address still be in EDS, it is known to Envoy already; otherwise it enters with the next generation.
-            let known = self.view.eds.addresses.binary_search(&instance.address).is_ok();
-            let eds_since = self.view.eds.generation + u64::from(!known);
-            members.push(member(id, instance, eds_since, now));
+            members.push(member(id, instance, self.view.eds.generation, now));
         }
     }
 
@@ -509,13 +514,23 @@ impl Pool {
     }
 
     fn refresh_eds(&mut self) {
-        let members = self.members.iter().map(|m| m.instance.address);
-        let mut addresses: Vec<SocketAddr> = members.chain(self.departing.iter().map(|d| d.instance.address)).collect();
+        let instances = self.members.iter().map(|m| &m.instance).chain(self.departing.iter().map(|d| &d.instance));
+        let hosts = instances.filter(|instance| self.hosts.admits(instance));
+        let mut addresses: Vec<SocketAddr> = hosts.map(|instance| instance.address).collect();
         addresses.sort_unstable();
         addresses.dedup();
-        if *addresses != *self.view.eds.addresses {
-            self.view.eds = EdsSet { generation: self.view.eds.generation + 1, addresses: addresses.into() };
+        if *addresses == *self.view.eds.addresses {
+            return;
         }
+        let generation = self.view.eds.generation + 1;
+        for member in &mut self.members {
+            // Should its address be in EDS already, Envoy knows it; one that is no host waits for nothing.
+            let (address, eds) = (member.instance.address, &self.view.eds.addresses);
+            if addresses.binary_search(&address).is_ok() && eds.binary_search(&address).is_err() {
+                member.eds_since = generation;
+            }
+        }
+        self.view.eds = EdsSet { generation, addresses: addresses.into() };
     }
 }
 
@@ -528,6 +543,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use proptest::prelude::*;
+    use scheduler::{PluginSpec, ROLE_LABEL};
 
     use super::*;
     use crate::scrape::{FailReason, Observed};
@@ -655,6 +671,66 @@ mod tests {
             (0u64..4000).prop_map(Step::Wait),
             (0u64..40).prop_map(Step::Acknowledge),
         ]
+    }
+
+    /// A pipeline that splits requests by role.
+    fn by_role() -> PipelineSpec {
+        let mut spec = PipelineSpec::of_one_profile("decode", Vec::new(), 3);
+        spec.plugins.push(PluginSpec::of_type("disagg-profile-handler"));
+        spec.profile_handler = "disagg-profile-handler".to_owned();
+        spec
+    }
+
+    fn with_role(name: u16, role: &str) -> Instance {
+        Instance { labels: vec![(ROLE_LABEL.to_owned(), role.to_owned())], ..instance(name) }
+    }
+
+    fn hosts(view: &PoolView) -> Vec<u16> {
+        view.eds.addresses.iter().map(|address| address.port() - 1).collect()
+    }
+
+    #[test]
+    fn who_only_prefills_or_encodes_is_in_the_roster_but_no_host() {
+        let origin = Instant::now();
+        let settings =
+            Settings { name: "p".into(), pipeline: by_role(), config_file: None, staleness_max: STALENESS_MAX, incarnation_first: 1 };
+        let mut pool = Pool::new(settings);
+        let all = vec![
+            instance(0),
+            with_role(1, "prefill"),
+            with_role(2, "decode"),
+            with_role(3, "encode"),
+            with_role(4, "prefill-decode"),
+            with_role(5, "encode-prefill"),
+        ];
+        pool.reset(all.clone(), at(origin, 0));
+        let view = pool.take_view().unwrap();
+        assert_eq!((view.members.len(), hosts(&view)), (6, vec![0, 2, 4]));
+        for member in view.members.iter() {
+            let is_host = view.eds.addresses.contains(&member.instance.address);
+            assert_eq!(member.eds_since, if is_host { view.eds.generation } else { view.eds.generation - 1 }, "only hosts wait for EDS");
+        }
+        pool.reset(all[..5].to_vec(), at(origin, 10));
+        assert_eq!(hosts(&pool.take_view().unwrap()), [0, 2, 4], "departing makes nobody a host");
+    }
+
+    #[test]
+    fn hosts_follow_the_pipeline_more_at_once_and_fewer_when_proxies_know() {
+        let origin = Instant::now();
+        let mut pool = pool();
+        pool.reset(vec![instance(0), with_role(1, "prefill")], at(origin, 0));
+        assert_eq!(hosts(&pool.take_view().unwrap()), [0, 1]);
+        pool.configure(Ok(by_role()), at(origin, 100));
+        let view = pool.take_view().unwrap();
+        assert_eq!((hosts(&view), pool.is_settled()), (vec![0, 1], false), "a proxy may still go by the pipeline before");
+        pool.settle(|generation| generation < view.generation, at(origin, 3_000));
+        assert!(pool.take_view().is_none());
+        pool.settle(|generation| generation <= view.generation, at(origin, 3_000));
+        assert_eq!((hosts(&pool.take_view().unwrap()), pool.is_settled()), (vec![0], true));
+        pool.configure(Ok(PipelineSpec::default()), at(origin, 4_000));
+        let view = pool.take_view().unwrap();
+        assert_eq!(hosts(&view), [0, 1]);
+        assert_eq!(view.members[1].eds_since, view.eds.generation, "the roster names it when EDS does");
     }
 
     proptest! {

@@ -156,8 +156,14 @@ impl Endpoint {
     /// May it be sent whole requests? Not when the label [`ROLE_LABEL`] says that it is there for an earlier stage alone.
     #[must_use]
     pub fn decodes(&self) -> bool {
-        !matches!(self.label(ROLE_LABEL), Some("prefill" | "encode" | "encode-prefill"))
+        decodes(self.label(ROLE_LABEL))
     }
+}
+
+/// Does this value of [`ROLE_LABEL`] let an endpoint answer requests? All do but those that name earlier stages alone; `None` is no label.
+#[must_use]
+pub fn decodes(role: Option<&str>) -> bool {
+    !matches!(role, Some("prefill" | "encode" | "encode-prefill"))
 }
 
 // === impl EndpointMetrics ===
