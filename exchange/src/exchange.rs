@@ -19,18 +19,19 @@
 mod flight;
 mod forward;
 
+use scheduler::Request;
 use scheduler::objects::Asked;
-use scheduler::{Explanation, Request};
 
 use crate::api::{Api, Family};
 use crate::body;
+use crate::explain::{HEADER_ENDPOINTS_MAX, Why};
 use crate::hint;
 use crate::pool::Pool;
 use crate::prompt;
 use crate::reply::{Refusal, Reply};
 use crate::settings::{FailureMode, ObjectiveHeader, Settings};
 use crate::time::Time;
-use crate::{explain, headers, rewrite};
+use crate::{headers, rewrite};
 
 pub use flight::{HELD_BYTES_MAX, Origin, Outcome, ResponseBody, ResponseHead, ResponseStep};
 pub use forward::Forward;
@@ -47,7 +48,7 @@ pub struct Exchange {
     api: Api,
     family: crate::api::Family,
     started: Time,
-    explain: bool,
+    why: Why,
     /// Did the client declare the length of its body?
     sized: bool,
     objective: Option<Box<str>>,
@@ -126,12 +127,30 @@ impl Exchange {
             api: Api::Other { family: Family::OpenAi },
             family: Family::OpenAi,
             started: now,
-            explain: false,
+            why: Why::default(),
             sized: false,
             objective: None,
             rewrite: None,
             captured: Vec::new(),
         }
+    }
+
+    /// The same, with the reasons of its decision told of every endpoint, whatever the client asks and the settings allow.
+    #[must_use]
+    pub fn explaining(mut self) -> Self {
+        self.why.endpoints_max = usize::MAX;
+        self
+    }
+
+    /// The reasons of the decision, as JSON ([`crate::explain::reasons`]), while they have not gone to the client.
+    #[must_use]
+    pub fn reasons(&self) -> Option<&str> {
+        self.why.reasons.as_deref()
+    }
+
+    /// The decision record, once, when this decision was one of those to be recorded.
+    pub fn take_record(&mut self) -> Option<String> {
+        self.why.record.take()
     }
 
     /// Reads the request headers. Names are lower-case. The caller removes those that a client must not set ([`Settings::removes`]) itself.
@@ -144,7 +163,9 @@ impl Exchange {
         let head = Head::read(pairs);
         self.api = Api::of(head.method, head.path);
         self.family = self.api.error_family();
-        self.explain = head.explain && settings.explain;
+        if head.explain && settings.explain {
+            self.why.endpoints_max = self.why.endpoints_max.max(HEADER_ENDPOINTS_MAX);
+        }
         self.objective = head.objective.get().filter(|_| settings.objective_header == ObjectiveHeader::Trust).map(Into::into);
         self.rewrite = head.rewrite.get().map(Into::into);
         self.sized = head.content_length.is_some();
@@ -225,18 +246,17 @@ impl Exchange {
             media_items: parsed.as_ref().map_or(0, |p| p.media_items),
             headers: &headers,
         };
-        let mut explanation = self.explain.then(Explanation::default);
-        match pool.pick(&request, now, explanation.as_mut()) {
+        self.why.recorded = pool.draws_one_in(settings.decision_log_one_in);
+        match pool.pick(&request, now, &mut self.why) {
             Err(refusal) => self.refuse(pool, &refusal),
             Ok(picked) => {
-                let decision = explanation.and_then(|e| pool.snapshot().map(|s| explain::header(s, &picked, &e)));
                 let streamed = parsed.as_ref().is_some_and(|p| p.stream);
                 let mut forward = Forward::to(settings, &picked, self.api.is_inference(), streamed);
                 if let Some(splice) = splice {
                     forward.rewrite(splice, self.sized.then_some(body.len()));
                 }
                 let model = pool.counters_mut().departed(model, body.len());
-                let flight = Flight::new(self.api, model, picked, Prompt { blocks, tokens: prompt_tokens }, decision, now);
+                let flight = Flight::new(self.api, model, picked, Prompt { blocks, tokens: prompt_tokens }, now);
                 self.phase = Phase::Routed(Box::new(flight.renamed(names)));
                 Step::Forward(forward)
             }
@@ -246,7 +266,11 @@ impl Exchange {
     /// Reads the response headers, whoever made them.
     pub fn response_headers(&mut self, pool: &mut Pool, head: &ResponseHead<'_>, now: Time) -> ResponseStep {
         match &mut self.phase {
-            Phase::Routed(flight) => flight.response_headers(pool, head, now),
+            Phase::Routed(flight) => {
+                let mut step = flight.response_headers(pool, head, now);
+                step.set.extend(self.why.reasons.take().map(|reasons| (headers::DECISION.into(), reasons)));
+                step
+            }
             _ => ResponseStep::default(),
         }
     }
@@ -286,7 +310,9 @@ impl Exchange {
     fn refuse(&mut self, pool: &mut Pool, refusal: &Refusal) -> Step {
         self.phase = Phase::Done;
         pool.counters_mut().dropped_one(refusal.reason());
-        Step::Reply(refusal.reply(self.family))
+        let mut reply = refusal.reply(self.family);
+        reply.headers.extend(self.why.reasons.clone().map(|reasons| (headers::DECISION, reasons)));
+        Step::Reply(reply)
     }
 
     fn without_state(&mut self, settings: &Settings, pool: &mut Pool, now: Time) -> Step {

@@ -32,5 +32,6 @@ mod prompt;
 mod reply;
 pub use reply::{Refusal, Reply, ready as ready_reply};
 
-mod explain;
+pub mod explain;
 mod load;
+pub mod record;

@@ -247,6 +247,11 @@ impl Pool {
         std::mem::take(&mut self.untold.placements)
     }
 
+    /// True once in so many, by chance; never for 0, which draws nothing.
+    pub(crate) fn draws_one_in(&mut self, count: u32) -> bool {
+        count > 0 && self.rng.below(usize::try_from(count).unwrap_or(usize::MAX)) == 0
+    }
+
     pub(crate) fn counters_mut(&mut self) -> &mut Counters {
         &mut self.counters
     }

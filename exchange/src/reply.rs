@@ -1,6 +1,6 @@
 //! Replies we make ourselves, in the error shape of the API that was called.
 
-use scheduler::{Shed, Unavailable};
+use scheduler::{Decision, Shed, Unavailable};
 
 use crate::api::Family;
 use crate::body::BodyError;
@@ -55,6 +55,16 @@ struct Row {
 // === impl Refusal ===
 
 impl Refusal {
+    /// Why `decision` does not route its request; `None` when it does.
+    pub(crate) fn of(decision: &Decision) -> Option<Self> {
+        match decision {
+            Decision::Route(_) => None,
+            Decision::Shed(why) => Some(Self::Shed(*why)),
+            Decision::Unavailable(why) => Some(Self::Unavailable(*why)),
+            Decision::UnknownProfile(name) => Some(Self::UnknownProfile(name.clone())),
+        }
+    }
+
     /// The drop reason, as the dropped-reason header, logs and metrics say it.
     #[must_use]
     pub fn reason(&self) -> &'static str {

@@ -55,6 +55,9 @@ pub struct Settings {
     pub explain: bool,
     /// Does the objective header count?
     pub objective_header: ObjectiveHeader,
+    /// One of so many decisions is recorded whole, to be made again by `switchpointd explain`; 0: none. A record costs what it is long, some
+    /// 200 bytes for each endpoint.
+    pub decision_log_one_in: u32,
     /// Time one attempt of a streamed request may take to its response headers, in ms; 0 is no limit. Unstreamed replies send their
     /// headers at the end, so it never applies to them.
     pub per_try_timeout_ms: u64,
@@ -88,6 +91,7 @@ impl Default for Settings {
             cold_start_wait_ms: 2_000,
             ready_path: "/switchpoint/ready".to_owned(),
             explain: false,
+            decision_log_one_in: 0,
             objective_header: ObjectiveHeader::Ignore,
             per_try_timeout_ms: 0,
             retry: true,

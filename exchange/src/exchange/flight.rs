@@ -110,7 +110,6 @@ pub(super) struct Flight {
     held: Held,
     tokens: Vec<Token>,
     prompt: Prompt,
-    decision: Option<String>,
     picked_at: Time,
     status: u16,
     served: bool,
@@ -127,7 +126,7 @@ pub(super) struct Flight {
 // === impl Flight ===
 
 impl Flight {
-    pub(super) fn new(api: Api, model: Box<str>, picked: Picked, prompt: Prompt, decision: Option<String>, now: Time) -> Self {
+    pub(super) fn new(api: Api, model: Box<str>, picked: Picked, prompt: Prompt, now: Time) -> Self {
         Self {
             api,
             model,
@@ -135,7 +134,6 @@ impl Flight {
             held: picked.held,
             tokens: picked.tokens,
             prompt,
-            decision,
             picked_at: now,
             status: 0,
             served: false,
@@ -159,9 +157,6 @@ impl Flight {
     pub(super) fn response_headers(&mut self, pool: &mut Pool, head: &ResponseHead<'_>, now: Time) -> ResponseStep {
         self.status = head.status;
         let mut step = ResponseStep::default();
-        if let Some(decision) = self.decision.take() {
-            step.set.push((headers::DECISION.into(), decision));
-        }
         if head.load.is_some() {
             step.remove.push(headers::LOAD);
         }

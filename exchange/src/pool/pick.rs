@@ -7,6 +7,8 @@ use scheduler::in_flight::Ticket;
 use scheduler::{Decision, EndpointIndex, EndpointRef, Explanation, Local, Request, Route, Snapshot, session_token};
 
 use super::{Pool, State};
+use crate::explain::Why;
+use crate::record::Record;
 use crate::reply::Refusal;
 use crate::time::Time;
 
@@ -47,7 +49,7 @@ pub(crate) struct Token {
 
 impl Pool {
     /// Picks and records: ledger and index change here.
-    pub(crate) fn pick(&mut self, request: &Request<'_>, now: Time, explanation: Option<&mut Explanation>) -> Result<Picked, Refusal> {
+    pub(crate) fn pick(&mut self, request: &Request<'_>, now: Time, why: &mut Why) -> Result<Picked, Refusal> {
         let Some(state) = &self.state else { return Err(Refusal::NoState) };
         self.prefixes.matched(request.prefix_blocks, &state.refs, &mut self.matched);
         self.ejections.mark(&state.snapshot, now, &mut self.ejected);
@@ -58,13 +60,16 @@ impl Pool {
             last_cold_picks: &self.cold_picks,
             metrics_stale: state.metrics_stale(now),
         };
-        let route = match scheduler::schedule(&state.snapshot, request, local, &mut self.rng, explanation) {
-            Decision::Route(route) => route,
-            Decision::Shed(why) => return Err(Refusal::Shed(why)),
-            Decision::Unavailable(why) => return Err(Refusal::Unavailable(why)),
-            Decision::UnknownProfile(name) => return Err(Refusal::UnknownProfile(name)),
-        };
-        self.record(request, &route).ok_or(Refusal::NoState)
+        let record = why.recorded.then(|| Record::of(&state.snapshot, request, local, &self.rng)).flatten();
+        let mut explanation = (why.endpoints_max > 0).then(Explanation::default);
+        let decision = scheduler::schedule(&state.snapshot, request, local, &mut self.rng, explanation.as_mut());
+        if explanation.is_some() || record.is_some() {
+            why.tell(&state.snapshot, &decision, explanation.as_ref(), record);
+        }
+        match (Refusal::of(&decision), decision) {
+            (None, Decision::Route(route)) => self.record(request, &route).ok_or(Refusal::NoState),
+            (refusal, _) => Err(refusal.unwrap_or(Refusal::NoState)),
+        }
     }
 
     fn record(&mut self, request: &Request<'_>, route: &Route) -> Option<Picked> {

@@ -8,6 +8,7 @@ mod docs;
 mod golden;
 mod json;
 mod pool;
+mod record;
 mod release;
 mod responses;
 mod restore;

@@ -1,0 +1,141 @@
+//! A decision that was recorded can be made again, in another process, and comes out the same.
+
+use exchange::record::{InvalidRecord, Record};
+use exchange::{Exchange, Pool, Settings, Step, Time};
+use proptest::prelude::*;
+use scheduler::plugin::Value;
+use scheduler::{
+    Decision, Endpoint, EndpointMetrics, EndpointRef, Incarnation, LoraMetrics, Pipeline, PipelineSpec, PluginSpec, Readiness, Slot,
+    Snapshot, Version,
+};
+
+/// Plugins that look at everything there is, and a picker that draws.
+fn pipeline() -> Pipeline {
+    let plugin = |plugin_type: &str| (PluginSpec::of_type(plugin_type), 1.0);
+    let session = PluginSpec {
+        parameters: vec![("strategy".to_owned(), Value::Text("session_id".to_owned()))],
+        ..PluginSpec::of_type("session-affinity-scorer")
+    };
+    let types = [
+        "queue-scorer",
+        "running-requests-size-scorer",
+        "kv-cache-utilization-scorer",
+        "prefix-cache-scorer",
+        "active-request-scorer",
+        "token-load-scorer",
+        "lora-affinity-scorer",
+        "no-hit-lru-scorer",
+        "weighted-random-picker",
+    ];
+    let plugins = types.into_iter().map(plugin).chain([(session, 1.0)]).collect();
+    Pipeline::build(&PipelineSpec::of_one_profile("p", plugins, 3)).unwrap()
+}
+
+fn snapshot(queues: &[Option<u8>]) -> Snapshot {
+    let endpoint = |(at, queue): (usize, &Option<u8>)| Endpoint {
+        id: EndpointRef { slot: Slot(at as u16), incarnation: Incarnation(1) },
+        name: format!("pod-{at}").into(),
+        address: format!("10.0.0.{at}:8000").into(),
+        readiness: if *queue == Some(0) { Readiness::NotReady } else { Readiness::Ready },
+        labels: Box::new([]),
+        age_ms: at as u64 * 2_000,
+    };
+    let metrics = |queue: &Option<u8>| EndpointMetrics {
+        queue_depth: queue.map(f32::from),
+        running_requests: queue.map(|q| f32::from(q) / 3.0),
+        kv_cache_utilization: queue.map(|q| f32::from(q) / 256.0),
+        lora: queue.map(|q| LoraMetrics { running: [format!("m{}", q % 3).into()].into(), waiting: Box::new([]), max: 2 }),
+        ..EndpointMetrics::default()
+    };
+    let endpoints = queues.iter().enumerate().map(endpoint).collect();
+    Snapshot::try_new(Version { term: 3, sequence: 9 }, endpoints, queues.iter().map(metrics).collect(), pipeline()).unwrap()
+}
+
+/// Sends a request, and returns what was picked, by address, and the record.
+fn decide(pool: &mut Pool, body: &str, hint: Option<&str>) -> (Vec<String>, Option<String>) {
+    let settings = Settings { decision_log_one_in: 1, ..Settings::default() };
+    let pairs: [(&[u8], &[u8]); 3] = [(b":method", b"POST"), (b":path", b"/v1/completions"), (b"x-session-id", b"anna")];
+    let mut exchange = Exchange::new(Time(0));
+    exchange.request_headers(&settings, pairs, false);
+    exchange.capture(pool, pairs);
+    let step = exchange.decide(&settings, pool, hint.map(str::as_bytes), body.as_bytes(), Time(0));
+    let picked = match step {
+        Step::Forward(forward) => forward.set[0].1.split(',').map(str::to_owned).collect(),
+        _ => Vec::new(),
+    };
+    // Nothing ends: what is outstanding is part of what the next decision sees.
+    (picked, exchange.take_record())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_record_replays_to_the_same_list(
+        queues in prop::collection::vec(prop::option::weighted(0.9, 0_u8..40), 1..12),
+        prompts in prop::collection::vec((0_usize..4, 0_usize..3), 1..12),
+        seed: u64,
+    ) {
+        let mut pool = Pool::new(seed, 4096);
+        pool.install(snapshot(&queues), 7, 1_000);
+        pool.refresh(snapshot(&queues), Time(0));
+        for (prompt, model) in prompts {
+            let body = format!(r#"{{"model":"m{model}","prompt":"{}","max_tokens":9}}"#, format!("prompt {prompt} ").repeat(60));
+            let (picked, record) = decide(&mut pool, &body, None);
+            let record = Record::from_json(&record.unwrap()).unwrap();
+            prop_assert_eq!(record.was_picked(), picked.clone());
+            prop_assert!(!record.to_json().contains("prompt 1 prompt"), "no prompt is in it");
+            let replay = record.replay(&snapshot(&queues), &[]).unwrap();
+            let again: Vec<String> = match &replay.decision {
+                Decision::Route(route) => route.ranked.iter().map(|at| replay.snapshot.endpoint(at).unwrap().address.to_string()).collect(),
+                _ => Vec::new(),
+            };
+            prop_assert_eq!(again, picked);
+        }
+    }
+
+    /// Whatever is in a file, reading and replaying it ends in an answer or an error.
+    #[test]
+    fn any_text_is_a_record_or_is_not(
+        text in r#"\{("rng":(1|-1|"x"|9e99),?)?("version":(\[1,2\]|3),?)?("request":(\{("blocks":(1|99999999999))?\}|4),?)?("endpoints":(\[\]|\[\{\}\]|\[\{"endpoint":"a"\}\]),?)?("metrics_stale":true)?\}"#
+    ) {
+        if let Ok(record) = Record::from_json(&text) {
+            let _ = record.replay(&snapshot(&[None]), &[]);
+        }
+    }
+}
+
+#[test]
+fn without_the_picked_endpoint_another_is_picked() {
+    let mut pool = Pool::new(7, 4096);
+    pool.install(snapshot(&[Some(1), Some(9)]), 7, 1_000);
+    let (picked, record) = decide(&mut pool, r#"{"model":"m","prompt":"p"}"#, None);
+    let record = Record::from_json(&record.unwrap()).unwrap();
+    let replay = record.replay(&snapshot(&[Some(1), Some(9)]), &picked[..1]).unwrap();
+    let Decision::Route(route) = replay.decision else { panic!("not routed") };
+    let again: Vec<&str> = route.ranked.iter().map(|at| &*replay.snapshot.endpoint(at).unwrap().address).collect();
+    assert_eq!(again, [picked[1].as_str()]);
+}
+
+#[test]
+fn a_hint_is_recorded_and_holds_again() {
+    let mut pool = Pool::new(7, 4096);
+    pool.install(snapshot(&[Some(9), Some(1)]), 7, 1_000);
+    let (picked, record) = decide(&mut pool, r#"{"model":"m","prompt":"p"}"#, Some("10.0.0.0:8000"));
+    assert_eq!(picked, ["10.0.0.0:8000"]);
+    let replay = Record::from_json(&record.unwrap()).unwrap().replay(&snapshot(&[Some(9), Some(1)]), &[]).unwrap();
+    assert_eq!(replay.explanation.dropped.len(), 1);
+    assert_eq!(&*replay.explanation.dropped[0].by, "subset");
+}
+
+#[test]
+fn what_is_no_record_says_why() {
+    assert!(matches!(Record::from_json("{"), Err(InvalidRecord::NotJson(_))));
+    assert_eq!(Record::from_json(r#"{"model":"m"}"#), Err(InvalidRecord::Field("rng")));
+    let replay = |text: &str| Record::from_json(text).unwrap().replay(&snapshot(&[None]), &[]).map(|_| ()).unwrap_err().to_string();
+    assert_eq!(replay(r#"{"rng":1}"#), "not a decision record: `request` is missing, or not what it should be");
+    let twice =
+        r#"{"endpoint":"a","ready":true,"age_ms":0,"requests":0,"prefill_tokens":0,"decode_tokens":0,"matched_blocks":0,"cold_pick":0}"#;
+    let text = format!(r#"{{"rng":1,"version":[1,2],"metrics_stale":false,"request":{{"blocks":0}},"endpoints":[{twice},{twice}]}}"#);
+    assert_eq!(replay(&text), "its endpoints make no pool: address `a` is claimed by two endpoints");
+}
