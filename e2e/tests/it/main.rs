@@ -12,6 +12,7 @@ mod echo;
 mod engine;
 mod lifecycle;
 mod limits;
+mod objectives;
 mod one_mind;
 mod played;
 mod pools;

@@ -23,8 +23,8 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// A daemon with the pools `default` (a file) and `qwen` (a list), and a proxy whose routes go by the header `x-to`: to the pool `default` and to
 /// `qwen` by cluster, to `qwen` by route metadata, and to two pools that nobody knows.
-struct Two {
-    stack: Stack,
+pub(crate) struct Two {
+    pub(crate) stack: Stack,
     default: [ModelServer; 2],
     qwen: [ModelServer; 2],
     folder: TempDir,
@@ -36,7 +36,7 @@ impl Two {
         Ok([server()?, server()?])
     }
 
-    async fn start(change: impl FnOnce(Builder) -> Builder) -> Result<Self> {
+    pub(crate) async fn start(change: impl FnOnce(Builder) -> Builder) -> Result<Self> {
         let (default, qwen, folder) = (Self::servers()?, Self::servers()?, tempfile::tempdir()?);
         let pools = write_pools(folder.path(), &default, &qwen)?;
         let builder = Stack::builder().daemon_arguments(&["--pools", &pools]).envoy_config(routes).picker(json!({
