@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use axum::extract::State;
+use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use axum::{Json, Router};
 use scheduler::objects::{ObjectsSpec, TargetSpec};
 use scheduler::{EndpointMetrics, Version};
@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use crate::config::{ConfigStatus, Resolved};
 use crate::counters::Totals;
+use crate::explain::{self, QUESTION_BYTES_MAX, Question};
 use crate::metrics;
 use crate::persist::SnapshotFile;
 use crate::pool::{Absence, Absentee, Member, MetricsStatus, PoolView};
@@ -38,6 +39,7 @@ pub fn router(admin: Admin) -> Router {
         .route("/debug/endpoints", get(endpoints))
         .route("/debug/state", get(state))
         .route("/debug/config", get(config))
+        .route("/debug/explain", post(why).layer(DefaultBodyLimit::max(QUESTION_BYTES_MAX)))
         .with_state(admin)
 }
 
@@ -54,6 +56,14 @@ async fn readyz(State(Admin { shared, .. }): State<Admin>) -> Response {
         })
         .collect();
     if waiting.is_empty() { "ready\n".into_response() } else { (StatusCode::SERVICE_UNAVAILABLE, waiting.concat()).into_response() }
+}
+
+/// What a question about a decision comes to. A POST for its body's sake alone: it changes nothing.
+async fn why(State(Admin { shared, .. }): State<Admin>, Json(question): Json<Question>) -> Response {
+    match explain::answer(&shared, &question) {
+        Ok(answer) => Json(answer).into_response(),
+        Err(complaint) => (StatusCode::BAD_REQUEST, complaint + "\n").into_response(),
+    }
 }
 
 async fn prometheus(State(Admin { shared, snapshot }): State<Admin>) -> Response {
@@ -107,6 +117,7 @@ fn member_row(view: &PoolView, member: &Member, metrics: &EndpointMetrics, total
             "kv_block_tokens": metrics.kv_block_tokens,
             "kv_blocks": metrics.kv_blocks,
             "lora": lora,
+            "attributes": metrics.attributes.iter().map(|(key, value)| (key.to_string(), json!(value))).collect::<serde_json::Map<_, _>>(),
         },
     })
 }

@@ -16,12 +16,14 @@ use crate::scrape::MetricsLocation;
 use crate::scrape::engine::Engines;
 
 mod known;
+mod page;
 mod reader;
 mod resolved;
 mod schema;
 mod status;
 pub(crate) mod yaml;
 
+pub use page::reference_page;
 pub use resolved::Resolved;
 pub use status::{ConfigError, ConfigStatus};
 
@@ -225,6 +227,89 @@ mod tests {
     }
 
     #[test]
+    fn a_mistake_is_named_with_line_path_and_what_was_meant() {
+        for (rest, expected) in [
+            ("pluggins: []\n", "f:3: pluggins: unknown field \"pluggins\"; did you mean \"plugins\"?"),
+            (
+                "plugins:\n- {type: queue-scoer}\n",
+                "f:4: plugins[0].type: unknown plugin type \"queue-scoer\"; did you mean \"queue-scorer\"?",
+            ),
+            ("plugins:\n- {type: queue-scorer, wieght: 2}\n", "f:4: plugins[0].wieght: unknown field"),
+            ("plugins:\n- {name: a}\n", "f:4: plugins[0]: has no type"),
+            (
+                "plugins:\n- {type: queue-scorer}\n- {type: queue-scorer}\n",
+                "f:5: plugins[1]: the name \"queue-scorer\" is taken by plugins[0] (line 4)",
+            ),
+            ("plugins:\n- {type: queue-scorer, parameters: [1]}\n", "f:4: plugins[0].parameters: must be a map, not a list"),
+            (
+                "plugins:\n- type: active-request-scorer\n  parameters:\n    idleTreshold: 1\n",
+                "f:6: plugins[0].parameters.idleTreshold: unknown parameter",
+            ),
+            (
+                "plugins:\n- type: utilization-filter\n  parameters:\n    conditions:\n    - metric: waiting-queue\n      maxVale: 5\n",
+                "f:8: plugins[0].parameters.conditions[0].maxVale: in `conditions[0]`: unknown parameter `maxVale`; did you mean `maxValue`?",
+            ),
+            (
+                "plugins:\n- type: core-metrics-extractor\n  parameters:\n    engineConfigs:\n    - name: a\n      kvUsageSpek: x\n",
+                "f:8: plugins[0].parameters.engineConfigs[0].kvUsageSpek: unknown field \"kvUsageSpek\"; did you mean \"kvUsageSpec\"?",
+            ),
+            ("plugins:\n- {type: metrics-data-source, parameters: {port: 70000}}\n", "f:4: plugins[0].parameters.port"),
+            ("plugins:\n- {type: core-metrics-extractor, parameters: {defaultEngine: vlm}}\n", "f:4: plugins[0].parameters"),
+            (
+                "schedulingProfiles:\n- name: a\n  plugins:\n  - pluginRef: q\n",
+                "f:6: schedulingProfiles[0].plugins[0].pluginRef: unknown plugin name \"q\"",
+            ),
+            (
+                "schedulingProfiles:\n- name: a\n  plugins:\n  - pluginRef: queue-scorer\n",
+                "f:6: schedulingProfiles[0].plugins[0].pluginRef: \"queue-scorer\" is a plugin type, but no plugin of that name is declared",
+            ),
+            ("schedulingProfiles:\n- plugins: []\n", "f:4: schedulingProfiles[0]: has no name"),
+            (
+                "featureGates: [flowContrl=true]\n",
+                "f:3: featureGates[0]: unknown feature gate \"flowContrl\"; did you mean \"flowControl\"?",
+            ),
+            ("featureGates: [flowControl=yes]\n", "f:3: featureGates[0]: \"yes\" is neither true nor false"),
+            ("dataLayer: {sources: [{pluginRef: x}]}\n", "f:3: dataLayer.sources[0].pluginRef: unknown plugin name \"x\""),
+            ("dataLayer: {sources: [{extractors: []}]}\n", "f:3: dataLayer.sources[0]: has no pluginRef"),
+            ("flowControl: {maxBytes: lots}\n", "f:3: flowControl.maxBytes: must be a quantity such as 5000, 1k or 10Gi, not \"lots\""),
+            (
+                "flowControl: {priorityBands: [{priority: 1.5}]}\n",
+                "f:3: flowControl.priorityBands[0].priority: must be a whole number, not 1.5",
+            ),
+            ("plugins: [\n", "f:"),
+            ("kind: EndpointPickerConfig\n", "f:3: "),
+        ] {
+            let said = complaints(rest);
+            assert!(said.lines().any(|line| line.starts_with(expected)), "{rest}: no {expected} in\n{said}");
+        }
+        let said = read("kind: Pod\n").0.complaints("f");
+        assert!(said.contains("apiVersion: is missing") && said.contains("kind: must be EndpointPickerConfig, not \"Pod\""), "{said}");
+        let said = read("apiVersion: llm-d.ai/v2\nkind: EndpointPickerConfig\n").0.complaints("f");
+        assert!(said.contains("f:1: apiVersion: ") && said.contains("did you mean \"llm-d.ai/v1\"?"), "{said}");
+    }
+
+    #[test]
+    fn references_go_to_what_is_there_and_of_the_right_kind() {
+        let handler = |deciders: &str| {
+            format!(
+                "plugins:\n- {{type: disagg-profile-handler, parameters: {deciders}}}\n- {{type: decode-filter}}\n- {{type: queue-scorer}}\n\
+                 schedulingProfiles: [{{name: decode, plugins: [{{pluginRef: decode-filter}}]}}]\n"
+            )
+        };
+        let path = "f:4: plugins[0].parameters.deciders.prefill: ";
+        // A handler that refers to itself, the nearest to a cycle that can be written.
+        let itself = complaints(&handler("{deciders: {prefill: disagg-profile-handler}}"));
+        assert!(itself.starts_with(&format!("{path}\"disagg-profile-handler\" (line 4) is a profile handler")), "{itself}");
+        let scorer = complaints(&handler("{deciders: {prefill: queue-scorer}}"));
+        assert!(scorer.starts_with(&format!("{path}\"queue-scorer\" (line 6) is a scorer (queue-scorer), not a decider")), "{scorer}");
+        assert!(complaints(&handler("{deciders: {prefill: x}}")).starts_with(&format!("{path}unknown plugin name \"x\"")));
+        let profile = complaints(&handler("{profiles: {decode: decoed}}"));
+        assert!(profile.contains("profiles.decode: unknown profile \"decoed\"; did you mean \"decode\"?"), "{profile}");
+        let gone = complaints("plugins: [{type: disagg-profile-handler}]\nschedulingProfiles: [{name: all}]\n");
+        assert!(gone.contains("`decode`"), "the profile it has by default must be there: {gone}");
+    }
+
+    #[test]
     fn each_dialect_has_its_own_places() {
         let v1 = |rest: &str| format!("apiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\n{rest}");
         for (older, newer) in [
@@ -312,8 +397,8 @@ mod tests {
             assert_eq!(config.is_none(), matches!(row.fate, known::Fate::Refused(..)), "{name}");
         }
         for (plugin_type, way, _) in known::REFERENCES {
-            let row = PLUGINS.iter().find(|row| row.name == *plugin_type).unwrap_or_else(|| panic!("{plugin_type}"));
-            assert!(row.parameters.iter().any(|parameter| parameter.name == way[0]), "{plugin_type} has no {way:?}");
+            let mut rows = PLUGINS.iter().filter(|row| plugin_type.is_empty() || row.name == *plugin_type);
+            assert!(rows.any(|row| row.parameters.iter().any(|parameter| parameter.name == way[0])), "{plugin_type} has no {way:?}");
         }
     }
 }

@@ -565,7 +565,7 @@ mod tests {
 
     fn observed(queue: f32, observed_at: Instant) -> Observed {
         let metrics = EndpointMetrics { queue_depth: Some(queue), ..EndpointMetrics::default() };
-        Observed { metrics, custom: Vec::new(), process_start: None, observed_at }
+        Observed { metrics, process_start: None, observed_at }
     }
 
     #[test]

@@ -65,8 +65,6 @@ pub struct ScrapeConfig {
 pub struct Observed {
     /// For the scheduler. At least one of queue, running and KV-cache utilisation is known.
     pub metrics: EndpointMetrics,
-    /// Configured metrics under their keys.
-    pub custom: Vec<(Arc<str>, f64)>,
     /// Start of the process in Unix seconds, where the engine says so.
     pub process_start: Option<f64>,
     /// When the answer began to arrive. The page was written just before, so picks since then are not in it.
@@ -222,8 +220,8 @@ impl Scraper {
                     tracing::info!(endpoint = &*row.target.name, "engine restarted");
                     ScrapeEvent::Restarted(id)
                 } else {
-                    let extract::Reading { metrics, custom, process_start, .. } = reading;
-                    ScrapeEvent::Metrics(id, Observed { metrics, custom, process_start, observed_at })
+                    let extract::Reading { metrics, process_start, .. } = reading;
+                    ScrapeEvent::Metrics(id, Observed { metrics, process_start, observed_at })
                 }
             }
         };

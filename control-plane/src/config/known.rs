@@ -7,12 +7,14 @@ use scheduler::plugin::{self, Kind};
 /// What becomes of an item that is not implemented as such.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
+    /// It does what it says, as part of something that is not a plugin here.
+    Implemented(&'static str),
     /// What it does happens here anyway, or cannot matter; for this reason.
     NoEffect(&'static str),
     /// It would change decisions and is not there, for the reason; use the second instead.
     Refused(&'static str, &'static str),
 }
-use Fate::{NoEffect, Refused};
+use Fate::{Implemented, NoEffect, Refused};
 
 /// What a plugin is for: what may refer to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,12 +62,14 @@ const BY_PATH: Fate = NoEffect("the path of a request tells its API");
 
 const SCORER: Role = Role::Scheduling(Kind::Scorer);
 const FILTER: Role = Role::Scheduling(Kind::Filter);
+const HANDLER: Role = Role::Scheduling(Kind::ProfileHandler);
+const PRODUCER_ROLE: Role = Role::Scheduling(Kind::Producer);
 
 /// Sources: llm-d-router `cmd/epp/runner/runner.go` (`registerInTreePlugins`), v0.10 and what came after it.
 #[rustfmt::skip] // a table
 pub const FOREIGN: &[Foreign] = &[
-    row("metrics-data-source", Role::Source, NoEffect("endpoints are always scraped; scheme, port and path are taken over")),
-    row("core-metrics-extractor", Role::Extractor, NoEffect("engine metrics are always read; engineConfigs, defaultEngine and engineLabelKey are taken over")),
+    row("metrics-data-source", Role::Source, Implemented("says where endpoints are scraped, declared or not")),
+    row("core-metrics-extractor", Role::Extractor, Implemented("says what is read of engines, declared or not")),
     row("file-discovery", Role::Discovery, NoEffect("endpoints come from --endpoints-file")),
     row("k8s-notification-source", Role::Source, NoEffect("discovery follows its source by itself")),
     row("endpoint-notification-source", Role::Source, NoEffect("discovery follows its source by itself")),
@@ -80,7 +84,8 @@ pub const FOREIGN: &[Foreign] = &[
     row("disagg-headers-handler", Role::Unreferred, NoEffect("disagg-profile-handler sets the headers itself")),
     row("prefill-header-handler", Role::Unreferred, NoEffect("disagg-profile-handler sets the headers itself")),
 
-    row("pd-profile-handler", Role::Unreferred, Refused("deprecated at the reference", "disagg-profile-handler, its deciders.prefill for deciderPluginName")),
+    row("tokenizer", PRODUCER_ROLE, Refused("deprecated at the reference", "token-producer")),
+    row("pd-profile-handler", HANDLER, Refused("deprecated at the reference", "disagg-profile-handler, its deciders.prefill for deciderPluginName")),
     row("precise-prefix-cache-scorer", SCORER, Refused(NO_EVENTS, "prefix-cache-scorer")),
     row("precise-prefix-cache-producer", Role::Extractor, Refused(NO_EVENTS, "approx-prefix-cache-producer: its index is corrected by cached_tokens")),
     row("burst-prefix-cache-producer", Role::Unreferred, Refused(NOT_YET, "approx-prefix-cache-producer: its index changes at the pick, so bursts stay together")),
@@ -104,7 +109,7 @@ pub const FOREIGN: &[Foreign] = &[
     row("latency-scorer", SCORER, Refused(NO_PREDICTION, "active-request-scorer with token-load-scorer")),
     row("slo-scorer", SCORER, Refused(NO_PREDICTION, "active-request-scorer with token-load-scorer")),
     row("slo-headroom-tier-filter", FILTER, Refused(NO_PREDICTION, "utilization-filter")),
-    row("slo-aware-profile-handler", Role::Unreferred, Refused(NO_PREDICTION, "single-profile-handler")),
+    row("slo-aware-profile-handler", HANDLER, Refused(NO_PREDICTION, "single-profile-handler")),
     row("slo-request-tracker", Role::Unreferred, Refused(NO_PREDICTION, "inflight-load-producer")),
     row("latency-slo-admitter", Role::Unreferred, Refused(NO_PREDICTION, "probabilistic-admitter")),
     row("p2p-source-producer", Role::Unreferred, Refused(NOT_YET, "prefix-cache-scorer")),
@@ -142,10 +147,16 @@ pub const FEATURE_GATES: &[(&str, Fate)] = &[
     ("haPopulateNonLeaderDatastore", NoEffect("there are no standbys to keep warm")),
 ];
 
-/// Parameters of a type of ours that do something at the reference and nothing here.
-pub const PARAMETERS: &[(&str, &str, Fate)] = &[];
+/// Parameters of our types that the scheduler does not know: type, parameter, and what becomes of it.
+pub const PARAMETERS: &[(&str, &str, Fate)] = &[
+    ("token-producer", "vllm", Refused("no other server is asked for tokens", "the estimate, which is the default")),
+    ("token-producer", "modelName", NoEffect("tokens are estimated, whatever the model")),
+];
 
-/// Parameters that name something else in the file: type, way to the parameter, and what it names. All there are lead from a handler to
+/// How the doc of a parameter begins that is checked and changes nothing.
+pub const NO_EFFECT: &str = "no effect: ";
+
+/// Parameters that name something else in the file: type (empty: any), way to the parameter, and what it names. All there are lead from a handler to
 /// its deciders and profiles, or from a scorer to its producer, none back: a cycle cannot be written, it is a reference of the wrong kind.
 pub const REFERENCES: &[(&str, &[&str], Target)] = &[
     ("disagg-profile-handler", &["deciders", "prefill"], DECIDER),
@@ -154,8 +165,9 @@ pub const REFERENCES: &[(&str, &[&str], Target)] = &[
     ("disagg-profile-handler", &["profiles", "prefill"], Target::Profile),
     ("disagg-profile-handler", &["profiles", "encode"], Target::Profile),
     ("header-profile-handler", &["defaultProfile"], Target::Profile),
-    ("prefix-cache-scorer", &["prefixMatchInfoProducerName"], PRODUCER),
-    ("no-hit-lru-scorer", &["prefixMatchInfoProducerName"], PRODUCER),
+    ("", &["prefixMatchInfoProducerName"], PRODUCER),
+    ("", &["inFlightLoadProducerName"], PRODUCER),
+    ("", &["latencyPredictionInfoProducerName"], PRODUCER),
     ("endpoint-attribute-scorer", &["producer"], Target::Plugin(Role::Extractor)),
     ("endpoint-attribute-filter", &["producer"], Target::Plugin(Role::Extractor)),
 ];
@@ -170,7 +182,7 @@ pub enum Target {
 }
 
 const DECIDER: Target = Target::Plugin(Role::Scheduling(Kind::Decider));
-const PRODUCER: Target = Target::Plugin(Role::Scheduling(Kind::Producer));
+const PRODUCER: Target = Target::Plugin(PRODUCER_ROLE);
 
 const fn row(name: &'static str, role: Role, fate: Fate) -> Foreign {
     Foreign { name, role, fate }

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use scheduler::plugin::closest;
 
 use self::plugins::Declared;
-use super::known::{FEATURE_GATES, Fate, Role};
+use super::known::{FEATURE_GATES, Fate, Role, plugin_types};
 use super::schema::{API_VERSIONS, Dialect, FILE, KIND, Shape};
 use super::yaml::{self, Key, Node, Value};
 use super::{Item, PoolConfig, Problem, Report, Status};
@@ -132,6 +132,7 @@ impl Reader {
 
     fn fate(&mut self, path: &str, line: u64, fate: Fate) {
         match fate {
+            Fate::Implemented(reason) => self.item(path, line, Status::Implemented, reason),
             Fate::NoEffect(reason) => self.item(path, line, Status::NoEffect, reason),
             Fate::Refused(reason, instead) => self.report.items.push(Item {
                 path: path.to_owned(),
@@ -188,17 +189,23 @@ impl Reader {
             if allowed.iter().any(|role| role.made_on_demand(&name)) {
                 return Some(name);
             }
-            let fits = |p: &&Declared| Role::of(&p.plugin_type).is_none_or(|role| allowed.contains(&role));
-            let names: Vec<&str> = self.plugins.iter().filter(fits).map(|p| p.name.as_str()).collect();
-            let mut message = unknown("plugin name", &name, names.iter().copied());
-            if Role::of(&name).is_some() {
-                message = format!("{name:?} is a plugin type, but no plugin of that name is declared under plugins");
-            }
+            let fits = |plugin_type: &str| Role::of(plugin_type).is_some_and(|role| allowed.contains(&role));
+            let names: Vec<&str> = self.plugins.iter().filter(|p| fits(&p.plugin_type)).map(|p| p.name.as_str()).collect();
+            // No name is near, perhaps a type is: somebody forgot to declare it, or wrote its name wrongly.
+            let near_type = closest(&name, plugin_types().filter(|plugin_type| fits(plugin_type)));
+            let message = match (closest(&name, names.iter().copied()), near_type) {
+                (None, Some(near)) if near == name => {
+                    format!("{name:?} is a plugin type, but no plugin of that name is declared under plugins")
+                }
+                (None, Some(near)) => format!("unknown plugin name {name:?}; did you mean the type {near:?}?"),
+                _ => unknown("plugin name", &name, names),
+            };
             self.problem(path, node.line, message);
             return None;
         };
         self.referred.insert(name.clone());
         match Role::of(&declared.plugin_type) {
+            _ if declared.is_refused() => None, // told already, and what to use instead may be of another kind
             Some(role) if !allowed.contains(&role) => {
                 let wanted = allowed.iter().map(Role::to_string).collect::<Vec<_>>().join(" or ");
                 let message = format!("{name:?} (line {}) is {role} ({}), not {wanted}", declared.line, declared.plugin_type);

@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use scheduler::plugin::{self, Default, Kind, PluginType, Value};
+use scheduler::plugin::{self, Default, Kind, PluginType, State, Value};
 use scheduler::{PipelineSpec, PluginSpec, ProfileSpec};
 use serde::Serialize;
 
@@ -57,7 +57,7 @@ pub struct ResolvedPlugin {
     /// In the order of the reference.
     pub parameters: Vec<ResolvedParameter>,
     /// The state it looks at.
-    pub needs: Vec<&'static str>,
+    pub needs: Vec<String>,
 }
 
 /// A parameter with the value in force.
@@ -74,6 +74,10 @@ pub struct ResolvedParameter {
 /// What every pipeline has, and of which type it is where nobody declares one.
 const ALWAYS: [(Kind, &str); 3] =
     [(Kind::ProfileHandler, "single-profile-handler"), (Kind::Picker, "max-score-picker"), (Kind::Detector, "utilization-detector")];
+
+/// Producers that the reference makes for whoever consumes what they produce: type, and what of.
+const PRODUCERS: [(&str, State); 3] =
+    [("approx-prefix-cache-producer", State::PrefixIndex), ("inflight-load-producer", State::InFlight), ("token-producer", State::Prompt)];
 
 // === impl Resolved ===
 
@@ -92,6 +96,13 @@ impl Resolved {
         make(spec.profile_handler.is_empty(), handler);
         make(!spec.profiles.iter().all(has_picker), picker);
         make(spec.saturation_detector.is_empty(), detector);
+        for (producer, state) in PRODUCERS {
+            // What one producer needs another makes: in the order of the list.
+            let needed = plugins.iter().any(|plugin| plugin.needs.contains(&state.to_string()));
+            if needed && !plugins.iter().any(|plugin| plugin.plugin_type == producer) {
+                plugins.extend(resolved(&PluginSpec::of_type(producer), true));
+            }
+        }
         let profiles = spec.profiles.iter().map(|profile| {
             let mut parts: Vec<Part> = profile.plugins.iter().map(|part| part_of(spec, &part.name, part.weight)).collect();
             if !has_picker(profile) {
@@ -127,8 +138,10 @@ impl Resolved {
         for ResolvedPlugin { name, plugin_type, kind, auto_created, parameters, needs } in plugins {
             let called = if name == plugin_type { String::new() } else { format!(" ({plugin_type})") };
             let made = if *auto_created { ", made without being declared" } else { "" };
-            let needs = if needs.is_empty() { String::new() } else { format!(", needs {}", needs.join(", ")) };
-            let _ = writeln!(text, "plugin {name}{called}: {kind}{made}{needs}");
+            let _ = writeln!(text, "plugin {name}{called}: {kind}{made}");
+            if !needs.is_empty() {
+                let _ = writeln!(text, "  needs {}", needs.join("; "));
+            }
             for ResolvedParameter { name, value, given } in parameters {
                 let _ = writeln!(text, "  {name} = {value}{}", if *given { "" } else { " (default)" });
             }
@@ -138,7 +151,7 @@ impl Resolved {
 }
 
 fn resolved(spec: &PluginSpec, auto_created: bool) -> Option<ResolvedPlugin> {
-    let PluginType { kind, parameters, .. } = plugin::lookup(&spec.plugin_type)?;
+    let PluginType { kind, parameters, needs, .. } = plugin::lookup(&spec.plugin_type)?;
     let parameters = parameters.iter().map(|parameter| {
         let given = spec.parameters.iter().find(|(name, _)| name == parameter.name).map(|(_, value)| json_of(value));
         ResolvedParameter {
@@ -153,7 +166,7 @@ fn resolved(spec: &PluginSpec, auto_created: bool) -> Option<ResolvedPlugin> {
         kind: word(*kind),
         auto_created,
         parameters: parameters.collect(),
-        needs: Vec::new(),
+        needs: needs.iter().map(ToString::to_string).collect(),
     })
 }
 
@@ -195,7 +208,7 @@ fn json_of_default(default: &Default) -> serde_json::Value {
         Default::Number(number) => json_of_number(*number),
         Default::Flag(flag) => (*flag).into(),
         Default::Text(text) => (*text).into(),
-        Default::Required | Default::Structured(_) => serde_json::Value::Null,
+        Default::Required | Default::RequiredNumber | Default::Structured(_) => serde_json::Value::Null,
     }
 }
 

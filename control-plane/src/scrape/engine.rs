@@ -21,6 +21,9 @@ pub const ENGINE_LABEL_OLDER: &str = "inference.networking.k8s.io/engine-type";
 /// Engine of an endpoint without a label.
 pub const DEFAULT_ENGINE: &str = "vllm";
 
+/// The longest key of a custom metric, in bytes: it travels with the value of every endpoint.
+pub const KEY_BYTES_MAX: usize = 128;
+
 /// The most metrics of one engine: one bit each in [`Families`].
 pub const METRICS_MAX: usize = 64;
 
@@ -73,7 +76,8 @@ pub struct EngineSpec {
     pub(super) part_label: Option<&'static str>,
     /// Within one meaning in order of preference.
     pub(super) metrics: Vec<Metric>,
-    pub(super) custom_keys: Vec<Arc<str>>,
+    /// Sorted; [`Meaning::Custom`] counts in them.
+    pub(super) custom_keys: Vec<Box<str>>,
 }
 
 /// The engines known, built in and configured.
@@ -136,6 +140,29 @@ pub struct CustomMetric {
     pub metric_spec: String,
 }
 
+impl EngineConfig {
+    /// Its fields, as configured.
+    pub const FIELDS: [&str; 12] = [
+        "name",
+        "queuedRequestsSpec",
+        "runningRequestsSpec",
+        "kvUsageSpec",
+        "kvUsageScale",
+        "loraSpec",
+        "cacheInfoSpec",
+        "cacheBlockSizeLabelName",
+        "cacheNumBlocksLabelName",
+        "cacheBlockSizeSpec",
+        "cacheNumBlocksSpec",
+        "customMetrics",
+    ];
+}
+
+impl CustomMetric {
+    /// Its fields, as configured.
+    pub const FIELDS: [&str; 2] = ["attributeKey", "metricSpec"];
+}
+
 /// Why a configured engine was refused. The configuration is at fault; only changing it helps.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidEngine {
@@ -161,6 +188,14 @@ pub enum InvalidEngine {
     /// More than [`METRICS_MAX`] metrics.
     #[error("engineConfigs: engine {0:?}: more than {METRICS_MAX} metrics")]
     TooManyMetrics(String),
+    /// The key of a custom metric is empty, too long or given twice.
+    #[error("engineConfigs: engine {engine:?}: customMetrics: the key {key:?} is empty, longer than {KEY_BYTES_MAX} bytes, or given twice")]
+    Key {
+        /// The engine.
+        engine: String,
+        /// The key.
+        key: String,
+    },
     /// `defaultEngine` names no engine.
     #[error("defaultEngine {0:?} is neither built in nor in engineConfigs")]
     UnknownDefault(String),
@@ -399,15 +434,22 @@ impl EngineSpec {
         let or = |label: &'_ str, default: &'static str| -> Box<str> { if label.is_empty() { default } else { label }.into() };
         builder.label("cacheInfoSpec", Meaning::BlockTokens, cache_info_spec, &or(cache_block_size_label_name, "block_size"))?;
         builder.label("cacheInfoSpec", Meaning::Blocks, cache_info_spec, &or(cache_num_blocks_label_name, "num_gpu_blocks"))?;
-        for (index, custom) in custom_metrics.iter().enumerate() {
-            builder.value("customMetrics", Meaning::Custom(index), &custom.metric_spec)?;
+        let mut custom: Vec<&CustomMetric> = custom_metrics.iter().collect();
+        custom.sort_by(|a, b| a.attribute_key.cmp(&b.attribute_key));
+        for (index, metric) in custom.iter().enumerate() {
+            let key = &metric.attribute_key;
+            let again = custom.get(index + 1).is_some_and(|next| next.attribute_key == *key);
+            if key.is_empty() || key.len() > KEY_BYTES_MAX || again {
+                return Err(InvalidEngine::Key { engine: name.clone(), key: key.clone() });
+            }
+            builder.value("customMetrics", Meaning::Custom(index), &metric.metric_spec)?;
         }
         let row = TABLE.iter().find(|row| row.name == name);
         for counter in row.map_or(&[][..], |row| row.counters) {
             builder.value("built-in", Meaning::Counter, counter)?;
         }
         builder.value("built-in", Meaning::ProcessStart, PROCESS_START)?;
-        builder.build(row, scale, custom_metrics.iter().map(|custom| custom.attribute_key.as_str().into()).collect())
+        builder.build(row, scale, custom.iter().map(|metric| metric.attribute_key.as_str().into()).collect())
     }
 }
 
@@ -439,7 +481,7 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    fn build(self, row: Option<&BuiltIn>, kv_scale: f64, custom_keys: Vec<Arc<str>>) -> Result<EngineSpec, InvalidEngine> {
+    fn build(self, row: Option<&BuiltIn>, kv_scale: f64, custom_keys: Vec<Box<str>>) -> Result<EngineSpec, InvalidEngine> {
         if self.metrics.len() > METRICS_MAX {
             return Err(InvalidEngine::TooManyMetrics(self.engine.into()));
         }

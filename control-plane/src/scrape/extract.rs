@@ -5,7 +5,6 @@
 //! ranks that all report the one scheduler): [`Meaning`] says how they fold into one number.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Arc;
 
 use scheduler::{EndpointMetrics, LoraMetrics};
 
@@ -29,8 +28,6 @@ const PROCESS_START_TOLERANCE_S: f64 = 0.5;
 pub struct Reading {
     /// For the scheduler.
     pub metrics: EndpointMetrics,
-    /// Metrics asked for by configuration, under their keys; unknown ones are left out.
-    pub custom: Vec<(Arc<str>, f64)>,
     /// Start of the process in Unix seconds.
     pub process_start: Option<f64>,
     /// In the order of the table.
@@ -123,6 +120,7 @@ impl<'e> Extraction<'e> {
         let rows = || engine.metrics.iter().zip(&cells);
         let first = |meaning: Meaning| rows().find(|(metric, cell)| metric.meaning == meaning && cell.has_series()).map(|(_, cell)| cell);
         let requests = |meaning| first(meaning).and_then(Cell::sum).filter(|&sum| sum <= REQUESTS_MAX).map(|sum| sum as f32);
+        let custom = engine.custom_keys.iter().enumerate();
         let metrics = EndpointMetrics {
             queue_depth: requests(Meaning::Queued),
             running_requests: requests(Meaning::Running),
@@ -130,11 +128,11 @@ impl<'e> Extraction<'e> {
             kv_block_tokens: first(Meaning::BlockTokens).and_then(Cell::min).and_then(positive),
             kv_blocks: first(Meaning::Blocks).and_then(Cell::sum).and_then(positive),
             lora: first(Meaning::Lora).and_then(|cell| cell.lora.as_ref()).map(|(_, lora)| lora.clone()),
+            // Sorted as the keys are; what the page does not say is left out.
+            attributes: custom.filter_map(|(at, key)| Some((key.clone(), finite(first(Meaning::Custom(at))?.last()?)?))).collect(),
         };
-        let custom = engine.custom_keys.iter().enumerate();
         Reading {
             metrics,
-            custom: custom.filter_map(|(at, key)| Some((Arc::clone(key), first(Meaning::Custom(at))?.last()?))).collect(),
             process_start: first(Meaning::ProcessStart).and_then(Cell::max),
             counters: rows().filter(|(metric, _)| metric.meaning == Meaning::Counter).map(|(_, cell)| cell.counter()).collect(),
             present,
@@ -272,6 +270,12 @@ fn shard(labels: &[&str], sample: &Sample<'_>) -> Option<u64> {
 
 fn utilization(share: f64) -> Option<f32> {
     (share <= 1.0 + UTILIZATION_ROUNDING).then(|| share.min(1.0) as f32)
+}
+
+/// As the scheduler counts; what an f32 cannot hold is not known.
+fn finite(value: f64) -> Option<f32> {
+    let value = value as f32;
+    value.is_finite().then_some(value)
 }
 
 fn positive(value: f64) -> Option<u32> {

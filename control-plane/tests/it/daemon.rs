@@ -4,7 +4,7 @@ mod admin;
 mod cli;
 mod eds;
 mod files;
-mod harness;
+pub(crate) mod harness;
 mod ordering;
 mod state_stream;
 mod tls;

@@ -2,6 +2,8 @@
 
 #![cfg(test)] // so that the lints know helpers outside #[test] functions for tests too
 
+mod configs;
 mod daemon;
+mod docs;
 mod exposition;
 mod scrape;

@@ -4,7 +4,7 @@ use scheduler::plugin::{self, InvalidParameter, PluginType};
 
 use super::{Reader, TEXT_BYTES_MAX, below, unknown};
 use crate::config::Status;
-use crate::config::known::{Fate, Foreign, PARAMETERS, REFERENCES, Role, Target, foreign, plugin_types};
+use crate::config::known::{Fate, Foreign, NO_EFFECT, PARAMETERS, REFERENCES, Role, Target, foreign, plugin_types};
 use crate::config::yaml::{Key, Node, Value};
 
 /// A plugin as declared.
@@ -34,11 +34,32 @@ impl Declared {
         format!("{}.parameters.{name}", self.path)
     }
 
-    /// What is given of it, for the scheduler; values it cannot take are left out.
-    pub(super) fn given(&self) -> Given {
-        let elsewhere = |key: &Key| PARAMETERS.iter().any(|(t, p, _)| *t == self.plugin_type && *p == key.name);
-        let entries = self.entries().iter().filter(|(key, _)| !elsewhere(key));
-        entries.filter_map(|(key, node)| Some((key.name.clone(), value(node)?))).collect()
+    /// What is given of it, for the scheduler; values it cannot take are left out. It knows extractors by their type: of each there is one.
+    pub(super) fn given(&self, all: &[Self]) -> Given {
+        let ours = self.entries().iter().filter(|(key, _)| self.fate_of(&key.name).is_none());
+        let entries = ours.filter_map(|(key, node)| Some((key.name.clone(), value(node)?)));
+        let mut given: Given = entries.collect();
+        for (name, value) in &mut given {
+            let names_extractor = |(t, way, target): &&(&str, &[&str], Target)| {
+                (t.is_empty() || *t == self.plugin_type) && **way == [name.as_str()] && *target == Target::Plugin(Role::Extractor)
+            };
+            if let (Some(_), plugin::Value::Text(text)) = (REFERENCES.iter().find(names_extractor), value)
+                && let Some(extractor) = all.iter().find(|p| p.name == *text)
+            {
+                text.clone_from(&extractor.plugin_type);
+            }
+        }
+        given
+    }
+
+    /// What becomes of a parameter that the scheduler does not know.
+    fn fate_of(&self, parameter: &str) -> Option<Fate> {
+        PARAMETERS.iter().find(|(t, p, _)| *t == self.plugin_type && *p == parameter).map(|(.., fate)| *fate)
+    }
+
+    /// Is it one of those that cannot be had?
+    pub(super) fn is_refused(&self) -> bool {
+        plugin::lookup(&self.plugin_type).is_none() && matches!(foreign(&self.plugin_type), Some(Foreign { fate: Fate::Refused(..), .. }))
     }
 }
 
@@ -53,9 +74,14 @@ impl Reader {
                 let message = format!("the name {:?} is taken by {} (line {})", declared.name, other.path, other.line);
                 self.problem(&declared.path, declared.line, message);
             }
-            self.plugin_type(&declared);
             self.plugins.push(declared);
         }
+        // Only now: one may refer to another that is declared behind it.
+        let all = std::mem::take(&mut self.plugins);
+        for declared in &all {
+            self.plugin_type(declared, &all);
+        }
+        self.plugins = all;
     }
 
     fn declared(&mut self, plugin: &Node, path: String) -> Option<Declared> {
@@ -79,35 +105,37 @@ impl Reader {
     }
 
     /// Says what becomes of a declared plugin.
-    fn plugin_type(&mut self, declared: &Declared) {
+    fn plugin_type(&mut self, declared: &Declared, all: &[Declared]) {
         let Declared { plugin_type, path, line, .. } = declared;
         match (plugin::lookup(plugin_type), foreign(plugin_type)) {
             (Some(row), _) => {
                 self.item(path, *line, Status::Implemented, row.doc);
-                self.parameters(declared, row);
+                self.parameters(declared, row, all);
             }
             (None, Some(Foreign { fate, .. })) => {
                 self.fate(path, *line, *fate);
                 match (plugin_type.as_str(), fate) {
                     ("core-metrics-extractor", _) => self.extractor(declared),
                     ("metrics-data-source", _) => self.data_source(declared),
-                    (_, Fate::NoEffect(_)) => self.ignored_parameters(declared, &[]),
-                    (_, Fate::Refused(..)) => {}
+                    (_, Fate::NoEffect(_)) => self.ignored_parameters(declared),
+                    (_, Fate::Implemented(_) | Fate::Refused(..)) => {}
                 }
             }
             (None, None) => self.problem(&below(path, "type"), *line, unknown("plugin type", plugin_type, plugin_types())),
         }
     }
 
-    fn parameters(&mut self, declared: &Declared, row: &PluginType) {
+    fn parameters(&mut self, declared: &Declared, row: &PluginType, all: &[Declared]) {
         let mut wrong = self.unusable(declared);
-        let mut given = declared.given();
+        let mut given = declared.given(all);
         given.retain(|(name, _)| !wrong.contains(name));
         // One mistake a round: what is wrong is told and left out, until the rest builds.
         while let Err(error) = row.build(&given) {
             let at = error_path(&error);
             let top = at.split(['.', '[']).next().unwrap_or_default().to_owned();
-            if !wrong.contains(&top) {
+            let value = declared.parameters.get(&top).map(|node| &node.value);
+            let names_refused = all.iter().any(|p| p.is_refused() && value == Some(&Value::Text(p.name.clone())));
+            if !wrong.contains(&top) && !names_refused {
                 let line = declared.parameters.line_of(&at).unwrap_or(declared.line);
                 self.problem(&declared.parameter(&at), line, error.to_string());
             }
@@ -120,10 +148,13 @@ impl Reader {
         }
         for (key, _) in declared.entries().iter().filter(|(key, _)| !wrong.contains(&key.name)) {
             let path = declared.parameter(&key.name);
-            let elsewhere = PARAMETERS.iter().find(|(t, p, _)| *t == declared.plugin_type && *p == key.name);
-            match (elsewhere, row.parameters.iter().find(|parameter| parameter.name == key.name)) {
-                (Some((.., fate)), _) => self.fate(&path, key.line, *fate),
-                (None, Some(parameter)) => self.item(&path, key.line, Status::Implemented, parameter.doc),
+            let doc = row.parameters.iter().find(|parameter| parameter.name == key.name).map(|parameter| parameter.doc);
+            match (declared.fate_of(&key.name), doc) {
+                (Some(fate), _) => self.fate(&path, key.line, fate),
+                (None, Some(doc)) => match doc.strip_prefix(NO_EFFECT) {
+                    Some(reason) => self.item(&path, key.line, Status::NoEffect, reason),
+                    None => self.item(&path, key.line, Status::Implemented, doc),
+                },
                 (None, None) => {}
             }
         }
@@ -142,8 +173,8 @@ impl Reader {
         wrong
     }
 
-    pub(super) fn ignored_parameters(&mut self, declared: &Declared, used: &[&str]) {
-        for (key, _) in declared.entries().iter().filter(|(key, _)| !used.contains(&key.name.as_str())) {
+    fn ignored_parameters(&mut self, declared: &Declared) {
+        for (key, _) in declared.entries() {
             let reason = format!("{} does nothing of its own here", declared.plugin_type);
             self.item(&declared.parameter(&key.name), key.line, Status::NoEffect, reason);
         }
@@ -152,7 +183,8 @@ impl Reader {
     /// What parameters refer to must be there, and of the right kind.
     pub(super) fn parameter_references(&mut self, profiles: &[&str]) {
         let plugins = std::mem::take(&mut self.plugins);
-        let wanted = |declared: &Declared| REFERENCES.iter().filter(|(t, ..)| *t == declared.plugin_type).collect::<Vec<_>>();
+        let wanted =
+            |declared: &Declared| REFERENCES.iter().filter(|(t, ..)| t.is_empty() || *t == declared.plugin_type).collect::<Vec<_>>();
         let mut found: Vec<(String, Node, Target)> = Vec::new();
         for declared in &plugins {
             for (_, way, target) in wanted(declared) {

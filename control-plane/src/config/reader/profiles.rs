@@ -37,7 +37,8 @@ impl Reader {
             Some((_, nodes)) if !nodes.is_empty() => self.profiles(nodes),
             _ => self.implied_profile().into_iter().collect(),
         };
-        let names: Vec<&str> = profiles.iter().map(|profile| profile.name.as_str()).collect();
+        let mut names: Vec<&str> = profiles.iter().map(|profile| profile.name.as_str()).filter(|name| !name.is_empty()).collect();
+        names.dedup();
         self.parameter_references(&names);
         let saturation_detector = match self.saturation_detector(root) {
             named if !named.is_empty() => named,
@@ -46,7 +47,7 @@ impl Reader {
         self.referred.insert(saturation_detector.clone());
         let profile_handler = self.profile_handler(profiles.len(), given.map_or(0, |(line, _)| line));
         let ours = self.plugins.iter().filter(|p| plugin::lookup(&p.plugin_type).is_some());
-        let plugins: Vec<PluginSpec> = ours.map(spec).collect();
+        let plugins: Vec<PluginSpec> = ours.map(|declared| self.spec(declared)).collect();
         let mut pipeline = PipelineSpec { plugins, profiles, profile_handler, saturation_detector, ..PipelineSpec::default() };
         if pipeline.profiles.is_empty() {
             let default = PipelineSpec::default();
@@ -55,6 +56,10 @@ impl Reader {
         }
         self.check(&pipeline);
         Some(pipeline)
+    }
+
+    fn spec(&self, declared: &Declared) -> PluginSpec {
+        PluginSpec { plugin_type: declared.plugin_type.clone(), name: declared.name.clone(), parameters: declared.given(&self.plugins) }
     }
 
     fn declared_of(&self, kind: Kind) -> impl Iterator<Item = &Declared> {
@@ -137,6 +142,9 @@ impl Reader {
             let message = format!("a weight is a number from 0 to {}", scheduler::WEIGHT_MAX);
             self.problem(&below(path, "weight"), weight_line.unwrap_or(node.line), message);
         }
+        if !(0.0..=scheduler::WEIGHT_MAX).contains(&weight) {
+            return None;
+        }
         let name = name?;
         let declared = self.plugins.iter().find(|p| p.name == name)?;
         let row = plugin::lookup(&declared.plugin_type)?; // one that is refused or unknown has been told of
@@ -210,8 +218,4 @@ impl Reader {
             self.problem(&path, line, error.to_string());
         }
     }
-}
-
-fn spec(declared: &Declared) -> PluginSpec {
-    PluginSpec { plugin_type: declared.plugin_type.clone(), name: declared.name.clone(), parameters: declared.given() }
 }

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use super::plugins::Declared;
-use super::{Reader, unknown};
+use super::{Reader, below, unknown};
 use crate::config::Status;
-use crate::config::yaml::Value;
+use crate::config::yaml::{Node, Value};
 use crate::feed::Scraping;
-use crate::scrape::engine::{EngineConfig, Engines};
+use crate::scrape::engine::{CustomMetric, EngineConfig, Engines};
 
 /// Parameters of `metrics-data-source`.
 const DATA_SOURCE: [&str; 8] =
@@ -43,10 +43,7 @@ impl Reader {
         if let Some(node) = declared.parameters.get("engineConfigs") {
             let path = declared.parameter("engineConfigs");
             for (i, engine) in self.list(node, &path).iter().enumerate() {
-                match serde_json::from_value::<EngineConfig>(engine.value.to_json()) {
-                    Ok(config) => configs.push(config),
-                    Err(error) => self.problem(&format!("{path}[{i}]"), engine.line, error.to_string()),
-                }
+                configs.extend(self.engine(engine, &format!("{path}[{i}]")));
             }
         }
         match Engines::try_new(&configs, &default_engine, &label) {
@@ -60,6 +57,21 @@ impl Reader {
                 None => self.problem(&path, key.line, unknown("parameter", &key.name, USED.map(|(name, _)| name))),
             }
         }
+    }
+
+    fn engine(&mut self, engine: &Node, path: &str) -> Option<EngineConfig> {
+        let problems = self.report.errors.len();
+        self.map(engine, path, &EngineConfig::FIELDS)?;
+        if let Some(custom) = engine.get("customMetrics") {
+            for (i, metric) in self.list(custom, &below(path, "customMetrics")).iter().enumerate() {
+                self.map(metric, &format!("{path}.customMetrics[{i}]"), &CustomMetric::FIELDS);
+            }
+        }
+        if self.report.errors.len() > problems {
+            return None;
+        }
+        let read = serde_json::from_value(engine.value.to_json());
+        read.inspect_err(|error| self.problem(path, engine.line, error.to_string())).ok()
     }
 
     /// `metrics-data-source`: where metrics are.

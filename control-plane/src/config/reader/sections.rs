@@ -52,9 +52,10 @@ impl Reader {
 
     /// The plugin that says whether the pool is saturated; empty for the default. The newer of the two places counts, as at the reference.
     pub(super) fn saturation_detector(&mut self, root: &Node) -> String {
-        let places = [&["flowControl", "saturationDetector"][..], &["saturationDetector"]];
+        let places =
+            [Some(&["flowControl", "saturationDetector"][..]), (self.dialect == Dialect::V1Alpha1).then_some(&["saturationDetector"])];
         let mut chosen: Option<(String, String)> = None;
-        for place in places {
+        for place in places.into_iter().flatten() {
             let Some(section) = root.at(place) else { continue };
             let name = match section.get("pluginRef").map(|node| &node.value) {
                 Some(Value::Text(name)) => name.clone(),

@@ -66,8 +66,21 @@ fn engine_configs_of_the_reference_are_understood() {
     assert_eq!((reading.metrics.kv_block_tokens, reading.metrics.kv_blocks), (Some(8), Some(9)));
     let sglang = engines.get("sglang").unwrap();
     let reading = read(sglang, "sglang:num_decode_prealloc_queue_reqs -3\n");
-    assert_eq!(reading.custom, [("sglang.decode_prealloc_queue_reqs".into(), -3.0)]);
+    assert_eq!(*reading.metrics.attributes, [("sglang.decode_prealloc_queue_reqs".into(), -3.0)]);
     assert!(sglang.names().contains(&"sglang:generation_tokens_total"), "restart signals of a built-in engine stay");
+}
+
+#[test]
+fn attributes_are_sorted_by_key_and_hold_what_the_page_says() {
+    let configs = configs(
+        "- name: mine
+  customMetrics: [{attributeKey: z, metricSpec: first}, {attributeKey: a, metricSpec: 'second{x=y}'}, {attributeKey: m, metricSpec: third}]
+",
+    );
+    let engines = Engines::try_new(&configs, "mine", "").unwrap();
+    let page = "first 1\nsecond{x=\"z\"} 7\nsecond{x=\"y\"} 2.5\nthird NaN\n";
+    let attributes = read(&engines.of_labels(&[]), page).metrics.attributes;
+    assert_eq!(*attributes, [("a".into(), 2.5), ("z".into(), 1.0)], "in the scheduler's order; what is no number is not known");
 }
 
 #[test]
@@ -84,5 +97,21 @@ fn refusals_name_engine_and_field() {
     assert_eq!(refusal("[]", "abacus"), "defaultEngine \"abacus\" is neither built in nor in engineConfigs");
     let many: Vec<String> = (0..=METRICS_MAX).map(|n| format!("{{attributeKey: k{n}, metricSpec: m{n}}}")).collect();
     assert!(refusal(&format!("[{{name: a, customMetrics: [{}]}}]", many.join(", ")), "").contains("more than 64 metrics"));
+    for keys in [["", "b"], ["a", "a"], [&"k".repeat(KEY_BYTES_MAX + 1), "b"]] {
+        let custom = keys.map(|key| format!("{{attributeKey: '{key}', metricSpec: m}}")).join(", ");
+        assert!(refusal(&format!("[{{name: a, customMetrics: [{custom}]}}]"), "").contains("empty, longer than 128 bytes, or given twice"));
+    }
     assert!(serde_saphyr::from_str::<Vec<EngineConfig>>("[{name: a, queueSpec: m}]").is_err(), "a misspelt field is not ignored");
+}
+
+#[test]
+fn the_fields_told_to_people_are_those_that_are_read() {
+    for (known, refusal) in [
+        (&EngineConfig::FIELDS[..], serde_json::from_str::<EngineConfig>(r#"{"?": 1}"#).unwrap_err()),
+        (&CustomMetric::FIELDS[..], serde_json::from_str::<CustomMetric>(r#"{"?": 1}"#).unwrap_err()),
+    ] {
+        let refusal = refusal.to_string();
+        assert_eq!(refusal.matches('`').count(), 2 * (known.len() + 1), "{refusal}");
+        assert!(known.iter().all(|field| refusal.contains(&format!("`{field}`"))), "{refusal}");
+    }
 }

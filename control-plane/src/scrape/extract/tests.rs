@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use super::super::engine::Engines;
 use super::super::exposition::{Parser, Progress};
 use super::*;
@@ -19,7 +21,9 @@ fn told(reading: &Reading) -> String {
     fn show<T: ToString>(value: Option<T>) -> String {
         value.map_or("?".into(), |value| value.to_string())
     }
-    let EndpointMetrics { queue_depth, running_requests, kv_cache_utilization, kv_block_tokens, kv_blocks, lora } = &reading.metrics;
+    let EndpointMetrics { queue_depth, running_requests, kv_cache_utilization, kv_block_tokens, kv_blocks, lora, attributes } =
+        &reading.metrics;
+    assert!(attributes.is_empty(), "nobody asked for any");
     let lora = lora.as_ref().map(|l| format!(" lora {} running, {} waiting, max {}", l.running.join("+"), l.waiting.join("+"), l.max));
     format!(
         "queued {} running {} kv {} blocks {}x{} started {}{}",

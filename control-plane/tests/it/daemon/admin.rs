@@ -112,6 +112,6 @@ async fn the_state_shows_who_is_connected_and_what_they_have() {
     let state = get_json(daemon.admin_address, "/debug/state").await;
     assert_eq!(state["proxies"][0]["node_id"], "node-7");
     assert_eq!(state["proxies"][0]["process_id"], "0000000000000abc");
-    assert_eq!(state["pools"][0]["profile"]["name"], "default");
+    assert_eq!(state["pools"][0]["profiles"], serde_json::json!(["default"]));
     daemon.stop().await;
 }

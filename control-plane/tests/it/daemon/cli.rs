@@ -75,9 +75,9 @@ fn check_answers_for_every_item() {
     let file = folder.path().join("config.yaml");
     let path = file.to_str().unwrap();
     let with = |plugins: &str| write(&file, &format!("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n{plugins}"));
-    with("- type: queue-scorer\n- type: single-profile-handler\n");
+    with("- type: queue-scorer\n- type: openai-parser\n");
     check(&["check", path], 0, &["config.yaml:4: implemented: plugins[0]", "config.yaml:5: no effect: plugins[1]", "fine"]);
-    with("- type: queue-scorer\n- type: session-affinity-scorer\n");
+    with("- type: queue-scorer\n- type: precise-prefix-cache-scorer\n");
     check(&["check", path], 2, &["config.yaml:5: refused: plugins[1]", "instead: prefix-cache-scorer"]);
     with("- type: quue-scorer\n");
     check(&["check", path], 1, &["config.yaml:4: error: plugins[0].type", "did you mean \"queue-scorer\"?"]);

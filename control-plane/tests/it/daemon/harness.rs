@@ -109,7 +109,8 @@ impl Rig {
         let (_scraper, busy, stats) = Scraper::try_new(&ScrapeConfig::default()).unwrap();
         let shared = Shared::new(7, 99, [(Arc::from("default"), ScraperHandle { busy, stats })].into());
         let PoolConfig { pipeline, scraping } = PoolConfig::default_config().unwrap();
-        let settings = Settings { name: "default".into(), pipeline, staleness_max: Duration::from_secs(5), incarnation_first: 1 };
+        let settings =
+            Settings { name: "default".into(), pipeline, config_file: None, staleness_max: Duration::from_secs(5), incarnation_first: 1 };
         let (targets, _) = watch::channel(Arc::from([]));
         let feed = Feed { pool: Pool::new(settings), shared: Arc::clone(&shared), targets, scraping, config: None, objects: None };
         tokio::spawn(feed.run(ReceiverStream::new(changed).chain(futures::stream::pending()).boxed(), scraped, shutdown.clone()));

@@ -27,7 +27,7 @@ fn hello(schema: u32, pools: Vec<String>) -> proxy_message::Message {
 
 fn observed(queue: f32) -> Observed {
     let metrics = EndpointMetrics { queue_depth: Some(queue), ..EndpointMetrics::default() };
-    Observed { metrics, custom: Vec::new(), process_start: None, observed_at: tokio::time::Instant::now() }
+    Observed { metrics, process_start: None, observed_at: tokio::time::Instant::now() }
 }
 
 fn first_id(roster: &state::Roster) -> EndpointRef {
@@ -48,7 +48,12 @@ async fn hello_is_answered_by_welcome_roster_and_metrics() {
     let decoded = proto::roster(roster).unwrap();
     assert!(decoded.snapshot.any_ready());
     assert!(proto::metrics(&metrics, &decoded.snapshot).is_ok());
-    assert!(decoded.snapshot.pipeline().headers().is_empty());
+    let default = scheduler::Pipeline::build(&scheduler::PipelineSpec::default()).unwrap();
+    assert_eq!(
+        format!("{:?}", decoded.snapshot.pipeline()),
+        format!("{default:?}"),
+        "a pool without a configuration has the default pipeline"
+    );
 }
 
 #[tokio::test]

@@ -1,0 +1,90 @@
+//! Configuration files as people have them, in a folder by how they end: `tests/configs/{good,refused,invalid}/*.yaml`, each beside what
+//! `switchpointd check` prints of it.
+//!
+//! `UPDATE_GOLDENS=1` writes what came out into the files; read the diff before committing it.
+
+use std::path::{Path, PathBuf};
+
+use control_plane::args::{Check, Checked, Format};
+use control_plane::check::{Verdict, check};
+use control_plane::config;
+use serde_json::Value;
+
+use crate::daemon::harness;
+
+const FOLDERS: [(&str, Verdict); 3] = [("good", Verdict::Fine), ("refused", Verdict::Refused), ("invalid", Verdict::Invalid)];
+
+/// The files, with how each must end.
+fn files() -> Vec<(PathBuf, Verdict)> {
+    let of = |(folder, verdict): (&str, Verdict)| {
+        let entries = std::fs::read_dir(Path::new("tests/configs").join(folder)).unwrap(); // tests run in the folder of their crate
+        let files = entries.map(|entry| entry.unwrap().path()).filter(|file| file.extension().is_some_and(|extension| extension == "yaml"));
+        files.map(|file| (file, verdict)).collect::<Vec<_>>()
+    };
+    let mut files: Vec<(PathBuf, Verdict)> = FOLDERS.into_iter().flat_map(of).collect();
+    files.sort_by(|a, b| a.0.cmp(&b.0));
+    assert!(files.len() > 30, "{} files", files.len());
+    files
+}
+
+async fn checked(file: &Path, format: Format) -> (String, Verdict) {
+    check(Check { what: Checked { file: Some(file.to_owned()), endpoint: None }, engine: None, format }).await
+}
+
+fn golden(file: &Path, extension: &str, printed: &str) {
+    let golden = file.with_extension(extension);
+    if std::env::var_os("UPDATE_GOLDENS").is_some() {
+        std::fs::write(&golden, printed).unwrap();
+    }
+    let expected = std::fs::read_to_string(&golden).unwrap_or_default();
+    assert!(expected == printed, "{} says:\n{expected}\nbut it is:\n{printed}", golden.display());
+}
+
+#[tokio::test]
+async fn each_file_loads_to_what_its_golden_says() {
+    for (file, expected) in files() {
+        let (printed, verdict) = checked(&file, Format::Text).await;
+        assert_eq!(verdict, expected, "{}:\n{printed}", file.display());
+        golden(&file, "txt", &printed);
+        let text = std::fs::read_to_string(&file).unwrap();
+        assert_eq!(config::read(&text).1.is_some(), verdict == Verdict::Fine, "{}", file.display());
+    }
+}
+
+#[tokio::test]
+async fn json_says_the_same_in_another_form() {
+    for name in ["good/pd", "refused/flow-control", "invalid/everything-wrong"] {
+        let file = Path::new("tests/configs").join(name).with_extension("yaml");
+        let (printed, _) = checked(&file, Format::Json).await;
+        golden(&file, "json", &printed);
+    }
+    for (file, _) in files() {
+        let (printed, verdict) = checked(&file, Format::Json).await;
+        let report: Value = serde_json::from_str(&printed).unwrap();
+        let items = report["items"].as_array().unwrap();
+        let refused = |item: &&Value| item["status"] == "refused" && item["substitute"].is_string();
+        let (errors, refused) = (report["errors"].as_array().unwrap().len(), items.iter().filter(refused).count());
+        let expected = match (errors, refused) {
+            (0, 0) => Verdict::Fine,
+            (0, _) => Verdict::Refused,
+            _ => Verdict::Invalid,
+        };
+        assert_eq!(verdict, expected, "{}", file.display());
+        assert_eq!(report["pipeline"].is_object(), verdict == Verdict::Fine, "{}", file.display());
+        assert!(items.iter().all(|item| ["implemented", "no_effect", "refused"].contains(&item["status"].as_str().unwrap())));
+    }
+}
+
+#[tokio::test]
+async fn the_daemon_starts_with_each_good_file_and_shows_it() {
+    for (file, _) in files().into_iter().filter(|(_, verdict)| *verdict == Verdict::Fine) {
+        let path = file.to_str().unwrap();
+        let daemon = harness::daemon(&["--endpoint", "127.0.0.1:1", "--config", path]).await;
+        let shown = harness::get_json(daemon.admin_address, "/debug/config").await;
+        let (printed, _) = checked(&file, Format::Json).await;
+        let report: Value = serde_json::from_str(&printed).unwrap();
+        assert_eq!(shown["pools"][0]["pipeline"], report["pipeline"], "{path}");
+        assert_eq!((&shown["pools"][0]["file"], &shown["pools"][0]["error"]), (&Value::from(path), &Value::Null));
+        daemon.stop().await;
+    }
+}
