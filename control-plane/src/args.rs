@@ -28,6 +28,14 @@ Examples:
 Every option is also an environment variable: --listen-admin is SWITCHPOINT_LISTEN_ADMIN.
 ";
 
+const EXPLAIN_EXAMPLES: &str = "\
+Examples:
+    switchpointd explain --request body.json
+    switchpointd explain --request body.json --without 10.0.0.1:8000 --config other.yaml
+    jq -r 'select(.decision) | .decision' access.log | head -1 > decision.json
+    switchpointd explain --request decision.json --format json
+";
+
 /// Discovers model servers, scrapes them, and tells the Switchpoint filters in Envoy about them.
 #[derive(Debug, Parser)]
 #[command(name = "switchpointd", version, after_help = EXAMPLES, disable_help_subcommand = true)]
@@ -50,6 +58,60 @@ pub enum Command {
     /// Exit code: 0 fine, 1 invalid (or the server lacks something), 2 the file asks for something that is refused here.
     #[command(after_help = EXAMPLES)]
     Check(Check),
+    /// Say why a request goes where it goes: a request, or a recorded decision, is put to the live state of a running daemon.
+    ///
+    /// The file holds the body of a request, or a decision record (the field `decision` of the access log, with decision_log_one_in in the
+    /// filter's configuration). A record is decided again with all that it was decided by, so it gives the same list while the configuration is
+    /// the same.
+    ///
+    /// Exit code: 0 answered, 1 the file cannot be read or the daemon not asked.
+    #[command(after_help = EXPLAIN_EXAMPLES)]
+    Explain(Explain),
+}
+
+/// Options of `explain`.
+#[derive(Debug, Args)]
+pub struct Explain {
+    /// The daemon's admin listener.
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9090")]
+    pub admin: String,
+
+    /// The request's body, or a decision record.
+    #[arg(long, value_name = "FILE")]
+    pub request: PathBuf,
+
+    /// Whose endpoints; needed where there are several pools.
+    #[arg(long, value_name = "NAME")]
+    pub pool: Option<String>,
+
+    /// Path of the request, which tells its API.
+    #[arg(long, value_name = "PATH", default_value = "/v1/chat/completions")]
+    pub path: String,
+
+    /// A header of the request; may be repeated.
+    #[arg(long = "header", value_name = "NAME: VALUE", value_parser = header)]
+    pub headers: Vec<(String, String)>,
+
+    /// The subset hint that a gateway would give: addresses, comma-separated.
+    #[arg(long, value_name = "IP:PORT,...")]
+    pub subset: Option<String>,
+
+    /// What if this endpoint were not there? May be repeated.
+    #[arg(long, value_name = "IP:PORT")]
+    pub without: Vec<String>,
+
+    /// What if this EndpointPickerConfig were in force?
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// For people, or one JSON object.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+}
+
+fn header(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once(':').ok_or("a header is NAME: VALUE")?;
+    Ok((name.trim().to_ascii_lowercase(), value.trim().to_owned()))
 }
 
 /// Options of `check`.
@@ -81,7 +143,7 @@ pub struct Checked {
     pub endpoint: Option<String>,
 }
 
-/// How `check` prints.
+/// How `check` and `explain` print.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// For people.

@@ -28,6 +28,7 @@ pub mod shared;
 
 pub mod counters;
 pub mod eds;
+pub mod explain;
 pub mod push;
 
 pub mod admin;

@@ -4,7 +4,8 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
-use control_plane::args::{Cli, Command};
+use control_plane::args::{Cli, Command, Explain};
+use control_plane::explain::{self, Ask, Question};
 use control_plane::{check, logging, run};
 
 /// The daemon could not start or had to stop. (2 is clap's, for a command line it cannot read.)
@@ -28,6 +29,20 @@ async fn main() -> ExitCode {
             // Whoever closed our output does not want to read it; the exit code still says how it ended.
             let _ = std::io::stdout().write_all(printed.as_bytes());
             ExitCode::from(verdict as u8)
+        }
+        Command::Explain(args) => {
+            let Explain { admin, request, pool, path, headers, subset, without, config, format } = args;
+            let question = Question { pool, path, headers, subset, without, ..Question::default() };
+            match explain::ask(Ask { admin, file: request, config, question, format }).await {
+                Ok(printed) => {
+                    let _ = std::io::stdout().write_all(printed.as_bytes());
+                    ExitCode::SUCCESS
+                }
+                Err(complaint) => {
+                    let _ = writeln!(std::io::stderr(), "switchpointd: {complaint}");
+                    ExitCode::from(EXIT_FAILED)
+                }
+            }
         }
     }
 }

@@ -17,7 +17,7 @@ pub use ejection::{Ejection, Ejections};
 pub(crate) use pick::{Held, Picked, Token};
 pub use row::{OwnRow, PeerRow, RowHead};
 
-use scheduler::in_flight::InFlight;
+use scheduler::in_flight::{InFlight, Load};
 use scheduler::objects::{Asked, UnknownModel};
 use scheduler::prefix::PrefixIndex;
 use scheduler::{EndpointMetrics, EndpointRef, PrefixSettings, Rng, Snapshot, TokenSettings};
@@ -218,6 +218,13 @@ impl Pool {
         let others = self.in_flight.others_mut();
         others.start(self.state.as_ref().map_or(&[], |state| &state.refs));
         rows.into_iter().for_each(|row| row.add_to(others));
+    }
+
+    /// All that others have outstanding, summed up elsewhere: for a host that looks on and shares no rows.
+    pub fn others(&mut self, loads: impl IntoIterator<Item = (EndpointRef, Load)>) {
+        self.count_anew([]);
+        let others = self.in_flight.others_mut();
+        loads.into_iter().for_each(|(endpoint, load)| others.add(endpoint, load));
     }
 
     /// Another worker knows this of an endpoint.

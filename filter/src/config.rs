@@ -175,6 +175,11 @@ const FIELDS: &[Field] = &[
     Field { path: "ready_path", kind: text!(Path, settings.ready_path), about: "path that answers 200 once every pool has state" },
     Field { path: "explain", kind: flag!(settings.explain), about: "clients may ask for the reasons of a decision" },
     Field {
+        path: "decision_log_one_in",
+        kind: number!(0, 1_000_000_000, settings.decision_log_one_in: u32),
+        about: "one of so many decisions is written whole to the access log, for `switchpointd explain`; 0: none",
+    },
+    Field {
         path: "objective_header",
         kind: Kind::Choice {
             allowed: OBJECTIVE_HEADERS,
@@ -475,7 +480,8 @@ mod tests {
             br#"{"state": {"cluster": "c", "authority": "a", "silence_max_ms": 1000, "backoff_max_ms": 100},
                  "pools": [{"name": "p", "clusters": ["x", "y"]}], "failure_mode": "open", "cold_start_wait_ms": 0,
                  "body_limit_bytes": 2048, "destination_format": "single", "destination_header": "x-d", "fallback_header": "x-f",
-                 "subset_namespace": "ns", "subset_key": "k", "ready_path": "/r", "explain": true, "objective_header": "trust", "retry": false,
+                 "subset_namespace": "ns", "subset_key": "k", "ready_path": "/r", "explain": true, "decision_log_one_in": 50,
+                 "objective_header": "trust", "retry": false,
                  "per_try_timeout_ms": 9, "prefix_entries": 0, "lease_ms": 500, "sharing": false}"#,
         )
         .unwrap();
@@ -490,6 +496,7 @@ mod tests {
             cold_start_wait_ms: 0,
             ready_path: "/r".into(),
             explain: true,
+            decision_log_one_in: 50,
             objective_header: ObjectiveHeader::Trust,
             per_try_timeout_ms: 9,
             retry: false,

@@ -179,6 +179,11 @@ impl Host for FakeHost {
         Ok(self.properties.borrow().get(&path).cloned())
     }
 
+    fn property_set(&self, name: &str, value: &[u8]) -> Result<()> {
+        self.properties.borrow_mut().insert(name.to_owned(), value.to_vec());
+        Ok(())
+    }
+
     fn headers(&self, map: Map) -> Result<Vec<u8>> {
         let headers = self.map(map).borrow();
         Ok(pairs::serialize(&headers.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect::<Vec<_>>()))

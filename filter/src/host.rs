@@ -95,6 +95,8 @@ pub trait Host: Clone + 'static {
     fn stream_status(&self) -> String;
     /// Reads a property; `None` when there is none.
     fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>>;
+    /// Sets a property of the stream, which the access log shows as the filter state `wasm.<name>`.
+    fn property_set(&self, name: &str, value: &[u8]) -> Result<()>;
     /// All headers, as serialized pairs. Only while the headers callback runs, or while it is held.
     fn headers(&self, map: Map) -> Result<Vec<u8>>;
     /// Sets a header to one value.
@@ -207,6 +209,7 @@ mod wasm {
         fn proxy_grpc_cancel(stream: u32) -> u32;
         fn proxy_get_status(code: *mut u32, data: *mut *mut u8, size: *mut usize) -> u32;
         fn proxy_get_property(path: *const u8, path_size: usize, data: *mut *mut u8, size: *mut usize) -> u32;
+        fn proxy_set_property(path: *const u8, path_size: usize, value: *const u8, value_size: usize) -> u32;
         fn proxy_get_header_map_pairs(map: u32, data: *mut *mut u8, size: *mut usize) -> u32;
         fn proxy_replace_header_map_value(map: u32, key: *const u8, key_size: usize, data: *const u8, size: usize) -> u32;
         fn proxy_remove_header_map_value(map: u32, key: *const u8, key_size: usize) -> u32;
@@ -357,6 +360,10 @@ mod wasm {
                 Err(HostError::NOT_FOUND) => Ok(None),
                 Err(error) => Err(error),
             }
+        }
+
+        fn property_set(&self, name: &str, value: &[u8]) -> Result<()> {
+            check(unsafe { proxy_set_property(name.as_ptr(), name.len(), value.as_ptr(), value.len()) })
         }
 
         fn headers(&self, map: Map) -> Result<Vec<u8>> {

@@ -24,6 +24,8 @@ use crate::state::sharing::Moment;
 use crate::state::{Vm, Waiting};
 
 /// Where a route may name its pool, for routes that no cluster tells apart.
+/// The property that a recorded decision is put into; the access log shows it as `%FILTER_STATE(wasm.switchpoint_decision:PLAIN)%`.
+const RECORD: &str = "switchpoint_decision";
 const ROUTE_POOL: [&str; 5] = ["xds", "route_metadata", "filter_metadata", "switchpoint", "pool"];
 
 /// What becomes of the callback's headers or bytes.
@@ -178,6 +180,9 @@ impl<H: Host> Hosted<H> {
             vm.tell(&mut replica, now, Moment::Pick);
             step
         };
+        if let Some(record) = self.exchange.borrow_mut().take_record() {
+            self.host.property_set(RECORD, record.as_bytes()).unwrap_or_else(|e| self.failed("the record of a decision", e));
+        }
         match step {
             Step::Forward(forward) => self.forward(&forward, body, &replica, now),
             Step::Reply(reply) => self.refuse(&reply),
