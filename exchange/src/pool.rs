@@ -7,6 +7,7 @@
 //! ([`Pool::write_row`], [`Pool::take_placements`]); what they tell comes in by [`Pool::read_row`], [`Pool::learn`] and [`Pool::placed`]. How it
 //! travels is the host's business.
 
+mod adapters;
 mod counters;
 mod ejection;
 mod pick;
@@ -17,6 +18,7 @@ pub use ejection::{Ejection, Ejections};
 pub(crate) use pick::{Held, Picked, Token};
 pub use row::{OwnRow, PeerRow, RowHead};
 
+use adapters::Adapters;
 use scheduler::in_flight::{InFlight, Load};
 use scheduler::objects::{Asked, UnknownModel};
 use scheduler::prefix::PrefixIndex;
@@ -46,6 +48,7 @@ pub struct Pool {
     /// endpoints; 0 is never. Each worker has its own: what matters is that each spreads such prompts.
     cold_picks: Vec<u64>,
     cold_picks_made: u64,
+    adapters: Adapters,
     changes: u64,
     untold: Untold,
 }
@@ -104,6 +107,7 @@ impl Pool {
             ejected: Vec::new(),
             cold_picks: Vec::new(),
             cold_picks_made: 0,
+            adapters: Adapters::default(),
             changes: 0,
             untold: Untold::default(),
         }
@@ -120,14 +124,16 @@ impl Pool {
             }
         }
         self.counters.keep_endpoints(&refs);
-        self.keep_cold_picks(&refs);
+        self.keep_by_endpoint(&refs);
         self.state = Some(State { snapshot, refs, hash_secret, staleness_max_ms: u64::from(staleness_max_ms), metrics_at: None });
     }
 
-    fn keep_cold_picks(&mut self, refs: &[EndpointRef]) {
+    /// What is kept by position follows the endpoints to their new ones.
+    fn keep_by_endpoint(&mut self, refs: &[EndpointRef]) {
         let before = self.state.as_ref().map_or(&[][..], |state| &state.refs);
-        let of = |id: &EndpointRef| before.iter().position(|other| other == id).and_then(|at| self.cold_picks.get(at)).copied();
-        self.cold_picks = refs.iter().map(|id| of(id).unwrap_or(0)).collect();
+        let moved: Vec<Option<usize>> = refs.iter().map(|id| before.iter().position(|other| other == id)).collect();
+        self.cold_picks = moved.iter().map(|from| from.and_then(|at| self.cold_picks.get(at)).copied().unwrap_or(0)).collect();
+        self.adapters.rearrange(&moved);
     }
 
     /// Takes newer metrics: `snapshot` is [`Self::snapshot`] with other metrics.
@@ -236,8 +242,10 @@ impl Pool {
 
     /// Somebody else gave `endpoint` a prompt of these blocks.
     pub fn placed(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
-        if self.knows(endpoint) {
-            self.prefixes.record(endpoint, blocks);
+        let Some(at) = self.state.as_ref().and_then(|state| state.refs.iter().position(|id| *id == endpoint)) else { return };
+        match blocks {
+            [mark] if adapters::is_mark(*mark) => self.adapters.note(at, *mark),
+            _ => self.prefixes.record(endpoint, blocks),
         }
     }
 

@@ -6,7 +6,8 @@
 
 use scheduler::in_flight::{InFlight, Load};
 use scheduler::{
-    Decision, Endpoint, EndpointMetrics, Explanation, Local, LoraMetrics, Readiness, Request, Rng, Snapshot, SubsetHint, Version, schedule,
+    AdapterRoom, Decision, Endpoint, EndpointMetrics, Explanation, Local, LoraMetrics, Readiness, Request, Rng, Snapshot, SubsetHint,
+    Version, schedule,
 };
 use serde_json::{Map, Value, json};
 
@@ -60,6 +61,7 @@ impl Record {
             let mut row = endpoint_row(endpoint, local.in_flight.load(endpoint.id), metrics);
             put(&mut row, "matched_blocks", local.matched_blocks(index));
             put(&mut row, "cold_pick", local.last_cold_pick(index));
+            put_some(&mut row, "adapter_room", adapter_room(local.adapter_room(index)));
             if local.ejected(index) {
                 put(&mut row, "ejected", true);
             }
@@ -131,6 +133,7 @@ impl Record {
             matched_blocks: &pool.matched_blocks,
             ejected: &pool.ejected,
             last_cold_picks: &pool.cold_picks,
+            adapter_rooms: &pool.adapter_rooms,
             metrics_stale: flag(&self.value, "metrics_stale")?,
         };
         let mut rng = Rng::seeded(number(&self.value, "rng")?);
@@ -158,6 +161,7 @@ struct PoolRows {
     matched_blocks: Vec<u32>,
     ejected: Vec<bool>,
     cold_picks: Vec<u64>,
+    adapter_rooms: Vec<AdapterRoom>,
 }
 
 // === impl RequestRow ===
@@ -248,6 +252,7 @@ impl PoolRows {
         self.matched_blocks.push(number(row, "matched_blocks")?);
         self.ejected.push(row.get("ejected").and_then(Value::as_bool).unwrap_or(false));
         self.cold_picks.push(number(row, "cold_pick")?);
+        self.adapter_rooms.push(row.get("adapter_room").map(read_adapter_room).unwrap_or_default());
         Ok(())
     }
 }
@@ -276,6 +281,25 @@ fn endpoint_row(endpoint: &Endpoint, load: Load, metrics: &EndpointMetrics) -> M
         put(&mut row, "attributes", attributes);
     }
     row
+}
+
+/// `"loaded"`, `"free"`, or when what it would displace was last used.
+fn adapter_room(room: AdapterRoom) -> Option<Value> {
+    match room {
+        AdapterRoom::Unknown => None,
+        AdapterRoom::Loaded => Some("loaded".into()),
+        AdapterRoom::Free => Some("free".into()),
+        AdapterRoom::Full { displaced_used } => Some(displaced_used.into()),
+    }
+}
+
+fn read_adapter_room(value: &Value) -> AdapterRoom {
+    match (value.as_str(), value.as_u64()) {
+        (Some("loaded"), _) => AdapterRoom::Loaded,
+        (Some("free"), _) => AdapterRoom::Free,
+        (_, Some(displaced_used)) => AdapterRoom::Full { displaced_used },
+        _ => AdapterRoom::Unknown,
+    }
 }
 
 fn metrics(row: &Value) -> EndpointMetrics {

@@ -79,6 +79,7 @@ impl Pool {
             matched_blocks: &self.matched_blocks,
             ejected: &[],
             last_cold_picks: &[],
+            adapter_rooms: &[],
             metrics_stale: false,
         };
         let mut rng = Rng::seeded(2);

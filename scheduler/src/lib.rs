@@ -24,7 +24,7 @@ mod request;
 pub use request::{Request, SubsetHint};
 
 mod local;
-pub use local::Local;
+pub use local::{AdapterRoom, Local};
 
 mod candidates;
 pub use candidates::Candidates;
@@ -55,7 +55,7 @@ mod rng;
 pub use rng::Rng;
 
 mod session;
-pub use session::{SessionToken, session_token};
+pub use session::{SessionToken, name_hash, session_token};
 
 pub mod in_flight;
 pub mod objects;

@@ -15,8 +15,29 @@ pub struct Local<'a> {
     /// When each endpoint was last given a request that nobody held a prefix of, in numbers that grow with every such pick, parallel to the
     /// snapshot's endpoints; 0 is never, and empty says so of all.
     pub last_cold_picks: &'a [u64],
+    /// Whether each endpoint is believed to have the adapter that the request is for in GPU memory, parallel to the snapshot's endpoints;
+    /// empty when nothing is known of that.
+    pub adapter_rooms: &'a [AdapterRoom],
     /// Scraped metrics are too old to be used: they count as unknown.
     pub metrics_stale: bool,
+}
+
+/// What is believed of an endpoint's room for an adapter, from the adapters it was given requests for. An engine keeps an adapter that is not
+/// in use until another needs its place; what it reports is only those in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AdapterRoom {
+    /// Nothing is believed.
+    #[default]
+    Unknown,
+    /// It is there: it was given a request for it, and not for as many others since as fit.
+    Loaded,
+    /// It is not, and there is room for it.
+    Free,
+    /// It is not, and loading it displaces another.
+    Full {
+        /// When the one it displaces was last given a request, in numbers that grow with every pick.
+        displaced_used: u64,
+    },
 }
 
 impl Local<'_> {
@@ -30,6 +51,12 @@ impl Local<'_> {
     #[must_use]
     pub fn last_cold_pick(&self, index: EndpointIndex) -> u64 {
         self.last_cold_picks.get(index.get()).copied().unwrap_or(0)
+    }
+
+    /// What is believed of this endpoint's room for the request's adapter.
+    #[must_use]
+    pub fn adapter_room(&self, index: EndpointIndex) -> AdapterRoom {
+        self.adapter_rooms.get(index.get()).copied().unwrap_or_default()
     }
 
     /// Is this endpoint ejected for the moment?

@@ -247,7 +247,7 @@ mod tests {
     }
 
     fn local<'a>(in_flight: &'a InFlight, ejected: &'a [bool]) -> Local<'a> {
-        Local { in_flight, matched_blocks: &[], ejected, last_cold_picks: &[], metrics_stale: false }
+        Local { in_flight, matched_blocks: &[], ejected, last_cold_picks: &[], adapter_rooms: &[], metrics_stale: false }
     }
 
     fn route(snapshot: &Snapshot, request: &Request<'_>, ejected: &[bool]) -> Result<Vec<usize>, Unavailable> {

@@ -54,6 +54,14 @@ pub(crate) fn rate_by_load(endpoints: &[EndpointIndex], scores: &mut [f32], load
     give_unknown_the_mean(scores);
 }
 
+/// Of those other than `moment`, the share that came before it; `sorted` holds all, `moment` among them. 0 where there is no other.
+pub(crate) fn share_before(sorted: &[u64], moment: u64) -> f32 {
+    let before = sorted.partition_point(|&other| other < moment);
+    #[expect(clippy::cast_precision_loss, reason = "a pool has far fewer endpoints than an f32 has digits")]
+    let share = before as f32 / sorted.len().saturating_sub(1).max(1) as f32;
+    share
+}
+
 /// Writes one finite number for each endpoint into the column, NaN where it is unknown.
 fn write(endpoints: &[EndpointIndex], scores: &mut [f32], value: impl Fn(EndpointIndex) -> Option<f32>) {
     for (score, &endpoint) in scores.iter_mut().zip(endpoints) {

@@ -53,9 +53,6 @@ const ID_SOURCE: &[Parameter] = &[
 
 const ID_HEADER: &str = "x-session-id";
 
-/// Where agents say who they are, first that is there. Source: llm-d-router, requestheader/agentidentity.
-const AGENT_HEADERS: [&str; 4] = ["x-claude-code-session-id", "x-session-affinity", "session-id", "session_id"];
-
 /// How the requests of one plugin are told apart by session.
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -111,7 +108,7 @@ impl Session {
             }
             Strategy::Id(sources) => {
                 let id = sources.iter().filter_map(|source| source.read(context)).map(str::trim).find(|id| !id.is_empty())?;
-                let id = xxh64(id.as_bytes());
+                let id = name_hash(id);
                 endpoints.iter().copied().max_by_key(|&index| weight(id, context.snapshot.name_hash(index)))
             }
         }
@@ -132,14 +129,15 @@ impl IdSource {
     fn headers(&self) -> Vec<Box<str>> {
         match self {
             Self::Header(name) => vec![name.clone()],
-            Self::AgentIdentity => AGENT_HEADERS.map(Into::into).to_vec(),
+            // The pipeline names those of an agent to whoever captures headers.
+            Self::AgentIdentity => Vec::new(),
         }
     }
 
-    fn read<'a>(&self, context: &Context<'a>) -> Option<&'a str> {
+    fn read<'c>(&self, context: &'c Context<'_>) -> Option<&'c str> {
         match self {
             Self::Header(name) => context.request.header(name),
-            Self::AgentIdentity => AGENT_HEADERS.iter().filter_map(|name| context.request.header(name)).find(|id| !id.is_empty()),
+            Self::AgentIdentity => context.agent_identity(),
         }
     }
 }
@@ -159,6 +157,12 @@ fn sources(config: &Parameters<'_>) -> Result<Vec<IdSource>, InvalidParameter> {
             _ => Err(source.out_of_range("header")),
         }
     })
+}
+
+/// A hash of a name that is the same on every host.
+#[must_use]
+pub fn name_hash(name: &str) -> u64 {
+    xxh64(name.as_bytes())
 }
 
 /// How much a session likes an endpoint. Source: the finalizer of SplitMix64, as [`crate::Rng`] has it.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::objects::Objects;
 use crate::pipeline::Pipeline;
-use crate::prefix::xxh64;
+use crate::session;
 
 /// The most endpoints one snapshot may hold: slots are 16 bits wide on the wire, but the ledger and the prefix index size their fixed
 /// tables by this, in every worker's VM.
@@ -229,7 +229,7 @@ impl Snapshot {
             return Err(InvalidSnapshot::DuplicateAddress(e.address.clone()));
         }
         let sockets = endpoints.iter().map(|e| e.address.parse().ok()).collect();
-        let name_hashes = endpoints.iter().map(|e| xxh64(e.name.as_bytes())).collect();
+        let name_hashes = endpoints.iter().map(|e| session::name_hash(&e.name)).collect();
         Ok(Self { version, endpoints: endpoints.into(), metrics: metrics.into(), sockets, name_hashes, pipeline, objects })
     }
 

@@ -6,7 +6,7 @@
 use scheduler::in_flight::Ticket;
 use scheduler::{Decision, EndpointIndex, EndpointRef, Explanation, Local, Request, Route, Snapshot, session_token};
 
-use super::{Pool, State};
+use super::{Pool, State, adapters};
 use crate::explain::Why;
 use crate::record::Record;
 use crate::reply::Refusal;
@@ -53,11 +53,13 @@ impl Pool {
         let Some(state) = &self.state else { return Err(Refusal::NoState) };
         self.prefixes.matched(request.prefix_blocks, &state.refs, &mut self.matched);
         self.ejections.mark(&state.snapshot, now, &mut self.ejected);
+        self.adapters.look(state.snapshot.metrics(), request.model);
         let local = Local {
             in_flight: &self.in_flight,
             matched_blocks: &self.matched,
             ejected: &self.ejected,
             last_cold_picks: &self.cold_picks,
+            adapter_rooms: self.adapters.rooms(),
             metrics_stale: state.metrics_stale(now),
         };
         let record = why.recorded.then(|| Record::of(&state.snapshot, request, local, &self.rng)).flatten();
@@ -92,10 +94,10 @@ impl Pool {
         if prompting != serving {
             held.stages.push(self.in_flight.admit(prompting_ref, uncached));
             self.place(prompting_ref, request.prefix_blocks);
-            self.note_if_cold(prompting);
+            self.note(prompting, request.model);
         }
         self.place(serving_ref, request.prefix_blocks);
-        self.note_if_cold(serving);
+        self.note(serving, request.model);
         self.counters.picked(serving_ref, request.prompt_tokens, matched);
         self.changes += 1;
         // Whoever serves behind the address is the one that is charged and judged.
@@ -159,7 +161,14 @@ impl Pool {
         blocks.saturating_mul(request.prefix_block_tokens).min(request.prompt_tokens)
     }
 
-    fn note_if_cold(&mut self, endpoint: EndpointIndex) {
+    /// Remembers what the endpoint was given besides the prompt.
+    fn note(&mut self, endpoint: EndpointIndex, model: &str) {
+        let Some(state) = &self.state else { return };
+        if let Some((at, _)) = state.endpoint(endpoint).filter(|_| state.serves_adapters(endpoint)) {
+            let mark = adapters::mark(model);
+            self.adapters.note(endpoint.get(), mark);
+            self.untold.keep(at, &[mark]);
+        }
         if self.matched.iter().all(|&blocks| blocks == 0)
             && let Some(at) = self.cold_picks.get_mut(endpoint.get())
         {
@@ -174,6 +183,10 @@ impl Pool {
 impl State {
     fn endpoint(&self, index: EndpointIndex) -> Option<(EndpointRef, Box<str>)> {
         self.snapshot.endpoint(index).map(|e| (e.id, e.address.clone()))
+    }
+
+    fn serves_adapters(&self, index: EndpointIndex) -> bool {
+        self.snapshot.metrics_of(index).is_some_and(|metrics| metrics.lora.is_some())
     }
 
     fn addresses(&self, route: &Route) -> Vec<(EndpointRef, Box<str>)> {

@@ -1,19 +1,74 @@
 //! What a pool keeps, and what it lets go, when the daemon speaks again.
 
 use exchange::{Exchange, Pool, Settings, Step, Time};
-use scheduler::{EndpointMetrics, Snapshot, Version};
+use scheduler::{EndpointMetrics, LoraMetrics, Pipeline, PipelineSpec, PluginSpec, Snapshot, Version};
 
 use crate::release::roster;
 
 fn picked(pool: &mut Pool, prompt: &str) -> String {
+    picked_of(pool, "m", prompt)
+}
+
+fn picked_of(pool: &mut Pool, model: &str, prompt: &str) -> String {
     let mut exchange = Exchange::new(Time(0));
     let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/completions")];
     exchange.request_headers(&Settings::default(), pairs, false);
-    let body = format!(r#"{{"model":"m","prompt":"{prompt}"}}"#);
+    let body = format!(r#"{{"model":"{model}","prompt":"{prompt}"}}"#);
     let Step::Forward(forward) = exchange.decide(&Settings::default(), pool, None, body.as_bytes(), Time(0)) else { panic!("not routed") };
     let first = forward.set[0].1.split(',').next().unwrap().to_owned();
     exchange.end(pool, Time(0));
     first
+}
+
+/// A pool of four that goes by this scorer alone, whose engines have room for two adapters each.
+fn pool_of_scorer(scorer: &str, seed: u64) -> Pool {
+    let spec = PipelineSpec::of_one_profile("test", vec![(PluginSpec::of_type(scorer), 1.0)], 1);
+    let lora = LoraMetrics { max: 2, ..LoraMetrics::default() };
+    let metrics = vec![EndpointMetrics { lora: Some(lora), ..EndpointMetrics::default() }; 4];
+    let endpoints = roster(4, 1).endpoints().to_vec();
+    let snapshot = Snapshot::try_new(Version { term: 1, sequence: 1 }, endpoints, metrics, Pipeline::build(&spec).unwrap()).unwrap();
+    let mut pool = Pool::new(seed, 4096);
+    pool.install(snapshot, 7, 1000);
+    pool.tell_placements(true);
+    pool
+}
+
+#[test]
+fn an_adapter_stays_where_it_was_given_and_other_workers_know() {
+    let (mut one, mut two) = (pool_of_scorer("lora-affinity-scorer", 1), pool_of_scorer("lora-affinity-scorer", 2));
+    let homes: Vec<String> = ["sql", "ocr", "law"].iter().map(|model| picked_of(&mut one, model, "hi")).collect();
+    for placement in one.take_placements() {
+        two.placed(placement.endpoint, &placement.blocks);
+    }
+    for _ in 0..5 {
+        for (model, home) in ["sql", "ocr", "law"].iter().zip(&homes) {
+            assert_eq!((&picked_of(&mut one, model, "hi"), &picked_of(&mut two, model, "hi")), (home, home), "{model}");
+        }
+    }
+}
+
+#[test]
+fn more_adapters_than_fit_displace_the_one_not_used_for_longest() {
+    let mut pool = pool_of_scorer("lora-affinity-scorer", 1);
+    let names: Vec<String> = (0..8).map(|n| format!("adapter-{n}")).collect();
+    let homes: Vec<String> = names.iter().map(|name| picked_of(&mut pool, name, "hi")).collect();
+    let counts = homes.iter().map(|home| homes.iter().filter(|other| *other == home).count());
+    assert!(counts.into_iter().all(|count| count == 2), "eight adapters in eight places: {homes:?}");
+    assert_eq!(picked_of(&mut pool, "ninth", "hi"), homes[0], "the first was used longest ago");
+    let kept = names.iter().zip(&homes).skip(1);
+    assert!(kept.into_iter().all(|(name, home)| picked_of(&mut pool, name, "hi") == *home), "and all the others stay");
+}
+
+#[test]
+fn prompts_that_nobody_holds_go_round() {
+    let mut pool = pool_of_scorer("no-hit-lru-scorer", 1);
+    let mut round = |seed: u32| -> Vec<String> {
+        let mut homes: Vec<String> = (0..4).map(|n| picked(&mut pool, &format!("{seed}{n} ").repeat(200))).collect();
+        homes.sort();
+        homes.dedup();
+        homes
+    };
+    assert_eq!((round(1).len(), round(2).len(), round(3).len()), (4, 4, 4), "each once before any twice");
 }
 
 /// The same endpoints at a newer version.

@@ -13,6 +13,8 @@ pub enum State {
     KvCacheUtilization,
     /// LoRA adapters, as engines report them.
     Adapters,
+    /// LoRA adapters that endpoints were given requests for.
+    AdapterRooms,
     /// Metrics that configuration asks engines for.
     Attributes,
     /// What proxies have outstanding at each endpoint.
@@ -36,6 +38,7 @@ impl fmt::Display for State {
             Self::RunningRequests => "scraped: requests running",
             Self::KvCacheUtilization => "scraped: KV-cache utilisation",
             Self::Adapters => "scraped: LoRA adapters",
+            Self::AdapterRooms => "adapters given lately",
             Self::Attributes => "scraped: customMetrics",
             Self::InFlight => "in-flight ledger",
             Self::PrefixIndex => "prefix index",

@@ -1,51 +1,88 @@
 //! `lora-affinity-scorer`: best where the adapter is loaded, then where there is room for it.
+//!
+//! What an engine reports is the adapters in use this moment, as of the last scrape. Between two requests an adapter is in nobody's report
+//! though it is still in memory, so by reports alone every request of a rare adapter goes where it has to be loaded anew, in place of another
+//! that is wanted next. So what endpoints were *given* counts too ([`AdapterRoom`]): an adapter stays where it was last, and where one must
+//! go, it is the one that the pool has not used for longest.
 
+use crate::local::AdapterRoom;
 use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer, State};
-use crate::scorer::rate;
+use crate::scorer::{rate, share_before};
 use crate::snapshot::{EndpointIndex, LoraMetrics};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "lora-affinity-scorer",
     kind: Kind::Scorer,
-    doc: "1 where the requested adapter runs; 0.8 where running + waiting adapters < the most that fit; 0.6 where it waits; else 0.",
-    source: "llm-d-router, scorer/loraaffinity",
+    doc: "1 where the requested adapter runs, or was given before and cannot have been displaced since; 0.8 where running + waiting adapters < the most that fit; where it would displace an idle one: 0.5 * (1 - r / (n - 1)), r = how many of the n candidates without a free place have one idle for longer; 0.6 where it waits; else 0.",
+    source: "llm-d-router, scorer/loraaffinity; displacement is ours",
     parameters: &[],
-    needs: &[State::Adapters],
+    needs: &[State::Adapters, State::AdapterRooms],
     build,
 };
 
-const RUNNING: f32 = 1.0;
+const LOADED: f32 = 1.0;
 const ROOM: f32 = 0.8;
 const WAITING: f32 = 0.6;
+/// Below [`WAITING`]: a place in a queue costs less than two loads, this adapter's now and the displaced one's next.
+const DISPLACING_MAX: f32 = 0.5;
 const FULL: f32 = 0.0;
 
 #[derive(Debug)]
 struct LoraAffinity;
 
+/// What an engine says of an adapter.
+#[derive(Clone, Copy)]
+enum Report {
+    Running,
+    Room,
+    Waiting,
+    Full,
+}
+
 fn build(_: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     Ok(Plugin::Scorer(Box::new(LoraAffinity)))
 }
 
-impl LoraAffinity {
-    fn rate(model: &str, lora: &LoraMetrics) -> f32 {
+// === impl Report ===
+
+impl Report {
+    fn of(model: &str, lora: &LoraMetrics) -> Self {
         let lists = |adapters: &[Box<str>]| adapters.iter().any(|adapter| **adapter == *model);
         if lists(&lora.running) {
-            RUNNING
+            Self::Running
         } else if lora.running.len() + lora.waiting.len() < usize::try_from(lora.max).unwrap_or(usize::MAX) {
-            ROOM
+            Self::Room
         } else if lists(&lora.waiting) {
-            WAITING
+            Self::Waiting
         } else {
-            FULL
+            Self::Full
         }
     }
 }
 
+/// `displaced`: the moments of all candidates that would have to displace an adapter, sorted.
+fn score(report: Option<Report>, room: AdapterRoom, displaced: &[u64]) -> Option<f32> {
+    Some(match (report, room) {
+        (None, AdapterRoom::Unknown) => return None,
+        (Some(Report::Running), _) | (_, AdapterRoom::Loaded) => LOADED,
+        (Some(Report::Waiting), _) => WAITING,
+        (Some(Report::Full), _) => FULL,
+        (_, AdapterRoom::Full { displaced_used }) => DISPLACING_MAX * (1.0 - share_before(displaced, displaced_used)),
+        (_, AdapterRoom::Free | AdapterRoom::Unknown) => ROOM,
+    })
+}
+
 impl Scorer for LoraAffinity {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
+        let moment = |&endpoint: &EndpointIndex| match context.local.adapter_room(endpoint) {
+            AdapterRoom::Full { displaced_used } => Some(displaced_used),
+            _ => None,
+        };
+        let mut displaced: Vec<u64> = endpoints.iter().filter_map(moment).collect();
+        displaced.sort_unstable();
         rate(endpoints, scores, |endpoint| {
-            let lora = context.metrics(endpoint)?.lora.as_ref()?;
-            Some(Self::rate(context.request.model, lora))
+            let lora = context.metrics(endpoint).and_then(|metrics| metrics.lora.as_ref());
+            score(lora.map(|lora| Report::of(context.request.model, lora)), context.local.adapter_room(endpoint), &displaced)
         });
     }
 }
@@ -56,17 +93,39 @@ mod tests {
 
     fn rate(running: &[&str], waiting: &[&str], max: u32) -> f32 {
         let boxed = |names: &[&str]| names.iter().map(|&n| n.into()).collect();
-        LoraAffinity::rate("sql", &LoraMetrics { running: boxed(running), waiting: boxed(waiting), max })
+        let lora = LoraMetrics { running: boxed(running), waiting: boxed(waiting), max };
+        score(Some(Report::of("sql", &lora)), AdapterRoom::Unknown, &[]).unwrap()
     }
 
     #[test]
     fn running_room_waiting_full() {
-        assert_eq!(rate(&["chat", "sql"], &[], 2), RUNNING, "running counts even where nothing more fits");
+        assert_eq!(rate(&["chat", "sql"], &[], 2), LOADED, "running counts even where nothing more fits");
         assert_eq!(rate(&["chat"], &[], 2), ROOM);
         assert_eq!(rate(&["chat"], &["sql"], 3), ROOM, "room comes before waiting, as in the reference");
         assert_eq!(rate(&["chat"], &["sql"], 2), WAITING);
         assert_eq!(rate(&["chat"], &["code"], 2), FULL);
         assert_eq!(rate(&[], &[], 0), FULL);
         assert_eq!(rate(&["sql-v2", "SQL"], &[], 2), FULL, "names are compared whole");
+    }
+
+    #[test]
+    fn what_was_given_counts_between_reports() {
+        let full = |displaced_used| AdapterRoom::Full { displaced_used };
+        let displaced = [3, 5, 9];
+        assert_eq!(score(Some(Report::Room), AdapterRoom::Loaded, &displaced), Some(LOADED), "idle adapters are in no report");
+        assert_eq!(score(Some(Report::Full), AdapterRoom::Loaded, &displaced), Some(LOADED), "it was given just now");
+        assert_eq!([3, 5, 9].map(|used| score(Some(Report::Room), full(used), &displaced)), [Some(0.5), Some(0.25), Some(0.0)]);
+        assert_eq!(score(Some(Report::Room), full(3), &[3]), Some(DISPLACING_MAX));
+        assert_eq!(score(Some(Report::Waiting), full(3), &[3]), Some(WAITING));
+        assert_eq!(score(Some(Report::Full), full(3), &[3]), Some(FULL), "nothing there is idle");
+        assert_eq!(score(Some(Report::Room), AdapterRoom::Free, &[]), Some(ROOM));
+    }
+
+    #[test]
+    fn without_a_report_what_was_given_is_all_there_is() {
+        assert_eq!(score(None, AdapterRoom::Unknown, &[]), None);
+        assert_eq!(score(None, AdapterRoom::Loaded, &[]), Some(LOADED));
+        assert_eq!(score(None, AdapterRoom::Free, &[]), Some(ROOM));
+        assert_eq!(score(None, AdapterRoom::Full { displaced_used: 1 }, &[1]), Some(DISPLACING_MAX));
     }
 }

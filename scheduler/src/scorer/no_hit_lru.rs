@@ -5,7 +5,7 @@
 //! reference gives endpoints that never had one different scores by their position; here they all have the best, and chance decides.
 
 use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State};
-use crate::scorer::{PREFIX_PRODUCER, UNKNOWN};
+use crate::scorer::{PREFIX_PRODUCER, UNKNOWN, share_before};
 use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
@@ -42,10 +42,7 @@ impl NoHitLru {
         sorted.sort_unstable();
         let oldest = sorted.len().checked_sub(self.remembered).and_then(|at| sorted.get(at)).copied().unwrap_or(0);
         for (score, &pick) in scores.iter_mut().zip(picks) {
-            let before = if pick < oldest { 0 } else { sorted.partition_point(|&other| other < pick) };
-            #[expect(clippy::cast_precision_loss, reason = "a pool has far fewer endpoints than an f32 has digits")]
-            let share = before as f32 / picks.len().saturating_sub(1).max(1) as f32;
-            *score = 1.0 - share;
+            *score = 1.0 - share_before(&sorted, if pick < oldest { 0 } else { pick });
         }
     }
 }

@@ -29,9 +29,9 @@ use std::fmt::Write;
 use scheduler::in_flight::InFlight;
 use scheduler::plugin::{Kind, Value, lookup};
 use scheduler::{
-    Decision, Drop, Endpoint, EndpointIndex, EndpointMetrics, EndpointRef, Explanation, Incarnation, Local, LoraMetrics, Pipeline,
-    PipelineSpec, PluginSpec, ProfileExplanation, ProfilePlugin, ProfileSpec, Readiness, Request, Rng, Slot, Snapshot, SubsetHint, Version,
-    schedule,
+    AdapterRoom, Decision, Drop, Endpoint, EndpointIndex, EndpointMetrics, EndpointRef, Explanation, Incarnation, Local, LoraMetrics,
+    Pipeline, PipelineSpec, PluginSpec, ProfileExplanation, ProfilePlugin, ProfileSpec, Readiness, Request, Rng, Slot, Snapshot,
+    SubsetHint, Version, schedule,
 };
 
 /// One endpoint with all that is known of it.
@@ -44,6 +44,7 @@ pub struct Row {
     pub matched_blocks: u32,
     pub ejected: bool,
     pub last_cold_pick: u64,
+    pub adapter_room: AdapterRoom,
 }
 
 /// All that goes into one decision, and the text of what should come out.
@@ -102,6 +103,7 @@ impl Row {
             matched_blocks: 0,
             ejected: false,
             last_cold_pick: 0,
+            adapter_room: AdapterRoom::Unknown,
         }
     }
 
@@ -122,6 +124,7 @@ impl Row {
             "prefill_tokens" => self.prefill_tokens = number(cell)?,
             "matched_blocks" => self.matched_blocks = number(cell)?,
             "ejected" => self.ejected = yes(cell)?,
+            "adapter_room" => self.adapter_room = room(cell)?,
             "last_cold_pick" => self.last_cold_pick = number(cell)?,
             _ if cell == "-" && column.contains(':') => {}
             _ if let Some(key) = column.strip_prefix("label:") => put(&mut self.endpoint.labels, key, cell.into()),
@@ -300,6 +303,7 @@ impl Case {
         let hint = self.subset.as_ref().map(|entries| SubsetHint::parse(entries.iter().map(String::as_str)));
         let matched_blocks: Vec<u32> = self.pool.iter().map(|row| row.matched_blocks).collect();
         let ejected: Vec<bool> = self.pool.iter().map(|row| row.ejected).collect();
+        let adapter_rooms: Vec<AdapterRoom> = self.pool.iter().map(|row| row.adapter_room).collect();
         let last_cold_picks: Vec<u64> = self.pool.iter().map(|row| row.last_cold_pick).collect();
         let prefix_blocks: Vec<u64> = (0..u64::from(self.blocks)).collect();
         let headers: Vec<(&str, &str)> = self.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
@@ -319,6 +323,7 @@ impl Case {
             matched_blocks: &matched_blocks,
             ejected: &ejected,
             last_cold_picks: &last_cold_picks,
+            adapter_rooms: &adapter_rooms,
             metrics_stale: self.metrics_stale,
         };
         schedule(snapshot, &request, local, &mut Rng::seeded(self.seed), explanation)
@@ -475,6 +480,17 @@ fn set(into: &mut Vec<(String, Value)>, path: &str, value: Value) {
 
 fn known(cell: &str) -> Result<Option<f32>, String> {
     if cell == "-" { Ok(None) } else { number(cell).map(Some) }
+}
+
+/// `loaded`, `free`, `-`, or `full:N`, where what would be displaced was last used at N.
+fn room(cell: &str) -> Result<AdapterRoom, String> {
+    match (cell, cell.strip_prefix("full:")) {
+        ("-", _) => Ok(AdapterRoom::Unknown),
+        ("loaded", _) => Ok(AdapterRoom::Loaded),
+        ("free", _) => Ok(AdapterRoom::Free),
+        (_, Some(at)) => Ok(AdapterRoom::Full { displaced_used: number(at)? }),
+        _ => Err(format!("`{cell}` is no room for an adapter")),
+    }
 }
 
 fn yes(cell: &str) -> Result<bool, String> {

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use scheduler::plugin::{Kind, lookup};
-use scheduler::{Decision, Readiness, SETTLED_MS, Unavailable};
+use scheduler::{AdapterRoom, Decision, Readiness, SETTLED_MS, Unavailable};
 
 use crate::case::{Case, Row};
 use crate::pools;
@@ -68,9 +68,7 @@ fn scores(case: &Case, allowed: &[usize], scorer: &str) -> Vec<(usize, f64)> {
             let used = known(|row| row.metrics.kv_cache_utilization);
             neutral(&used.into_iter().map(|(at, used)| (at, used.map(|used| 1.0 - used.min(1.0)))).collect::<Vec<_>>())
         }
-        "lora-affinity-scorer" => neutral(
-            &allowed.iter().map(|&at| (at, adapter(&case.pool[at], &case.model).filter(|_| !case.metrics_stale))).collect::<Vec<_>>(),
-        ),
+        "lora-affinity-scorer" => neutral(&allowed.iter().map(|&at| (at, adapter(case, allowed, at))).collect::<Vec<_>>()),
         "active-request-scorer" => {
             let most = f64::from(allowed.iter().map(|&at| case.pool[at].in_flight).max().unwrap_or(0));
             row(&|row| if row.in_flight == 0 { 1.0 } else { (most - f64::from(row.in_flight)) / most })
@@ -184,16 +182,27 @@ fn neutral(ratings: &[(usize, Option<f64>)]) -> Vec<(usize, f64)> {
     ratings.iter().map(|&(at, rating)| (at, rating.unwrap_or(mean))).collect()
 }
 
-fn adapter(row: &Row, model: &str) -> Option<f64> {
-    let lora = row.metrics.lora.as_ref()?;
-    let has = |adapters: &[Box<str>]| adapters.contains(&model.into());
-    let room = lora.running.len() + lora.waiting.len() < lora.max as usize;
-    Some(match (has(&lora.running), room, has(&lora.waiting)) {
-        (true, _, _) => 1.0,
-        (false, true, _) => 0.8,
-        (false, false, true) => 0.6,
-        (false, false, false) => 0.0,
-    })
+fn adapter(case: &Case, allowed: &[usize], at: usize) -> Option<f64> {
+    let row = &case.pool[at];
+    let used =
+        |at: &usize| if let AdapterRoom::Full { displaced_used } = case.pool[*at].adapter_room { Some(displaced_used) } else { None };
+    let displacing: Vec<u64> = allowed.iter().filter_map(used).collect();
+    let older = |used: u64| displacing.iter().filter(|&&other| other < used).count();
+    #[expect(clippy::cast_precision_loss, reason = "a dozen")]
+    let displaces = |used: u64| 0.5 * (1.0 - older(used) as f64 / (displacing.len() - 1).max(1) as f64);
+    let lora = row.metrics.lora.as_ref().filter(|_| !case.metrics_stale);
+    let has = |adapters: &[Box<str>]| adapters.contains(&case.model.as_str().into());
+    let room = lora.is_none_or(|lora| lora.running.len() + lora.waiting.len() < lora.max as usize);
+    let (running, waiting) = (lora.is_some_and(|lora| has(&lora.running)), lora.is_some_and(|lora| has(&lora.waiting)));
+    match row.adapter_room {
+        _ if running => Some(1.0),
+        AdapterRoom::Loaded => Some(1.0),
+        AdapterRoom::Unknown if lora.is_none() => None,
+        AdapterRoom::Full { displaced_used } if room => Some(displaces(displaced_used)),
+        _ if room => Some(0.8),
+        _ if waiting => Some(0.6),
+        _ => Some(0.0),
+    }
 }
 
 /// How far f32 may be from f64 in a total of these weights.

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use scheduler::plugin::{Kind, PLUGINS};
-use scheduler::{LoraMetrics, PipelineSpec, PluginSpec, Readiness};
+use scheduler::{AdapterRoom, LoraMetrics, PipelineSpec, PluginSpec, Readiness};
 
 use crate::case::{self, Case, Row};
 
@@ -45,9 +45,15 @@ fn row() -> impl Strategy<Value = Row> {
     let labels = (prop::option::of(prop::sample::select(vec!["gold", "silver"])), prop::option::of("[0-9]{1,4}-[0-9]{1,5}"));
     let roles = prop::option::of(prop::sample::select(vec!["prefill", "decode", "both"]));
     let numbers = (prop::option::of(-3_i8..4), 0_u64..4);
-    let rest = (labels, roles, numbers);
+    let rooms = prop_oneof![
+        3 => Just(AdapterRoom::Unknown),
+        1 => Just(AdapterRoom::Loaded),
+        1 => Just(AdapterRoom::Free),
+        2 => (0_u64..4).prop_map(|displaced_used| AdapterRoom::Full { displaced_used }),
+    ];
+    let rest = (labels, roles, numbers, rooms);
     (ages, loads, own, lora(), rare(), rare(), rest).prop_map(|(age_ms, loads, own, lora, not_ready, ejected, rest)| {
-        let ((tier, range), role, (depth, last_cold_pick)) = rest;
+        let ((tier, range), role, (depth, last_cold_pick), room) = rest;
         let mut row = Row::new(0, "");
         row.endpoint.age_ms = age_ms;
         row.endpoint.readiness = if not_ready { Readiness::NotReady } else { Readiness::Ready };
@@ -56,6 +62,7 @@ fn row() -> impl Strategy<Value = Row> {
         (row.in_flight, row.prefill_tokens, row.matched_blocks) = own;
         row.ejected = ejected;
         row.last_cold_pick = last_cold_pick;
+        row.adapter_room = room;
         let labels =
             [("llm-d.ai/context-length-range", range), ("llm-d.ai/role", role.map(str::to_owned)), ("tier", tier.map(str::to_owned))];
         row.endpoint.labels = labels.into_iter().filter_map(|(key, value)| Some((key.into(), value?.into()))).collect();
@@ -70,10 +77,10 @@ pub fn pool() -> impl Strategy<Value = Vec<Row>> {
 }
 
 fn placed(at: usize, row: Row) -> Row {
-    let Row { mut endpoint, metrics, in_flight, prefill_tokens, matched_blocks, ejected, last_cold_pick } = row;
+    let Row { mut endpoint, metrics, in_flight, prefill_tokens, matched_blocks, ejected, last_cold_pick, adapter_room } = row;
     let place = Row::new(at, &format!("pod-{at}")).endpoint;
     (endpoint.id, endpoint.name, endpoint.address) = (place.id, place.name, place.address);
-    Row { endpoint, metrics, in_flight, prefill_tokens, matched_blocks, ejected, last_cold_pick }
+    Row { endpoint, metrics, in_flight, prefill_tokens, matched_blocks, ejected, last_cold_pick, adapter_room }
 }
 
 fn plugin(at: usize, plugin_type: &str) -> PluginSpec {

@@ -1,0 +1,164 @@
+//! Which adapters each endpoint is believed to have in GPU memory, from the models it was given requests for.
+//!
+//! An engine reports the adapters in use, not those it keeps. Like an engine, a row here holds the models given last, and what fell out of
+//! the most that fit is believed to be gone. A request of the base model is not told from one of an adapter and takes a place in the row
+//! too: it is used so often that it stands there everywhere, and says nothing for or against anybody.
+//!
+//! Other workers are told as they are told of prompts: as a placement of one block, which a mark in its upper half tells from the hash of
+//! a prompt. (One prompt of a single block in four thousand million is taken for an adapter, and costs one place of a row.)
+
+use scheduler::{AdapterRoom, EndpointMetrics, name_hash};
+
+/// The most adapters remembered of an endpoint. Engines are given far fewer places; beyond these there is room as far as we know.
+const ADAPTERS_MAX: usize = 64;
+
+/// What the upper half of a mark is, and of a block's hash is not.
+const MARK: u64 = 0x4c6f_5241_0000_0000;
+const MARK_MASK: u64 = 0xffff_ffff_0000_0000;
+
+/// By position of the endpoint in the snapshot.
+#[derive(Debug, Default)]
+pub(super) struct Adapters {
+    rows: Vec<Row>,
+    given: u64,
+    rooms: Vec<AdapterRoom>,
+}
+
+/// Marks of the models given, least recently given first, and when that was.
+#[derive(Debug, Default)]
+struct Row(Vec<(u64, u64)>);
+
+/// What stands for a model.
+pub(super) fn mark(model: &str) -> u64 {
+    MARK | (name_hash(model) & !MARK_MASK)
+}
+
+/// Does it stand for a model rather than for a part of a prompt?
+pub(super) fn is_mark(block: u64) -> bool {
+    block & MARK_MASK == MARK
+}
+
+// === impl Adapters ===
+
+impl Adapters {
+    /// The endpoints of the new snapshot, with the position each had in the one before.
+    pub(super) fn rearrange(&mut self, from: &[Option<usize>]) {
+        let mut before = std::mem::take(&mut self.rows);
+        self.rows = from.iter().map(|at| at.and_then(|at| before.get_mut(at)).map(std::mem::take).unwrap_or_default()).collect();
+        self.rooms.clear();
+    }
+
+    /// The endpoint at `at` was given a request.
+    pub(super) fn note(&mut self, at: usize, mark: u64) {
+        let Some(Row(row)) = self.rows.get_mut(at) else { return };
+        self.given += 1;
+        match row.iter().position(|(other, _)| *other == mark) {
+            Some(place) => drop(row.remove(place)),
+            None if row.len() >= ADAPTERS_MAX => drop(row.remove(0)),
+            None => {}
+        }
+        row.push((mark, self.given));
+    }
+
+    /// Sees who has room for the adapter; [`Self::rooms`] then says.
+    pub(super) fn look(&mut self, metrics: &[EndpointMetrics], model: &str) {
+        self.rooms.clear();
+        if model.is_empty() || !metrics.iter().any(|metrics| metrics.lora.is_some()) {
+            return;
+        }
+        let mark = mark(model);
+        let places = |metrics: &EndpointMetrics| metrics.lora.as_ref().and_then(|lora| usize::try_from(lora.max).ok()).unwrap_or(0);
+        self.rooms.extend(self.rows.iter().zip(metrics).map(|(row, metrics)| row.room(mark, places(metrics))));
+    }
+
+    pub(super) fn rooms(&self) -> &[AdapterRoom] {
+        &self.rooms
+    }
+}
+
+// === impl Row ===
+
+impl Row {
+    /// `places`: how many adapters fit; 0 is unknown.
+    fn room(&self, mark: u64, places: usize) -> AdapterRoom {
+        if places == 0 {
+            return AdapterRoom::Unknown;
+        }
+        let last = self.0.len().saturating_sub(places);
+        let kept = self.0.get(last..).unwrap_or(&[]);
+        match kept.first() {
+            _ if kept.iter().any(|(other, _)| *other == mark) => AdapterRoom::Loaded,
+            Some(&(_, displaced_used)) if kept.len() >= places => AdapterRoom::Full { displaced_used },
+            _ => AdapterRoom::Free,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use scheduler::LoraMetrics;
+
+    /// Endpoints that so many adapters fit at, 0 for one that serves none.
+    fn pool(places: &[u32]) -> (Adapters, Vec<EndpointMetrics>) {
+        let lora = |max: u32| (max > 0).then(|| LoraMetrics { max, ..LoraMetrics::default() });
+        let metrics = places.iter().map(|&max| EndpointMetrics { lora: lora(max), ..EndpointMetrics::default() }).collect();
+        let mut adapters = Adapters::default();
+        adapters.rearrange(&vec![None; places.len()]);
+        (adapters, metrics)
+    }
+
+    #[test]
+    fn the_least_recently_given_makes_room() {
+        let (mut adapters, metrics) = pool(&[2]);
+        let mut room = |given: &[&str], model: &str| {
+            given.iter().for_each(|given| adapters.note(0, mark(given)));
+            adapters.look(&metrics, model);
+            adapters.rooms().to_vec()
+        };
+        assert_eq!(room(&[], "a"), [AdapterRoom::Free]);
+        assert_eq!(room(&["a"], "a"), [AdapterRoom::Loaded]);
+        assert_eq!(room(&[], "b"), [AdapterRoom::Free]);
+        assert_eq!(room(&["b", "a"], "c"), [AdapterRoom::Full { displaced_used: 2 }], "b would go, which was given second");
+        assert_eq!(room(&["c"], "b"), [AdapterRoom::Full { displaced_used: 3 }], "b went, and a would be next");
+        assert_eq!(room(&[], "a"), [AdapterRoom::Loaded]);
+    }
+
+    #[test]
+    fn who_serves_no_adapters_is_unknown_and_a_pool_of_such_says_nothing() {
+        let (mut adapters, metrics) = pool(&[0, 1]);
+        adapters.look(&metrics, "a");
+        assert_eq!(adapters.rooms(), [AdapterRoom::Unknown, AdapterRoom::Free]);
+        adapters.look(&metrics, "");
+        assert!(adapters.rooms().is_empty(), "a request of no model is for no adapter");
+        let (mut adapters, metrics) = pool(&[0, 0]);
+        adapters.look(&metrics, "a");
+        assert!(adapters.rooms().is_empty());
+    }
+
+    #[test]
+    fn rows_follow_their_endpoints() {
+        let (mut adapters, metrics) = pool(&[1, 1]);
+        adapters.note(1, mark("a"));
+        adapters.rearrange(&[Some(1), None]);
+        adapters.look(&metrics, "a");
+        assert_eq!(adapters.rooms(), [AdapterRoom::Loaded, AdapterRoom::Free]);
+        adapters.note(7, mark("a"));
+        adapters.rearrange(&[]);
+        adapters.note(0, mark("a"));
+        adapters.look(&metrics, "a");
+        assert!(adapters.rooms().is_empty());
+    }
+
+    #[test]
+    fn a_row_is_bounded_and_marks_are_known() {
+        let (mut adapters, metrics) = pool(&[200]);
+        (0..200).for_each(|n| adapters.note(0, mark(&n.to_string())));
+        assert_eq!(adapters.rows[0].0.len(), ADAPTERS_MAX);
+        adapters.look(&metrics, "199");
+        assert_eq!(adapters.rooms(), [AdapterRoom::Loaded]);
+        adapters.look(&metrics, "0");
+        assert_eq!(adapters.rooms(), [AdapterRoom::Free]);
+        assert!(is_mark(mark("a")) && !is_mark(0) && !is_mark(name_hash("a")));
+    }
+}
