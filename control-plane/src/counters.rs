@@ -71,8 +71,8 @@ pub struct Totals {
     pub vms: u64,
     /// By life of an endpoint.
     pub endpoints: BTreeMap<(Incarnation, Slot), EndpointTotals>,
-    /// By model asked for and model sent on.
-    pub models: BTreeMap<(String, String), ModelTotals>,
+    /// By what they are told apart by.
+    pub models: BTreeMap<Label, ModelTotals>,
     /// Requests refused by us, by drop reason.
     pub dropped: BTreeMap<String, u64>,
     /// Time of a pick, in µs.
@@ -81,6 +81,17 @@ pub struct Totals {
     pub prefix_entries: u64,
     /// Entries evicted.
     pub prefix_evictions: u64,
+}
+
+/// What counts of requests are told apart by.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Label {
+    /// The model asked for.
+    pub model: String,
+    /// The model sent on.
+    pub target: String,
+    /// The priority.
+    pub priority: i32,
 }
 
 /// Counts of one endpoint's life.
@@ -199,7 +210,8 @@ impl Totals {
             totals.endpoints.insert((Incarnation(incarnation), Slot(slot)), row);
         }
         for m in models {
-            totals.model(shorten(&m.model), shorten(&m.target_model), MODELS_PER_VM_MAX).add(&ModelTotals::of(m), true);
+            let label = Label { model: shorten(&m.model), target: shorten(&m.target_model), priority: m.priority };
+            totals.of(label, MODELS_PER_VM_MAX).add(&ModelTotals::of(m), true);
         }
         add_counts(&mut totals.dropped, dropped.into_iter().map(|c| (shorten(&c.key), c.count)));
         totals
@@ -218,18 +230,18 @@ impl Totals {
         while self.endpoints.len() > 4 * ENDPOINTS_MAX {
             self.endpoints.pop_first();
         }
-        for ((model, target), row) in &other.models {
-            self.model(model.clone(), target.clone(), MODELS_MAX).add(row, fresh);
+        for (label, row) in &other.models {
+            self.of(label.clone(), MODELS_MAX).add(row, fresh);
         }
         add_counts(&mut self.dropped, other.dropped.iter().map(|(key, count)| (key.clone(), *count)));
         self.pick_us.add(&other.pick_us);
         self.prefix_evictions = self.prefix_evictions.saturating_add(other.prefix_evictions);
     }
 
-    fn model(&mut self, model: String, target: String, models_max: usize) -> &mut ModelTotals {
-        let key = (model, target);
-        let room = self.models.len() < models_max || self.models.contains_key(&key);
-        self.models.entry(if room { key } else { (OTHER.to_owned(), OTHER.to_owned()) }).or_default()
+    fn of(&mut self, label: Label, models_max: usize) -> &mut ModelTotals {
+        let room = self.models.len() < models_max || self.models.contains_key(&label);
+        let other = || Label { model: OTHER.to_owned(), target: OTHER.to_owned(), priority: 0 };
+        self.models.entry(if room { label } else { other() }).or_default()
     }
 }
 

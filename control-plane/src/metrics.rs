@@ -94,9 +94,13 @@ impl Exposition {
     fn requests(&self, page: &mut Page<'_>) -> fmt::Result {
         let rows = || {
             self.pools.iter().flat_map(|pool| {
-                pool.totals.models.iter().map(|((model, target), totals)| {
-                    let labels =
-                        vec![("pool", pool.view.name.to_string()), ("model_name", model.clone()), ("target_model_name", target.clone())];
+                pool.totals.models.iter().map(|(label, totals)| {
+                    let labels = vec![
+                        ("pool", pool.view.name.to_string()),
+                        ("model_name", label.model.clone()),
+                        ("target_model_name", label.target.clone()),
+                        ("priority", label.priority.to_string()),
+                    ];
                     (labels, totals)
                 })
             })

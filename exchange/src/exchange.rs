@@ -255,8 +255,8 @@ impl Exchange {
                 if let Some(splice) = splice {
                     forward.rewrite(splice, self.sized.then_some(body.len()));
                 }
-                let model = pool.counters_mut().departed(model, body.len());
-                let flight = Flight::new(self.api, model, picked, Prompt { blocks, tokens: prompt_tokens }, now);
+                let label = pool.counters_mut().departed(model, request.model, request.priority, body.len());
+                let flight = Flight::new(self.api, label, picked, Prompt { blocks, tokens: prompt_tokens }, now);
                 self.phase = Phase::Routed(Box::new(flight.renamed(names)));
                 Step::Forward(forward)
             }

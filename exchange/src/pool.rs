@@ -13,7 +13,7 @@ mod ejection;
 mod pick;
 mod row;
 
-pub use counters::{Counters, DURATION_BOUNDS_MS, EndpointCounters, Histogram, MODELS_MAX, ModelCounters};
+pub use counters::{Counters, DURATION_BOUNDS_MS, EndpointCounters, Histogram, Label, MODELS_MAX, ModelCounters};
 pub use ejection::{Ejection, Ejections};
 pub(crate) use pick::{Held, Picked, Token};
 pub use row::{OwnRow, PeerRow, RowHead};

@@ -7,7 +7,7 @@ use scheduler::EndpointRef;
 use crate::api::Api;
 use crate::headers;
 use crate::load;
-use crate::pool::{DURATION_BOUNDS_MS, Held, Picked, Pool, Token};
+use crate::pool::{DURATION_BOUNDS_MS, Held, Label, Picked, Pool, Token};
 use crate::restore::{Names, Restorer};
 use crate::sse::ResponseReader;
 use crate::time::Time;
@@ -105,7 +105,7 @@ pub(super) struct Prompt {
 #[derive(Debug)]
 pub(super) struct Flight {
     api: Api,
-    model: Box<str>,
+    label: Label,
     ranked: Vec<(EndpointRef, Box<str>)>,
     held: Held,
     tokens: Vec<Token>,
@@ -126,10 +126,10 @@ pub(super) struct Flight {
 // === impl Flight ===
 
 impl Flight {
-    pub(super) fn new(api: Api, model: Box<str>, picked: Picked, prompt: Prompt, now: Time) -> Self {
+    pub(super) fn new(api: Api, label: Label, picked: Picked, prompt: Prompt, now: Time) -> Self {
         Self {
             api,
-            model,
+            label,
             ranked: picked.ranked,
             held: picked.held,
             tokens: picked.tokens,
@@ -260,7 +260,7 @@ impl Flight {
 
     #[expect(clippy::cast_precision_loss, reason = "milliseconds and token counts stay far below 2^52")]
     fn count(&self, pool: &mut Pool, outcome: &Outcome) {
-        let row = pool.counters_mut().model(&self.model);
+        let row = pool.counters_mut().of(&self.label);
         row.running = row.running.saturating_sub(1);
         row.response_bytes += self.response_bytes;
         row.duration_ms.record(outcome.duration_ms as f64, &DURATION_BOUNDS_MS);

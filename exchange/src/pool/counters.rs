@@ -2,7 +2,7 @@
 
 use scheduler::EndpointRef;
 
-/// The most models counted by name; the rest are counted as `other`. Model names come from clients, and every row is reported each second.
+/// The most labels told apart; the rest are counted as `other`. Model names come from clients, and every row is reported each second.
 pub const MODELS_MAX: usize = 100;
 
 /// The longest model name counted by name, in bytes; names of models are paths at worst.
@@ -37,11 +37,22 @@ pub struct EndpointCounters {
     pub failed: u64,
 }
 
-/// Of one model.
+/// What counts of requests are told apart by.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Label {
+    /// Name of the model as the client gave it; `other` beyond [`MODELS_MAX`]; empty for opaque requests.
+    pub model: Box<str>,
+    /// Name of the model that the engine was asked for.
+    pub target_model: Box<str>,
+    /// Priority; 0 where the model is `other`.
+    pub priority: i32,
+}
+
+/// Of the requests of one label.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelCounters {
-    /// Name as the client gave it; `other` beyond [`MODELS_MAX`]; empty for opaque requests.
-    pub model: Box<str>,
+    /// Which.
+    pub label: Label,
     /// Requests picked.
     pub requests: u64,
     /// Replies with an error status, by status.
@@ -119,14 +130,14 @@ impl Counters {
         }
     }
 
-    /// A request for `model` is sent on. Returns the name it is counted under.
-    pub(crate) fn departed(&mut self, model: &str, bytes: usize) -> Box<str> {
-        let label = Self::label(model);
-        let row = self.model(label);
+    /// A request for `model` is sent on, to be served by `target_model`. Returns the label it is counted under.
+    pub(crate) fn departed(&mut self, model: &str, target_model: &str, priority: i32, bytes: usize) -> Label {
+        let label = Label { model: shortened(model), target_model: shortened(target_model), priority };
+        let row = self.of(&label);
         row.requests += 1;
         row.running += 1;
         row.request_bytes += bytes as u64;
-        label.into()
+        label
     }
 
     pub(super) fn keep_endpoints(&mut self, refs: &[EndpointRef]) {
@@ -161,23 +172,24 @@ impl Counters {
         }
     }
 
-    /// The name a model is counted under: its own, unless it is too long to be one. What a request keeps of its model while it runs.
-    pub(crate) fn label(model: &str) -> &str {
-        if model.len() <= MODEL_NAME_BYTES_MAX { model } else { OTHER }
-    }
-
-    /// The row of a model.
-    pub(crate) fn model(&mut self, name: &str) -> &mut ModelCounters {
-        let position = self.models.iter().position(|m| &*m.model == name).unwrap_or_else(|| {
-            let name = if self.models.len() < MODELS_MAX { Self::label(name) } else { OTHER };
-            self.models.iter().position(|m| &*m.model == name).unwrap_or_else(|| {
-                self.models.push(ModelCounters { model: name.into(), ..ModelCounters::default() });
+    /// The row of a label.
+    pub(crate) fn of(&mut self, label: &Label) -> &mut ModelCounters {
+        let position = self.models.iter().position(|m| m.label == *label).unwrap_or_else(|| {
+            let other = || Label { model: OTHER.into(), target_model: OTHER.into(), priority: 0 };
+            let label = if self.models.len() < MODELS_MAX { label.clone() } else { other() };
+            self.models.iter().position(|m| m.label == label).unwrap_or_else(|| {
+                self.models.push(ModelCounters { label, ..ModelCounters::default() });
                 self.models.len() - 1
             })
         });
         #[expect(clippy::indexing_slicing, reason = "found or pushed just above")]
         &mut self.models[position]
     }
+}
+
+/// The name a model is counted under: its own, unless it is too long to be one. What a request keeps of its model while it runs.
+fn shortened(model: &str) -> Box<str> {
+    if model.len() <= MODEL_NAME_BYTES_MAX { model } else { OTHER }.into()
 }
 
 impl ModelCounters {
@@ -197,12 +209,24 @@ mod tests {
     fn names_from_clients_cannot_grow_without_bound() {
         let mut counters = Counters::default();
         for i in 0..10_000 {
-            counters.model(&format!("m{i}")).requests += 1;
+            let model = format!("m{i}");
+            let label = counters.departed(&model, &model, i, 0);
+            assert_eq!((&*label.model, label.priority), (&*model, i), "a request keeps its own name");
         }
         assert_eq!(counters.models().len(), MODELS_MAX + 1);
         assert_eq!(counters.models().iter().map(|m| m.requests).sum::<u64>(), 10_000);
-        assert_eq!(counters.model("m5").requests, 1);
-        assert_eq!(&*counters.model(&"x".repeat(1000)).model, "other");
+        assert_eq!(counters.of(&Label { model: "m5".into(), target_model: "m5".into(), priority: 5 }).requests, 1);
+        assert_eq!(&*counters.departed(&"x".repeat(1000), "", 0, 0).model, "other");
+    }
+
+    #[test]
+    fn targets_and_priorities_are_told_apart() {
+        let mut counters = Counters::default();
+        for (target, priority) in [("a", 0), ("b", 0), ("a", -1), ("a", 0)] {
+            let _ = counters.departed("m", target, priority, 1);
+        }
+        let rows: Vec<_> = counters.models().iter().map(|m| (&*m.label.target_model, m.label.priority, m.requests)).collect();
+        assert_eq!(rows, [("a", 0, 2), ("b", 0, 1), ("a", -1, 1)]);
     }
 
     #[test]

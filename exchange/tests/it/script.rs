@@ -5,6 +5,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+use exchange::pool::Label;
 use exchange::{
     DestinationFormat, Exchange, FailureMode, HeadersStep, ObjectiveHeader, Origin, Pool, Reply, ResponseBody, ResponseHead, Settings,
     Step, Time,
@@ -329,8 +330,8 @@ impl Script {
             .iter()
             .map(|m| {
                 format!(
-                    "model {:?}: {} requests, {} running, {} B in, {} B out, prompt {}, completion {}, cached {}, errors {:?}",
-                    m.model,
+                    "model {}: {} requests, {} running, {} B in, {} B out, prompt {}, completion {}, cached {}, errors {:?}",
+                    label(&m.label),
                     m.requests,
                     m.running,
                     m.request_bytes,
@@ -373,6 +374,13 @@ impl Script {
 fn pipeline() -> PipelineSpec {
     let plugins = [("queue-scorer", 1.0), ("prefix-cache-scorer", 10.0), ("max-score-picker", 1.0)];
     PipelineSpec::of_one_profile("default", plugins.map(|(name, weight)| (PluginSpec::of_type(name), weight)).into(), 3)
+}
+
+/// The model, and what of the rest is out of the ordinary.
+fn label(label: &Label) -> String {
+    let target = if label.target_model == label.model { String::new() } else { format!(" as {:?}", label.target_model) };
+    let priority = if label.priority == 0 { String::new() } else { format!(" at {}", label.priority) };
+    format!("{:?}{target}{priority}", label.model)
 }
 
 fn pair(text: &str) -> (String, String) {

@@ -84,8 +84,9 @@ fn endpoints(pool: &Pool, counters: &Counters) -> Vec<state::EndpointCounters> {
 
 fn model(m: &ModelCounters) -> state::ModelCounters {
     state::ModelCounters {
-        model: m.model.to_string(),
-        target_model: m.model.to_string(),
+        model: m.label.model.to_string(),
+        target_model: m.label.target_model.to_string(),
+        priority: m.label.priority,
         requests: m.requests,
         errors: m.errors.iter().map(|(status, count)| count_of(&status.to_string(), *count)).collect(),
         duration_ms: Some(histogram(&m.duration_ms)),

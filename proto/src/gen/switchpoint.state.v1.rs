@@ -382,6 +382,9 @@ pub struct ModelCounters {
     /// Outstanding now (not cumulative).
     #[prost(uint64, tag = "13")]
     pub running: u64,
+    /// Counts of one model and target are told apart by it.
+    #[prost(sint32, tag = "14")]
+    pub priority: i32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Count {

@@ -39,6 +39,7 @@ async fn metrics_are_valid_and_say_what_the_proxies_reported() {
     let model = state::ModelCounters {
         model: "we\"ird\\na\nme".to_owned(),
         target_model: "m".to_owned(),
+        priority: -1,
         requests: 3,
         errors: vec![state::Count { key: "503".to_owned(), count: 1 }],
         ttft_ms: Some(state::Histogram { counts, sum: 700_014.0 }),
@@ -63,7 +64,7 @@ async fn metrics_are_valid_and_say_what_the_proxies_reported() {
 
     let samples = parse(&get(daemon.admin_address, "/metrics").await.1);
     for expected in [
-        r#"llm_d_epp_request_total [('model_name', 'we"ird\\na\nme'), ('pool', 'default'), ('target_model_name', 'm')] 3.0"#,
+        r#"llm_d_epp_request_total [('model_name', 'we"ird\\na\nme'), ('pool', 'default'), ('priority', '-1'), ('target_model_name', 'm')] 3.0"#,
         "llm_d_epp_request_ttft_seconds_count",
         "('error_code', '503')",
         "llm_d_epp_ready_endpoints [('name', 'default')] 1.0",
