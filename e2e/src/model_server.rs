@@ -20,6 +20,7 @@ mod lora;
 mod metrics;
 mod reply;
 mod request;
+mod roles;
 mod socket;
 mod stats;
 mod step_time;
@@ -43,6 +44,7 @@ use request::{Api, Served};
 
 pub use faults::{Fault, FaultMode, FaultPaths};
 pub use metrics::{EngineNames, Lies};
+pub use roles::Role;
 pub use step_time::Profile;
 
 /// What a server is like.
@@ -122,6 +124,10 @@ pub struct Options {
     #[arg(long, help_heading = "Behaviour")]
     pub bare: bool,
 
+    /// What of a request it does; others are asked as headers of the picker say
+    #[arg(long, value_enum, default_value_t = Options::default().role, help_heading = "Behaviour")]
+    pub role: Role,
+
     /// Wait before each write of a stream, ms
     #[arg(long, value_name = "MS", default_value_t = Options::default().chunk_delay_ms, help_heading = "Behaviour")]
     pub chunk_delay_ms: u64,
@@ -154,6 +160,7 @@ impl Default for Options {
             no_name_filter: false,
             orca_on_streams: false,
             bare: false,
+            role: Role::Whole,
             chunk_delay_ms: 0,
             chunks_per_write: 1,
         }

@@ -141,7 +141,7 @@ fn with_status(status: StatusCode, mut reply: Response<Body>) -> Response<Body> 
     reply
 }
 
-fn status_reply(status: StatusCode, message: &str) -> Response<Body> {
+pub(super) fn status_reply(status: StatusCode, message: &str) -> Response<Body> {
     let error = ApiError { status, message: message.to_owned(), param: None };
     with_status(status, json_reply(&error.body(Api::Chat)))
 }
@@ -179,6 +179,12 @@ impl Exchange {
                     && let Some(api) = Api::of(path) =>
             {
                 self.infer_bare(api, &body).await
+            }
+            (&Method::POST, path)
+                if Api::of(path).is_some()
+                    && let Some(answer) = self.server.sidecar(parts, &body).await =>
+            {
+                answer
             }
             (&Method::POST, path) if let Some(api) = Api::of(path) => match Inference::parse(api, &body, &self.server.served) {
                 Ok(inference) => self.infer(parts, inference).await,

@@ -7,6 +7,7 @@ mod clients;
 mod config_updates;
 mod daemon_faults;
 mod daemon_link;
+mod disaggregation;
 mod discovery_faults;
 mod echo;
 mod engine;

@@ -1,0 +1,118 @@
+//! What of a request a server does, and the sidecar that calls the others.
+//!
+//! Where requests are split, each server has a sidecar in front of its engine. That of a decode server reads who encodes and who prefills from
+//! headers, asks them first, and then its own engine; a sidecar in front of several data-parallel ranks hands a request on to the rank that a
+//! header names. Headers are checked: a server named for a stage that it does not serve answers with an error, and so does the one that named
+//! it, so that a test that looks at statuses alone would see.
+//!
+//! No KV cache is passed on: a decode server computes the prompt once more, at the engine's own cost. What tests look at is who is asked.
+
+use axum::body::{Body, Bytes};
+use http::request::Parts;
+use http::{HeaderName, HeaderValue, Request, Response, StatusCode, header};
+use serde_json::{Value, json};
+
+use super::Server;
+use super::http::status_reply;
+use crate::client;
+
+/// What of a request a server does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Role {
+    /// All of it.
+    #[default]
+    Whole,
+    /// Encodes images, videos and audio clips for others.
+    Encode,
+    /// Works through prompts for others.
+    Prefill,
+    /// Answers, asking others for earlier stages where a header names them.
+    Decode,
+}
+
+const PREFILLER: &str = "x-prefiller-host-port";
+const ENCODERS: &str = "x-encoder-hosts-ports";
+const RANK: &str = "x-data-parallel-host-port";
+
+/// Which stage a sidecar asks for; no client sends it.
+const STAGE: &str = "x-stage";
+
+// === impl Server ===
+
+impl Server {
+    /// What the sidecar answers in the engine's place, if it does.
+    pub(super) async fn sidecar(&self, parts: &Parts, body: &Bytes) -> Option<Response<Body>> {
+        let named = |name: &str| parts.headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        if let Some(rank) = named(RANK).filter(|rank| *rank != self.address.to_string()) {
+            return Some(self.pass_on(&rank, parts, body).await);
+        }
+        if let Some(wrong) = self.not_mine(named(STAGE).as_deref()) {
+            return Some(status_reply(StatusCode::MISDIRECTED_REQUEST, &wrong));
+        }
+        if self.options.role != Role::Decode {
+            return None;
+        }
+        let encoders =
+            named(ENCODERS).into_iter().flat_map(|list| list.split(',').map(|host| (host.to_owned(), "encode")).collect::<Vec<_>>());
+        let stages: Vec<(String, &str)> = encoders.chain(named(PREFILLER).map(|host| (host, "prefill"))).collect();
+        for (host, stage) in stages {
+            match self.ask(&host, stage, parts, body).await {
+                Ok(reply) if reply.status == 200 => {}
+                // Its own mistake the client gets to know; a server's is made good here.
+                Ok(reply) if reply.status < 500 => {
+                    let status = StatusCode::from_u16(reply.status).unwrap_or(StatusCode::BAD_GATEWAY);
+                    return Some(status_reply(status, &format!("{stage} by {host}: {}", reply.text())));
+                }
+                Ok(_) | Err(_) => {}
+            }
+        }
+        None
+    }
+
+    /// Why a request for this stage does not belong here.
+    fn not_mine(&self, stage: Option<&str>) -> Option<String> {
+        let right = match (self.options.role, stage) {
+            (Role::Whole, _) | (Role::Decode, None) => true,
+            (Role::Prefill, stage) => stage == Some("prefill"),
+            (Role::Encode, stage) => stage == Some("encode"),
+            (Role::Decode, Some(_)) => false,
+        };
+        let asked = stage.map_or_else(|| "a whole request".to_owned(), |stage| format!("a request to {stage}"));
+        (!right).then(|| format!("{asked} reached a server that is there to {:?}", self.options.role))
+    }
+
+    async fn ask(&self, host: &str, stage: &str, parts: &Parts, body: &Bytes) -> crate::Result<client::Reply> {
+        let mut asked: Value = serde_json::from_slice(body)?;
+        asked["max_tokens"] = json!(1);
+        asked["stream"] = json!(false);
+        let request = Request::post(parts.uri.path()).header(header::CONTENT_TYPE, "application/json").header(STAGE, stage);
+        client::send(host.parse()?, request.body(client::full(asked.to_string()))?).await
+    }
+
+    /// The rank's answer.
+    async fn pass_on(&self, rank: &str, parts: &Parts, body: &Bytes) -> Response<Body> {
+        let passed = async {
+            let mut request = Request::builder().method(parts.method.clone()).uri(parts.uri.clone());
+            let framing = [header::TRANSFER_ENCODING, header::CONTENT_LENGTH, HeaderName::from_static(RANK)];
+            for (name, value) in parts.headers.iter().filter(|(name, _)| !framing.contains(name)) {
+                request = request.header(name, value);
+            }
+            client::send(rank.parse()?, request.body(client::full(body.clone()))?).await
+        };
+        match passed.await {
+            Ok(reply) => {
+                let mut answer = Response::new(Body::from(reply.body));
+                *answer.status_mut() = StatusCode::from_u16(reply.status).unwrap_or(StatusCode::BAD_GATEWAY);
+                for name in [header::CONTENT_TYPE, HeaderName::from_static("endpoint-load-metrics")] {
+                    if let Some(value) = reply.headers.get(&name) {
+                        answer.headers_mut().insert(name, value.clone());
+                    }
+                }
+                let rank = HeaderValue::from_str(rank).unwrap_or(HeaderValue::from_static("unknown"));
+                answer.headers_mut().insert(HeaderName::from_static("x-served-by-rank"), rank);
+                answer
+            }
+            Err(error) => status_reply(StatusCode::BAD_GATEWAY, &format!("rank {rank}: {error}")),
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! One request on several servers: prefill and decode, encode, ranks behind one port. The servers play their roles and refuse what is not theirs.
+
+use std::path::Path;
+use std::time::Duration;
+
+use e2e::client::Reply;
+use e2e::model_server::{Fault, FaultMode, ModelServer, Options, Role};
+use e2e::stack::Stack;
+use e2e::{Result, wait_for};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::echo;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// A pool whose servers have roles, in front of it the stack.
+struct Split {
+    stack: Stack,
+    servers: Vec<(Role, ModelServer)>,
+    folder: TempDir,
+}
+
+/// The plugins and profiles of a pool that splits requests; the rest of the line is about deciders.
+const BY_ROLE: &str = "apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- type: decode-filter
+- type: prefill-filter
+- type: encode-filter
+- type: queue-scorer
+- type: active-request-scorer
+- {type: prefix-based-pd-decider, parameters: {nonCachedTokens: 64}}
+- type: always-disagg-pd-decider
+- type: always-disagg-multimodal-decider
+- {type: disagg-profile-handler, parameters: {deciders: DECIDERS}}
+schedulingProfiles:
+- {name: decode, plugins: [{pluginRef: decode-filter}, {pluginRef: queue-scorer}]}
+- {name: prefill, plugins: [{pluginRef: prefill-filter}, {pluginRef: active-request-scorer}]}
+- {name: encode, plugins: [{pluginRef: encode-filter}, {pluginRef: queue-scorer}]}
+";
+
+impl Split {
+    async fn start(deciders: &str, roles: &[Role]) -> Result<Self> {
+        Self::start_with(roles, |_| BY_ROLE.replace("DECIDERS", deciders)).await
+    }
+
+    async fn start_with(roles: &[Role], config: impl FnOnce(&[(Role, ModelServer)]) -> String) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let server = |role: &Role| {
+            let options = Options { models: vec!["demo".into()], speed: 0.0, role: *role, ..Options::default() };
+            Ok((*role, ModelServer::start(options)?))
+        };
+        let servers = roles.iter().map(server).collect::<Result<Vec<_>>>()?;
+        let pools = folder.path().join("pools.yaml");
+        let (endpoints, file) = (folder.path().join("endpoints.yaml"), folder.path().join("config.yaml"));
+        write_endpoints(&endpoints, &servers)?;
+        std::fs::write(&file, config(&servers))?;
+        std::fs::write(&pools, json!({"pools": [{"name": "default", "endpointsFile": endpoints, "config": file}]}).to_string())?;
+        let pools = pools.to_str().ok_or("a path of text")?;
+        let stack = Stack::builder().servers(0).daemon_arguments(&["--pools", pools]).picker(json!({"explain": true})).start().await?;
+        Ok(Self { stack, servers, folder })
+    }
+
+    async fn ask(&self, body: Value) -> Result<Reply> {
+        let reply = self.stack.post("/v1/chat/completions", &body).await?;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        Ok(reply)
+    }
+
+    fn of(&self, role: Role) -> impl Iterator<Item = &ModelServer> {
+        self.servers.iter().filter(move |(other, _)| *other == role).map(|(_, server)| server)
+    }
+
+    /// Inference requests that reached each server of a role, with their headers.
+    async fn requests(&self, role: Role) -> Result<Vec<Vec<Value>>> {
+        let mut requests = Vec::new();
+        for server in self.of(role) {
+            requests.push(server.state().await?["requests"].as_array().cloned().unwrap_or_default());
+        }
+        Ok(requests)
+    }
+
+    async fn asked(&self, role: Role) -> Result<usize> {
+        Ok(self.requests(role).await?.iter().map(Vec::len).sum())
+    }
+
+    /// Addresses of a role's servers.
+    fn addresses(&self, role: Role) -> Vec<String> {
+        self.of(role).map(|server| server.addr().to_string()).collect()
+    }
+}
+
+fn write_endpoints(file: &Path, servers: &[(Role, ModelServer)]) -> Result<()> {
+    let row = |(index, (role, server)): (usize, &(Role, ModelServer))| {
+        let (name, role) = (format!("server-{index}"), format!("{role:?}").to_lowercase());
+        let labels = if role == "whole" { json!({}) } else { json!({"llm-d.ai/role": role}) };
+        json!({"name": name, "address": server.addr().ip(), "port": server.addr().port().to_string(), "labels": labels})
+    };
+    let draft = file.with_extension("draft");
+    std::fs::write(&draft, json!({"endpoints": servers.iter().enumerate().map(row).collect::<Vec<_>>()}).to_string())?;
+    Ok(std::fs::rename(draft, file)?)
+}
+
+/// Some 640 tokens that no other request has.
+fn long(number: usize) -> Value {
+    echo::chat(&format!("Request {number} begins in its own way. {}", "And goes on for long. ".repeat(116)))
+}
+
+fn with_image() -> Value {
+    json!({"model": "demo", "max_tokens": 4, "messages": [{"role": "user", "content": [
+        {"type": "text", "text": "what is this?"}, {"type": "image_url", "image_url": {"url": "http://images/1.png"}}]}]})
+}
+
+const TWO_AND_TWO: [Role; 4] = [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode];
+
+#[tokio::test]
+async fn a_long_prompt_is_worked_through_elsewhere_until_the_decode_server_has_it() -> Result<()> {
+    let split = Split::start("{prefill: prefix-based-pd-decider}", &TWO_AND_TWO).await?;
+    let reply = split.ask(long(1)).await?;
+    let server = reply.header("x-served-by").to_owned();
+    assert!(split.addresses(Role::Decode).contains(&server), "{server}");
+    let asked = split.requests(Role::Prefill).await?.concat();
+    assert_eq!(asked.len(), 1, "{asked:?}");
+    assert_eq!(echo::header(&asked[0], "x-stage"), ["prefill"], "the sidecar asked, not the proxy");
+    let decoded = split.requests(Role::Decode).await?.concat();
+    let named = echo::header(&decoded[0], "x-prefiller-host-port");
+    assert!(split.addresses(Role::Prefill).iter().any(|address| named == [address.as_str()]), "{named:?}");
+    // A short prompt is not worth it, and what the decode server holds it need not be given again.
+    split.ask(echo::chat("short")).await?;
+    assert_eq!(split.asked(Role::Prefill).await?, 1);
+    let again = || async { (split.ask(long(1)).await.ok()?.header("x-served-by") == server).then_some(()) };
+    wait_for(LIMIT, "the same decode server again", again).await?;
+    let before = split.asked(Role::Prefill).await?;
+    assert!(before <= 2, "once for each decode server at most: {before}");
+    split.ask(long(1)).await?;
+    assert_eq!(split.asked(Role::Prefill).await?, before);
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_always_decider_spreads_prefills_and_a_client_cannot_name_a_server() -> Result<()> {
+    let split = Split::start("{prefill: always-disagg-pd-decider}", &TWO_AND_TWO).await?;
+    let decode = &split.addresses(Role::Decode)[0];
+    for number in 0..20 {
+        // Were it passed on, the decode server would refuse to prefill, and the reply would say so.
+        let request = echo::post("/v1/chat/completions", &[("x-prefiller-host-port", decode), ("x-echo", "0")], long(number).to_string())?;
+        let (mut parts, body) = request.into_parts();
+        parts.headers.remove("x-echo");
+        let reply = split.stack.send(http::Request::from_parts(parts, body)).await?;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+    }
+    let asked = split.requests(Role::Prefill).await?;
+    assert_eq!(asked.iter().map(Vec::len).sum::<usize>(), 20);
+    assert!(asked.iter().all(|requests| requests.len() >= 5), "{:?}", asked.iter().map(Vec::len).collect::<Vec<_>>());
+    assert!(asked.concat().iter().all(|request| echo::header(request, "x-stage") == ["prefill"]));
+    Ok(())
+}
+
+#[tokio::test]
+async fn without_a_prefill_server_decode_does_all_of_it() -> Result<()> {
+    let mut split = Split::start("{prefill: always-disagg-pd-decider}", &[Role::Prefill, Role::Decode]).await?;
+    split.ask(long(0)).await?;
+    assert_eq!(split.asked(Role::Prefill).await?, 1);
+    // It fails: the decode server's sidecar makes that good.
+    let fault = |mode| Fault { mode, ..serde_json::from_value(json!({"mode": "none"})).expect("a fault") };
+    split.servers[0].1.fault(fault(FaultMode::Status)).await;
+    split.ask(long(1)).await?;
+    // It leaves the pool: the picker no longer names it.
+    let gone = split.servers.remove(0);
+    write_endpoints(&split.folder.path().join("endpoints.yaml"), &split.servers)?;
+    let unnamed = || async {
+        split.ask(long(2)).await.ok()?;
+        let last = split.requests(Role::Decode).await.ok()?.concat().pop()?;
+        echo::header(&last, "x-prefiller-host-port").is_empty().then_some(())
+    };
+    wait_for(LIMIT, "decode alone", unnamed).await?;
+    drop(gone);
+    for number in 3..10 {
+        split.ask(long(number)).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_prefill_server_is_no_host_of_the_proxys_and_serves_nobody_alone() -> Result<()> {
+    let mut split = Split::start("{prefill: always-disagg-pd-decider, encode: always-disagg-multimodal-decider}", &TWO_AND_TWO).await?;
+    let hosts = split.stack.envoy.admin_page("/clusters").await?;
+    let is_host = |address: &String| hosts.lines().any(|line| line.starts_with(&format!("inference-pool::{address}::")));
+    assert!(split.addresses(Role::Decode).iter().all(is_host), "{hosts}");
+    assert!(!split.addresses(Role::Prefill).iter().any(is_host), "{hosts}");
+    split.servers.retain(|(role, _)| *role == Role::Prefill);
+    write_endpoints(&split.folder.path().join("endpoints.yaml"), &split.servers)?;
+    let refused = || async {
+        let reply = split.stack.post("/v1/chat/completions", &long(0)).await.ok()?;
+        (reply.status == 503 && reply.header("x-llm-d-request-dropped-reason") == "rejected-no-endpoints").then_some(())
+    };
+    wait_for(LIMIT, "503 where only prefill servers are left", refused).await
+}
+
+#[tokio::test]
+async fn an_image_is_encoded_elsewhere_and_text_is_not() -> Result<()> {
+    let roles = [Role::Encode, Role::Prefill, Role::Decode];
+    let deciders = "{encode: always-disagg-multimodal-decider, prefill: prefix-based-pd-decider}";
+    let split = Split::start(deciders, &roles).await?;
+    split.ask(echo::chat("no image")).await?;
+    assert_eq!((split.asked(Role::Encode).await?, split.asked(Role::Prefill).await?), (0, 0));
+    split.ask(with_image()).await?;
+    let encoded = split.requests(Role::Encode).await?.concat();
+    assert_eq!(encoded.len(), 1);
+    assert_eq!(echo::header(&encoded[0], "x-stage"), ["encode"]);
+    assert_eq!(split.asked(Role::Prefill).await?, 1, "an image counts for 225 tokens, more than the 64 that are worth it");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_rank_is_reached_by_its_pods_first_port() -> Result<()> {
+    let config = |servers: &[(Role, ModelServer)]| {
+        format!(
+            "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n- type: active-request-scorer\n- type: random-picker\n\
+             - {{type: data-parallel-profile-handler, parameters: {{primaryPort: {}}}}}\n",
+            servers[0].1.addr().port()
+        )
+    };
+    let split = Split::start_with(&[Role::Whole; 3], config).await?;
+    let entrance = split.servers[0].1.addr().to_string();
+    for number in 0..30 {
+        let reply = split.ask(long(number)).await?;
+        assert_eq!(reply.header("x-served-by"), entrance, "all of them enter at the first port");
+    }
+    let asked: Vec<usize> = split.requests(Role::Whole).await?.iter().map(Vec::len).collect();
+    assert_eq!(asked[0], 30);
+    assert!(asked[1] >= 3 && asked[2] >= 3, "and are handed on to every rank: {asked:?}");
+    Ok(())
+}
