@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, SystemTime};
 
@@ -68,12 +68,13 @@ pub struct Status {
     pub heard: Option<SystemTime>,
 }
 
-/// [`ServiceDiscovery`] over any [`Backend`].
+/// [`ServiceDiscovery`] over any [`Backend`]. A component that was once asked for is followed for as long as this lives: listing it again costs nothing,
+/// and during an outage gives the last known set.
 #[derive(Debug)]
 pub struct Discovery<B> {
     backend: B,
     policy: MetadataPolicy,
-    hubs: Mutex<HashMap<Component, Weak<Hub>>>,
+    hubs: Mutex<HashMap<Component, Arc<Hub>>>,
 }
 
 /// Changes of a component, as a stream that ends never. See [`ServiceDiscovery::watch`].
@@ -129,10 +130,9 @@ impl<B: Backend> Discovery<B> {
     fn hub(&self, namespace: &str, component: &str) -> Result<Arc<Hub>, DiscoveryError> {
         let component = Component::try_new(namespace, component)?;
         let mut hubs = self.hubs.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(hub) = hubs.get(&component).and_then(Weak::upgrade) {
-            return Ok(hub);
+        if let Some(hub) = hubs.get(&component) {
+            return Ok(Arc::clone(hub));
         }
-        hubs.retain(|_, hub| hub.strong_count() > 0);
         let relist = Arc::new(Notify::new());
         let stream = self.backend.follow(&component, Arc::clone(&relist));
         let shared = Arc::new(Shared {
@@ -143,7 +143,7 @@ impl<B: Backend> Discovery<B> {
         });
         let task = tokio::spawn(drive(Arc::clone(&shared), stream)).abort_handle();
         let hub = Arc::new(Hub { shared, task });
-        hubs.insert(component, Arc::downgrade(&hub));
+        hubs.insert(component, Arc::clone(&hub));
         Ok(hub)
     }
 }

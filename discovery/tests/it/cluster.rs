@@ -1,1 +1,187 @@
-//! A real cluster.
+//! A real etcd, kube-apiserver and kube-controller-manager, shared by the tests that run at one time and ended with the last of them.
+//!
+//! The binaries are those of `KUBEBUILDER_ASSETS`, or those that `.ci/cluster_tools.py` built into `.tools/bin`. Without them the tests that want a cluster
+//! are skipped and say so; the set-up step that could not build them is counted as skipped.
+
+use std::fs::{self, File};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use tempfile::TempDir;
+use tokio::sync::Mutex as AsyncMutex;
+
+/// Ready in about ten seconds; many more where others compile.
+const START_MAX: Duration = Duration::from_secs(120);
+
+/// A certificate authority's work is not tested here, so the token is known to all.
+const TOKENS: &str = "tok,admin,1,\"system:masters\"\nlimited,limited,2\n";
+
+pub(crate) struct Cluster {
+    pub(crate) etcd: Mutex<Service>,
+    pub(crate) apiserver: Mutex<Service>,
+    _manager: Mutex<Service>,
+    port: u16,
+    folder: TempDir,
+}
+
+/// A process that can be killed and started again as it was.
+pub(crate) struct Service {
+    binary: PathBuf,
+    arguments: Vec<String>,
+    log: PathBuf,
+    child: Option<Child>,
+}
+
+/// The cluster of all tests, or nothing where it cannot be had.
+pub(crate) async fn shared() -> Option<Arc<Cluster>> {
+    static SHARED: AsyncMutex<Weak<Cluster>> = AsyncMutex::const_new(Weak::new());
+    let mut shared = SHARED.lock().await;
+    if let Some(cluster) = shared.upgrade() {
+        return Some(cluster);
+    }
+    let cluster = Arc::new(Cluster::start().await?);
+    *shared = Arc::downgrade(&cluster);
+    Some(cluster)
+}
+
+/// Where the binary of that name is.
+pub(crate) fn tool(name: &str) -> Option<PathBuf> {
+    let assets = std::env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from);
+    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.tools/bin");
+    let found = assets.into_iter().chain([built]).map(|folder| folder.join(name)).find(|path| path.exists());
+    if found.is_none() {
+        println!("SKIPPED: there is no {name}; `.ci/cluster_tools.py etcd kubernetes` builds it where Go is installed");
+    }
+    found
+}
+
+/// A port nobody listens on now.
+pub(crate) fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+pub(crate) fn etcd(binary: PathBuf, folder: &Path, port: u16) -> Service {
+    let (client, peer) = (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{}", free_port()));
+    let arguments = [
+        format!("--data-dir={}", folder.join("etcd").display()),
+        format!("--listen-client-urls={client}"),
+        format!("--advertise-client-urls={client}"),
+        format!("--listen-peer-urls={peer}"),
+        format!("--initial-advertise-peer-urls={peer}"),
+        format!("--initial-cluster=default={peer}"),
+        "--unsafe-no-fsync".to_owned(),
+    ];
+    Service::new(binary, arguments.to_vec(), folder.join("etcd.log"))
+}
+
+impl Cluster {
+    /// A cluster of one's own, to do harm to.
+    pub(crate) async fn start() -> Option<Self> {
+        let (etcd_binary, api_binary, manager) = (tool("etcd")?, tool("kube-apiserver")?, tool("kube-controller-manager")?);
+        let folder = tempfile::tempdir().unwrap();
+        let (etcd_port, port) = (free_port(), free_port());
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        fs::write(path("tokens.csv"), TOKENS).unwrap();
+        let account_key = rcgen::KeyPair::generate().unwrap();
+        fs::write(path("sa.key"), account_key.serialize_pem()).unwrap();
+        fs::write(path("sa.pub"), account_key.public_key_pem()).unwrap();
+        let kubeconfig = format!(
+            "apiVersion: v1\nkind: Config\nclusters: [{{name: c, cluster: {{server: 'https://127.0.0.1:{port}', insecure-skip-tls-verify: true}}}}]\n\
+             users: [{{name: u, user: {{token: tok}}}}]\ncontexts: [{{name: x, context: {{cluster: c, user: u}}}}]\ncurrent-context: x\n"
+        );
+        fs::write(path("kubeconfig"), kubeconfig).unwrap();
+        let api = [
+            format!("--etcd-servers=http://127.0.0.1:{etcd_port}"),
+            format!("--cert-dir={}", path("certs")),
+            format!("--secure-port={port}"),
+            "--bind-address=127.0.0.1".to_owned(),
+            format!("--service-account-key-file={}", path("sa.pub")),
+            format!("--service-account-signing-key-file={}", path("sa.key")),
+            "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
+            format!("--token-auth-file={}", path("tokens.csv")),
+            "--authorization-mode=RBAC".to_owned(),
+            "--service-cluster-ip-range=10.96.0.0/16".to_owned(),
+            "--disable-admission-plugins=ServiceAccount".to_owned(),
+        ];
+        let controllers = "--controllers=endpointslice-controller,garbage-collector-controller";
+        let managed =
+            [format!("--kubeconfig={}", path("kubeconfig")), controllers.into(), "--leader-elect=false".into(), "--secure-port=0".into()];
+        let etcd = etcd(etcd_binary, folder.path(), etcd_port);
+        let apiserver = Service::new(api_binary, api.to_vec(), folder.path().join("apiserver.log"));
+        let manager = Service::new(manager, managed.to_vec(), folder.path().join("manager.log"));
+        let cluster = Self { etcd: Mutex::new(etcd), apiserver: Mutex::new(apiserver), _manager: Mutex::new(manager), port, folder };
+        cluster.wait_ready().await;
+        Some(cluster)
+    }
+
+    /// A client, by its user's token.
+    pub(crate) async fn client(&self, token: &str) -> Client {
+        let mut kubeconfig = Kubeconfig::read_from(self.folder.path().join("kubeconfig")).unwrap();
+        kubeconfig.auth_infos[0].auth_info.as_mut().unwrap().token = Some(token.to_owned().into());
+        let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
+        discovery::kubernetes::client(config).unwrap()
+    }
+
+    pub(crate) async fn wait_ready(&self) {
+        let client = self.client("tok").await;
+        let began = Instant::now();
+        loop {
+            let request = axum::http::Request::get("/readyz").body(Vec::new()).unwrap();
+            match client.request_text(request).await {
+                Ok(text) if text == "ok" => return,
+                answer => assert!(began.elapsed() < START_MAX, "port {}: {answer:?}\n{}", self.port, self.log_tail("apiserver.log")),
+            }
+            assert!(self.apiserver.lock().unwrap().is_running(), "{}", self.log_tail("apiserver.log"));
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    /// Where etcd keeps its data.
+    pub(crate) fn etcd_data(&self) -> PathBuf {
+        self.folder.path().join("etcd")
+    }
+
+    fn log_tail(&self, name: &str) -> String {
+        let text = fs::read_to_string(self.folder.path().join(name)).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(20)..].join("\n")
+    }
+}
+
+impl Service {
+    fn new(binary: PathBuf, arguments: Vec<String>, log: PathBuf) -> Self {
+        let mut service = Self { binary, arguments, log, child: None };
+        service.start();
+        service
+    }
+
+    pub(crate) fn start(&mut self) {
+        let log = File::options().create(true).append(true).open(&self.log).unwrap();
+        let mut command = Command::new(&self.binary);
+        command.args(&self.arguments).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+        self.child = Some(command.spawn().unwrap());
+    }
+
+    /// As a power failure would.
+    pub(crate) fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    fn is_running(&mut self) -> bool {
+        self.child.as_mut().is_some_and(|child| child.try_wait().unwrap().is_none())
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}

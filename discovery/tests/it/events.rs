@@ -8,7 +8,7 @@ use discovery::{InstanceEvent, InstanceEvents};
 use futures::StreamExt;
 
 /// Nothing here takes longer, on a machine however busy.
-const PATIENCE: Duration = Duration::from_secs(15);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The next event as text: `+id@address` or `-id`.
 pub(crate) async fn next(events: &mut InstanceEvents) -> String {

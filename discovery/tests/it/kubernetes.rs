@@ -1,1 +1,294 @@
-//! Kubernetes for real.
+//! Over a real kube-apiserver, with the real controllers of kube-controller-manager. Addresses are made up, since the API refuses loopback ones; what an
+//! instance serves of itself is tested over the fake.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use discovery::kubernetes::{InferencePools, Kubernetes, KubernetesRegistry, PoolGroup};
+use discovery::{Discovery, MetadataPolicy, ServiceDiscovery, ServiceRegistry};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
+use kube::{Api, Client};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::cluster::{self, Cluster};
+use crate::events::{next, silence, until};
+
+/// A namespace of one's own in a cluster.
+struct Place {
+    client: Client,
+    name: &'static str,
+}
+
+impl Place {
+    async fn new(cluster: &Cluster, name: &'static str) -> Self {
+        let client = cluster.client("tok").await;
+        create(&Api::<Namespace>::all(client.clone()), json!({ "metadata": { "name": name } })).await;
+        Self { client, name }
+    }
+
+    fn api<K>(&self) -> Api<K>
+    where
+        K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>,
+    {
+        Api::namespaced(self.client.clone(), self.name)
+    }
+
+    async fn service(&self, name: &str, component: &str) {
+        create(
+            &self.api::<Service>(),
+            json!({ "metadata": { "name": name, "labels": { "nvidia.com/dynamo-component": component } }, "spec": {
+                "ports": [{ "name": "http", "port": 8080 }],
+                "selector": { "nvidia.com/dynamo-namespace": "dynamo", "nvidia.com/dynamo-component": component } } }),
+        )
+        .await;
+    }
+
+    /// A slice nobody manages: the controller leaves it alone.
+    async fn slice(&self, name: &str, service: &str, kind: &str, endpoints: Value) {
+        let slice = json!({ "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": kind, "endpoints": endpoints,
+            "metadata": { "name": name, "labels": { "kubernetes.io/service-name": service } }, "ports": [{ "name": "http", "port": 8080 }] });
+        self.api::<EndpointSlice>().patch(name, &PatchParams::apply("test").force(), &Patch::Apply(slice)).await.unwrap();
+    }
+
+    async fn pod(&self, name: &str, component: &str) {
+        let labels = json!({ "nvidia.com/dynamo-namespace": "dynamo", "nvidia.com/dynamo-component": component, "app": component });
+        let container = json!({ "name": "c", "image": "i" });
+        let pod = json!({ "metadata": { "name": name, "labels": labels }, "spec": { "nodeName": "node-1", "containers": [container] } });
+        create(&self.api::<Pod>(), pod).await;
+    }
+
+    /// As a kubelet would, after asking the readiness probe.
+    async fn probe(&self, pod: &str, ip: &str, ready: bool) {
+        let condition = json!({ "type": "Ready", "status": if ready { "True" } else { "False" } });
+        let status = json!({ "status": { "podIP": ip, "podIPs": [{ "ip": ip }], "phase": "Running", "conditions": [condition] } });
+        self.api::<Pod>().patch_status(pod, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
+    }
+
+    fn discovery(&self) -> Discovery<Kubernetes> {
+        Kubernetes::new(self.client.clone(), self.name).discovery(MetadataPolicy::Ignored)
+    }
+}
+
+async fn create<K: kube::Resource + Clone + DeserializeOwned + Serialize + std::fmt::Debug>(api: &Api<K>, object: Value) {
+    match api.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await {
+        Ok(_) => {}
+        Err(kube::Error::Api(status)) if status.code == 409 => {} // another test made it
+        Err(error) => panic!("{error}"),
+    }
+}
+
+async fn ready(discovery: &Discovery<Kubernetes>) -> BTreeSet<String> {
+    discovery.list_instances("dynamo", "decode").await.unwrap().iter().map(|i| i.name.clone()).collect()
+}
+
+fn names(names: &[&str]) -> BTreeSet<String> {
+    names.iter().map(|&name| name.to_owned()).collect()
+}
+
+fn endpoint(pod: &str, ip: &str, conditions: &Value) -> Value {
+    json!({ "addresses": [ip], "conditions": conditions, "targetRef": { "kind": "Pod", "name": pod, "uid": format!("uid-{pod}") } })
+}
+
+#[tokio::test]
+async fn a_pod_enters_and_leaves_by_its_probe_through_the_real_controller() {
+    let Some(cluster) = cluster::shared().await else { return };
+    let place = Place::new(&cluster, "flow").await;
+    create(&Api::<Node>::all(place.client.clone()), json!({ "metadata": { "name": "node-1" } })).await;
+    place.pod("decode-0", "decode").await;
+    let registry = KubernetesRegistry::new(place.client.clone(), place.name, "decode-0");
+    let refused = registry.register_instance("dynamo", "decode").await.unwrap_err().to_string();
+    assert!(refused.contains("no Service"), "{refused}");
+    place.service("svc", "decode").await;
+    let refused = registry.register_instance("dynamo", "prefill").await.unwrap_err().to_string();
+    assert!(refused.contains("nvidia.com/dynamo-component=prefill"), "{refused}");
+    let worker = registry.register_instance("dynamo", "decode").await.unwrap();
+    assert_eq!(worker.instance_id(), "decode-0");
+
+    let discovery = place.discovery();
+    let mut events = discovery.watch("dynamo", "decode").unwrap();
+    place.probe("decode-0", "10.1.0.1", false).await;
+    silence(&mut events, Duration::from_secs(2)).await;
+    place.probe("decode-0", "10.1.0.1", true).await;
+    assert_eq!(next(&mut events).await, "+decode-0@10.1.0.1:8080");
+    let [instance] = discovery.list_instances("dynamo", "decode").await.unwrap().try_into().unwrap();
+    let uid = place.api::<Pod>().get("decode-0").await.unwrap().metadata.uid.unwrap();
+    assert_eq!((instance.incarnation.as_str(), instance.namespace.as_str()), (uid.as_str(), "flow"));
+    assert!(instance.labels.contains(&("nvidia.com/dynamo-component".to_owned(), "decode".to_owned())), "mirrored from the Service");
+    place.probe("decode-0", "10.1.0.1", false).await;
+    assert_eq!(next(&mut events).await, "-decode-0");
+    place.probe("decode-0", "10.1.0.1", true).await;
+    assert_eq!(next(&mut events).await, "+decode-0@10.1.0.1:8080");
+    place.api::<Pod>().delete("decode-0", &DeleteParams::default().grace_period(0)).await.unwrap();
+    assert_eq!(next(&mut events).await, "-decode-0");
+    place.pod("decode-0", "decode").await;
+    place.probe("decode-0", "10.1.0.1", true).await;
+    assert_eq!(next(&mut events).await, "+decode-0@10.1.0.1:8080");
+    let [reborn] = discovery.list_instances("dynamo", "decode").await.unwrap().try_into().unwrap();
+    assert_ne!(reborn.incarnation, instance.incarnation, "of the same name, at the same address");
+}
+
+#[tokio::test]
+async fn slices_split_moved_doubled_and_dual_stack() {
+    let Some(cluster) = cluster::shared().await else { return };
+    let place = Place::new(&cluster, "slices").await;
+    place.service("svc", "decode").await;
+    place.service("other", "prefill").await;
+    let discovery = place.discovery();
+    assert!(ready(&discovery).await.is_empty());
+    let is = |expected: &[&str]| {
+        let (expected, discovery) = (names(expected), &discovery);
+        async move { until(expected, || ready(discovery)).await }
+    };
+    let yes = || json!({ "ready": true });
+    place.slice("a", "svc", "IPv4", json!([endpoint("p1", "10.2.0.1", &yes()), endpoint("p2", "10.2.0.2", &json!({}))])).await;
+    place.slice("x", "other", "IPv4", json!([endpoint("foreign", "10.2.0.9", &yes())])).await;
+    is(&["p1", "p2"]).await;
+    place.slice("b", "svc", "IPv4", json!([endpoint("p2", "10.2.0.2", &yes()), endpoint("p3", "10.2.0.3", &yes())])).await;
+    is(&["p1", "p2", "p3"]).await;
+    let mut events = discovery.watch("dynamo", "decode").unwrap();
+    for _ in 0..3 {
+        next(&mut events).await;
+    }
+    place.slice("a", "svc", "IPv4", json!([endpoint("p1", "10.2.0.1", &yes())])).await; // p2 has moved
+    place.slice("c", "svc", "IPv6", json!([endpoint("p1", "fd00::1", &yes())])).await; // p1 is dual-stack
+    silence(&mut events, Duration::from_secs(1)).await;
+    let unserving = json!({ "ready": true, "serving": false });
+    let leaving = json!({ "ready": false, "serving": true, "terminating": true });
+    place.slice("b", "svc", "IPv4", json!([endpoint("p2", "10.2.0.2", &unserving), endpoint("p3", "10.2.0.3", &leaving)])).await;
+    is(&["p1"]).await;
+    place.api::<EndpointSlice>().delete("a", &DeleteParams::default()).await.unwrap();
+    until("[fd00::1]:8080".to_owned(), || async {
+        discovery.list_instances("dynamo", "decode").await.unwrap().first().map_or_else(String::new, |i| i.address.to_string())
+    })
+    .await;
+    place.api::<Service>().delete("svc", &DeleteParams::default()).await.unwrap();
+    is(&[]).await;
+}
+
+#[tokio::test]
+async fn an_inference_pool_is_followed_through_its_edits() {
+    let Some(cluster) = cluster::shared().await else { return };
+    let place = Place::new(&cluster, "pools").await;
+    let crd = json!({ "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": { "name": "inferencepools.inference.networking.k8s.io",
+            "annotations": { "api-approved.kubernetes.io": "https://github.com/kubernetes-sigs/gateway-api-inference-extension/pull/1173" } },
+        "spec": { "group": "inference.networking.k8s.io", "scope": "Namespaced",
+            "names": { "plural": "inferencepools", "singular": "inferencepool", "kind": "InferencePool" },
+            "versions": [{ "name": "v1", "served": true, "storage": true,
+                "schema": { "openAPIV3Schema": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } } }] } });
+    let crds = ApiResource::from_gvk(&GroupVersionKind::gvk("apiextensions.k8s.io", "v1", "CustomResourceDefinition"));
+    create(&Api::<DynamicObject>::all_with(place.client.clone(), &crds), crd).await;
+    let kind = ApiResource::from_gvk(&GroupVersionKind::gvk("inference.networking.k8s.io", "v1", "InferencePool"));
+    let pools = Api::<DynamicObject>::namespaced_with(place.client.clone(), place.name, &kind);
+    let discovery = InferencePools::new(place.client.clone(), PoolGroup::V1).discovery(MetadataPolicy::Ignored);
+    let mut events = discovery.watch("pools", "llama").unwrap();
+    place.pod("p0", "vllm").await;
+    place.probe("p0", "10.3.0.1", true).await;
+    let spec = |app: &str, ports: Value| {
+        json!({ "apiVersion": "inference.networking.k8s.io/v1", "kind": "InferencePool", "metadata": { "name": "llama" },
+            "spec": { "selector": { "matchLabels": { "app": app } }, "targetPorts": ports } })
+    };
+    let apply = async |object: Value| {
+        until(true, || async { pools.patch("llama", &PatchParams::apply("test").force(), &Patch::Apply(&object)).await.is_ok() }).await;
+    };
+    apply(spec("vllm", json!([{ "number": 8000 }]))).await;
+    assert_eq!(next(&mut events).await, "+p0@10.3.0.1:8000");
+    apply(spec("vllm", json!([{ "number": 8000 }, { "number": 8001 }]))).await;
+    let edit = [next(&mut events).await, next(&mut events).await, next(&mut events).await];
+    assert_eq!(edit, ["-p0", "+p0-rank-0@10.3.0.1:8000", "+p0-rank-1@10.3.0.1:8001"]);
+    apply(spec("nobody", json!([{ "number": 8000 }]))).await;
+    assert_eq!([next(&mut events).await, next(&mut events).await], ["-p0-rank-0", "-p0-rank-1"]);
+    apply(spec("vllm", json!([{ "number": 8000 }]))).await;
+    assert_eq!(next(&mut events).await, "+p0@10.3.0.1:8000");
+    place.probe("p0", "10.3.0.1", false).await;
+    assert_eq!(next(&mut events).await, "-p0");
+}
+
+/// The rights in `rbac.yaml` are enough, and without them it is said what is missing.
+#[tokio::test]
+async fn the_shipped_rights_are_enough_and_needed() {
+    let Some(cluster) = cluster::shared().await else { return };
+    let place = Place::new(&cluster, "rights").await;
+    place.service("svc", "decode").await;
+    place.slice("a", "svc", "IPv4", json!([endpoint("p1", "10.4.0.1", &json!({}))])).await;
+    let limited = cluster.client("limited").await;
+    let discovery = Kubernetes::new(limited.clone(), place.name).discovery(MetadataPolicy::Ignored);
+    let error = discovery.list_instances("dynamo", "decode").await.unwrap_err().to_string();
+    assert!(error.contains("forbidden") && error.contains("services"), "{error}");
+    for document in include_str!("../../kubernetes/rbac.yaml").split("\n---\n") {
+        let mut object: Value = serde_saphyr::from_str(document).unwrap();
+        object["metadata"]["namespace"] = place.name.into();
+        if object["kind"] == "RoleBinding" {
+            object["subjects"] = json!([{ "kind": "User", "name": "limited", "apiGroup": "rbac.authorization.k8s.io" }]);
+        }
+        let gvk = GroupVersionKind::gvk("rbac.authorization.k8s.io", "v1", object["kind"].as_str().unwrap());
+        let api = Api::<DynamicObject>::namespaced_with(place.client.clone(), place.name, &ApiResource::from_gvk(&gvk));
+        create(&api, object).await;
+    }
+    until(true, || async { discovery.list_instances("dynamo", "decode").await.is_ok_and(|all| all.len() == 1) }).await;
+    place.pod("p1", "decode").await;
+    KubernetesRegistry::new(limited, place.name, "p1").register_instance("dynamo", "decode").await.unwrap();
+}
+
+/// The API server is killed and comes back; then etcd is put back to what it was before, so that resource versions go backwards.
+#[tokio::test]
+async fn no_outage_empties_the_set_and_none_keeps_who_is_gone() {
+    let Some(cluster) = Cluster::start().await else { return };
+    let place = Place::new(&cluster, "outage").await;
+    place.service("svc", "decode").await;
+    let all = |n: u8| (1..=n).map(|i| endpoint(&format!("p{i}"), &format!("10.5.0.{i}"), &json!({}))).collect::<Vec<_>>();
+    place.slice("a", "svc", "IPv4", json!(all(3))).await;
+    let discovery = place.discovery();
+    until(names(&["p1", "p2", "p3"]), || ready(&discovery)).await;
+    let followed = discovery.follow("dynamo", "decode").unwrap();
+    let failing = || async { followed.status().borrow().error.is_some() };
+
+    // A copy of the truth as it is now, for later.
+    cluster.apiserver.lock().unwrap().kill();
+    cluster.etcd.lock().unwrap().kill();
+    let (data, copy) = (cluster.etcd_data(), cluster.etcd_data().with_extension("before"));
+    copy_folder(&data, &copy);
+    until(true, failing).await;
+    assert_eq!(ready(&discovery).await, names(&["p1", "p2", "p3"]), "the last known set, for ever");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    cluster.etcd.lock().unwrap().start();
+    cluster.apiserver.lock().unwrap().start();
+    cluster.wait_ready().await;
+    place.slice("a", "svc", "IPv4", json!(all(2))).await;
+    until(names(&["p1", "p2"]), || ready(&discovery)).await;
+    until(false, failing).await;
+    for round in 0..30 {
+        place.slice("noise", "other", "IPv4", json!(all(round % 5))).await; // versions the copy does not have
+    }
+    place.slice("a", "svc", "IPv4", json!(all(5))).await;
+    until(names(&["p1", "p2", "p3", "p4", "p5"]), || ready(&discovery)).await;
+
+    cluster.apiserver.lock().unwrap().kill();
+    cluster.etcd.lock().unwrap().kill();
+    std::fs::remove_dir_all(&data).unwrap();
+    std::fs::rename(&copy, &data).unwrap();
+    cluster.etcd.lock().unwrap().start();
+    cluster.apiserver.lock().unwrap().start();
+    cluster.wait_ready().await;
+    until(names(&["p1", "p2", "p3"]), || ready(&discovery)).await;
+    place.slice("a", "svc", "IPv4", json!(all(1))).await;
+    until(names(&["p1"]), || ready(&discovery)).await;
+}
+
+fn copy_folder(from: &std::path::Path, to: &std::path::Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy_folder(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}

@@ -103,7 +103,8 @@ async fn services_are_found_by_selector_and_may_come_change_and_go() {
     fake.put("endpointslices", slice("t", "dynamo-decode-service", 80, &[endpoint("foreign", "10.0.0.9", true)]));
     assert_eq!(ready(&discovery).await, names(&["a", "b"]), "the other namespace has a component of that name");
     let mut events = discovery.watch("dynamo", "decode").unwrap();
-    (next(&mut events).await, next(&mut events).await);
+    next(&mut events).await;
+    next(&mut events).await;
     fake.put("services", service("second", "dynamo", "decode"));
     fake.put("endpointslices", slice("u", "second", 80, &[endpoint("b", "10.0.0.2", true), endpoint("c", "10.0.0.3", true)]));
     assert_eq!(next(&mut events).await, "+c@10.0.0.3:80");
@@ -148,7 +149,8 @@ async fn every_fault_ends_in_the_truth_and_none_empties_the_set() {
 async fn an_outage_keeps_the_set_says_so_and_is_over_by_a_list() {
     let (fake, discovery) = rig(MetadataPolicy::Ignored).await;
     let mut events = discovery.watch("dynamo", "decode").unwrap();
-    (next(&mut events).await, next(&mut events).await);
+    next(&mut events).await;
+    next(&mut events).await;
     let followed = discovery.follow("dynamo", "decode").unwrap();
     fake.set_down(true);
     fake.fault(Fault::Ends);
@@ -171,7 +173,8 @@ async fn an_outage_keeps_the_set_says_so_and_is_over_by_a_list() {
 async fn a_restarted_pod_at_the_same_address_is_another_incarnation() {
     let (fake, discovery) = rig(MetadataPolicy::Ignored).await;
     let mut events = discovery.watch("dynamo", "decode").unwrap();
-    (next(&mut events).await, next(&mut events).await);
+    next(&mut events).await;
+    next(&mut events).await;
     let mut reborn = endpoint("a", "10.0.0.1", true);
     reborn["targetRef"]["uid"] = "another".into();
     fake.put("endpointslices", slice("s", "svc", 80, &[reborn, endpoint("b", "10.0.0.2", true)]));

@@ -1,6 +1,7 @@
 //! The library as its users meet it: over a directory, over HTTP, over a real Kubernetes API.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test stops where it cannot go on")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test stops where it cannot go on")]
+#![allow(clippy::print_stdout, reason = "a skipped test says so")]
 
 #[cfg(feature = "kubernetes")]
 mod cluster;

@@ -171,11 +171,11 @@ fn dual_stack_is_one_instance_reached_by_ipv4() {
 fn of_two_pods_of_one_name_the_ready_one_counts_then_the_newer() {
     let mut index = SliceIndex::new(PortRule::default());
     let mut reader = Reader::default();
-    let new = Row { uid: 1, ip: 7, ..row(1) };
+    let new = |ready| Row { uid: 1, ip: 7, ready: Some(ready), ..row(1) };
     reader.read(index.apply(&slice("a", 0, false, &[row(1)])));
-    reader.read(index.apply(&slice("b", 1, false, &[Row { ready: Some(false), ..new.clone() }])));
+    reader.read(index.apply(&slice("b", 1, false, &[new(false)])));
     assert_eq!(reader.0["pod-1"].instance.incarnation, "uid-1-0");
-    reader.read(index.apply(&slice("b", 2, false, &[new])));
+    reader.read(index.apply(&slice("b", 2, false, &[new(true)])));
     assert_eq!(reader.0["pod-1"].instance.incarnation, "uid-1-1");
 }
 
