@@ -135,6 +135,10 @@ pub struct Options {
     /// Stream events sent in one write
     #[arg(long, value_name = "N", default_value_t = Options::default().chunks_per_write, help_heading = "Behaviour")]
     pub chunks_per_write: u32,
+
+    /// Cut what a stream writes into pieces of so many bytes, a millisecond apart; 0 does not
+    #[arg(long, value_name = "BYTES", default_value_t = Options::default().bytes_per_write, help_heading = "Behaviour")]
+    pub bytes_per_write: usize,
 }
 
 impl Default for Options {
@@ -163,6 +167,7 @@ impl Default for Options {
             role: Role::Whole,
             chunk_delay_ms: 0,
             chunks_per_write: 1,
+            bytes_per_write: 0,
         }
     }
 }

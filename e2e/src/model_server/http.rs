@@ -2,12 +2,13 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::io::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::body::{Body, Bytes};
 use axum::extract::Query;
-use futures::stream;
+use futures::{StreamExt as _, stream};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use http_body_util::{BodyExt, Limited};
@@ -35,6 +36,9 @@ const RECORDS_MAX: usize = 256;
 const FLUSH: Duration = Duration::from_millis(10);
 
 const EVENT_STREAM: &str = "text/event-stream; charset=utf-8";
+
+/// Between the pieces of a stream that is cut: long enough for a reader to see each alone.
+const PIECE_DELAY: Duration = Duration::from_millis(1);
 
 /// Half a head of an HTTP/1 response.
 const PARTIAL_HEAD: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-str";
@@ -102,7 +106,8 @@ pub(super) async fn handle(server: Arc<Server>, connection: Arc<Connection>, req
     }
     let exchange = Exchange { server: server.clone(), connection, trailers, cut_after };
     let reply = Box::pin(exchange.answer(&parts, body)).await;
-    served_by(&server, reply)
+    let wants_gzip = parts.headers.get("x-gzip").is_some_and(|value| value == "1");
+    served_by(&server, if wants_gzip { gzipped(reply).await } else { reply })
 }
 
 /// Does what the fault says; an answer, or none if the mode is not for requests.
@@ -127,6 +132,19 @@ fn fault_reply(fault: &Fault) -> Response<Body> {
         reply.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(retry_after));
     }
     reply
+}
+
+/// The reply compressed, whatever the client accepts: for tests of what becomes of one that nobody can read.
+async fn gzipped(reply: Response<Body>) -> Response<Body> {
+    let (mut parts, body) = reply.into_parts();
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    let written = body.collect().await.ok().and_then(|body| encoder.write_all(&body.to_bytes()).ok());
+    let Some(bytes) = written.and_then(|()| encoder.finish().ok()) else {
+        return status_reply(StatusCode::INTERNAL_SERVER_ERROR, "The reply broke off.");
+    };
+    parts.headers.remove(header::CONTENT_LENGTH);
+    parts.headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    Response::from_parts(parts, bytes.into())
 }
 
 fn served_by(server: &Server, mut reply: Response<Body>) -> Response<Body> {
@@ -298,14 +316,22 @@ impl Exchange {
             chunk_delay: Duration::from_millis(self.server.options.chunk_delay_ms),
             closed: false,
         };
-        let body = Body::from_stream(stream::unfold(events, |mut events| async move {
-            let chunk = events.next().await?;
-            Some((Ok::<_, Infallible>(chunk), events))
-        }));
+        let chunks = stream::unfold(events, |mut events| async move { Some((events.next().await?, events)) });
+        let body = match self.server.options.bytes_per_write {
+            0 => Body::from_stream(chunks.map(Ok::<_, Infallible>)),
+            bytes => Body::from_stream(chunks.flat_map(move |chunk| stream::iter(pieces(&chunk, bytes))).then(async |piece| {
+                tokio::time::sleep(PIECE_DELAY).await;
+                Ok::<_, Infallible>(piece)
+            })),
+        };
         let mut reply = typed(EVENT_STREAM, body);
         reply.headers_mut().extend(headers);
         reply
     }
+}
+
+fn pieces(chunk: &Bytes, bytes: usize) -> Vec<Bytes> {
+    (0..chunk.len()).step_by(bytes).map(|start| chunk.slice(start..chunk.len().min(start + bytes))).collect()
 }
 
 async fn reset_after_flush<T>(connection: &Connection) -> T {

@@ -19,6 +19,7 @@ mod played;
 mod pools;
 mod protocol;
 mod retries;
+mod rewrite;
 mod shipped_config;
 mod spine;
 mod state;
