@@ -11,6 +11,7 @@ mod disaggregation;
 mod discovery_faults;
 mod echo;
 mod engine;
+mod hot_reload;
 mod lifecycle;
 mod limits;
 mod objectives;

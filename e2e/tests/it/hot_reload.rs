@@ -1,0 +1,181 @@
+//! The file that says how requests are scheduled is rewritten while they run.
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use e2e::client;
+use e2e::load::Load;
+use e2e::stack::Stack;
+use e2e::{Result, wait_for};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::echo;
+
+/// For starting and for what is said at leisure.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Promised is one second on a machine of its own; a test machine compiles beside.
+const IN_FORCE_LIMIT: Duration = Duration::from_secs(10);
+
+const WORKERS: usize = 4;
+
+/// Which endpoint a pipeline allows: two pipelines that no pick can be taken for the other's.
+fn only(server: usize) -> String {
+    format!(
+        "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n- type: label-selector-filter\n  parameters: {{matchLabels: {{server: '{server}'}}}}\n- type: random-picker\n"
+    )
+}
+
+/// How operators and kubelets write.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Rename,
+    InPlace,
+    Symlink,
+}
+
+/// A folder as a mounted ConfigMap is: `config.yaml -> ..data/config.yaml`, `..data -> ..N`.
+struct Mounted {
+    folder: TempDir,
+    version: usize,
+}
+
+impl Mounted {
+    fn new(text: &str) -> Result<Self> {
+        let mut mounted = Self { folder: tempfile::tempdir()?, version: 0 };
+        mounted.swap(text)?;
+        symlink("..data/config.yaml", mounted.file())?;
+        Ok(mounted)
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.path().join("config.yaml")
+    }
+
+    fn write(&mut self, way: Way, text: &str) -> Result<()> {
+        match way {
+            Way::Symlink => self.swap(text),
+            Way::InPlace => Ok(std::fs::write(self.file(), text)?),
+            Way::Rename => {
+                // What a kubelet's symlink points to, as an editor replaces it.
+                let target = std::fs::canonicalize(self.file())?;
+                let draft = target.with_extension("draft");
+                std::fs::write(&draft, text)?;
+                Ok(std::fs::rename(draft, target)?)
+            }
+        }
+    }
+
+    fn swap(&mut self, text: &str) -> Result<()> {
+        self.version += 1;
+        let name = format!("..{}", self.version);
+        let at = |name: &str| self.folder.path().join(name);
+        std::fs::create_dir(at(&name))?;
+        std::fs::write(at(&name).join("config.yaml"), text)?;
+        symlink(&name, at("..data_tmp"))?;
+        Ok(std::fs::rename(at("..data_tmp"), at("..data"))?)
+    }
+}
+
+/// Endpoints that differ in a label.
+fn endpoints(stack: &Stack) -> String {
+    let row = |(i, server): (usize, &e2e::model_server::ModelServer)| {
+        let address = server.addr();
+        format!("- {{name: server-{i}, address: {}, port: {}, labels: {{server: '{i}'}}}}\n", address.ip(), address.port())
+    };
+    format!("endpoints:\n{}", stack.servers.iter().enumerate().map(row).collect::<String>())
+}
+
+async fn start(config: &Path) -> Result<Stack> {
+    let config = config.to_str().ok_or("a path of text")?;
+    let arguments = ["--config", config];
+    // Nobody may be picked before the endpoints have their labels, which they get below.
+    let mut stack = Stack::builder().servers(2).concurrency(4).daemon_arguments(&arguments).without_waiting().start().await?;
+    let text = endpoints(&stack);
+    stack.daemon()?.settings().write_endpoints_file(&text)?;
+    stack.wait_until_ready().await?;
+    let labelled = || async { (picks(&stack).await.ok()? == [0; 8]).then_some(()) };
+    wait_for(LIMIT, "the labels to be known", labelled).await?;
+    Ok(stack)
+}
+
+/// Who serves each of some requests, each on a connection of its own, so that every worker is asked sooner or later.
+async fn picks(stack: &Stack) -> Result<Vec<usize>> {
+    let mut picks = Vec::new();
+    for _ in 0..2 * WORKERS {
+        picks.push(stack.server_of(&stack.post("/v1/chat/completions", &echo::chat("who?")).await?)?);
+    }
+    Ok(picks)
+}
+
+async fn until_all_go_to(stack: &Stack, server: usize) -> Result<Duration> {
+    let began = Instant::now();
+    let all = || async { picks(stack).await.ok()?.iter().all(|pick| *pick == server).then_some(()) };
+    wait_for(IN_FORCE_LIMIT, &format!("every worker to pick server {server}"), all).await?;
+    Ok(began.elapsed())
+}
+
+async fn debug_config(stack: &Stack) -> Result<Value> {
+    let reply = stack.daemon.as_ref().ok_or("no daemon")?.admin("/debug/config").await?;
+    Ok(reply.json()?["pools"][0].clone())
+}
+
+#[tokio::test]
+async fn picks_follow_the_file_and_no_request_is_lost() -> Result<()> {
+    let mut mounted = Mounted::new(&only(0))?;
+    let stack = start(&mounted.file()).await?;
+    let load = Load::start(stack.address(), 6);
+    for round in 1..=10 {
+        let way = [Way::Rename, Way::InPlace, Way::Symlink][round % 3];
+        mounted.write(way, &only(round % 2))?;
+        until_all_go_to(&stack, round % 2).await?;
+        // Once in force it stays: no worker falls back to what was before.
+        assert!(picks(&stack).await?.iter().all(|pick| *pick == round % 2), "round {round}, {way:?}");
+    }
+    let config = debug_config(&stack).await?;
+    assert_eq!((&config["error"], config["taken"].as_u64()), (&Value::Null, Some(11)), "{config}");
+    load.stop().await?.check_all_served()
+}
+
+#[tokio::test]
+async fn a_bad_file_changes_nothing_and_is_seen() -> Result<()> {
+    let mut mounted = Mounted::new(&only(0))?;
+    let mut stack = start(&mounted.file()).await?;
+    let load = Load::start(stack.address(), 4);
+    let good = debug_config(&stack).await?;
+    let drills = [
+        ("plugins: [", "config.yaml:"),
+        (
+            "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n- type: queue-scoer\n",
+            "did you mean \\\"queue-scorer\\\"?",
+        ),
+        ("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n- type: latency-scorer\n", "refused"),
+    ];
+    for (round, (text, why)) in drills.iter().enumerate() {
+        mounted.write(Way::Rename, text)?;
+        let told = || async {
+            let config = debug_config(&stack).await.ok()?;
+            config["error"]["message"].to_string().contains(why).then_some(config)
+        };
+        let config = wait_for(LIMIT, &format!("/debug/config to say {why}"), told).await?;
+        assert_eq!((&config["pipeline"], &config["since"]), (&good["pipeline"], &good["since"]), "what was in force stays");
+        assert_eq!(config["refused"], round + 1);
+        assert_eq!(picks(&stack).await?, [0; 8]);
+    }
+    let page = stack.daemon()?.admin("/metrics").await?.text();
+    assert!(page.contains("switchpoint_config_last_reload_successful{pool=\"default\"} 0"), "{page}");
+    assert!(page.contains("switchpoint_config_reloads_total{pool=\"default\",result=\"failure\"} 3"), "{page}");
+    let log = stack.daemon()?.process().stderr();
+    assert!(log.contains("configuration cannot be used; the last good one stays") && log.contains("queue-scoer"), "{log}");
+
+    mounted.write(Way::Rename, &only(1))?;
+    until_all_go_to(&stack, 1).await?;
+    let mended = debug_config(&stack).await?;
+    assert_eq!(mended["error"], Value::Null);
+    assert_ne!(mended["since"], good["since"]);
+    let page = client::get(stack.daemon()?.settings().admin.address(), "/metrics").await?.text();
+    assert!(page.contains("switchpoint_config_last_reload_successful{pool=\"default\"} 1"), "{page}");
+    load.stop().await?.check_all_served()
+}
