@@ -4,6 +4,7 @@ use std::fmt;
 
 use scheduler::objects::{InvalidObjects, Objects};
 use scheduler::plugin::{VALUE_DEPTH_MAX, Value};
+use scheduler::sort::sort_by;
 use scheduler::{
     ATTRIBUTES_MAX, Endpoint, EndpointMetrics, EndpointRef, Incarnation, InvalidPipeline, InvalidSnapshot, LoraMetrics, Pipeline,
     PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, Readiness, Slot, Snapshot, Version,
@@ -166,7 +167,7 @@ fn endpoint(message: state::Endpoint) -> Result<Endpoint, InvalidState> {
         return Err(InvalidState::Address(message.address));
     }
     let mut labels: Vec<(Box<str>, Box<str>)> = message.labels.into_iter().map(|l| (l.key.into(), l.value.into())).collect();
-    labels.sort_unstable();
+    sort_by(&mut labels, |a, b| a < b);
     Ok(Endpoint {
         id: EndpointRef { slot: Slot(slot), incarnation: Incarnation(message.incarnation) },
         name: message.name.into(),

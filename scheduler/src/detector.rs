@@ -6,12 +6,12 @@
 pub(crate) mod concurrency;
 pub(crate) mod utilization;
 
-use crate::plugin::{Default, InvalidParameter, PRODUCER_NAME, Parameter, Parameters};
+use crate::plugin::{Default, InvalidParameter, PRODUCER_NAME, Parameter, Parameters, for_people};
 
 const HEADROOM: Parameter = Parameter {
     name: "headroom",
     default: Default::Number(0.0),
-    doc: "as a filter: how far above the thresholds an endpoint may be, as a share of them, 0 or more",
+    doc: for_people("as a filter: how far above the thresholds an endpoint may be, as a share of them, 0 or more"),
 };
 
 const IN_FLIGHT_PRODUCER: Parameter = Parameter { name: "inFlightLoadProducerName", ..PRODUCER_NAME };

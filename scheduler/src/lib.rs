@@ -57,6 +57,8 @@ pub use rng::Rng;
 mod session;
 pub use session::{SessionToken, name_hash, session_token};
 
+pub mod sort;
+
 pub mod in_flight;
 pub mod objects;
 pub mod prefix;

@@ -6,6 +6,7 @@
 //!
 //! No chains: a target is what the engine is asked for, whatever other objects say of that name.
 
+use crate::sort::sort_by;
 use std::fmt;
 
 use crate::rng::Rng;
@@ -251,10 +252,10 @@ impl Objects {
 
 /// Sorted by name; of equal names the first stays.
 fn table<V>(rows: impl IntoIterator<Item = (Box<str>, V)>) -> Box<[(Box<str>, V)]> {
-    let mut rows: Vec<(Box<str>, V)> = rows.into_iter().collect();
-    rows.sort_by(|(a, _), (b, _)| a.cmp(b)); // stable: the first of equals stands first
-    rows.dedup_by(|(later, _), (first, _)| later == first);
-    rows.into()
+    let mut rows: Vec<(usize, Box<str>, V)> = rows.into_iter().enumerate().map(|(at, (name, value))| (at, name, value)).collect();
+    sort_by(&mut rows, |(i, a, _), (j, b, _)| (a, i) < (b, j));
+    rows.dedup_by(|(_, later, _), (_, first, _)| later == first);
+    rows.into_iter().map(|(_, name, value)| (name, value)).collect()
 }
 
 fn find<'t, V>(table: &'t [(Box<str>, V)], name: &str) -> Option<&'t V> {

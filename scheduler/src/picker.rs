@@ -11,7 +11,7 @@ use std::cmp::Ordering;
 
 use crate::candidates::Candidates;
 use crate::decision::{RANKED_MAX, Ranked};
-use crate::plugin::{Default, InvalidParameter, Parameter, Parameters};
+use crate::plugin::{Default, InvalidParameter, Parameter, Parameters, for_people};
 use crate::rng::Rng;
 use crate::snapshot::EndpointIndex;
 
@@ -19,7 +19,7 @@ use crate::snapshot::EndpointIndex;
 pub(crate) const LIST_LENGTH: Parameter = Parameter {
     name: "maxNumOfEndpoints",
     default: Default::Number(0.0),
-    doc: "endpoints in the ranked list, a whole number from 1 to 8; 0 leaves it to the profile",
+    doc: for_people("endpoints in the ranked list, a whole number from 1 to 8; 0 leaves it to the profile"),
 };
 
 /// The length of the ranked list that a picker's parameters ask for; `None` leaves it to the profile.

@@ -172,6 +172,11 @@ pub enum Kind {
     Producer,
 }
 
+/// Words that only people read: where nobody does, in the module inside the proxy, they take no memory.
+pub(crate) const fn for_people(words: &'static str) -> &'static str {
+    if cfg!(target_arch = "wasm32") { "" } else { words }
+}
+
 /// One row of [`PLUGINS`].
 #[derive(Debug)]
 pub struct PluginType {

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
+use crate::sort::sort_by;
+
 /// One inference request, as far as picking is concerned.
 #[derive(Clone, Debug, Default)]
 pub struct Request<'a> {
@@ -55,7 +57,7 @@ impl SubsetHint {
     /// so a hint of only such entries is empty, not absent.
     pub fn parse<'a>(entries: impl IntoIterator<Item = &'a str>) -> Self {
         let mut entries: Vec<SubsetEntry> = entries.into_iter().take(SUBSET_ENTRIES_MAX).filter_map(SubsetEntry::parse).collect();
-        entries.sort_unstable();
+        sort_by(&mut entries, |a, b| a < b);
         entries.dedup();
         Self { entries }
     }

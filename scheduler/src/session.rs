@@ -9,7 +9,7 @@
 //!
 //! Source: llm-d-router, scheduling/util/sessionaffinity. Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998.
 
-use crate::plugin::{Context, Default, InvalidParameter, Parameter, Parameters};
+use crate::plugin::{Context, Default, InvalidParameter, Parameter, Parameters, for_people};
 use crate::prefix::xxh64;
 use crate::snapshot::EndpointIndex;
 
@@ -17,38 +17,53 @@ pub(crate) const SOURCE: &str = "llm-d-router, scheduling/util/sessionaffinity";
 
 /// Parameters of the scorer and the filter alike.
 pub(crate) const PARAMETERS: &[Parameter] = &[
-    Parameter { name: "strategy", default: Default::Text("encoded_endpoint_header"), doc: "encoded_endpoint_header or session_id" },
+    Parameter {
+        name: "strategy",
+        default: Default::Text("encoded_endpoint_header"),
+        doc: for_people("encoded_endpoint_header or session_id"),
+    },
     Parameter {
         name: "encodedEndpointHeaderConfig",
         default: Default::Structured("{header: x-session-token}"),
-        doc: "the header of requests and responses that carries the token",
+        doc: for_people("the header of requests and responses that carries the token"),
     },
     Parameter {
         name: "sessionIdConfig",
         default: Default::Structured("{sources: [{header: x-session-id}], evictionTtlSeconds, evictionSweepSeconds}"),
-        doc: "where the id is read, first that is there: {header: NAME} or {attribute: agent-identity}; nothing is remembered, so nothing is evicted",
+        doc: for_people(
+            "where the id is read, first that is there: {header: NAME} or {attribute: agent-identity}; nothing is remembered, so nothing is evicted",
+        ),
     },
     Parameter {
         name: "profileName",
         default: Default::Text(""),
-        doc: "the profile whose pick the token names; empty: the endpoint that served",
+        doc: for_people("the profile whose pick the token names; empty: the endpoint that served"),
     },
 ];
 
-const TOKEN_HEADER: &[Parameter] = &[Parameter { name: "header", default: Default::Text("x-session-token"), doc: "a header name" }];
+const TOKEN_HEADER: &[Parameter] =
+    &[Parameter { name: "header", default: Default::Text("x-session-token"), doc: for_people("a header name") }];
 const SESSION_ID: &[Parameter] = &[
     Parameter {
         name: "sources",
         default: Default::Structured("[{header: NAME} or {attribute: agent-identity}]"),
-        doc: "in order of priority",
+        doc: for_people("in order of priority"),
     },
-    Parameter { name: "evictionTtlSeconds", default: Default::Number(300.0), doc: "no effect: nothing is remembered; above 0" },
-    Parameter { name: "evictionSweepSeconds", default: Default::Number(10.0), doc: "no effect: nothing is remembered; above 0" },
+    Parameter { name: "evictionTtlSeconds", default: Default::Number(300.0), doc: for_people("no effect: nothing is remembered; above 0") },
+    Parameter {
+        name: "evictionSweepSeconds",
+        default: Default::Number(10.0),
+        doc: for_people("no effect: nothing is remembered; above 0"),
+    },
 ];
 const ID_SOURCE: &[Parameter] = &[
-    Parameter { name: "header", default: Default::Text(""), doc: "a header name; exactly one of header and attribute must be given" },
-    Parameter { name: "attribute", default: Default::Text(""), doc: "agent-identity; there is no other" },
-    Parameter { name: "producer", default: Default::Text(""), doc: "empty, or agent-identity" },
+    Parameter {
+        name: "header",
+        default: Default::Text(""),
+        doc: for_people("a header name; exactly one of header and attribute must be given"),
+    },
+    Parameter { name: "attribute", default: Default::Text(""), doc: for_people("agent-identity; there is no other") },
+    Parameter { name: "producer", default: Default::Text(""), doc: for_people("empty, or agent-identity") },
 ];
 
 const ID_HEADER: &str = "x-session-id";

@@ -1,5 +1,6 @@
 //! What the daemon knows of a pool, as one immutable value at one version.
 
+use crate::sort::sort_by;
 use std::cmp::Ordering;
 use std::fmt;
 use std::net::SocketAddr;
@@ -335,7 +336,7 @@ impl Snapshot {
 /// An endpoint that `order` cannot tell from another. (By reference, so that the sort is compiled once.)
 fn first_duplicate<'e>(endpoints: &'e [Endpoint], order: &dyn Fn(&Endpoint, &Endpoint) -> Ordering) -> Option<&'e Endpoint> {
     let mut sorted: Vec<&Endpoint> = endpoints.iter().collect();
-    sorted.sort_unstable_by(|a, b| order(a, b));
+    sort_by(&mut sorted, |a, b| order(a, b).is_lt());
     sorted.windows(2).find_map(|pair| match pair {
         [a, b] if order(a, b).is_eq() => Some(*b),
         _ => None,

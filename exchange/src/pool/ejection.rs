@@ -7,6 +7,7 @@
 //! What is known of an endpoint is one record with the moment it is of, and of two records the later one is right: so the workers of a
 //! process tell each other, in any order and as often as they like, and end up with the same. An answer is told as a record without failures.
 
+use scheduler::sort::sort_by;
 use scheduler::{EndpointRef, Readiness, Snapshot};
 
 use crate::time::Time;
@@ -103,7 +104,7 @@ impl Ejections {
             return;
         }
         let ready = snapshot.endpoints().iter().filter(|e| e.readiness == Readiness::Ready).count();
-        ejected.sort_unstable_by(|a, b| b.failures.cmp(&a.failures).then(b.until.cmp(&a.until)).then(a.endpoint.cmp(&b.endpoint)));
+        sort_by(&mut ejected, |a, b| (b.failures, b.until, a.endpoint) < (a.failures, a.until, b.endpoint));
         ejected.truncate(ready / 2);
         out.extend(snapshot.endpoints().iter().map(|e| ejected.iter().any(|r| r.endpoint == e.id)));
     }

@@ -1,20 +1,22 @@
 //! `probabilistic-admitter`: refuses the more of the sheddable requests the fuller the pool, long before it is full.
 
 use crate::detector::utilization::{KV_CACHE, QUEUE_DEPTH, Thresholds};
-use crate::plugin::{Admitter, Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State};
+use crate::plugin::{Admitter, Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State, for_people};
 use crate::rng::Rng;
 use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "probabilistic-admitter",
     kind: Kind::Admitter,
-    doc: "Refuses a request of negative priority with probability min(s^power * k, 1), s = saturation as utilization-detector has it.",
-    source: "llm-d-router, admitter/probabilisticadmitter",
+    doc: for_people(
+        "Refuses a request of negative priority with probability min(s^power * k, 1), s = saturation as utilization-detector has it.",
+    ),
+    source: for_people("llm-d-router, admitter/probabilisticadmitter"),
     parameters: &[
         QUEUE_DEPTH,
         KV_CACHE,
-        Parameter { name: "power", default: Default::Number(5.0), doc: "how late refusals set in, above 0" },
-        Parameter { name: "k", default: Default::Number(300.0), doc: "how steep they rise, above 0" },
+        Parameter { name: "power", default: Default::Number(5.0), doc: for_people("how late refusals set in, above 0") },
+        Parameter { name: "k", default: Default::Number(300.0), doc: for_people("how steep they rise, above 0") },
     ],
     needs: &[State::QueueDepth, State::KvCacheUtilization],
     build,

@@ -1,13 +1,13 @@
 //! `always-disagg-pd-decider` and `always-disagg-multimodal-decider`: every request, and every one with something to encode.
 
-use crate::plugin::{Context, Decider, Kind, Plugin, PluginType, State};
+use crate::plugin::{Context, Decider, Kind, Plugin, PluginType, State, for_people};
 use crate::snapshot::EndpointIndex;
 
 pub(crate) const PREFILL: PluginType = PluginType {
     name: "always-disagg-pd-decider",
     kind: Kind::Decider,
-    doc: "Always.",
-    source: "llm-d-router, profilehandler/disagg",
+    doc: for_people("Always."),
+    source: for_people("llm-d-router, profilehandler/disagg"),
     parameters: &[],
     needs: &[],
     build: |_| Ok(Plugin::Decider(Box::new(Always))),
@@ -15,7 +15,7 @@ pub(crate) const PREFILL: PluginType = PluginType {
 
 pub(crate) const MULTIMODAL: PluginType = PluginType {
     name: "always-disagg-multimodal-decider",
-    doc: "When the prompt holds an image, a video or an audio clip.",
+    doc: for_people("When the prompt holds an image, a video or an audio clip."),
     needs: &[State::Prompt],
     build: |_| Ok(Plugin::Decider(Box::new(Multimodal))),
     ..PREFILL

@@ -1,16 +1,18 @@
 //! `prefix-based-pd-decider`: when the decode server would have much of the prompt to work through itself.
 
-use crate::plugin::{Context, Decider, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State};
+use crate::plugin::{Context, Decider, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State, for_people};
 use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "prefix-based-pd-decider",
     kind: Kind::Decider,
-    doc: "When nonCachedTokens > 0, the prompt has at least promptTokens tokens, and the decode pick is believed to lack at least nonCachedTokens of them.",
-    source: "llm-d-router, profilehandler/disagg",
+    doc: for_people(
+        "When nonCachedTokens > 0, the prompt has at least promptTokens tokens, and the decode pick is believed to lack at least nonCachedTokens of them.",
+    ),
+    source: for_people("llm-d-router, profilehandler/disagg"),
     parameters: &[
-        Parameter { name: "nonCachedTokens", default: Default::Number(0.0), doc: "tokens, a whole number; 0 is never" },
-        Parameter { name: "promptTokens", default: Default::Number(0.0), doc: "tokens, a whole number; 0 is any prompt" },
+        Parameter { name: "nonCachedTokens", default: Default::Number(0.0), doc: for_people("tokens, a whole number; 0 is never") },
+        Parameter { name: "promptTokens", default: Default::Number(0.0), doc: for_people("tokens, a whole number; 0 is any prompt") },
     ],
     needs: &[State::PrefixIndex, State::Prompt],
     build,

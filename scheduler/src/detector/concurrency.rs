@@ -4,22 +4,30 @@ use crate::candidates::Candidates;
 use crate::detector::{HEADROOM, IN_FLIGHT_PRODUCER, relaxed};
 use crate::filter::keep;
 use crate::in_flight::Load;
-use crate::plugin::{Context, Default, Detector, Filter, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State};
+use crate::plugin::{
+    Context, Default, Detector, Filter, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State, for_people,
+};
 use crate::rng::Rng;
 use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "concurrency-detector",
     kind: Kind::Detector,
-    doc: "Saturation is what is in flight at all endpoints over what all can take: requests over maxConcurrency, prompt tokens over maxTokenConcurrency, or (hybrid) the greater of both. As a filter it drops endpoints that have reached the limit times 1 + headroom, unless all have.",
-    source: "llm-d-router, saturationdetector/concurrency",
+    doc: for_people(
+        "Saturation is what is in flight at all endpoints over what all can take: requests over maxConcurrency, prompt tokens over maxTokenConcurrency, or (hybrid) the greater of both. As a filter it drops endpoints that have reached the limit times 1 + headroom, unless all have.",
+    ),
+    source: for_people("llm-d-router, saturationdetector/concurrency"),
     parameters: &[
-        Parameter { name: "concurrencyMode", default: Default::Text("requests"), doc: "requests, tokens or hybrid" },
-        Parameter { name: "maxConcurrency", default: Default::Number(100.0), doc: "requests one endpoint can take, a whole number from 1" },
+        Parameter { name: "concurrencyMode", default: Default::Text("requests"), doc: for_people("requests, tokens or hybrid") },
+        Parameter {
+            name: "maxConcurrency",
+            default: Default::Number(100.0),
+            doc: for_people("requests one endpoint can take, a whole number from 1"),
+        },
         Parameter {
             name: "maxTokenConcurrency",
             default: Default::Number(1_000_000.0),
-            doc: "prompt tokens in flight one endpoint can take, a whole number from 1",
+            doc: for_people("prompt tokens in flight one endpoint can take, a whole number from 1"),
         },
         HEADROOM,
         IN_FLIGHT_PRODUCER,

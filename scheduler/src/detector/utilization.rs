@@ -3,15 +3,19 @@
 use crate::candidates::Candidates;
 use crate::detector::{HEADROOM, IN_FLIGHT_PRODUCER, relaxed};
 use crate::filter::keep;
-use crate::plugin::{Context, Default, Detector, Filter, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State};
+use crate::plugin::{
+    Context, Default, Detector, Filter, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State, for_people,
+};
 use crate::rng::Rng;
 use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "utilization-detector",
     kind: Kind::Detector,
-    doc: "Saturation is the mean over the endpoints of max(q / queueDepthThreshold, u / kvCacheUtilThreshold), q = requests waiting, u = share of the KV cache in use; endpoints of which neither is known are left out. As a filter it drops endpoints above 1 + headroom, unless all are.",
-    source: "llm-d-router, saturationdetector/utilization",
+    doc: for_people(
+        "Saturation is the mean over the endpoints of max(q / queueDepthThreshold, u / kvCacheUtilThreshold), q = requests waiting, u = share of the KV cache in use; endpoints of which neither is known are left out. As a filter it drops endpoints above 1 + headroom, unless all are.",
+    ),
+    source: for_people("llm-d-router, saturationdetector/utilization"),
     parameters: &[
         QUEUE_DEPTH,
         KV_CACHE,
@@ -19,7 +23,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "metricsStalenessThreshold",
             default: Default::Text("200ms"),
-            doc: "no effect: metrics are old for every plugin alike, after --staleness-max",
+            doc: for_people("no effect: metrics are old for every plugin alike, after --staleness-max"),
         },
         IN_FLIGHT_PRODUCER,
     ],
@@ -31,14 +35,14 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 pub(crate) const QUEUE_DEPTH: Parameter = Parameter {
     name: "queueDepthThreshold",
     default: Default::Number(5.0),
-    doc: "requests waiting at which an endpoint is full, a whole number from 1",
+    doc: for_people("requests waiting at which an endpoint is full, a whole number from 1"),
 };
 
 /// Cache use at which an endpoint is full.
 pub(crate) const KV_CACHE: Parameter = Parameter {
     name: "kvCacheUtilThreshold",
     default: Default::Number(0.8),
-    doc: "share of the KV cache in use at which an endpoint is full, above 0 to 1",
+    doc: for_people("share of the KV cache in use at which an endpoint is full, above 0 to 1"),
 };
 
 /// Where an endpoint is full.

@@ -1,17 +1,19 @@
 //! `by-label`: the reference's older way to filter by one label; `label-selector-filter` and the role filters say the same.
 
 use crate::filter::label_selector::Selector;
-use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State};
+use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State, for_people};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "by-label",
     kind: Kind::Filter,
-    doc: "Keeps endpoints whose label has one of validValues, or, with allowsNoLabel, that have no such label. Deprecated: label-selector-filter.",
-    source: "llm-d-router, filter/bylabel",
+    doc: for_people(
+        "Keeps endpoints whose label has one of validValues, or, with allowsNoLabel, that have no such label. Deprecated: label-selector-filter.",
+    ),
+    source: for_people("llm-d-router, filter/bylabel"),
     parameters: &[
-        Parameter { name: "label", default: Default::Required, doc: "the label" },
-        Parameter { name: "validValues", default: Default::Structured("[VALUE]"), doc: "one at least, unless allowsNoLabel" },
-        Parameter { name: "allowsNoLabel", default: Default::Flag(false), doc: "keep endpoints without the label" },
+        Parameter { name: "label", default: Default::Required, doc: for_people("the label") },
+        Parameter { name: "validValues", default: Default::Structured("[VALUE]"), doc: for_people("one at least, unless allowsNoLabel") },
+        Parameter { name: "allowsNoLabel", default: Default::Flag(false), doc: for_people("keep endpoints without the label") },
     ],
     needs: &[State::Labels],
     build,

@@ -7,33 +7,34 @@ use crate::candidates::Candidates;
 use crate::filter::keep;
 use crate::plugin::{
     Context, Default, Filter, InvalidParameter, Kind, METRICS_EXTRACTOR, Parameter, Parameters, Plugin, PluginType, State, attribute_key,
+    for_people,
 };
 use crate::rng::Rng;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "endpoint-attribute-filter",
     kind: Kind::Filter,
-    doc: "Keeps endpoints whose attribute compares true with the threshold's value.",
-    source: "llm-d-router, filter/endpointattribute",
+    doc: for_people("Keeps endpoints whose attribute compares true with the threshold's value."),
+    source: for_people("llm-d-router, filter/endpointattribute"),
     parameters: &[
         Parameter {
             name: "attribute",
             default: Default::Required,
-            doc: "the attribute, as customMetrics names it; with a / in it the producer must be given too",
+            doc: for_people("the attribute, as customMetrics names it; with a / in it the producer must be given too"),
         },
         METRICS_EXTRACTOR,
         Parameter {
             name: "onMissing",
             default: Default::Text("Pass"),
-            doc: "endpoints without the attribute: Pass keeps, Fail drops them",
+            doc: for_people("endpoints without the attribute: Pass keeps, Fail drops them"),
         },
-        Parameter { name: "fallbackOnEmpty", default: Default::Flag(false), doc: "keep all where all would be dropped" },
+        Parameter { name: "fallbackOnEmpty", default: Default::Flag(false), doc: for_people("keep all where all would be dropped") },
         Parameter {
             name: "algorithm",
             default: Default::Structured(
                 "{type: threshold, threshold: {operator: LessThan | LessThanOrEqual | GreaterThan | GreaterThanOrEqual | Equal | NotEqual, value}}",
             ),
-            doc: "the comparison, required",
+            doc: for_people("the comparison, required"),
         },
     ],
     needs: &[State::Attributes],
@@ -41,16 +42,16 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 };
 
 const ALGORITHM: &[Parameter] = &[
-    Parameter { name: "type", default: Default::Required, doc: "threshold" },
-    Parameter { name: "threshold", default: Default::Structured("{operator, value}"), doc: "the comparison" },
+    Parameter { name: "type", default: Default::Required, doc: for_people("threshold") },
+    Parameter { name: "threshold", default: Default::Structured("{operator, value}"), doc: for_people("the comparison") },
 ];
 const THRESHOLD: &[Parameter] = &[
     Parameter {
         name: "operator",
         default: Default::Required,
-        doc: "LessThan, LessThanOrEqual, GreaterThan, GreaterThanOrEqual, Equal or NotEqual",
+        doc: for_people("LessThan, LessThanOrEqual, GreaterThan, GreaterThanOrEqual, Equal or NotEqual"),
     },
-    Parameter { name: "value", default: Default::Number(0.0), doc: "what the attribute is compared with" },
+    Parameter { name: "value", default: Default::Number(0.0), doc: for_people("what the attribute is compared with") },
 ];
 
 /// Is it so when the attribute is less than the value, equal, greater?

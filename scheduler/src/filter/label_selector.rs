@@ -1,20 +1,26 @@
 //! `label-selector-filter`: keeps endpoints whose labels match, by the rules of Kubernetes. `by-label-selector` is its older name.
 
 use crate::candidates::Candidates;
-use crate::plugin::{Context, Default, Filter, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State};
+use crate::plugin::{Context, Default, Filter, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State, for_people};
 use crate::rng::Rng;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "label-selector-filter",
     kind: Kind::Filter,
-    doc: "Keeps endpoints that have all of matchLabels and satisfy all of matchExpressions; NotIn is satisfied without the label too. No condition keeps all.",
-    source: "llm-d-router, filter/bylabel; Kubernetes, labels and selectors",
+    doc: for_people(
+        "Keeps endpoints that have all of matchLabels and satisfy all of matchExpressions; NotIn is satisfied without the label too. No condition keeps all.",
+    ),
+    source: for_people("llm-d-router, filter/bylabel; Kubernetes, labels and selectors"),
     parameters: &[
-        Parameter { name: "matchLabels", default: Default::Structured("{LABEL: VALUE}"), doc: "labels with the value each must have" },
+        Parameter {
+            name: "matchLabels",
+            default: Default::Structured("{LABEL: VALUE}"),
+            doc: for_people("labels with the value each must have"),
+        },
         Parameter {
             name: "matchExpressions",
             default: Default::Structured("[{key, operator: In | NotIn | Exists | DoesNotExist, values: [VALUE]}]"),
-            doc: "conditions on one label each; values for In and NotIn only",
+            doc: for_people("conditions on one label each; values for In and NotIn only"),
         },
     ],
     needs: &[State::Labels],
@@ -25,9 +31,13 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 pub(crate) const BY_LABEL_SELECTOR: PluginType = PluginType { name: "by-label-selector", ..PLUGIN };
 
 const EXPRESSION: &[Parameter] = &[
-    Parameter { name: "key", default: Default::Required, doc: "a label" },
-    Parameter { name: "operator", default: Default::Required, doc: "In, NotIn, Exists or DoesNotExist" },
-    Parameter { name: "values", default: Default::Structured("[VALUE]"), doc: "one at least for In and NotIn, none for the others" },
+    Parameter { name: "key", default: Default::Required, doc: for_people("a label") },
+    Parameter { name: "operator", default: Default::Required, doc: for_people("In, NotIn, Exists or DoesNotExist") },
+    Parameter {
+        name: "values",
+        default: Default::Structured("[VALUE]"),
+        doc: for_people("one at least for In and NotIn, none for the others"),
+    },
 ];
 
 /// Conditions that must all hold.

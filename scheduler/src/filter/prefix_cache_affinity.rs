@@ -2,7 +2,9 @@
 //! prefill elsewhere.
 
 use crate::candidates::Candidates;
-use crate::plugin::{Context, Default, Filter, InvalidParameter, Kind, PRODUCER_NAME, Parameter, Parameters, Plugin, PluginType, State};
+use crate::plugin::{
+    Context, Default, Filter, InvalidParameter, Kind, PRODUCER_NAME, Parameter, Parameters, Plugin, PluginType, State, for_people,
+};
 use crate::rng::Rng;
 use crate::scorer::PREFIX_PRODUCER;
 use crate::snapshot::EndpointIndex;
@@ -10,29 +12,31 @@ use crate::snapshot::EndpointIndex;
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "prefix-cache-affinity-filter",
     kind: Kind::Filter,
-    doc: "Keeps endpoints with matched blocks / all blocks >= affinityThreshold; all where there are none, where the lowest TTFT of those is more than maxTTFTPenaltyMs above the lowest of the others, and at random with explorationProbability. TTFT = prompt tokens in flight / peakPrefillThroughput.",
-    source: "llm-d-router, filter/prefixcacheaffinity",
+    doc: for_people(
+        "Keeps endpoints with matched blocks / all blocks >= affinityThreshold; all where there are none, where the lowest TTFT of those is more than maxTTFTPenaltyMs above the lowest of the others, and at random with explorationProbability. TTFT = prompt tokens in flight / peakPrefillThroughput.",
+    ),
+    source: for_people("llm-d-router, filter/prefixcacheaffinity"),
     parameters: &[
         Parameter {
             name: "affinityThreshold",
             default: Default::Number(0.8),
-            doc: "share of the prompt's blocks to hold, 0 to 1; 0 keeps all",
+            doc: for_people("share of the prompt's blocks to hold, 0 to 1; 0 keeps all"),
         },
-        Parameter { name: "explorationProbability", default: Default::Number(0.0), doc: "how often to keep all, 0 to 1" },
+        Parameter { name: "explorationProbability", default: Default::Number(0.0), doc: for_people("how often to keep all, 0 to 1") },
         Parameter {
             name: "maxTTFTPenaltyMs",
             default: Default::Number(18_000.0),
-            doc: "ms that holding the prompt may cost, 0 to 1e9; 0: any",
+            doc: for_people("ms that holding the prompt may cost, 0 to 1e9; 0: any"),
         },
         Parameter {
             name: "ttftSource",
             default: Default::Text("prefillThroughput"),
-            doc: "prefillThroughput; there is no latencyPredictor here yet",
+            doc: for_people("prefillThroughput; there is no latencyPredictor here yet"),
         },
         Parameter {
             name: "peakPrefillThroughput",
             default: Default::Number(15_928.0),
-            doc: "prompt tokens that an endpoint works through in a second, up to 1e9; above 0 unless maxTTFTPenaltyMs is 0",
+            doc: for_people("prompt tokens that an endpoint works through in a second, up to 1e9; above 0 unless maxTTFTPenaltyMs is 0"),
         },
         PREFIX_PRODUCER,
         Parameter { name: "inFlightLoadProducerName", ..PRODUCER_NAME },

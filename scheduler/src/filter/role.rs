@@ -3,7 +3,7 @@
 //! One table of roles says it all. An endpoint without the label serves whole requests, so it passes as a decoder and as nothing else.
 
 use crate::filter::label_selector::Selector;
-use crate::plugin::{InvalidParameter, Kind, Parameters, Plugin, PluginType, State};
+use crate::plugin::{InvalidParameter, Kind, Parameters, Plugin, PluginType, State, for_people};
 
 /// The label that says what an endpoint is there for.
 const LABEL: &str = "llm-d.ai/role";
@@ -25,7 +25,7 @@ const SOURCE: &str = "llm-d-router, filter/bylabel";
 pub(crate) const ENCODE: PluginType = PluginType {
     name: "encode-filter",
     kind: Kind::Filter,
-    doc: "Keeps endpoints whose label llm-d.ai/role is encode, encode-prefill, encode-decode or encode-prefill-decode.",
+    doc: for_people("Keeps endpoints whose label llm-d.ai/role is encode, encode-prefill, encode-decode or encode-prefill-decode."),
     source: SOURCE,
     parameters: &[],
     needs: &[State::Labels],
@@ -34,14 +34,18 @@ pub(crate) const ENCODE: PluginType = PluginType {
 
 pub(crate) const PREFILL: PluginType = PluginType {
     name: "prefill-filter",
-    doc: "Keeps endpoints whose label llm-d.ai/role is prefill, encode-prefill, prefill-decode (or its older name both) or encode-prefill-decode.",
+    doc: for_people(
+        "Keeps endpoints whose label llm-d.ai/role is prefill, encode-prefill, prefill-decode (or its older name both) or encode-prefill-decode.",
+    ),
     build: |_| stage(1),
     ..ENCODE
 };
 
 pub(crate) const DECODE: PluginType = PluginType {
     name: "decode-filter",
-    doc: "Keeps endpoints whose label llm-d.ai/role is decode, encode-decode, prefill-decode (or its older name both) or encode-prefill-decode, and those without it.",
+    doc: for_people(
+        "Keeps endpoints whose label llm-d.ai/role is decode, encode-decode, prefill-decode (or its older name both) or encode-prefill-decode, and those without it.",
+    ),
     build: |_: &Parameters<'_>| stage(2),
     ..ENCODE
 };

@@ -1,14 +1,14 @@
 //! `session-affinity-filter`: a session's requests go where the session is, and nowhere else as long as that endpoint is there.
 
 use crate::candidates::Candidates;
-use crate::plugin::{Context, Filter, InvalidParameter, Kind, Parameters, Plugin, PluginType, State};
+use crate::plugin::{Context, Filter, InvalidParameter, Kind, Parameters, Plugin, PluginType, State, for_people};
 use crate::rng::Rng;
 use crate::session::{self, Session, SessionToken};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "session-affinity-filter",
     kind: Kind::Filter,
-    doc: "Keeps the endpoint the request's session is at; all without a session, or where that endpoint is no candidate.",
+    doc: for_people("Keeps the endpoint the request's session is at; all without a session, or where that endpoint is no candidate."),
     source: session::SOURCE,
     parameters: session::PARAMETERS,
     needs: &[State::Headers],

@@ -2,22 +2,26 @@
 
 use crate::candidates::Candidates;
 use crate::filter::keep;
-use crate::plugin::{Context, Default, Filter, InvalidParameter, Kind, PRODUCER_NAME, Parameter, Parameters, Plugin, PluginType, State};
+use crate::plugin::{
+    Context, Default, Filter, InvalidParameter, Kind, PRODUCER_NAME, Parameter, Parameters, Plugin, PluginType, State, for_people,
+};
 use crate::rng::Rng;
 use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "utilization-filter",
     kind: Kind::Filter,
-    doc: "Drops endpoints of which any listed metric is above its maxValue. A metric that is not known does not count: unknown is not full.",
-    source: "llm-d-router, filter/utilization",
+    doc: for_people(
+        "Drops endpoints of which any listed metric is above its maxValue. A metric that is not known does not count: unknown is not full.",
+    ),
+    source: for_people("llm-d-router, filter/utilization"),
     parameters: &[
         Parameter {
             name: "conditions",
             default: Default::Structured("[{metric: active-requests | running-requests | waiting-queue | kv-cache-utilization, maxValue}]"),
-            doc: "what an endpoint may have at most, one condition at least; a share from 0 to 1 for kv-cache-utilization",
+            doc: for_people("what an endpoint may have at most, one condition at least; a share from 0 to 1 for kv-cache-utilization"),
         },
-        Parameter { name: "fallbackOnEmpty", default: Default::Flag(false), doc: "keep all where all would be dropped" },
+        Parameter { name: "fallbackOnEmpty", default: Default::Flag(false), doc: for_people("keep all where all would be dropped") },
         Parameter { name: "inFlightLoadProducerName", ..PRODUCER_NAME },
     ],
     needs: &[State::QueueDepth, State::RunningRequests, State::KvCacheUtilization, State::InFlight],
@@ -28,9 +32,9 @@ const CONDITION: &[Parameter] = &[
     Parameter {
         name: "metric",
         default: Default::Required,
-        doc: "active-requests, running-requests, waiting-queue or kv-cache-utilization",
+        doc: for_people("active-requests, running-requests, waiting-queue or kv-cache-utilization"),
     },
-    Parameter { name: "maxValue", default: Default::RequiredNumber, doc: "0 or more; at most 1 for kv-cache-utilization" },
+    Parameter { name: "maxValue", default: Default::RequiredNumber, doc: for_people("0 or more; at most 1 for kv-cache-utilization") },
 ];
 
 #[derive(Clone, Copy, Debug, PartialEq)]

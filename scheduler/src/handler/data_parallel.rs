@@ -8,19 +8,21 @@ use std::net::SocketAddr;
 
 use crate::decision::{Decision, Ranked, Route};
 use crate::pipeline::Reference;
-use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, ProfileHandler};
+use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, ProfileHandler, for_people};
 use crate::schedule::Run;
 use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "data-parallel-profile-handler",
     kind: Kind::ProfileHandler,
-    doc: "Runs the only profile; the request goes to primaryPort at the pick's address, and x-data-parallel-host-port names the pick.",
-    source: "llm-d-router, profilehandler/dataparallel (deprecated there: list every rank's port instead)",
+    doc: for_people(
+        "Runs the only profile; the request goes to primaryPort at the pick's address, and x-data-parallel-host-port names the pick.",
+    ),
+    source: for_people("llm-d-router, profilehandler/dataparallel (deprecated there: list every rank's port instead)"),
     parameters: &[Parameter {
         name: "primaryPort",
         default: Default::Number(8000.0),
-        doc: "the port where requests for every rank of a pod enter, a whole number from 1 to 65535",
+        doc: for_people("the port where requests for every rank of a pod enter, a whole number from 1 to 65535"),
     }],
     needs: &[],
     build,

@@ -6,25 +6,27 @@
 
 use crate::decision::{Decision, Route};
 use crate::pipeline::{Reference, Stage};
-use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, ProfileHandler};
+use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, ProfileHandler, for_people};
 use crate::schedule::Run;
 use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "disagg-profile-handler",
     kind: Kind::ProfileHandler,
-    doc: "Runs the decode profile, then those of the stages whose decider wants them elsewhere: encode (x-encoder-hosts-ports), prefill (x-prefiller-host-port).",
-    source: "llm-d-router, profilehandler/disagg",
+    doc: for_people(
+        "Runs the decode profile, then those of the stages whose decider wants them elsewhere: encode (x-encoder-hosts-ports), prefill (x-prefiller-host-port).",
+    ),
+    source: for_people("llm-d-router, profilehandler/disagg"),
     parameters: &[
         Parameter {
             name: "profiles",
             default: Default::Structured("{decode: decode, prefill: prefill, encode: encode}"),
-            doc: "names of the stages' profiles",
+            doc: for_people("names of the stages' profiles"),
         },
         Parameter {
             name: "deciders",
             default: Default::Structured("{prefill: PLUGIN, encode: PLUGIN}"),
-            doc: "the decider of each stage; a stage without one is never run elsewhere",
+            doc: for_people("the decider of each stage; a stage without one is never run elsewhere"),
         },
     ],
     needs: &[],
@@ -32,14 +34,14 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 };
 
 const PROFILES: &[Parameter] = &[
-    Parameter { name: "decode", default: Default::Text("decode"), doc: "a profile" },
-    Parameter { name: "prefill", default: Default::Text("prefill"), doc: "a profile" },
-    Parameter { name: "encode", default: Default::Text("encode"), doc: "a profile" },
+    Parameter { name: "decode", default: Default::Text("decode"), doc: for_people("a profile") },
+    Parameter { name: "prefill", default: Default::Text("prefill"), doc: for_people("a profile") },
+    Parameter { name: "encode", default: Default::Text("encode"), doc: for_people("a profile") },
 ];
 
 const DECIDERS: &[Parameter] = &[
-    Parameter { name: "prefill", default: Default::Text(""), doc: "a decider" },
-    Parameter { name: "encode", default: Default::Text(""), doc: "a decider" },
+    Parameter { name: "prefill", default: Default::Text(""), doc: for_people("a decider") },
+    Parameter { name: "encode", default: Default::Text(""), doc: for_people("a decider") },
 ];
 
 #[derive(Debug)]

@@ -2,17 +2,23 @@
 
 use crate::decision::{Decision, Route};
 use crate::pipeline::Reference;
-use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, ProfileHandler, State};
+use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, ProfileHandler, State, for_people};
 use crate::schedule::Run;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "header-profile-handler",
     kind: Kind::ProfileHandler,
-    doc: "Runs the profile that the request's header names, or defaultProfile without the header; the only one where there is but one. A name there is not is the client's error (400).",
-    source: "llm-d-router, profilehandler/headerprofile",
+    doc: for_people(
+        "Runs the profile that the request's header names, or defaultProfile without the header; the only one where there is but one. A name there is not is the client's error (400).",
+    ),
+    source: for_people("llm-d-router, profilehandler/headerprofile"),
     parameters: &[
-        Parameter { name: "headerName", default: Default::Text("EPP-Profile"), doc: "the header, in any case" },
-        Parameter { name: "defaultProfile", default: Default::Text("decode"), doc: "the profile of requests without the header" },
+        Parameter { name: "headerName", default: Default::Text("EPP-Profile"), doc: for_people("the header, in any case") },
+        Parameter {
+            name: "defaultProfile",
+            default: Default::Text("decode"),
+            doc: for_people("the profile of requests without the header"),
+        },
     ],
     needs: &[State::Headers],
     build,

@@ -2,14 +2,14 @@
 
 use crate::decision::{Decision, Route};
 use crate::pipeline::Reference;
-use crate::plugin::{InvalidParameter, Kind, Parameters, Plugin, PluginType, ProfileHandler};
+use crate::plugin::{InvalidParameter, Kind, Parameters, Plugin, PluginType, ProfileHandler, for_people};
 use crate::schedule::Run;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "single-profile-handler",
     kind: Kind::ProfileHandler,
-    doc: "Runs the only profile there is.",
-    source: "llm-d-router, profilehandler/single",
+    doc: for_people("Runs the only profile there is."),
+    source: for_people("llm-d-router, profilehandler/single"),
     parameters: &[],
     needs: &[],
     build,

@@ -3,14 +3,14 @@
 use crate::candidates::Candidates;
 use crate::decision::Ranked;
 use crate::picker::{LIST_LENGTH, list_length, rank};
-use crate::plugin::{InvalidParameter, Kind, Parameters, Picker, Plugin, PluginType};
+use crate::plugin::{InvalidParameter, Kind, Parameters, Picker, Plugin, PluginType, for_people};
 use crate::rng::Rng;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "max-score-picker",
     kind: Kind::Picker,
-    doc: "The greatest weighted total first; equal totals in random order.",
-    source: "llm-d-router, picker/maxscore",
+    doc: for_people("The greatest weighted total first; equal totals in random order."),
+    source: for_people("llm-d-router, picker/maxscore"),
     parameters: &[LIST_LENGTH],
     needs: &[],
     build,

@@ -3,14 +3,14 @@
 use crate::candidates::Candidates;
 use crate::decision::Ranked;
 use crate::picker::{LIST_LENGTH, list_length, rank};
-use crate::plugin::{InvalidParameter, Kind, Parameters, Picker, Plugin, PluginType};
+use crate::plugin::{InvalidParameter, Kind, Parameters, Picker, Plugin, PluginType, for_people};
 use crate::rng::Rng;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "random-picker",
     kind: Kind::Picker,
-    doc: "Any order, each as likely; scores count for nothing.",
-    source: "llm-d-router, picker/random",
+    doc: for_people("Any order, each as likely; scores count for nothing."),
+    source: for_people("llm-d-router, picker/random"),
     parameters: &[LIST_LENGTH],
     needs: &[],
     build,

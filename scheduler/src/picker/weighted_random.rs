@@ -3,14 +3,18 @@
 use crate::candidates::Candidates;
 use crate::decision::Ranked;
 use crate::picker::{LIST_LENGTH, list_length, rank};
-use crate::plugin::{InvalidParameter, Kind, Parameters, Picker, Plugin, PluginType};
+use crate::plugin::{InvalidParameter, Kind, Parameters, Picker, Plugin, PluginType, for_people};
 use crate::rng::Rng;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "weighted-random-picker",
     kind: Kind::Picker,
-    doc: "A sample without replacement, weighted by total w: greatest U^(1/w) first, U uniform in (0, 1). Totals of 0 come last, in random order.",
-    source: "Efraimidis and Spirakis, \"Weighted random sampling with a reservoir\", 2006 (algorithm A-Res); llm-d-router, picker/weightedrandom",
+    doc: for_people(
+        "A sample without replacement, weighted by total w: greatest U^(1/w) first, U uniform in (0, 1). Totals of 0 come last, in random order.",
+    ),
+    source: for_people(
+        "Efraimidis and Spirakis, \"Weighted random sampling with a reservoir\", 2006 (algorithm A-Res); llm-d-router, picker/weightedrandom",
+    ),
     parameters: &[LIST_LENGTH],
     needs: &[],
     build,

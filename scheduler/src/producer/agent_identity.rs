@@ -1,17 +1,19 @@
 //! `agent-identity`: which headers tell an agent's sessions apart.
 
-use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State};
+use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State, for_people};
 use crate::producer::Producer;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "agent-identity",
     kind: Kind::Producer,
-    doc: "The session is the value of the first of these headers that the request has: additionalSessionHeaders, then x-claude-code-session-id, x-session-affinity, session-id, session_id.",
-    source: "llm-d-router, requestheader/agentidentity",
+    doc: for_people(
+        "The session is the value of the first of these headers that the request has: additionalSessionHeaders, then x-claude-code-session-id, x-session-affinity, session-id, session_id.",
+    ),
+    source: for_people("llm-d-router, requestheader/agentidentity"),
     parameters: &[Parameter {
         name: "additionalSessionHeaders",
         default: Default::Structured("[HEADER]"),
-        doc: "header names, read first",
+        doc: for_people("header names, read first"),
     }],
     needs: &[State::Headers],
     build,

@@ -1,6 +1,6 @@
 //! `approx-prefix-cache-producer`: what the prefix index knows prompts by, and how much of them it keeps.
 
-use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State};
+use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State, for_people};
 use crate::prefix::{BLOCK_BYTES_MAX, BLOCKS_MAX};
 use crate::producer::Producer;
 use crate::producer::token::BYTES_PER_TOKEN;
@@ -8,33 +8,35 @@ use crate::producer::token::BYTES_PER_TOKEN;
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "approx-prefix-cache-producer",
     kind: Kind::Producer,
-    doc: "Cuts prompts into blocks of blockSizeTokens and remembers who was given which; there is one index, whoever reads it.",
-    source: "llm-d-router, dataproducer/approximateprefix",
+    doc: for_people("Cuts prompts into blocks of blockSizeTokens and remembers who was given which; there is one index, whoever reads it."),
+    source: for_people("llm-d-router, dataproducer/approximateprefix"),
     parameters: &[
         Parameter {
             name: "blockSizeTokens",
             default: Default::Number(16.0),
-            doc: "tokens of a block, a whole number; below 64 it is 64: smaller blocks cost memory and gain no hit",
+            doc: for_people("tokens of a block, a whole number; below 64 it is 64: smaller blocks cost memory and gain no hit"),
         },
         Parameter {
             name: "maxPrefixTokensToMatch",
             default: Default::Number(1_048_576.0),
-            doc: "tokens of a prompt that are looked up, a whole number; 0 goes by maxPrefixBlocksToMatch",
+            doc: for_people("tokens of a prompt that are looked up, a whole number; 0 goes by maxPrefixBlocksToMatch"),
         },
         Parameter {
             name: "maxPrefixBlocksToMatch",
             default: Default::Number(2048.0),
-            doc: "blocks of a prompt that are looked up when maxPrefixTokensToMatch is 0, a whole number; 0 is as many as there may be",
+            doc: for_people(
+                "blocks of a prompt that are looked up when maxPrefixTokensToMatch is 0, a whole number; 0 is as many as there may be",
+            ),
         },
         Parameter {
             name: "lruCapacityPerServer",
             default: Default::Number(31_250.0),
-            doc: "blocks remembered of an endpoint whose KV cache is not known (autoTune), a whole number from 1",
+            doc: for_people("blocks remembered of an endpoint whose KV cache is not known (autoTune), a whole number from 1"),
         },
         Parameter {
             name: "autoTune",
             default: Default::Flag(true),
-            doc: "remember as much of an endpoint as its KV cache holds, where the engine reports its size",
+            doc: for_people("remember as much of an endpoint as its KV cache holds, where the engine reports its size"),
         },
     ],
     needs: &[State::Prompt],

@@ -1,25 +1,31 @@
 //! `inflight-load-producer`: what a request counts for while it is in flight.
 
-use crate::plugin::{Default, InvalidParameter, Kind, PRODUCER_NAME, Parameter, Parameters, Plugin, PluginType, State};
+use crate::plugin::{Default, InvalidParameter, Kind, PRODUCER_NAME, Parameter, Parameters, Plugin, PluginType, State, for_people};
 use crate::producer::Producer;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "inflight-load-producer",
     kind: Kind::Producer,
-    doc: "A request counts for its uncached prompt tokens until its first token; with addEstimatedOutputTokens also, to its end, for min(outputRatio * prompt tokens, maxEstimatedOutputTokens, the client's own limit).",
-    source: "llm-d-router, dataproducer/inflightload",
+    doc: for_people(
+        "A request counts for its uncached prompt tokens until its first token; with addEstimatedOutputTokens also, to its end, for min(outputRatio * prompt tokens, maxEstimatedOutputTokens, the client's own limit).",
+    ),
+    source: for_people("llm-d-router, dataproducer/inflightload"),
     parameters: &[
-        Parameter { name: "addEstimatedOutputTokens", default: Default::Flag(false), doc: "count the output expected, too" },
-        Parameter { name: "outputRatio", default: Default::Number(1.5), doc: "output tokens expected for each prompt token, 0 to 1000" },
+        Parameter { name: "addEstimatedOutputTokens", default: Default::Flag(false), doc: for_people("count the output expected, too") },
+        Parameter {
+            name: "outputRatio",
+            default: Default::Number(1.5),
+            doc: for_people("output tokens expected for each prompt token, 0 to 1000"),
+        },
         Parameter {
             name: "maxEstimatedOutputTokens",
             default: Default::Number(0.0),
-            doc: "the most expected, a whole number; 0 is no limit",
+            doc: for_people("the most expected, a whole number; 0 is no limit"),
         },
         Parameter {
             name: "syncCrossReplicaState",
             default: Default::Flag(true),
-            doc: "no effect: proxies share what is in flight by themselves",
+            doc: for_people("no effect: proxies share what is in flight by themselves"),
         },
         Parameter { name: "prefixMatchInfoProducerName", ..PRODUCER_NAME },
     ],

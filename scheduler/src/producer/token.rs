@@ -1,26 +1,28 @@
 //! `token-producer`: how many tokens a prompt has, by estimate. No tokenizer is run, and none is called: an estimate is good to a factor of
 //! two over languages and code, and everything that goes by it compares endpoints for one prompt.
 
-use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State};
+use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State, for_people};
 use crate::producer::Producer;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "token-producer",
     kind: Kind::Producer,
-    doc: "Tokens are text bytes / 4, plus for each image, video or audio clip width * height / factor of the default resolution (dynamic) or staticToken (static).",
-    source: "llm-d-router, dataproducer/tokenizer",
+    doc: for_people(
+        "Tokens are text bytes / 4, plus for each image, video or audio clip width * height / factor of the default resolution (dynamic) or staticToken (static).",
+    ),
+    source: for_people("llm-d-router, dataproducer/tokenizer"),
     parameters: &[
         Parameter {
             name: "estimate",
             default: Default::Structured(
                 "{image: {mode: dynamic, defaultResolution: {width: 640, height: 360}, dynamic: {factor: 1024}, static: {staticToken: 0}}}",
             ),
-            doc: "what an image counts for",
+            doc: for_people("what an image counts for"),
         },
         Parameter {
             name: "modelName",
             default: Default::Text(""),
-            doc: "leave it out: it asks for a tokenizer server, and tokens are estimated here",
+            doc: for_people("leave it out: it asks for a tokenizer server, and tokens are estimated here"),
         },
     ],
     needs: &[State::Prompt],
@@ -33,25 +35,25 @@ pub const BYTES_PER_TOKEN: usize = 4;
 const ESTIMATE: &[Parameter] = &[Parameter {
     name: "image",
     default: Default::Structured("{mode, defaultResolution, dynamic, static}"),
-    doc: "what an image counts for",
+    doc: for_people("what an image counts for"),
 }];
 const IMAGE: &[Parameter] = &[
-    Parameter { name: "mode", default: Default::Text("dynamic"), doc: "dynamic or static" },
+    Parameter { name: "mode", default: Default::Text("dynamic"), doc: for_people("dynamic or static") },
     Parameter {
         name: "defaultResolution",
         default: Default::Structured("{width: 640, height: 360}"),
-        doc: "pixels; images are not looked into",
+        doc: for_people("pixels; images are not looked into"),
     },
-    Parameter { name: "dynamic", default: Default::Structured("{factor: 1024}"), doc: "pixels for each token" },
-    Parameter { name: "static", default: Default::Structured("{staticToken: 0}"), doc: "tokens of an image" },
+    Parameter { name: "dynamic", default: Default::Structured("{factor: 1024}"), doc: for_people("pixels for each token") },
+    Parameter { name: "static", default: Default::Structured("{staticToken: 0}"), doc: for_people("tokens of an image") },
 ];
 const RESOLUTION: &[Parameter] = &[
-    Parameter { name: "width", default: Default::Number(640.0), doc: "pixels, a whole number up to 65536" },
-    Parameter { name: "height", default: Default::Number(360.0), doc: "pixels, a whole number up to 65536" },
+    Parameter { name: "width", default: Default::Number(640.0), doc: for_people("pixels, a whole number up to 65536") },
+    Parameter { name: "height", default: Default::Number(360.0), doc: for_people("pixels, a whole number up to 65536") },
 ];
 const DYNAMIC: &[Parameter] =
-    &[Parameter { name: "factor", default: Default::Number(1024.0), doc: "pixels for each token, a whole number from 1" }];
-const STATIC: &[Parameter] = &[Parameter { name: "staticToken", default: Default::Number(0.0), doc: "tokens, a whole number" }];
+    &[Parameter { name: "factor", default: Default::Number(1024.0), doc: for_people("pixels for each token, a whole number from 1") }];
+const STATIC: &[Parameter] = &[Parameter { name: "staticToken", default: Default::Number(0.0), doc: for_people("tokens, a whole number") }];
 
 /// How tokens are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

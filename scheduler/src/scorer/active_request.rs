@@ -1,20 +1,24 @@
 //! `active-request-scorer`: the fewer requests this proxy has outstanding, the better. Counted by us, so never stale and never unknown.
 
-use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State};
+use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State, for_people};
 use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "active-request-scorer",
     kind: Kind::Scorer,
-    doc: "1 when c <= idleThreshold, else (max - c) / max * maxBusyScore, c = requests in flight, max over the candidates.",
-    source: "llm-d-router, scorer/activerequest",
+    doc: for_people("1 when c <= idleThreshold, else (max - c) / max * maxBusyScore, c = requests in flight, max over the candidates."),
+    source: for_people("llm-d-router, scorer/activerequest"),
     parameters: &[
         Parameter {
             name: "idleThreshold",
             default: Default::Number(0.0),
-            doc: "requests in flight that still count as idle, a whole number",
+            doc: for_people("requests in flight that still count as idle, a whole number"),
         },
-        Parameter { name: "maxBusyScore", default: Default::Number(1.0), doc: "the score that busy endpoints stay below, 0 to 1" },
+        Parameter {
+            name: "maxBusyScore",
+            default: Default::Number(1.0),
+            doc: for_people("the score that busy endpoints stay below, 0 to 1"),
+        },
     ],
     needs: &[State::InFlight],
     build,

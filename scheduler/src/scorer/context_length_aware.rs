@@ -4,7 +4,9 @@
 //! better. With `enableFiltering` it also drops endpoints whose range the prompt is not in, before any scorer runs.
 
 use crate::candidates::Candidates;
-use crate::plugin::{Context, Default, Filter, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State};
+use crate::plugin::{
+    Context, Default, Filter, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State, for_people,
+};
 use crate::rng::Rng;
 use crate::scorer::UNKNOWN;
 use crate::snapshot::EndpointIndex;
@@ -12,18 +14,20 @@ use crate::snapshot::EndpointIndex;
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "context-length-aware",
     kind: Kind::Scorer,
-    doc: "In the range min-max of the label: 0.3 + 0.7 * (0.7 / (1 + (max - min) / 10000) + 0.3 * (max - t) / (max - min)), t = prompt tokens; 1 where min = max; out of it: 0.3 / (1 + d / 1000), d = tokens to the nearer end; without the label 0.5; with one that is no range 0.",
-    source: "llm-d-router, scorer/contextlengthaware",
+    doc: for_people(
+        "In the range min-max of the label: 0.3 + 0.7 * (0.7 / (1 + (max - min) / 10000) + 0.3 * (max - t) / (max - min)), t = prompt tokens; 1 where min = max; out of it: 0.3 / (1 + d / 1000), d = tokens to the nearer end; without the label 0.5; with one that is no range 0.",
+    ),
+    source: for_people("llm-d-router, scorer/contextlengthaware"),
     parameters: &[
         Parameter {
             name: "label",
             default: Default::Text("llm-d.ai/context-length-range"),
-            doc: "label that holds the range of prompt tokens, min-max",
+            doc: for_people("label that holds the range of prompt tokens, min-max"),
         },
         Parameter {
             name: "enableFiltering",
             default: Default::Flag(false),
-            doc: "also drop endpoints whose range the prompt is not in; those without the label stay",
+            doc: for_people("also drop endpoints whose range the prompt is not in; those without the label stay"),
         },
     ],
     needs: &[State::Labels, State::Prompt],

@@ -2,6 +2,7 @@
 
 use crate::plugin::{
     Context, Default, InvalidParameter, Kind, METRICS_EXTRACTOR, Parameter, Parameters, Plugin, PluginType, Scorer, State, attribute_key,
+    for_people,
 };
 use crate::scorer::{rate, rate_by_load};
 use crate::snapshot::EndpointIndex;
@@ -9,13 +10,15 @@ use crate::snapshot::EndpointIndex;
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "endpoint-attribute-scorer",
     kind: Kind::Scorer,
-    doc: "(v - min) / (max - min), or 1 - that where lower is better; min and max over the candidates (1 when all are equal), or fixed, and the score then kept within 0 and 1.",
-    source: "llm-d-router, scorer/endpointattribute",
+    doc: for_people(
+        "(v - min) / (max - min), or 1 - that where lower is better; min and max over the candidates (1 when all are equal), or fixed, and the score then kept within 0 and 1.",
+    ),
+    source: for_people("llm-d-router, scorer/endpointattribute"),
     parameters: &[
         Parameter {
             name: "attributeKey",
             default: Default::Required,
-            doc: "the attribute, as customMetrics names it; with a / in it the producer must be given too",
+            doc: for_people("the attribute, as customMetrics names it; with a / in it the producer must be given too"),
         },
         METRICS_EXTRACTOR,
         Parameter {
@@ -23,7 +26,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
             default: Default::Structured(
                 "{type: linear_lower_is_better | linear_higher_is_better, normalization: {adaptiveRange: {}} | {fixedRange: {min, max}}}",
             ),
-            doc: "which end is better (required), and what the values are measured against, by default each other",
+            doc: for_people("which end is better (required), and what the values are measured against, by default each other"),
         },
     ],
     needs: &[State::Attributes],
@@ -31,20 +34,20 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 };
 
 const ALGORITHM: &[Parameter] = &[
-    Parameter { name: "type", default: Default::Required, doc: "linear_lower_is_better or linear_higher_is_better" },
+    Parameter { name: "type", default: Default::Required, doc: for_people("linear_lower_is_better or linear_higher_is_better") },
     Parameter {
         name: "normalization",
         default: Default::Structured("{adaptiveRange: {}} or {fixedRange: {min, max}}"),
-        doc: "at most one of the two",
+        doc: for_people("at most one of the two"),
     },
 ];
 const NORMALIZATION: &[Parameter] = &[
-    Parameter { name: "adaptiveRange", default: Default::Structured("{}"), doc: "the range of the candidates' values" },
-    Parameter { name: "fixedRange", default: Default::Structured("{min, max}"), doc: "a range of its own" },
+    Parameter { name: "adaptiveRange", default: Default::Structured("{}"), doc: for_people("the range of the candidates' values") },
+    Parameter { name: "fixedRange", default: Default::Structured("{min, max}"), doc: for_people("a range of its own") },
 ];
 const FIXED_RANGE: &[Parameter] = &[
-    Parameter { name: "min", default: Default::Number(0.0), doc: "below max" },
-    Parameter { name: "max", default: Default::RequiredNumber, doc: "above min" },
+    Parameter { name: "min", default: Default::Number(0.0), doc: for_people("below max") },
+    Parameter { name: "max", default: Default::RequiredNumber, doc: for_people("above min") },
 ];
 
 #[derive(Debug)]

@@ -1,16 +1,16 @@
 //! `header-label-affinity-scorer`: the request names in a header what it wants, the endpoint has it in a label.
 
-use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State};
+use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State, for_people};
 use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "header-label-affinity-scorer",
     kind: Kind::Scorer,
-    doc: "1 where the label has the value of the request's header, else 0; 0 for all without the header.",
-    source: "llm-d-router, scorer/headerlabelaffinity",
+    doc: for_people("1 where the label has the value of the request's header, else 0; 0 for all without the header."),
+    source: for_people("llm-d-router, scorer/headerlabelaffinity"),
     parameters: &[
-        Parameter { name: "headerName", default: Default::Required, doc: "request header, in any case" },
-        Parameter { name: "labelKey", default: Default::Required, doc: "label of the endpoints" },
+        Parameter { name: "headerName", default: Default::Required, doc: for_people("request header, in any case") },
+        Parameter { name: "labelKey", default: Default::Required, doc: for_people("label of the endpoints") },
     ],
     needs: &[State::Headers, State::Labels],
     build,

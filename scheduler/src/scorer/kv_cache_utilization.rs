@@ -1,14 +1,14 @@
 //! `kv-cache-utilization-scorer`: the emptier the KV cache, the better.
 
-use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer, State};
+use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer, State, for_people};
 use crate::scorer::rate;
 use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "kv-cache-utilization-scorer",
     kind: Kind::Scorer,
-    doc: "1 - u, u = share of the KV-cache blocks in use.",
-    source: "llm-d-router, scorer/kvcacheutilization",
+    doc: for_people("1 - u, u = share of the KV-cache blocks in use."),
+    source: for_people("llm-d-router, scorer/kvcacheutilization"),
     parameters: &[],
     needs: &[State::KvCacheUtilization],
     build,

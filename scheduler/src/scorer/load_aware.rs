@@ -1,18 +1,18 @@
 //! `load-aware-scorer`: the shorter the engine's queue, the better, against a fixed length rather than against the other endpoints.
 
-use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State};
+use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State, for_people};
 use crate::scorer::rate;
 use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "load-aware-scorer",
     kind: Kind::Scorer,
-    doc: "0.5 * (1 - min(q, threshold) / threshold), q = requests waiting in the engine.",
-    source: "llm-d-router, scorer/loadaware",
+    doc: for_people("0.5 * (1 - min(q, threshold) / threshold), q = requests waiting in the engine."),
+    source: for_people("llm-d-router, scorer/loadaware"),
     parameters: &[Parameter {
         name: "threshold",
         default: Default::Number(128.0),
-        doc: "requests waiting at which an endpoint counts as full, a whole number from 1",
+        doc: for_people("requests waiting at which an endpoint counts as full, a whole number from 1"),
     }],
     needs: &[State::QueueDepth],
     build,

@@ -6,15 +6,18 @@
 //! go, it is the one that the pool has not used for longest.
 
 use crate::local::AdapterRoom;
-use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer, State};
+use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer, State, for_people};
 use crate::scorer::{rate, share_before};
 use crate::snapshot::{EndpointIndex, LoraMetrics};
+use crate::sort::sort_by;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "lora-affinity-scorer",
     kind: Kind::Scorer,
-    doc: "1 where the requested adapter runs, or was given before and cannot have been displaced since; 0.8 where running + waiting adapters < the most that fit; where it would displace an idle one: 0.5 * (1 - r / (n - 1)), r = how many of the n candidates without a free place have one idle for longer; 0.6 where it waits; else 0.",
-    source: "llm-d-router, scorer/loraaffinity; displacement is ours",
+    doc: for_people(
+        "1 where the requested adapter runs, or was given before and cannot have been displaced since; 0.8 where running + waiting adapters < the most that fit; where it would displace an idle one: 0.5 * (1 - r / (n - 1)), r = how many of the n candidates without a free place have one idle for longer; 0.6 where it waits; else 0.",
+    ),
+    source: for_people("llm-d-router, scorer/loraaffinity; displacement is ours"),
     parameters: &[],
     needs: &[State::Adapters, State::AdapterRooms],
     build,
@@ -79,7 +82,7 @@ impl Scorer for LoraAffinity {
             _ => None,
         };
         let mut displaced: Vec<u64> = endpoints.iter().filter_map(moment).collect();
-        displaced.sort_unstable();
+        sort_by(&mut displaced, |a, b| a < b);
         rate(endpoints, scores, |endpoint| {
             let lora = context.metrics(endpoint).and_then(|metrics| metrics.lora.as_ref());
             score(lora.map(|lora| Report::of(context.request.model, lora)), context.local.adapter_room(endpoint), &displaced)

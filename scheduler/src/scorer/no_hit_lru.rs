@@ -4,20 +4,23 @@
 //! The plugin holds no state: who was given a cold request when is the proxy's ([`crate::Local::last_cold_picks`]), noted at the pick. The
 //! reference gives endpoints that never had one different scores by their position; here they all have the best, and chance decides.
 
-use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State};
+use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State, for_people};
 use crate::scorer::{PREFIX_PRODUCER, UNKNOWN, share_before};
 use crate::snapshot::EndpointIndex;
+use crate::sort::sort_by;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "no-hit-lru-scorer",
     kind: Kind::Scorer,
-    doc: "0.5 for all where any candidate holds a block of the prompt; else 1 - r / (n - 1), r = how many of the n candidates were given their last such request before this one.",
-    source: "llm-d-router, scorer/nohitlru",
+    doc: for_people(
+        "0.5 for all where any candidate holds a block of the prompt; else 1 - r / (n - 1), r = how many of the n candidates were given their last such request before this one.",
+    ),
+    source: for_people("llm-d-router, scorer/nohitlru"),
     parameters: &[
         Parameter {
             name: "lruSize",
             default: Default::Number(1024.0),
-            doc: "endpoints remembered; those before count as never used; a whole number from 1",
+            doc: for_people("endpoints remembered; those before count as never used; a whole number from 1"),
         },
         PREFIX_PRODUCER,
     ],
@@ -39,7 +42,7 @@ impl NoHitLru {
     /// Writes the score of each of these moments; 0 is never.
     fn rate(&self, picks: &[u64], scores: &mut [f32]) {
         let mut sorted = picks.to_vec();
-        sorted.sort_unstable();
+        sort_by(&mut sorted, |a, b| a < b);
         let oldest = sorted.len().checked_sub(self.remembered).and_then(|at| sorted.get(at)).copied().unwrap_or(0);
         for (score, &pick) in scores.iter_mut().zip(picks) {
             *score = 1.0 - share_before(&sorted, if pick < oldest { 0 } else { pick });

@@ -1,24 +1,26 @@
 //! `prefix-cache-scorer`: the more of the prompt an endpoint is believed to hold already, the better.
 
-use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State};
+use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State, for_people};
 use crate::scorer::PREFIX_PRODUCER;
 use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "prefix-cache-scorer",
     kind: Kind::Scorer,
-    doc: "w * min(1, matched tokens / S)^2 + (1 - w) * matched blocks / all blocks, w = matchLengthWeight, S = matchLengthScaleTokens.",
-    source: "llm-d-router, scorer/prefix",
+    doc: for_people(
+        "w * min(1, matched tokens / S)^2 + (1 - w) * matched blocks / all blocks, w = matchLengthWeight, S = matchLengthScaleTokens.",
+    ),
+    source: for_people("llm-d-router, scorer/prefix"),
     parameters: &[
         Parameter {
             name: "matchLengthWeight",
             default: Default::Number(0.0),
-            doc: "share of the score that the length of the match decides rather than its ratio, 0 to 1",
+            doc: for_people("share of the score that the length of the match decides rather than its ratio, 0 to 1"),
         },
         Parameter {
             name: "matchLengthScaleTokens",
             default: Default::Number(8192.0),
-            doc: "tokens of match at which the length's share is complete, a whole number from 1",
+            doc: for_people("tokens of match at which the length's share is complete, a whole number from 1"),
         },
         PREFIX_PRODUCER,
     ],

@@ -1,14 +1,14 @@
 //! `queue-scorer`: the shorter the engine's queue, the better.
 
-use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer, State};
+use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer, State, for_people};
 use crate::scorer::rate_by_load;
 use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "queue-scorer",
     kind: Kind::Scorer,
-    doc: "(max - q) / (max - min) over the candidates, q = requests waiting in the engine; 1 when all are equal.",
-    source: "llm-d-router, scorer/queuedepth",
+    doc: for_people("(max - q) / (max - min) over the candidates, q = requests waiting in the engine; 1 when all are equal."),
+    source: for_people("llm-d-router, scorer/queuedepth"),
     parameters: &[],
     needs: &[State::QueueDepth],
     build,

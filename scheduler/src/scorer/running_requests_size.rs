@@ -1,14 +1,14 @@
 //! `running-requests-size-scorer`: the fewer requests the engine runs, the better.
 
-use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer, State};
+use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer, State, for_people};
 use crate::scorer::rate_by_load;
 use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "running-requests-size-scorer",
     kind: Kind::Scorer,
-    doc: "(max - r) / (max - min) over the candidates, r = requests the engine runs; 1 when all are equal.",
-    source: "llm-d-router, scorer/runningrequests",
+    doc: for_people("(max - r) / (max - min) over the candidates, r = requests the engine runs; 1 when all are equal."),
+    source: for_people("llm-d-router, scorer/runningrequests"),
     parameters: &[],
     needs: &[State::RunningRequests],
     build,

@@ -1,13 +1,13 @@
 //! `session-affinity-scorer`: a session's requests go where the session is.
 
-use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer, State};
+use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer, State, for_people};
 use crate::session::{self, Session, SessionToken};
 use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "session-affinity-scorer",
     kind: Kind::Scorer,
-    doc: "1 for the endpoint the request's session is at, else 0.",
+    doc: for_people("1 for the endpoint the request's session is at, else 0."),
     source: session::SOURCE,
     parameters: session::PARAMETERS,
     needs: &[State::Headers],

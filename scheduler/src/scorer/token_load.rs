@@ -1,17 +1,17 @@
 //! `token-load-scorer`: the less prefill work an endpoint would have with this request added, the better.
 
-use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State};
+use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State, for_people};
 use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "token-load-scorer",
     kind: Kind::Scorer,
-    doc: "1 - min(t, T) / T, t = uncached prompt tokens in flight + those of this request, T = queueThresholdTokens.",
-    source: "llm-d-router, scorer/tokenload",
+    doc: for_people("1 - min(t, T) / T, t = uncached prompt tokens in flight + those of this request, T = queueThresholdTokens."),
+    source: for_people("llm-d-router, scorer/tokenload"),
     parameters: &[Parameter {
         name: "queueThresholdTokens",
         default: Default::Number(4_194_304.0),
-        doc: "prompt tokens in flight at which an endpoint counts as full, a whole number from 1",
+        doc: for_people("prompt tokens in flight at which an endpoint counts as full, a whole number from 1"),
     }],
     needs: &[State::InFlight, State::PrefixIndex, State::Prompt],
     build,
