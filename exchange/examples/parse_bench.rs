@@ -18,6 +18,7 @@ use std::time::Instant;
 use exchange::api::Api;
 use exchange::body;
 use exchange::json::Reader;
+use exchange::restore::{Names, Restorer};
 use exchange::sse::ResponseReader;
 
 const BATCHES: usize = 15;
@@ -41,10 +42,18 @@ fn main() {
     let mut reader = ResponseReader::new(Api::ChatCompletions, true);
     let us = measure(|| reader.chunk(black_box(EVENT)));
     println!("one streamed event of {} bytes: {us:.3} us", EVENT.len());
+    let names = || Names { sent: "meta-llama/Llama-3.1-8B-Instruct".into(), asked: (*b"\"llama\"").into() };
+    let mut restorer = Restorer::new(names(), Api::ChatCompletions, true);
+    let us = measure(|| restorer.chunk(black_box(EVENT), false).len());
+    println!("  its model's name put back, after a rewrite: {us:.3} us more");
     let mut reader = ResponseReader::new(Api::Embeddings, false);
     let floats = "0.0123456789,".repeat(16_384 / 13);
     let us = measure(|| reader.chunk(black_box(floats.as_bytes())));
     println!("one chunk of {} bytes of an unstreamed body: {us:.3} us", floats.len());
+    let mut restorer = Restorer::new(names(), Api::Embeddings, false);
+    restorer.chunk(b"{\"data\":[", false);
+    let us = measure(|| restorer.chunk(black_box(floats.as_bytes()), false).len());
+    println!("  searched for its model's name, after a rewrite: {us:.3} us more");
 }
 
 const ESCAPED: &str = r#"fn main() and a line that goes on for a while, then\n    print(\"more words of code here that go on\") "#;
