@@ -1,4 +1,4 @@
-//! Any profile, pool and request: scheduling never panics, never leaves the subset hint, never picks who is not ready.
+//! Any pipeline, pool and request: scheduling never panics, never leaves the subset hint, never names who is not ready.
 #![no_main]
 
 use arbitrary::Arbitrary;
@@ -6,23 +6,32 @@ use libfuzzer_sys::fuzz_target;
 use scheduler::in_flight::InFlight;
 use scheduler::plugin::{PLUGINS, Value};
 use scheduler::{
-    Decision, Endpoint, EndpointMetrics, EndpointRef, Explanation, Incarnation, Local, LoraMetrics, PluginSpec, Profile, ProfileSpec,
-    Readiness, Request, Rng, Slot, Snapshot, SubsetHint, Version, schedule,
+    Decision, Endpoint, EndpointMetrics, EndpointRef, Explanation, Incarnation, Local, LoraMetrics, Pipeline, PipelineSpec, PluginSpec,
+    ProfilePlugin, ProfileSpec, RANKED_MAX, ROLE_LABEL, Readiness, Request, Rng, Slot, Snapshot, SubsetHint, Version, schedule,
 };
 
 #[derive(Arbitrary, Debug)]
 struct Input {
     plugins: Vec<AnyPlugin>,
+    /// Plugins by position, with their weights.
+    profiles: Vec<(AnyName, Vec<(u8, f64)>)>,
+    handler: Option<u8>,
+    detector: Option<u8>,
     ranked_max: u8,
     pool: Vec<AnyEndpoint>,
     subset: Option<Vec<Entry>>,
     model: String,
+    headers: Vec<(AnyName, String)>,
+    media_items: u32,
+    priority: i32,
+    max_tokens: Option<u32>,
     prompt_tokens: u32,
     blocks: u8,
     block_tokens: u32,
     /// May be shorter or longer than the pool.
     matched_blocks: Vec<u32>,
     ejected: Vec<bool>,
+    last_cold_picks: Vec<u64>,
     metrics_stale: bool,
     seed: u64,
 }
@@ -32,7 +41,6 @@ struct AnyPlugin {
     /// One of the table, or else a name of its own.
     known: Option<u8>,
     unknown: String,
-    weight: f64,
     parameters: Vec<(Option<u8>, String, AnyValue)>,
 }
 
@@ -42,7 +50,36 @@ enum AnyValue {
     Whole(u8),
     Flag(bool),
     Text(String),
+    Plugin(u8),
+    List(Vec<AnyValue>),
+    Map(Vec<(AnyName, AnyValue)>),
 }
+
+/// A name that something goes by, or any other.
+#[derive(Arbitrary, Debug)]
+enum AnyName {
+    Known(u8),
+    Other(String),
+}
+
+const NAMES: [&str; 16] = [
+    "decode",
+    "prefill",
+    "encode",
+    "EPP-Profile",
+    "x-session-token",
+    "session-id",
+    "x-session-id",
+    "deciders",
+    "profiles",
+    "header",
+    "sources",
+    "matchLabels",
+    "metric",
+    "maxValue",
+    "threshold",
+    "type",
+];
 
 #[derive(Arbitrary, Debug)]
 struct AnyEndpoint {
@@ -50,6 +87,9 @@ struct AnyEndpoint {
     address: String,
     well_formed: bool,
     ready: bool,
+    role: Option<u8>,
+    labels: Vec<(String, String)>,
+    attributes: Vec<(String, f32)>,
     age_ms: u64,
     queue: Option<f32>,
     running: Option<f32>,
@@ -65,13 +105,16 @@ enum Entry {
     Ip(u8),
 }
 
+const ROLES: [&str; 8] =
+    ["encode", "prefill", "decode", "encode-prefill", "encode-decode", "prefill-decode", "both", "encode-prefill-decode"];
+
 fuzz_target!(|input: Input| {
-    let Ok(profile) = Profile::build(&profile(&input)).inspect_err(|error| drop(error.to_string())) else {
+    let Ok(pipeline) = Pipeline::build(&pipeline(&input)).inspect_err(|error| drop(error.to_string())) else {
         return;
     };
     let endpoints = input.pool.iter().enumerate().map(|(at, any)| any.endpoint(at)).collect();
     let metrics = input.pool.iter().map(AnyEndpoint::metrics).collect();
-    let Ok(snapshot) = Snapshot::try_new(Version::default(), endpoints, metrics, profile).inspect_err(|error| drop(error.to_string()))
+    let Ok(snapshot) = Snapshot::try_new(Version::default(), endpoints, metrics, pipeline).inspect_err(|error| drop(error.to_string()))
     else {
         return;
     };
@@ -86,32 +129,47 @@ fn decide(input: &Input, snapshot: &Snapshot) {
     let entries: Option<Vec<String>> = input.subset.as_ref().map(|entries| entries.iter().map(Entry::text).collect());
     let hint = entries.as_ref().map(|entries| SubsetHint::parse(entries.iter().map(String::as_str)));
     let prefix_blocks: Vec<u64> = (0..u64::from(input.blocks)).collect();
+    let headers: Vec<(&str, &str)> = input.headers.iter().map(|(name, value)| (name.text(), value.as_str())).collect();
     let request = Request {
         model: &input.model,
         subset: hint.as_ref(),
+        priority: input.priority,
         prompt_tokens: input.prompt_tokens,
         prefix_blocks: &prefix_blocks,
         prefix_block_tokens: input.block_tokens,
-        ..Request::default()
+        max_tokens: input.max_tokens,
+        media_items: input.media_items,
+        headers: &headers,
     };
-    let local =
-        Local { in_flight: &in_flight, matched_blocks: &input.matched_blocks, ejected: &input.ejected, metrics_stale: input.metrics_stale };
+    let local = Local {
+        in_flight: &in_flight,
+        matched_blocks: &input.matched_blocks,
+        ejected: &input.ejected,
+        last_cold_picks: &input.last_cold_picks,
+        adapter_rooms: &[],
+        metrics_stale: input.metrics_stale,
+    };
     let mut explanation = Explanation::default();
     let decision = schedule(snapshot, &request, local, &mut Rng::seeded(input.seed), Some(&mut explanation));
     assert_eq!(schedule(snapshot, &request, local, &mut Rng::seeded(input.seed), None), decision);
-    for (_, score) in explanation.scores.iter().flat_map(|column| &column.scores) {
-        assert!((0.0..=1.0).contains(score), "{score}");
+    for profile in &explanation.profiles {
+        for (_, score) in profile.scores.iter().flat_map(|column| &column.scores) {
+            assert!((0.0..=1.0).contains(score), "{score}");
+        }
+        for (_, total) in &profile.totals {
+            assert!(total.is_finite(), "{total}");
+        }
     }
-    for (_, total) in &explanation.totals {
-        assert!(total.is_finite(), "{total}");
-    }
-    if let Decision::Route(ranked) = decision {
-        let picked: Vec<&Endpoint> = ranked.iter().map(|index| snapshot.endpoint(index).expect("a pick is of the snapshot")).collect();
-        assert!(picked.len() <= snapshot.profile().ranked_max());
-        for (place, endpoint) in picked.iter().enumerate() {
-            assert_eq!(endpoint.readiness, Readiness::Ready);
-            assert!(!picked[..place].iter().any(|before| before.id == endpoint.id), "picked twice");
-            assert!(entries.as_ref().is_none_or(|entries| named(entries, &endpoint.address)), "{} is outside the hint", endpoint.address);
+    if let Decision::Route(route) = decision {
+        let endpoint = |index| snapshot.endpoint(index).expect("whoever is named is of the snapshot");
+        let picked: Vec<&Endpoint> = route.ranked.iter().map(endpoint).collect();
+        assert!(picked.len() <= RANKED_MAX);
+        for (place, one) in picked.iter().enumerate() {
+            assert!(!picked[..place].iter().any(|before| before.id == one.id), "picked twice");
+        }
+        for named_one in route.endpoints().map(endpoint) {
+            assert_eq!(named_one.readiness, Readiness::Ready);
+            assert!(entries.as_ref().is_none_or(|entries| named(entries, &named_one.address)), "{} is outside the hint", named_one.address);
         }
     }
 }
@@ -125,38 +183,61 @@ fn named(entries: &[String], address: &str) -> bool {
         .any(|entry| entry.parse() == Ok(socket) || entry.trim_start_matches('[').trim_end_matches(']').parse() == Ok(socket.ip()))
 }
 
-fn profile(input: &Input) -> ProfileSpec {
-    ProfileSpec {
-        name: String::new(),
-        plugins: input.plugins.iter().map(AnyPlugin::spec).collect(),
+/// Plugins go by their position, so that one can refer to another.
+fn plugin_name(at: usize) -> String {
+    format!("plugin {at}")
+}
+
+fn pipeline(input: &Input) -> PipelineSpec {
+    let name = |at: u8| plugin_name(usize::from(at) % input.plugins.len().max(1));
+    let profile = |(name_of_it, parts): &(AnyName, Vec<(u8, f64)>)| ProfileSpec {
+        name: name_of_it.text().to_owned(),
+        plugins: parts.iter().map(|&(at, weight)| ProfilePlugin { name: name(at), weight }).collect(),
+    };
+    PipelineSpec {
+        plugins: input.plugins.iter().enumerate().map(|(at, any)| any.spec(at, &name)).collect(),
+        profiles: input.profiles.iter().map(profile).collect(),
+        profile_handler: input.handler.map(name).unwrap_or_default(),
+        saturation_detector: input.detector.map(name).unwrap_or_default(),
         ranked_max: u32::from(input.ranked_max % 10),
     }
 }
 
 impl AnyPlugin {
-    fn spec(&self) -> PluginSpec {
+    fn spec(&self, at: usize, plugin: &impl Fn(u8) -> String) -> PluginSpec {
         let known = self.known.map(|at| &PLUGINS[usize::from(at) % PLUGINS.len()]);
         let parameter = |(at, name, value): &(Option<u8>, String, AnyValue)| {
             let of_table =
                 at.and_then(|at| known.and_then(|plugin| plugin.parameters.get(usize::from(at) % plugin.parameters.len().max(1))));
-            (of_table.map_or_else(|| name.clone(), |parameter| parameter.name.to_owned()), value.value())
+            (of_table.map_or_else(|| name.clone(), |parameter| parameter.name.to_owned()), value.value(plugin))
         };
         PluginSpec {
             plugin_type: known.map_or_else(|| self.unknown.clone(), |plugin| plugin.name.to_owned()),
-            name: self.unknown.clone(),
-            weight: self.weight,
+            name: plugin_name(at),
             parameters: self.parameters.iter().map(parameter).collect(),
         }
     }
 }
 
+impl AnyName {
+    fn text(&self) -> &str {
+        match self {
+            Self::Known(at) => NAMES[usize::from(*at) % NAMES.len()],
+            Self::Other(name) => name,
+        }
+    }
+}
+
 impl AnyValue {
-    fn value(&self) -> Value {
+    fn value(&self, plugin: &impl Fn(u8) -> String) -> Value {
         match self {
             Self::Number(number) => Value::Number(*number),
             Self::Whole(whole) => Value::Number(f64::from(*whole)),
             Self::Flag(flag) => Value::Flag(*flag),
             Self::Text(text) => Value::Text(text.clone()),
+            Self::Plugin(at) => Value::Text(plugin(*at)),
+            Self::List(items) => Value::List(items.iter().map(|item| item.value(plugin)).collect()),
+            Self::Map(entries) => Value::Map(entries.iter().map(|(name, item)| (name.text().to_owned(), item.value(plugin))).collect()),
         }
     }
 }
@@ -172,9 +253,17 @@ impl AnyEndpoint {
             name: "pod".into(),
             address: address.into(),
             readiness: if self.ready { Readiness::Ready } else { Readiness::NotReady },
-            labels: Box::new([]),
+            labels: self.labels(),
             age_ms: self.age_ms,
         }
+    }
+
+    fn labels(&self) -> Box<[(Box<str>, Box<str>)]> {
+        let role = self.role.map(|at| (ROLE_LABEL.to_owned(), ROLES[usize::from(at) % ROLES.len()].to_owned()));
+        let mut labels: Vec<(Box<str>, Box<str>)> =
+            self.labels.iter().cloned().chain(role).map(|(key, value)| (key.into(), value.into())).collect();
+        labels.sort_unstable();
+        labels.into()
     }
 
     fn metrics(&self) -> EndpointMetrics {
@@ -183,6 +272,12 @@ impl AnyEndpoint {
             queue_depth: self.queue,
             running_requests: self.running,
             kv_cache_utilization: self.kv,
+            attributes: {
+                let mut attributes: Vec<(Box<str>, f32)> =
+                    self.attributes.iter().map(|(key, value)| (key.as_str().into(), *value)).collect();
+                attributes.sort_by(|(a, _), (b, _)| a.cmp(b));
+                attributes.into()
+            },
             lora: self.lora.as_ref().map(|(running, waiting, max)| LoraMetrics {
                 running: boxed(running),
                 waiting: boxed(waiting),

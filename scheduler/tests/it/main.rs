@@ -6,6 +6,7 @@ mod golden;
 mod laws;
 mod objects;
 mod oracle;
+mod pipelines;
 mod pools;
 mod snapshot;
 mod wasm;
