@@ -2,7 +2,11 @@
 
 use exchange::{Exchange, HeadersStep, Origin, Pool, ResponseHead, Settings, Step, Time};
 use proptest::prelude::*;
-use scheduler::{Endpoint, EndpointMetrics, EndpointRef, Incarnation, Pipeline, PipelineSpec, Readiness, Slot, Snapshot, Version};
+use scheduler::plugin::Value;
+use scheduler::{
+    Endpoint, EndpointMetrics, EndpointRef, Incarnation, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, ROLE_LABEL,
+    Readiness, Slot, Snapshot, Version,
+};
 
 #[derive(Clone, Debug)]
 enum Event {
@@ -38,7 +42,7 @@ fn event() -> impl Strategy<Value = Event> {
             stream
         }),
         (0..5usize).prop_map(Event::Chunk),
-        (0..4u8).prop_map(Event::NewRoster),
+        (0..7u8).prop_map(Event::NewRoster),
         Just(Event::End),
     ]
 }
@@ -48,19 +52,42 @@ fn address(i: usize) -> String {
 }
 
 pub(crate) fn roster(n: u8, incarnation: u32) -> Snapshot {
+    roster_of(n, incarnation, &PipelineSpec::default(), |_| "")
+}
+
+/// Two in three endpoints are there for earlier stages, which every request has.
+fn split_roster(n: u8, incarnation: u32) -> Snapshot {
+    let text = |name: &str, text: &str| (name.to_owned(), Value::Text(text.to_owned()));
+    let decider = "always-disagg-pd-decider";
+    let deciders = Value::Map(vec![text("prefill", decider), text("encode", decider)]);
+    let handler = PluginSpec { parameters: vec![("deciders".to_owned(), deciders)], ..PluginSpec::of_type("disagg-profile-handler") };
+    let profile =
+        |stage: &str| ProfileSpec { name: stage.to_owned(), plugins: vec![ProfilePlugin { name: format!("{stage}-filter"), weight: 1.0 }] };
+    let stages = ["decode", "prefill", "encode"];
+    let filters = stages.map(|stage| PluginSpec::of_type(&format!("{stage}-filter")));
+    let pipeline = PipelineSpec {
+        plugins: filters.into_iter().chain([handler, PluginSpec::of_type(decider)]).collect(),
+        profiles: stages.map(profile).into(),
+        profile_handler: "disagg-profile-handler".to_owned(),
+        ..PipelineSpec::default()
+    };
+    roster_of(n, incarnation, &pipeline, |i| stages[usize::from(i) % 3])
+}
+
+fn roster_of(n: u8, incarnation: u32, pipeline: &PipelineSpec, role: impl Fn(u16) -> &'static str) -> Snapshot {
     let endpoints: Vec<Endpoint> = (0..u16::from(n))
         .map(|i| Endpoint {
             id: EndpointRef { slot: Slot(i), incarnation: Incarnation(incarnation) },
             name: format!("pod-{i}").into(),
             address: address(usize::from(i)).into(),
             readiness: Readiness::Ready,
-            labels: Box::new([]),
+            labels: Box::new([(ROLE_LABEL.into(), role(i).into())]),
             age_ms: 60_000,
         })
         .collect();
     let metrics = vec![EndpointMetrics::default(); endpoints.len()];
     let version = Version { term: 1, sequence: u64::from(incarnation) };
-    Snapshot::try_new(version, endpoints, metrics, Pipeline::build(&PipelineSpec::default()).unwrap()).unwrap()
+    Snapshot::try_new(version, endpoints, metrics, Pipeline::build(pipeline).unwrap()).unwrap()
 }
 
 struct Host {
@@ -114,7 +141,9 @@ impl Host {
             }
             Event::NewRoster(n) => {
                 self.incarnation += 1;
-                self.pool.install(roster(n, self.incarnation), 7, 1000);
+                let roster =
+                    if self.incarnation.is_multiple_of(2) { split_roster(n, self.incarnation) } else { roster(n, self.incarnation) };
+                self.pool.install(roster, 7, 1000);
             }
             Event::End => self.ended += u32::from(self.exchange.end(&mut self.pool, self.now).is_some()),
         }
@@ -137,7 +166,7 @@ proptest! {
         for event in events {
             host.apply(&event);
             let held: u32 = host.pool.in_flight().rows().map(|(_, load)| load.requests).sum();
-            prop_assert!(held <= 1, "one exchange holds one request at most");
+            prop_assert!(held <= 3, "one exchange holds one request at most, at one endpoint a stage");
         }
         host.apply(&Event::End);
         prop_assert_eq!(host.pool.in_flight().rows().count(), 0);
