@@ -30,6 +30,7 @@ pub mod counters;
 pub mod eds;
 pub mod explain;
 pub mod push;
+pub mod relay;
 
 pub mod admin;
 pub mod metrics;

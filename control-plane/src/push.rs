@@ -58,7 +58,7 @@ impl StateServer {
         let hello =
             tokio::time::timeout(HELLO_WAIT_MAX, hello(&mut inbound)).await.map_err(|_| Status::deadline_exceeded("no Hello came"))??;
         let _ = outbound.send(Ok(self.welcome(&hello))).await;
-        let mut session = Session::new(hello.node_id.clone(), hello.pools.iter().cloned(), Instant::now());
+        let mut session = Session::new(hello.node_id.clone(), hello.process_id, hello.pools.iter().cloned(), Instant::now());
         let row = Row::insert(&self.shared, &hello, &session, peer)?;
         tracing::info!(node = hello.node_id, process = format!("{:016x}", hello.process_id), pools = ?hello.pools, "proxy connected");
         let ended = self.run(&mut session, &mut inbound, &outbound, &row, hello.process_id).await;
@@ -77,10 +77,12 @@ impl StateServer {
         let mut pools = self.shared.pools.subscribe();
         let mut eds = self.shared.eds.subscribe();
         let mut proxies = self.shared.proxies.subscribe();
+        let mut relayed = self.shared.relayed.subscribe();
         let mut shutdown = self.shutdown.clone();
         loop {
             // Seen before it is read: a change meanwhile wakes us again.
             eds.borrow_and_update();
+            relayed.borrow_and_update();
             let views = pools.borrow_and_update().clone();
             // Room first, then the message: what is sent is as new as the moment it can be.
             if let Ok(permit) = outbound.try_reserve()
@@ -91,6 +93,8 @@ impl StateServer {
                 continue;
             }
             let wake_at = session.wake_at(&views, Instant::now());
+            // Others tell hundreds of times a second: no look at any of it before it may be passed on.
+            let relay_at = session.relay_at(Instant::now());
             let full = outbound.capacity() == 0;
             tokio::select! {
                 message = inbound.message() => match message? {
@@ -98,6 +102,9 @@ impl StateServer {
                     None => return Ok(()),
                 },
                 changed = pools.changed() => changed.map_err(|_| Status::unavailable("shutting down"))?,
+                changed = async { tokio::time::sleep_until(relay_at).await; relayed.changed().await } => {
+                    changed.map_err(|_| Status::unavailable("shutting down"))?;
+                }
                 changed = eds.changed() => changed.map_err(|_| Status::unavailable("shutting down"))?,
                 _ = proxies.changed() => if !proxies.borrow_and_update().contains_key(&row.stream_id) {
                     return Err(Status::aborted("a newer stream of this process took over"));
@@ -129,6 +136,11 @@ impl StateServer {
             }
             Some(proxy_message::Message::Report(report)) => {
                 self.shared.report(process_id, &report, Instant::now());
+                Ok(())
+            }
+            Some(proxy_message::Message::Share(share)) => {
+                self.shared.relay().told(process_id, share, Instant::now());
+                self.shared.relayed.send_replace(());
                 Ok(())
             }
             Some(proxy_message::Message::Hello(_)) => Err(Status::invalid_argument("a second Hello")),
@@ -205,6 +217,10 @@ impl Row {
         if !inserted {
             return Err(Status::resource_exhausted(format!("{STREAMS_MAX} proxies are connected already; try another daemon")));
         }
+        for pool in hello.pools.iter().filter(|asked| shared.pool_names.iter().any(|name| **name == ***asked)) {
+            shared.relay().join(pool, hello.process_id, Instant::now());
+        }
+        shared.relayed.send_replace(());
         Ok(Self { shared: Arc::clone(shared), stream_id })
     }
 
@@ -221,6 +237,17 @@ impl Row {
 
 impl Drop for Row {
     fn drop(&mut self) {
-        self.shared.proxies.send_if_modified(|proxies| proxies.remove(&self.stream_id).is_some());
+        let mut gone = None;
+        self.shared.proxies.send_if_modified(|proxies| {
+            gone = proxies.remove(&self.stream_id);
+            gone.is_some()
+        });
+        // Replaced by a newer stream of the process, it is not in the table any more: the process stays.
+        if let Some(proxy) = gone {
+            for pool in proxy.pools.keys() {
+                self.shared.relay().leave(pool, proxy.process_id);
+            }
+            self.shared.relayed.send_replace(());
+        }
     }
 }

@@ -20,6 +20,7 @@ use tokio::time::Instant;
 
 use crate::counters::Counters;
 use crate::pool::PoolView;
+use crate::relay::Relay;
 use crate::scrape::{BusyHint, ScrapeStats};
 
 /// The newest view of every pool, by name.
@@ -54,6 +55,9 @@ pub struct Shared {
     sequence: AtomicU64,
     stream_id: AtomicU64,
     counters: Mutex<Counters>,
+    relay: Mutex<Relay>,
+    /// Wakes those who have something to tell their proxies.
+    pub relayed: watch::Sender<()>,
     scrapers: BTreeMap<Arc<str>, ScraperHandle>,
 }
 
@@ -155,6 +159,8 @@ impl Shared {
             sequence: AtomicU64::new(0),
             stream_id: AtomicU64::new(0),
             counters: Mutex::new(Counters::default()),
+            relay: Mutex::new(Relay::default()),
+            relayed: watch::Sender::new(()),
             scrapers,
         })
     }
@@ -172,6 +178,11 @@ impl Shared {
     /// What is counted.
     pub fn counters(&self) -> MutexGuard<'_, Counters> {
         self.counters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What proxies tell each other.
+    pub fn relay(&self) -> MutexGuard<'_, Relay> {
+        self.relay.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A process reported. Whoever was picked is looked at more often.

@@ -16,7 +16,7 @@ mod row;
 pub use counters::{Counters, DURATION_BOUNDS_MS, EndpointCounters, Histogram, Label, MODELS_MAX, ModelCounters};
 pub use ejection::{Ejection, Ejections};
 pub(crate) use pick::{Held, Picked, Token};
-pub use row::{OwnRow, PeerRow, RowHead};
+pub use row::{OwnRow, PeerRow, RowHead, Sum};
 
 use adapters::Adapters;
 use scheduler::in_flight::{InFlight, Load};
@@ -60,6 +60,8 @@ pub struct Placement {
     pub endpoint: EndpointRef,
     /// First block first.
     pub blocks: Box<[u64]>,
+    /// How many of them, from the first, it was believed to hold before.
+    pub known: u32,
 }
 
 /// Placements to be told.
@@ -318,10 +320,10 @@ impl Pool {
 // === impl Untold ===
 
 impl Untold {
-    fn keep(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
+    fn keep(&mut self, endpoint: EndpointRef, blocks: &[u64], known: u32) {
         if self.wanted && !blocks.is_empty() && self.blocks + blocks.len() <= UNTOLD_BLOCKS_MAX {
             self.blocks += blocks.len();
-            self.placements.push(Placement { endpoint, blocks: blocks.into() });
+            self.placements.push(Placement { endpoint, blocks: blocks.into(), known });
         }
     }
 }

@@ -7,6 +7,7 @@
 
 pub mod board;
 pub mod lease;
+pub mod outward;
 pub mod poison;
 pub mod replica;
 pub mod report;
@@ -52,6 +53,16 @@ pub struct Vm<H: Host> {
     link: Link,
     parked: Vec<Parked>,
     serves: bool,
+    ticks: Ticks,
+}
+
+/// When the VM ticks.
+#[derive(Debug, Default)]
+struct Ticks {
+    /// The last at which all was done that is due.
+    whole: Option<Time>,
+    /// The root context whose period is shortened, and to what.
+    short: Option<(u32, u32)>,
 }
 
 #[derive(Debug)]
@@ -103,6 +114,7 @@ impl<H: Host> Vm<H> {
             link: Link::default(),
             parked: Vec::new(),
             serves: false,
+            ticks: Ticks::default(),
         }
     }
 
@@ -188,11 +200,34 @@ impl<H: Host> Vm<H> {
         let now = self.host.now();
         let Some(newest) = self.roots.last().filter(|r| r.id == root) else { return Vec::new() };
         let config = Rc::clone(&newest.config);
+        let between = self.ticks.short.is_some_and(|(short, _)| short == root)
+            && self.ticks.whole.is_some_and(|whole| now.ms_since(whole) < u64::from(TICK_MS));
+        if between {
+            self.share(root, now);
+            return Vec::new();
+        }
+        self.ticks.whole = Some(now);
         self.keep_seat(root, now);
         self.contend(root, &config, now);
         self.refresh();
         self.prepare(&config, now);
+        self.share(root, now);
         self.due(now)
+    }
+
+    /// Tells other proxies, if this VM leads, and ticks as often as that takes.
+    fn share(&mut self, root: u32, now: Time) {
+        if self.epoch.is_some() {
+            for replica in &self.replicas {
+                self.hear(&mut replica.borrow_mut(), now, Moment::Pick);
+            }
+            self.with_lead(root, now, |link, lead| link.share(lead));
+        }
+        let period = |replica: &Rc<RefCell<Replica>>| replica.borrow().outward.tick_ms(now);
+        let short = self.epoch.and_then(|_| self.replicas.iter().filter_map(period).min()).map(|ms| (root, ms));
+        if short != self.ticks.short && self.host.tick_period(short.map_or(TICK_MS, |(_, ms)| ms)).is_ok() {
+            self.ticks.short = short;
+        }
     }
 
     /// Somebody put something on the board.
@@ -342,6 +377,7 @@ impl<H: Host> Vm<H> {
     /// Does something as the leader; `None` when this VM is not.
     fn with_lead<R>(&mut self, root: u32, now: Time, act: impl FnOnce(&mut Link, &Lead<'_, H>) -> R) -> Option<R> {
         let (Some(epoch), Some(newest)) = (self.epoch.filter(|_| self.lease.holds(now)), self.roots.last()) else { return None };
+        let me = self.seat.slot.filter(|_| newest.config.sharing).map(|seat| Me { vm: self.id, seat, roll: &self.seat.roll });
         let lead = Lead {
             host: &self.host,
             vm: self.id,
@@ -350,6 +386,7 @@ impl<H: Host> Vm<H> {
             now,
             config: &newest.config,
             replicas: &self.replicas,
+            me,
             roll: &self.seat.roll,
             metrics: &self.metrics,
         };
@@ -434,6 +471,7 @@ mod tests {
             proxy_message::Message::Hello(h) => format!("{stream}: hello {} {:?}", h.node_id, h.pools),
             proxy_message::Message::Ack(a) => format!("{stream}: ack {} {}", a.version.unwrap().sequence, a.refused),
             proxy_message::Message::Report(r) => format!("{stream}: report of {}", r.counters.len()),
+            proxy_message::Message::Share(s) => format!("{stream}: share of {} bytes, {} placements", s.row.len(), s.placements.len()),
         };
         sent.into_iter().map(text).collect()
     }

@@ -20,10 +20,12 @@ use crate::config::{FilterConfig, StateConfig};
 use crate::host::{Expect, Host};
 use crate::metrics::{Metrics, Stat};
 use crate::state::board::NotPosted;
+use crate::state::outward::Outward;
 use crate::state::poison::Poison;
 use crate::state::replica::{Refused, Replica, Update, decode};
 use crate::state::report;
 use crate::state::roll::Roll;
+use crate::state::sharing::{Me, Moment};
 
 /// The first pause after a failure, in ms; it doubles with each further one.
 const BACKOFF_MS: u64 = 100;
@@ -80,6 +82,8 @@ pub struct Lead<'a, H> {
     pub config: &'a FilterConfig,
     /// The pools.
     pub replicas: &'a [Rc<RefCell<Replica>>],
+    /// This VM among the others, when they share.
+    pub me: Option<Me<'a>>,
     /// The VMs.
     pub roll: &'a Roll,
     /// What is counted.
@@ -127,6 +131,19 @@ impl Link {
         let newest = lead.replicas.iter().filter_map(|r| r.borrow().metrics_at()).max();
         if let Some(at) = newest {
             lead.metrics.record(Stat::AgeMs, lead.now.ms_since(at));
+        }
+    }
+
+    /// Tells the other proxies what changed here.
+    pub fn share<H: Host>(&self, lead: &Lead<'_, H>) {
+        let (Phase::Open(open), Some(_)) = (&self.phase, lead.me) else { return };
+        for replica in lead.replicas {
+            let Replica { outward, sharing, pool, name, .. } = &mut *replica.borrow_mut();
+            let (share, lost) = outward.share(lead.host, (name, pool), sharing, lead.now);
+            lead.metrics.add(Stat::PlacementsLost, lost);
+            if let Some(share) = share {
+                lead.send(open.stream, proxy_message::Message::Share(share));
+            }
         }
     }
 
@@ -184,6 +201,7 @@ impl Link {
                 self.heard();
                 lead.measured(&pool, *snapshot, sequence, bytes)?;
             }
+            Ok(Update::Peers(peers)) => lead.peers(peers),
             Ok(Update::Nothing) => {}
             Err(refused) => lead.refuse(stream, refused),
         }
@@ -196,6 +214,8 @@ impl Link {
             Err(error) => self.failed(lead, &format!("its cluster is not to be had: {error}")),
             Ok(stream) => {
                 lead.metrics.count(Stat::StreamsOpened);
+                // Another daemon, perhaps, that knows nothing of what the last one was told.
+                lead.replicas.iter().for_each(|replica| replica.borrow_mut().outward = Outward::default());
                 let (root, state) = (lead.root, lead.config.state.clone());
                 self.phase = Phase::Open(Open { stream, root, heard: lead.now, state, pools: pools.clone() });
                 self.reported = lead.now;
@@ -314,6 +334,16 @@ impl<'a, H: Host> Lead<'a, H> {
             // Old news; the next message comes soon.
             Err(NotPosted::NotNewer | NotPosted::OtherRoster | NotPosted::Host(_)) => Ok(()),
             Err(over) => Err(over),
+        }
+    }
+
+    fn peers(&self, peers: state::Peers) {
+        let Some(replica) = self.replicas.iter().find(|r| *r.borrow().name == *peers.pool) else { return };
+        let Replica { outward, sharing, pool, .. } = &mut *replica.borrow_mut();
+        outward.heard(peers.proxies);
+        if let Some(me) = self.me {
+            sharing.pass_on(self.host, me, peers, self.now);
+            sharing.tell(self.host, me, pool, self.now, Moment::Tick);
         }
     }
 

@@ -31,3 +31,9 @@ pub const HISTOGRAM_BOUNDS: [f64; 20] = [
     1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0, 15_000.0, 20_000.0, 30_000.0, 60_000.0,
     120_000.0, 300_000.0, 600_000.0,
 ];
+
+/// What another proxy told counts for this long unless it is told again: two seconds of silence is a proxy, or a way to it, that is gone.
+pub const SHARE_EXPIRY_MS: u64 = 2_000;
+
+/// The most blocks of placements in one message, either way: 64 KB. What is more waits for the next.
+pub const SHARE_BLOCKS_MAX: usize = 8_192;

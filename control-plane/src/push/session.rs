@@ -16,6 +16,7 @@ use scheduler::{Endpoint, EndpointMetrics, Version};
 use tokio::time::Instant;
 
 use crate::pool::{Member, PoolView};
+use crate::relay::Cursor;
 use crate::shared::{EdsStreams, NodeEds, Pools, ProxyPool, Shared};
 
 /// After a Hello, how long an EDS stream of the same node is waited for before Envoy counts as getting its hosts from elsewhere (Istio,
@@ -40,6 +41,7 @@ const UNACKED_MAX: usize = 64;
 #[derive(Debug)]
 pub struct Session {
     node_id: String,
+    process_id: u64,
     begun: Instant,
     pools: BTreeMap<String, PoolSession>,
 }
@@ -50,6 +52,7 @@ struct PoolSession {
     roster: Option<SentRoster>,
     metrics: Option<SentMetrics>,
     unacked: VecDeque<(Version, u64)>,
+    relayed: Cursor,
     status: ProxyPool,
 }
 
@@ -83,8 +86,8 @@ enum Gate {
 impl Session {
     /// A proxy said hello and asked for `pools`.
     #[must_use]
-    pub fn new(node_id: String, pools: impl IntoIterator<Item = String>, now: Instant) -> Self {
-        Self { node_id, begun: now, pools: pools.into_iter().map(|name| (name, PoolSession::default())).collect() }
+    pub fn new(node_id: String, process_id: u64, pools: impl IntoIterator<Item = String>, now: Instant) -> Self {
+        Self { node_id, process_id, begun: now, pools: pools.into_iter().map(|name| (name, PoolSession::default())).collect() }
     }
 
     /// What the proxy has, for people and for those who wait for its acknowledgement.
@@ -93,9 +96,9 @@ impl Session {
         self.pools.iter().map(|(name, pool)| (name.clone(), pool.status.clone())).collect()
     }
 
-    /// The newest message that is due, if any: rosters before metrics.
+    /// The newest message that is due, if any: rosters before metrics, what other proxies tell last.
     pub fn next(&mut self, shared: &Shared, now: Instant) -> Option<state::DaemonMessage> {
-        use state::daemon_message::Message::{Metrics, Roster};
+        use state::daemon_message::Message::{Metrics, Peers, Roster};
         let (views, eds) = (shared.pools.borrow().clone(), shared.eds.borrow());
         let (node_id, begun) = (self.node_id.as_str(), self.begun);
         let wrap = |message| Some(state::DaemonMessage { message: Some(message) });
@@ -112,7 +115,20 @@ impl Session {
                 return wrap(Metrics(metrics));
             }
         }
+        let process_id = self.process_id;
+        for (name, pool) in self.pools.iter_mut().filter(|(_, pool)| pool.roster.is_some()) {
+            let Some(view) = views.get(name) else { continue };
+            if let Some(peers) = shared.relay().next(view, process_id, &mut pool.relayed, now) {
+                return wrap(Peers(peers));
+            }
+        }
         None
+    }
+
+    /// When the proxy may be told of others again; past when it may be at once.
+    #[must_use]
+    pub fn relay_at(&self, now: Instant) -> Instant {
+        self.pools.values().map(|pool| pool.relayed.due_at().unwrap_or(now)).min().unwrap_or(now)
     }
 
     /// When to ask again though nobody changed anything.

@@ -1,6 +1,7 @@
 //! Several workers pick as one: each knows what the others have under way, whom they saw fail, and who was given which prompt.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use e2e::model_server::{Fault, FaultMode, Options};
@@ -10,6 +11,7 @@ use futures::future::join_all;
 use serde_json::json;
 
 use crate::echo;
+use crate::pools::Second;
 
 const WORKERS: u32 = 4;
 
@@ -60,17 +62,33 @@ async fn without_sharing_every_worker_pays_for_the_same_failure() -> Result<()> 
     Ok(())
 }
 
+/// So many workers of each of so many proxies.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    proxies: u32,
+    workers: u32,
+}
+
 /// The most of a burst of distinct cold long prompts that any of many idle servers gets.
-async fn fullest_after_a_burst(workers: u32, sharing: bool, seed: usize) -> Result<usize> {
+async fn fullest_after_a_burst(shape: Shape, sharing: bool, seed: usize) -> Result<usize> {
     // A second of wait before the first write: none of the burst ends within it.
     let slow = Options { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 1_000, ..Options::default() };
-    let stack =
-        Stack::builder().servers_like(BURST_SERVERS, &slow).concurrency(workers).picker(json!({"sharing": sharing})).start().await?;
+    let builder = Stack::builder().servers_like(BURST_SERVERS, &slow).concurrency(shape.workers).picker(json!({"sharing": sharing}));
+    let stack = builder.start().await?;
+    let mut seconds = Vec::new();
+    for proxy in 1..shape.proxies {
+        seconds.push(Second::start(&stack, &format!("proxy-{proxy}"), shape.workers).await?);
+    }
+    if shape.proxies > 1 {
+        // The daemon tells each proxy that there is another: the first looks at that every 10 ms from then on.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+    let proxies: Vec<SocketAddr> = seconds.iter().map(|second| second.envoy.listener()).chain([stack.address()]).collect();
     let began = Instant::now();
     let requests = (0..BURST).map(|i| {
         let prompt = format!("{seed} {i} is how this prompt begins. {}", "It goes on for long. ".repeat(1_000));
         let body = json!({"model": "demo", "max_tokens": 2, "stream": true, "messages": [{"role": "user", "content": prompt}]});
-        let address = stack.address();
+        let address = proxies[i % proxies.len()];
         async move {
             tokio::time::sleep(BURST_TIME.mul_f64(i as f64 / BURST as f64)).await;
             client::post(address, "/v1/chat/completions", body.to_string()).await
@@ -85,25 +103,46 @@ async fn fullest_after_a_burst(workers: u32, sharing: bool, seed: usize) -> Resu
     Ok(by_server.into_values().max().unwrap_or(0))
 }
 
-#[tokio::test]
-async fn a_burst_of_cold_prompts_is_spread_over_all_by_all_workers() -> Result<()> {
-    for (seed, workers) in [WORKERS, 2 * WORKERS, WORKERS].into_iter().enumerate() {
-        let fullest = fullest_after_a_burst(workers, true, seed).await?;
-        assert!(fullest <= BURST_MAX, "seed {seed}, {workers} workers: {fullest} of {BURST} at one of {BURST_SERVERS}");
+async fn check_spread(shape: Shape, seeds: std::ops::Range<usize>) -> Result<()> {
+    for seed in seeds {
+        let fullest = fullest_after_a_burst(shape, true, seed).await?;
+        assert!(fullest <= BURST_MAX, "seed {seed}, {shape:?}: {fullest} of {BURST} at one of {BURST_SERVERS}");
     }
     Ok(())
 }
 
-/// Four workers that know nothing of each other take a round each over sixteen servers, which looks like a spread; eight do not get round.
-#[tokio::test]
-async fn without_sharing_a_burst_piles_up() -> Result<()> {
+/// That the check can fail. Few workers that know nothing of each other each take a round over the servers, which looks like a spread; many do
+/// not get round.
+async fn check_pile(shape: Shape) -> Result<()> {
     for seed in 0..10 {
-        let fullest = fullest_after_a_burst(2 * WORKERS, false, seed).await?;
+        let fullest = fullest_after_a_burst(shape, false, seed).await?;
         if fullest > BURST_MAX {
             return Ok(());
         }
     }
-    Err("what the test above holds cannot fail".into())
+    Err(format!("{shape:?}: without sharing it was spread as well").into())
+}
+
+#[tokio::test]
+async fn a_burst_of_cold_prompts_is_spread_over_all_by_all_workers() -> Result<()> {
+    check_spread(Shape { proxies: 1, workers: 4 }, 0..2).await?;
+    check_spread(Shape { proxies: 1, workers: 8 }, 2..3).await
+}
+
+#[tokio::test]
+async fn without_sharing_a_burst_piles_up() -> Result<()> {
+    check_pile(Shape { proxies: 1, workers: 8 }).await
+}
+
+#[tokio::test]
+async fn a_burst_of_cold_prompts_is_spread_by_all_proxies() -> Result<()> {
+    check_spread(Shape { proxies: 2, workers: 2 }, 0..2).await?;
+    check_spread(Shape { proxies: 2, workers: 4 }, 2..3).await
+}
+
+#[tokio::test]
+async fn proxies_that_do_not_share_pile_up_a_burst() -> Result<()> {
+    check_pile(Shape { proxies: 2, workers: 4 }).await
 }
 
 #[tokio::test]

@@ -176,14 +176,14 @@ async fn a_pool_that_the_daemon_does_not_have_is_told_and_harms_no_other() -> Re
 // === Several proxies ===
 
 /// Another Envoy on the config of the first, with ports of its own.
-struct Second {
-    envoy: Envoy,
+pub(crate) struct Second {
+    pub(crate) envoy: Envoy,
     _ports: [Port; 2],
     _folder: TempDir,
 }
 
 impl Second {
-    async fn start(first: &Stack, node: &str, workers: u32) -> Result<Self> {
+    pub(crate) async fn start(first: &Stack, node: &str, workers: u32) -> Result<Self> {
         let (folder, ports) = (tempfile::tempdir()?, [Port::lease()?, Port::lease()?]);
         let mut config = Config::read(&first.folder().join("envoy.json"))?;
         config.replace_port(first.envoy.listener().port(), ports[0].number())?;

@@ -152,8 +152,10 @@ impl Pool {
     }
 
     fn place(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
+        let mut known = Vec::new();
+        self.prefixes.matched(blocks, &[endpoint], &mut known);
         self.prefixes.record(endpoint, blocks);
-        self.untold.keep(endpoint, blocks);
+        self.untold.keep(endpoint, blocks, known.first().copied().unwrap_or(0));
     }
 
     fn matched_tokens(&self, request: &Request<'_>, endpoint: EndpointIndex) -> u32 {
@@ -167,7 +169,7 @@ impl Pool {
         if let Some((at, _)) = state.endpoint(endpoint).filter(|_| state.serves_adapters(endpoint)) {
             let mark = adapters::mark(model);
             self.adapters.note(endpoint.get(), mark);
-            self.untold.keep(at, &[mark]);
+            self.untold.keep(at, &[mark], 0);
         }
         if self.matched.iter().all(|&blocks| blocks == 0)
             && let Some(at) = self.cold_picks.get_mut(endpoint.get())

@@ -60,6 +60,27 @@ pub struct PeerRow {
     counts: bool,
 }
 
+/// Rows put together where nobody picks by them: in the daemon, and in the VM that speaks for its process.
+#[derive(Debug, Default)]
+pub struct Sum {
+    present: Vec<EndpointRef>,
+    others: Others,
+}
+
+// === impl RowHead ===
+
+impl RowHead {
+    /// Bytes of a row that says nothing.
+    pub const BYTES: usize = HEAD;
+
+    /// Makes `row` one that `vm` wrote at `written`. False when it is too short to be a row.
+    pub fn stamp(row: &mut [u8], vm: u64, written: Time) -> bool {
+        let Some([to_vm, to_written]) = row.as_chunks_mut::<WORD>().0.first_chunk_mut::<2>() else { return false };
+        (*to_vm, *to_written) = (vm.to_le_bytes(), written.0.to_le_bytes());
+        true
+    }
+}
+
 // === impl OwnRow ===
 
 impl OwnRow {
@@ -222,6 +243,52 @@ impl PeerRow {
     }
 }
 
+// === impl Sum ===
+
+impl Sum {
+    /// Starts afresh: only these lives of endpoints count, with what `rows` say of them as far as they count.
+    pub fn start<'r>(&mut self, present: Vec<EndpointRef>, rows: impl IntoIterator<Item = &'r PeerRow>) {
+        self.others.start(&present);
+        self.present = present;
+        rows.into_iter().for_each(|row| row.add_to(&mut self.others));
+    }
+
+    /// `bytes` take the place of what `row` said, and count.
+    pub fn read(&mut self, row: &mut PeerRow, bytes: Vec<u8>) {
+        row.replace(bytes, true, &mut self.others);
+    }
+
+    /// A row begins or ceases to count.
+    pub fn count(&mut self, row: &mut PeerRow, counts: bool) {
+        row.count(counts, &mut self.others);
+    }
+
+    /// Somebody has `load` outstanding.
+    pub fn add(&mut self, endpoint: EndpointRef, load: Load) {
+        self.others.add(endpoint, load);
+    }
+
+    /// What is outstanding at `endpoint`.
+    #[must_use]
+    pub fn load(&self, endpoint: EndpointRef) -> Load {
+        self.others.load(endpoint)
+    }
+
+    /// The sum as a row. The SLOs in it are those of `rows`, as far as they count: a minimum cannot be kept up by differences.
+    pub fn row<'r>(&mut self, head: RowHead, rows: impl IntoIterator<Item = &'r PeerRow>) -> Vec<u8> {
+        self.others.forget_slos();
+        rows.into_iter().for_each(|row| row.add_slos_to(&mut self.others));
+        let mut sum = OwnRow::default();
+        for endpoint in &self.present {
+            let load = self.others.load(*endpoint);
+            if load != Load::default() {
+                sum.set(*endpoint, load);
+            }
+        }
+        sum.write(head, &mut InFlight::default(), &[]).to_vec()
+    }
+}
+
 fn exchange(was: Option<&[u8; LOAD]>, is: Option<&[u8; LOAD]>, others: &mut Others) {
     if let Some((endpoint, load)) = was.and_then(load) {
         others.subtract(endpoint, load);
@@ -351,6 +418,32 @@ mod tests {
         one.add_slos_to(&mut others);
         two.add_slos_to(&mut others);
         assert_eq!(slos(&others), (Some(500), None));
+    }
+
+    #[test]
+    fn a_sum_of_rows_is_a_row() {
+        let row = |slot, requests, ttft| {
+            let mut own = OwnRow::default();
+            own.set(at(slot, 1), Load { requests, prefill_tokens: 10, ttft_slo_us: ttft, ..Load::default() });
+            own.set(at(7, 1), Load { requests: 1, ..Load::default() });
+            own.write(HEAD_OF_7, &mut InFlight::default(), &[]).to_vec()
+        };
+        let (mut sum, mut one, mut two, mut others) = (Sum::default(), PeerRow::default(), PeerRow::default(), started());
+        sum.start((0..8).map(|slot| at(slot, 1)).collect(), []);
+        sum.read(&mut one, row(2, 3, Some(40)));
+        sum.read(&mut two, row(2, 4, Some(30)));
+        sum.add(at(5, 1), Load { requests: 9, ..Load::default() });
+        let mut whole = PeerRow::default();
+        whole.replace(sum.row(HEAD_OF_7, [&one, &two]), true, &mut others);
+        whole.add_slos_to(&mut others);
+        assert_eq!(others.load(at(2, 1)), Load { requests: 7, prefill_tokens: 20, ttft_slo_us: Some(30), ..Load::default() });
+        assert_eq!([5, 7].map(|slot| others.load(at(slot, 1)).requests), [9, 2]);
+        sum.count(&mut two, false);
+        whole.replace(sum.row(HEAD_OF_7, [&one, &two]), true, &mut others);
+        assert_eq!(others.load(at(2, 1)).requests, 3, "without the one that asks");
+        sum.start(vec![at(7, 1)], [&one, &two]);
+        whole.replace(sum.row(HEAD_OF_7, [&one, &two]), true, &mut others);
+        assert_eq!(sums(&others).iter().map(|load| load.requests).collect::<Vec<_>>(), [0, 0, 0, 0, 0, 0, 0, 1]);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use proto::state::{self, daemon_message};
 use scheduler::{ENDPOINTS_MAX, EndpointMetrics, EndpointRef, Snapshot, Version};
 
 use super::board::{Board, Seen};
+use super::outward::Outward;
 use super::sharing::Sharing;
 use crate::host::{Host, Result};
 
@@ -28,6 +29,8 @@ pub struct Replica {
     pub pick_us: Histogram,
     /// What this VM and the others tell each other.
     pub sharing: Sharing,
+    /// What this VM tells other proxies while it leads.
+    pub outward: Outward,
     version: Version,
     metrics_sequence: u64,
     metrics_at: Option<Time>,
@@ -50,6 +53,8 @@ pub enum Update {
         /// Grows with every message of a term.
         sequence: u64,
     },
+    /// What the other proxies of a pool have under way, and placed.
+    Peers(state::Peers),
     /// Nothing to us: of a pool we have no roster of, or of a newer daemon.
     Nothing,
 }
@@ -88,6 +93,7 @@ impl Replica {
             pool: Pool::new(seed, 0),
             pick_us: Histogram::default(),
             sharing: Sharing::new(name),
+            outward: Outward::default(),
             version: Version::default(),
             metrics_sequence: 0,
             metrics_at: None,
@@ -188,12 +194,13 @@ impl Replica {
 /// # Errors
 /// [`Refused`] says why nothing of it may be used.
 pub fn decode<R: Deref<Target = Replica>>(message: &[u8], find: impl FnOnce(&str) -> Option<R>) -> Result<Update, Refused> {
-    use daemon_message::Message::{Metrics, Roster, Welcome};
+    use daemon_message::Message::{Metrics, Peers, Roster, Welcome};
     #[cfg(feature = "drill")]
     crate::drill::obey(message);
     let unreadable = |e: prost::DecodeError| Refused { pool: String::new(), version: None, why: e.to_string() };
     match state::DaemonMessage::decode(message).map_err(unreadable)?.message {
         Some(Welcome(welcome)) => Ok(Update::Welcome(welcome)),
+        Some(Peers(peers)) => Ok(Update::Peers(peers)),
         Some(Roster(roster)) => {
             let (pool, version) = (roster.pool.clone(), roster.version);
             let refused = |why: proto::InvalidState| Refused { pool, version, why: why.to_string() };

@@ -49,6 +49,17 @@ pub struct Reader {
     at: Position,
 }
 
+/// A placement, or a piece of a long one.
+#[derive(Clone, Copy, Debug)]
+pub struct Record<'r> {
+    /// Who was given the blocks.
+    pub endpoint: EndpointRef,
+    /// All of them.
+    pub blocks: &'r [u64],
+    /// Those it was not believed to hold already.
+    pub new: &'r [u64],
+}
+
 /// What a reader may spend, and what it found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
@@ -118,15 +129,19 @@ impl Writer {
         self.position
     }
 
-    /// Tells that `endpoint` was given these blocks. Written by [`Self::flush`], or before, when a segment is full.
-    pub fn append<H: Host>(&mut self, host: &H, endpoint: EndpointRef, blocks: &[u64]) {
+    /// Tells that `endpoint` was given these blocks, the first `known` of which it was believed to hold. Written by [`Self::flush`], or before,
+    /// when a segment is full.
+    pub fn append<H: Host>(&mut self, host: &H, endpoint: EndpointRef, blocks: &[u64], known: u32) {
+        let mut known = known as usize;
         for piece in blocks.chunks(RECORD_BLOCKS_MAX) {
             let bytes = piece.len().saturating_add(RECORD_HEAD).saturating_mul(WORD);
             if self.segment.is_empty() || self.segment.len().saturating_add(bytes) > SEGMENT_BYTES_MAX {
                 self.flush(host);
                 self.begin();
             }
-            words::append(&mut self.segment, &[place(endpoint), piece.len() as u64]);
+            let known_here = known.min(piece.len());
+            known = known.saturating_sub(known_here);
+            words::append(&mut self.segment, &[place(endpoint), piece.len() as u64 | (known_here as u64) << 32]);
             words::append(&mut self.segment, piece);
         }
     }
@@ -158,7 +173,7 @@ impl Reader {
         (pool, seat, vm): (&str, u16, u64),
         end: Position,
         budget: &mut Budget,
-        mut take: impl FnMut(EndpointRef, &[u64]),
+        mut take: impl FnMut(Record<'_>),
     ) -> bool {
         let oldest = end.segment.saturating_sub(SEGMENTS.saturating_sub(1)).max(1);
         if self.vm != vm {
@@ -188,7 +203,7 @@ impl Reader {
     }
 
     /// Takes in what is new of a segment. False when the budget ended before it; `None` when it is not the one it should be.
-    fn segment<H: Host>(&mut self, host: &H, key: &str, budget: &mut Budget, take: &mut impl FnMut(EndpointRef, &[u64])) -> Option<bool> {
+    fn segment<H: Host>(&mut self, host: &H, key: &str, budget: &mut Budget, take: &mut impl FnMut(Record<'_>)) -> Option<bool> {
         let shared = host.shared(key).ok()??;
         let ([vm, number], _) = words::split::<HEAD>(&shared.bytes)?;
         if (vm, number) != (self.vm, u64::from(self.at.segment)) {
@@ -201,12 +216,13 @@ impl Reader {
             if budget.blocks == 0 {
                 return Some(false);
             }
-            let ([at, count], tail) = words::split::<RECORD_HEAD>(rest)?;
+            let ([at, counts], tail) = words::split::<RECORD_HEAD>(rest)?;
+            let (count, known) = halves(counts);
             let count = usize::try_from(count).ok().filter(|count| *count <= RECORD_BLOCKS_MAX)?;
             let (body, tail) = tail.split_at_checked(count.checked_mul(WORD)?)?;
             blocks.clear();
             blocks.extend(body.as_chunks::<WORD>().0.iter().map(|word| u64::from_le_bytes(*word)));
-            take(endpoint(at)?, &blocks);
+            take(Record { endpoint: endpoint(at)?, blocks: &blocks, new: blocks.get(known as usize..).unwrap_or_default() });
             budget.blocks = budget.blocks.saturating_sub(count.max(1));
             rest = tail;
             self.at.bytes = u32::try_from(shared.bytes.len().saturating_sub(rest.len())).ok()?;
@@ -235,14 +251,14 @@ mod tests {
     }
 
     fn tell(host: &FakeHost, writer: &mut Writer, slot: u16, blocks: &[u64]) {
-        writer.append(host, at(slot), blocks);
+        writer.append(host, at(slot), blocks, 0);
         writer.flush(host);
     }
 
     /// All that is new, with the gaps.
     fn read(host: &FakeHost, reader: &mut Reader, end: Position, blocks: usize) -> (Vec<(u16, Vec<u64>)>, u32, bool) {
         let (mut budget, mut read) = (Budget { blocks, gaps: 0 }, Vec::new());
-        let all = reader.read(host, ("p", 2, 7), end, &mut budget, |endpoint, blocks| read.push((endpoint.slot.0, blocks.to_vec())));
+        let all = reader.read(host, ("p", 2, 7), end, &mut budget, |record| read.push((record.endpoint.slot.0, record.blocks.to_vec())));
         (read, budget.gaps, all)
     }
 
@@ -295,6 +311,20 @@ mod tests {
     }
 
     #[test]
+    fn what_was_known_before_is_told_apart_over_all_pieces() {
+        for (known, new) in [(0, 2_500), (999, 1_501), (1_000, 1_500), (2_100, 400), (2_500, 0), (9_000, 0)] {
+            let (host, mut writer, mut reader) = (FakeHost::new(), writer(), Reader::default());
+            writer.append(&host, at(1), &vec![5; 2_500], known);
+            writer.flush(&host);
+            let (mut budget, mut counts) = (Budget { blocks: PLENTY, gaps: 0 }, (0, 0));
+            reader.read(&host, ("p", 2, 7), writer.position(), &mut budget, |record| {
+                counts = (counts.0 + record.blocks.len(), counts.1 + record.new.len());
+            });
+            assert_eq!(counts, (2_500, new), "{known}");
+        }
+    }
+
+    #[test]
     fn a_seat_with_a_new_owner_is_a_new_ring() {
         let (host, mut old, mut reader) = (FakeHost::new(), writer(), Reader::default());
         for i in 0..5 {
@@ -303,10 +333,10 @@ mod tests {
         read(&host, &mut reader, old.position(), PLENTY);
         let mut new = Writer::new("p");
         new.sit(8, 2);
-        new.append(&host, at(4), &[44]);
+        new.append(&host, at(4), &[44], 0);
         new.flush(&host);
         let (mut budget, mut read) = (Budget { blocks: PLENTY, gaps: 0 }, Vec::new());
-        assert!(reader.read(&host, ("p", 2, 8), new.position(), &mut budget, |endpoint, _| read.push(endpoint.slot.0)));
+        assert!(reader.read(&host, ("p", 2, 8), new.position(), &mut budget, |record| read.push(record.endpoint.slot.0)));
         assert_eq!((read, budget.gaps), (vec![4], 0));
     }
 

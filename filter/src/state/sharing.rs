@@ -10,6 +10,8 @@
 
 use exchange::pool::{OwnRow, PeerRow, RowHead};
 use exchange::{Pool, Time};
+use proto::state;
+use scheduler::{EndpointRef, Incarnation, Slot};
 
 use super::ring::{Budget, Position, Reader, Writer};
 use super::roll::Roll;
@@ -30,6 +32,9 @@ const BLOCKS_AT_PICK: usize = 2_048;
 const BLOCKS_AT_END: usize = 8_192;
 /// Blocks taken in at a tick: up to 2 ms, when a VM has just begun and reads what all others have in their rings.
 const BLOCKS_AT_TICK: usize = 65_536;
+
+/// Stands for all other proxies as the writer of a row.
+const OUTSIDE: u64 = u64::MAX;
 
 /// When something is shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +66,10 @@ pub struct Sharing {
     own: Option<(u16, String)>,
     /// By seat.
     peers: Vec<Peer>,
+    /// The other proxies together, by the word of the VM that leads.
+    outside: Peer,
     ring: Writer,
+    told_ring: Position,
     row: OwnRow,
     /// The pool's changes that were told, and when.
     told: Option<(u64, Time)>,
@@ -80,6 +88,7 @@ struct Peer {
     row: PeerRow,
     /// Who has the seat; 0 when nobody does.
     vm: u64,
+    expiry_ms: u64,
     ring: Reader,
 }
 
@@ -93,7 +102,9 @@ impl Sharing {
             pool: pool.into(),
             own: None,
             peers: Vec::new(),
+            outside: Peer { vm: OUTSIDE, expiry_ms: proto::SHARE_EXPIRY_MS, ..Peer::new(format!("switchpoint/1/pool/{pool}/row/outside")) },
             ring: Writer::new(pool),
+            told_ring: Position::default(),
             row: OwnRow::default(),
             told: None,
             rows_at: None,
@@ -114,12 +125,12 @@ impl Sharing {
             None => changes > 0,
             Some((told, _)) => told != changes || (moment == Moment::Tick && !self.row.is_idle()),
         };
-        if !news {
+        if !news && self.told_ring == self.ring.position() {
             return;
         }
         self.sit(me);
         for placement in pool.take_placements() {
-            self.ring.append(host, placement.endpoint, &placement.blocks);
+            self.ring.append(host, placement.endpoint, &placement.blocks, placement.known);
         }
         self.ring.flush(host);
         if let Some((_, key)) = &self.own {
@@ -127,7 +138,36 @@ impl Sharing {
             // What the host does not take is told with the next change, or the next tick.
             let told = host.share(key, pool.write_row(&mut self.row, head), Expect::Any).is_ok();
             self.told = told.then_some((changes, now)).or(self.told);
+            self.told_ring = self.ring.position();
         }
+    }
+
+    /// Passes on to all VMs what the other proxies told; [`Self::tell`] must follow. Only the VM that leads does.
+    pub fn pass_on<H: Host>(&mut self, host: &H, me: Me<'_>, peers: state::Peers, now: Time) {
+        let mut row = peers.row;
+        if RowHead::stamp(&mut row, OUTSIDE, now) {
+            // One that is not taken is told again in a few ms.
+            let _ = host.share(&self.outside.key, &row, Expect::Any);
+        }
+        self.sit(me);
+        for state::Placement { slot, incarnation, blocks } in peers.placements {
+            let Ok(slot) = u16::try_from(slot) else { continue };
+            // All of it known: it came from outside and does not go there again.
+            let known = u32::try_from(blocks.len()).unwrap_or(u32::MAX);
+            self.ring.append(host, EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) }, &blocks, known);
+        }
+        self.ring.flush(host);
+    }
+
+    /// The rows of the other VMs of this process, as last read.
+    pub fn rows(&self) -> impl Iterator<Item = &PeerRow> {
+        self.peers.iter().map(|peer| &peer.row)
+    }
+
+    /// How far the rings of the other VMs are: the seat, the VM, the position.
+    pub fn rings(&self) -> impl Iterator<Item = (u16, u64, Position)> + '_ {
+        let ring = |(seat, peer): (u16, &Peer)| (seat, peer.vm, Position::of_word(peer.row.head().ring));
+        (0_u16..).zip(&self.peers).filter(|(_, peer)| peer.is_seated()).map(ring)
     }
 
     /// Takes in what the others told, as far as it is due. Returns how much of their rings was lost.
@@ -169,10 +209,10 @@ impl Sharing {
             }
         }
         let mut slos = false;
-        for peer in &mut self.peers {
+        for peer in self.peers.iter_mut().chain([&mut self.outside]) {
             slos |= peer.hear(host, pool, now);
         }
-        let rows = self.peers.iter().map(|peer| &peer.row);
+        let rows = self.peers.iter().chain([&self.outside]).map(|peer| &peer.row);
         if !std::mem::replace(&mut self.summed, true) {
             pool.count_anew(rows);
         } else if slos {
@@ -190,8 +230,9 @@ impl Sharing {
         for (seat, peer) in (0_u16..).zip(&mut self.peers) {
             if peer.is_seated() {
                 let end = Position::of_word(peer.row.head().ring);
-                all &=
-                    peer.ring.read(host, (&self.pool, seat, peer.vm), end, &mut budget, |endpoint, blocks| pool.placed(endpoint, blocks));
+                all &= peer
+                    .ring
+                    .read(host, (&self.pool, seat, peer.vm), end, &mut budget, |record| pool.placed(record.endpoint, record.blocks));
             }
         }
         if all {
@@ -210,7 +251,7 @@ fn key(pool: &str, seat: u16) -> String {
 
 impl Peer {
     fn new(key: String) -> Self {
-        Self { key, token: None, row: PeerRow::default(), vm: 0, ring: Reader::default() }
+        Self { key, token: None, row: PeerRow::default(), vm: 0, expiry_ms: ROW_EXPIRY_MS, ring: Reader::default() }
     }
 
     /// Is the row that of the VM that has the seat?
@@ -219,7 +260,7 @@ impl Peer {
     }
 
     fn counts(&self, now: Time) -> bool {
-        self.is_seated() && now.ms_since(self.row.head().written) < ROW_EXPIRY_MS
+        self.is_seated() && now.ms_since(self.row.head().written) < self.expiry_ms
     }
 
     /// Takes in the row if it was written since the last look. Says whether SLOs are to be put together anew.

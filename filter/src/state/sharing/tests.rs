@@ -300,3 +300,133 @@ proptest! {
         }
     }
 }
+
+/// What two processes tell each other through a daemon.
+mod outside {
+    use super::*;
+    use prost::Message as _;
+    use proto::state::{daemon_message, proxy_message};
+
+    /// Shares sent to the daemon since the last look.
+    fn told(world: &World) -> Vec<state::Share> {
+        let sent = std::mem::take(&mut *world.host.sent.borrow_mut());
+        let share = |(_, bytes): (u32, Vec<u8>)| match state::ProxyMessage::decode(bytes.as_slice()).unwrap().message {
+            Some(proxy_message::Message::Share(share)) => Some(share),
+            _ => None,
+        };
+        sent.into_iter().filter_map(share).collect()
+    }
+
+    fn say(world: &World, peers: state::Peers) {
+        let bytes = crate::fake::encode(daemon_message::Message::Peers(peers));
+        let (size, stream) = (bytes.len(), world.host.streams.borrow().len() as u32);
+        world.host.buffers.borrow_mut().insert(Buffer::StreamMessage as u32, bytes);
+        world.workers[0].borrow_mut().stream_message(1, stream, size);
+    }
+
+    fn others(proxies: u32) -> state::Peers {
+        state::Peers { pool: "default".into(), proxies, ..state::Peers::default() }
+    }
+
+    #[test]
+    fn nothing_is_told_while_there_is_nobody_to_tell() {
+        let world = World::new(3, "");
+        let _stream = world.request(1, "x");
+        world.tick();
+        assert!(told(&world).is_empty(), "the daemon has not said a word of others");
+        say(&world, others(1));
+        world.tick();
+        assert!(told(&world).is_empty(), "there are none");
+        say(&world, others(2));
+        world.tick();
+        assert_eq!(told(&world).len(), 1);
+    }
+
+    #[test]
+    fn what_one_process_has_under_way_counts_at_every_worker_of_the_other() {
+        let (one, two) = (World::new(3, ""), World::new(3, ""));
+        say(&one, others(2));
+        let prompt = "once upon a time ".repeat(100);
+        let (mut first, _) = one.request(1, &prompt);
+        let (mut second, _) = one.request(2, "y");
+        one.host.pass_ms(ROWS_MS);
+        one.tick();
+        let [share] = &told(&one)[..] else { panic!("one message") };
+        let long = share.placements.iter().max_by_key(|placement| placement.blocks.len()).unwrap();
+        let peers = state::Peers { row: share.row.clone(), placements: share.placements.clone(), ..others(2) };
+        say(&two, peers.clone());
+        two.host.pass_ms(RINGS_AT_PICK_MS);
+        for worker in 0..3 {
+            assert_eq!(two.look(worker).requests, 2, "worker {worker}");
+        }
+        assert!(long.blocks.len() > 5);
+        assert_eq!(two.matched(1, &long.blocks), long.blocks.len() as u32);
+        // What it heard it does not tell, and what it has itself it does.
+        two.tick();
+        assert!(told(&two).iter().all(|share| share.row.len() == RowHead::BYTES && share.placements.is_empty()), "{:?}", told(&two));
+
+        two.host.pass_ms(proto::SHARE_EXPIRY_MS);
+        assert_eq!(two.look(1).requests, 0, "nobody told it again");
+        say(&two, peers);
+        two.host.pass_ms(ROWS_MS);
+        assert_eq!(two.look(1).requests, 2);
+        first.on_done();
+        second.on_done();
+        one.tick();
+        one.tick();
+        let last = told(&one).pop().unwrap();
+        assert_eq!(last.row.len(), RowHead::BYTES, "all has ended");
+        say(&two, state::Peers { row: last.row, ..others(2) });
+        two.host.pass_ms(ROWS_MS);
+        assert_eq!(two.look(1).requests, 0);
+    }
+
+    #[test]
+    fn the_one_that_leads_ticks_faster_while_there_is_something_to_tell() {
+        let world = World::new(2, "");
+        say(&world, others(2));
+        world.host.take_log();
+        let (mut stream, _) = world.request(1, "x");
+        world.host.pass_ms(ROWS_MS);
+        world.tick();
+        assert!(world.host.take_log().contains(&"tick every 5 ms".to_owned()));
+        told(&world);
+        stream.on_done();
+        world.host.pass_ms(5);
+        world.workers[0].borrow_mut().tick(1);
+        assert_eq!(told(&world).len(), 1, "between two whole ticks");
+        world.host.pass_ms(2_000);
+        world.tick();
+        assert!(world.host.take_log().contains(&"tick every 10 ms".to_owned()));
+        say(&world, others(1));
+        world.tick();
+        assert!(world.host.take_log().contains(&"tick every 100 ms".to_owned()));
+    }
+
+    #[test]
+    fn a_row_that_stands_is_told_again_before_it_expires() {
+        let world = World::new(2, "");
+        say(&world, others(2));
+        let _stream = world.request(1, "x");
+        let mut times = Vec::new();
+        for ms in 0..2_000 / TICK_MS {
+            world.tick();
+            times.extend(told(&world).iter().map(|_| ms * TICK_MS));
+        }
+        assert!((4..8).contains(&times.len()), "{times:?}");
+    }
+
+    #[test]
+    fn any_row_from_outside_is_survived() {
+        let world = World::new(2, "");
+        for row in [vec![], vec![1], vec![0xff; 16], vec![0xff; 400]] {
+            say(
+                &world,
+                state::Peers { row, placements: vec![state::Placement { slot: 70_000, incarnation: 1, blocks: vec![1] }], ..others(9) },
+            );
+            world.host.pass_ms(ROWS_MS);
+            assert_eq!(world.look(1).requests, 0);
+            world.tick();
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! What the proxies of a pool tell each other, by way of the daemon: what they have under way, and what they placed.
+//!
+//! ```text
+//!  Share of a process ──▶ its row (replaces the one before) ──▶ sum of all ──▶ Peers to every other process: the sum without its own row
+//!                    └──▶ placements, a bounded queue ────────▶ each once to every other process; the oldest go first when there are too many
+//! ```
+//! Rows are bytes that only [`exchange::pool::Sum`] reads; hashes are numbers. Nothing here survives the daemon, and nothing needs to: rows are
+//! absolute and told again, placements are beliefs.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use exchange::pool::{PeerRow, RowHead, Sum};
+use proto::{SHARE_BLOCKS_MAX, SHARE_EXPIRY_MS, state};
+use scheduler::{ENDPOINTS_MAX, EndpointRef};
+use tokio::time::Instant;
+
+use crate::pool::PoolView;
+
+/// The least time between two messages to a proxy: load that is 10 ms old picks nearly as well as load of now, and each costs CPU twice.
+pub const SHARE_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Blocks of placements kept for proxies that have not taken them yet: 2 MB a pool, 300 prompts of 400 blocks twice over.
+const BLOCKS_KEPT_MAX: usize = 262_144;
+
+/// The longest row taken, in bytes: every endpoint there can be, and the SLOs of each.
+const ROW_BYTES_MAX: usize = 64 * ENDPOINTS_MAX + 64;
+
+/// Stands for all other proxies as the writer of a row.
+const OTHERS: u64 = u64::MAX;
+
+/// One daemon's relay.
+#[derive(Debug, Default)]
+pub struct Relay {
+    pools: BTreeMap<String, PoolRelay>,
+}
+
+/// How far a proxy was told of a pool.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cursor {
+    version: u64,
+    placement: u64,
+    told_at: Option<Instant>,
+}
+
+#[derive(Debug, Default)]
+struct PoolRelay {
+    /// Of the view the sum was started for.
+    generation: u64,
+    sum: Sum,
+    processes: BTreeMap<u64, Process>,
+    placements: VecDeque<Placed>,
+    /// Number of the next placement; the first is 1.
+    next_placement: u64,
+    blocks: usize,
+    /// Grows with everything there is to tell.
+    version: u64,
+    dropped: u64,
+}
+
+#[derive(Debug)]
+struct Process {
+    row: PeerRow,
+    heard: Instant,
+}
+
+#[derive(Debug)]
+struct Placed {
+    process_id: u64,
+    placement: state::Placement,
+}
+
+// === impl Relay ===
+
+impl Relay {
+    /// A proxy asked for `pool`.
+    pub fn join(&mut self, pool: &str, process_id: u64, now: Instant) {
+        let pool = self.pools.entry(pool.to_owned()).or_default();
+        pool.processes.entry(process_id).or_insert_with(|| Process { row: PeerRow::default(), heard: now });
+        pool.version += 1;
+    }
+
+    /// A proxy is gone, and with it what it had under way.
+    pub fn leave(&mut self, pool: &str, process_id: u64) {
+        let Some(pool) = self.pools.get_mut(pool) else { return };
+        if let Some(mut process) = pool.processes.remove(&process_id) {
+            pool.sum.count(&mut process.row, false);
+            pool.version += 1;
+        }
+    }
+
+    /// A proxy told something. Nothing of a proxy that never asked for the pool.
+    pub fn told(&mut self, process_id: u64, share: state::Share, now: Instant) {
+        let Some(pool) = self.pools.get_mut(&share.pool) else { return };
+        let Some(process) = pool.processes.get_mut(&process_id) else { return };
+        process.heard = now;
+        if !share.row.is_empty() && share.row.len() <= ROW_BYTES_MAX {
+            pool.sum.read(&mut process.row, share.row);
+        }
+        for placement in share.placements.into_iter().filter(|p| p.blocks.len() <= SHARE_BLOCKS_MAX) {
+            pool.blocks += placement.blocks.len();
+            pool.placements.push_back(Placed { process_id, placement });
+            pool.next_placement += 1;
+        }
+        while pool.blocks > BLOCKS_KEPT_MAX
+            && let Some(oldest) = pool.placements.pop_front()
+        {
+            pool.blocks -= oldest.placement.blocks.len();
+        }
+        pool.version += 1;
+    }
+
+    /// What `process_id` is to be told of the pool, if anything is due.
+    pub fn next(&mut self, view: &PoolView, process_id: u64, cursor: &mut Cursor, now: Instant) -> Option<state::Peers> {
+        let pool = self.pools.get_mut(&*view.name)?;
+        if !cursor.is_due(now) {
+            return None;
+        }
+        pool.expire(now);
+        pool.follow(view);
+        if cursor.version == pool.version {
+            return None;
+        }
+        let (placements, all) = pool.placements_for(process_id, cursor);
+        cursor.told_at = Some(now);
+        cursor.version = if all { pool.version } else { cursor.version };
+        let proxies = u32::try_from(pool.processes.len()).unwrap_or(u32::MAX);
+        let row = pool.row_without(process_id);
+        Some(state::Peers { pool: view.name.to_string(), proxies, row, placements })
+    }
+
+    /// Placements of a pool that some proxy was never told.
+    #[must_use]
+    pub fn dropped(&self, pool: &str) -> u64 {
+        self.pools.get(pool).map_or(0, |pool| pool.dropped)
+    }
+}
+
+// === impl Cursor ===
+
+impl Cursor {
+    /// When the proxy may be told again.
+    #[must_use]
+    pub fn due_at(&self) -> Option<Instant> {
+        self.told_at.map(|at| at + SHARE_INTERVAL)
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        self.due_at().is_none_or(|at| at <= now)
+    }
+}
+
+// === impl PoolRelay ===
+
+impl PoolRelay {
+    /// What nobody told again is over.
+    fn expire(&mut self, now: Instant) {
+        for process in self.processes.values_mut() {
+            let silent = now.saturating_duration_since(process.heard) >= Duration::from_millis(SHARE_EXPIRY_MS);
+            if silent && process.row.counts() {
+                self.sum.count(&mut process.row, false);
+                self.version += 1;
+            }
+        }
+    }
+
+    /// Other lives of endpoints count when the pool has changed.
+    fn follow(&mut self, view: &PoolView) {
+        if self.generation != view.generation {
+            self.generation = view.generation;
+            let present: Vec<EndpointRef> = view.members.iter().map(|member| member.id).collect();
+            self.sum.start(present, self.processes.values().map(|process| &process.row));
+        }
+    }
+
+    fn row_without(&mut self, process_id: u64) -> Vec<u8> {
+        let mut own = self.processes.remove(&process_id);
+        let counted = own.as_ref().is_some_and(|own| own.row.counts());
+        if let Some(own) = &mut own {
+            self.sum.count(&mut own.row, false);
+        }
+        let head = RowHead { vm: OTHERS, ..RowHead::default() };
+        let row = self.sum.row(head, self.processes.values().map(|process| &process.row));
+        if let Some(mut own) = own {
+            self.sum.count(&mut own.row, counted);
+            self.processes.insert(process_id, own);
+        }
+        row
+    }
+
+    /// As many as fit one message; whether those are all.
+    fn placements_for(&mut self, process_id: u64, cursor: &mut Cursor) -> (Vec<state::Placement>, bool) {
+        let oldest = self.next_placement - self.placements.len() as u64;
+        let lost = oldest.saturating_sub(cursor.placement);
+        // What a new proxy was never told, because it was not there, is no loss.
+        self.dropped += if cursor.told_at.is_some() { lost } else { 0 };
+        cursor.placement = cursor.placement.max(oldest);
+        let (mut placements, mut blocks) = (Vec::new(), 0);
+        let skip = usize::try_from(cursor.placement - oldest).unwrap_or(usize::MAX);
+        for placed in self.placements.iter().skip(skip) {
+            if blocks + placed.placement.blocks.len() > SHARE_BLOCKS_MAX {
+                return (placements, false);
+            }
+            cursor.placement += 1;
+            if placed.process_id != process_id {
+                blocks += placed.placement.blocks.len();
+                placements.push(placed.placement.clone());
+            }
+        }
+        (placements, true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn relay() -> (PoolRelay, Instant) {
+        let mut pool = PoolRelay::default();
+        let now = Instant::now();
+        for process_id in 1..=3 {
+            pool.processes.insert(process_id, Process { row: PeerRow::default(), heard: now });
+        }
+        (pool, now)
+    }
+
+    fn placed(relay: &mut Relay, process_id: u64, block: u64, blocks: usize) {
+        let placement = state::Placement { slot: 1, incarnation: 1, blocks: vec![block; blocks] };
+        let share = state::Share { pool: "p".to_owned(), row: Vec::new(), placements: vec![placement] };
+        relay.told(process_id, share, Instant::now());
+    }
+
+    fn firsts(placements: &[state::Placement]) -> Vec<u64> {
+        placements.iter().map(|placement| placement.blocks[0]).collect()
+    }
+
+    #[test]
+    fn each_placement_goes_once_to_every_other_process() {
+        let (pool, _) = relay();
+        let mut relay = Relay { pools: BTreeMap::from([("p".to_owned(), pool)]) };
+        placed(&mut relay, 1, 10, 3);
+        placed(&mut relay, 2, 20, 3);
+        placed(&mut relay, 9, 90, 3);
+        let pool = relay.pools.get_mut("p").unwrap();
+        let mut cursors = [Cursor::default(); 4];
+        for (process_id, expected) in [(1, vec![20]), (2, vec![10]), (3, vec![10, 20])] {
+            let (placements, all) = pool.placements_for(process_id, &mut cursors[process_id as usize]);
+            assert_eq!((firsts(&placements), all), (expected, true), "a process that never asked is not heard");
+            assert_eq!(pool.placements_for(process_id, &mut cursors[process_id as usize]).0.len(), 0);
+        }
+    }
+
+    #[test]
+    fn the_oldest_go_first_when_there_are_too_many_and_that_is_counted() {
+        let (pool, now) = relay();
+        let mut relay = Relay { pools: BTreeMap::from([("p".to_owned(), pool)]) };
+        let mut cursor = Cursor { told_at: Some(now), ..Cursor::default() };
+        let count = (BLOCKS_KEPT_MAX / SHARE_BLOCKS_MAX + 5) as u64;
+        for block in 0..count {
+            placed(&mut relay, 1, block, SHARE_BLOCKS_MAX);
+        }
+        let pool = relay.pools.get_mut("p").unwrap();
+        let mut got = Vec::new();
+        while let (placements, all) = pool.placements_for(2, &mut cursor)
+            && !placements.is_empty()
+        {
+            assert_eq!(placements.len(), 1, "as much as one message holds");
+            got.extend(firsts(&placements));
+            if all {
+                break;
+            }
+        }
+        assert_eq!(got, (5..count).collect::<Vec<_>>());
+        assert_eq!(relay.dropped("p"), 5);
+    }
+
+    #[test]
+    fn each_gets_the_sum_of_the_others_until_they_are_silent_or_gone() {
+        let (mut pool, now) = relay();
+        let at = EndpointRef { slot: scheduler::Slot(4), incarnation: scheduler::Incarnation(1) };
+        pool.sum.start(vec![at], []);
+        for (process_id, requests) in [(1, 10), (2, 200), (3, 3_000)] {
+            let mut ledger = scheduler::in_flight::InFlight::default();
+            for _ in 0..requests {
+                drop(ledger.admit(at, 1));
+            }
+            let mut sum = Sum::default();
+            sum.start(vec![at], []);
+            ledger.rows().for_each(|(endpoint, load)| sum.add(endpoint, load));
+            let row = sum.row(RowHead::default(), []);
+            pool.sum.read(&mut pool.processes.get_mut(&process_id).unwrap().row, row);
+        }
+        let heard = |pool: &mut PoolRelay, process_id| {
+            let (mut sum, mut row) = (Sum::default(), PeerRow::default());
+            sum.start(vec![at], []);
+            sum.read(&mut row, pool.row_without(process_id));
+            sum.load(at).requests
+        };
+        assert_eq!([1, 2, 3].map(|process_id| heard(&mut pool, process_id)), [3_200, 3_010, 210]);
+        assert_eq!([1, 2, 3].map(|process_id| heard(&mut pool, process_id)), [3_200, 3_010, 210], "asking changes nothing");
+        pool.processes.get_mut(&2).unwrap().heard = now + Duration::from_secs(1);
+        pool.expire(now + Duration::from_millis(SHARE_EXPIRY_MS));
+        assert_eq!([1, 2, 3].map(|process_id| heard(&mut pool, process_id)), [200, 0, 200]);
+        let mut relay = Relay { pools: BTreeMap::from([("p".to_owned(), pool)]) };
+        relay.leave("p", 2);
+        assert_eq!(heard(relay.pools.get_mut("p").unwrap(), 1), 0);
+    }
+
+    #[test]
+    fn what_is_no_row_counts_nothing() {
+        let (pool, now) = relay();
+        let mut relay = Relay { pools: BTreeMap::from([("p".to_owned(), pool)]) };
+        for row in [vec![0xff; 7], vec![0xff; ROW_BYTES_MAX], vec![0xff; ROW_BYTES_MAX + 1]] {
+            relay.told(1, state::Share { pool: "p".to_owned(), row, placements: Vec::new() }, now);
+        }
+        assert_eq!(relay.pools.get_mut("p").unwrap().row_without(2).len(), RowHead::BYTES);
+    }
+}

@@ -1,0 +1,97 @@
+//! What the VM that leads tells the other proxies of a pool, for all VMs of its process: their rows as one, and their placements.
+//!
+//! Only when the daemon said that there are others; then every few ms, as long as anything changes.
+
+use exchange::pool::{RowHead, Sum};
+use exchange::{Pool, Time};
+use proto::state;
+
+use super::ring::{Budget, Reader};
+use super::sharing::Sharing;
+use crate::host::Host;
+
+/// A row in which nothing changed is told again after so long, in ms: four times before it would count no more.
+const AGAIN_MS: u64 = proto::SHARE_EXPIRY_MS / 4;
+/// Blocks of placements in one message: 1.6 MB a second at most. Under more, rings run over before they are read, which is counted.
+const BLOCKS_MAX: usize = 1_024;
+/// After so long without a change, in ms, there is no traffic.
+const QUIET_MS: u64 = 1_000;
+/// Tick period while there is traffic. Load that is 10 ms old picks nearly as well as load of now; at 100 ms it makes all proxies run to the same
+/// endpoint.
+const BUSY_TICK_MS: u32 = 5;
+/// Tick period while there is none: how late the first request of a burst is told.
+const QUIET_TICK_MS: u32 = 10;
+
+/// One pool's share of it.
+#[derive(Debug, Default)]
+pub struct Outward {
+    /// Proxies of the pool, this one included; 0 while the daemon has not said.
+    proxies: u32,
+    sum: Sum,
+    /// How far the ring at each seat was told.
+    told: Vec<Reader>,
+    row: Vec<u8>,
+    sent_at: Time,
+    changed_at: Time,
+}
+
+// === impl Outward ===
+
+impl Outward {
+    /// There are so many proxies of the pool, this one included.
+    pub fn heard(&mut self, proxies: u32) {
+        self.proxies = proxies;
+    }
+
+    /// How often to look whether there is something to tell; `None` while there is nobody to tell.
+    #[must_use]
+    pub fn tick_ms(&self, now: Time) -> Option<u32> {
+        let busy = now.ms_since(self.changed_at) < QUIET_MS;
+        self.has_listeners().then_some(if busy { BUSY_TICK_MS } else { QUIET_TICK_MS })
+    }
+
+    /// Is there another proxy?
+    #[must_use]
+    pub fn has_listeners(&self) -> bool {
+        self.proxies > 1
+    }
+
+    /// What is to be told now, if anything; and how many segments of rings were lost on the way.
+    pub fn share<H: Host>(&mut self, host: &H, pool: (&str, &Pool), sharing: &Sharing, now: Time) -> (Option<state::Share>, u32) {
+        let (name, pool) = pool;
+        let Some(snapshot) = pool.snapshot().filter(|_| self.has_listeners()) else { return (None, 0) };
+        self.sum.start(snapshot.endpoints().iter().map(|e| e.id).collect(), sharing.rows());
+        pool.in_flight().rows().for_each(|(endpoint, load)| self.sum.add(endpoint, load));
+        let row = self.sum.row(RowHead::default(), sharing.rows());
+        let (placements, lost) = self.placements(host, name, sharing);
+        let changed = row != self.row;
+        if changed || !placements.is_empty() {
+            self.changed_at = now;
+        }
+        let idle = row.len() == RowHead::BYTES;
+        if !changed && placements.is_empty() && (idle || now.ms_since(self.sent_at) < AGAIN_MS) {
+            return (None, lost);
+        }
+        self.sent_at = now;
+        self.row.clone_from(&row);
+        (Some(state::Share { pool: name.to_owned(), row, placements }), lost)
+    }
+
+    fn placements<H: Host>(&mut self, host: &H, pool: &str, sharing: &Sharing) -> (Vec<state::Placement>, u32) {
+        let (mut placements, mut budget) = (Vec::new(), Budget { blocks: BLOCKS_MAX, gaps: 0 });
+        for (seat, vm, end) in sharing.rings() {
+            while self.told.len() <= usize::from(seat) {
+                self.told.push(Reader::default());
+            }
+            if let Some(reader) = self.told.get_mut(usize::from(seat)) {
+                reader.read(host, (pool, seat, vm), end, &mut budget, |record| {
+                    if !record.new.is_empty() {
+                        let (slot, incarnation) = (u32::from(record.endpoint.slot.0), record.endpoint.incarnation.0);
+                        placements.push(state::Placement { slot, incarnation, blocks: record.new.to_vec() });
+                    }
+                });
+            }
+        }
+        (placements, budget.gaps)
+    }
+}
