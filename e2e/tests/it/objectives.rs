@@ -134,7 +134,8 @@ async fn a_sheddable_request_is_429_when_the_pool_is_saturated() -> Result<()> {
     let daemon = stack.daemon()?;
     let counted = || async {
         let page = daemon.admin("/metrics").await.ok()?.text();
-        page.lines().any(|line| line.contains("rejected-saturated") && !line.ends_with(" 0")).then_some(())
+        let counted = |parts: &[&str]| page.lines().any(|line| parts.iter().all(|part| line.contains(part)) && !line.ends_with(" 0"));
+        (counted(&["rejected-saturated"]) && counted(&["llm_d_epp_request_total", "model_name=\"demo\"", "priority=\"10\""])).then_some(())
     };
     wait_for(LIMIT, "what was shed to be counted", counted).await
 }
@@ -153,6 +154,34 @@ async fn a_client_does_not_choose_its_priority_unless_it_is_trusted() -> Result<
         let reply = chat_as(&stack, PATHS[0], &[(header, "batch")], "demo").await?;
         assert_eq!(reply.status, 200, "the model decides: {}", reply.text());
         assert!(echo::header(&reply.json()?, header).is_empty(), "and nobody behind us is told otherwise");
+    }
+    Ok(())
+}
+
+/// The filter that `envoy-config/README.md` tells operators to put before the picker, for clients that are all the same to them.
+fn everybody_is(objective: &str) -> Value {
+    json!({
+        "name": "envoy.filters.http.header_mutation",
+        "typed_config": {
+            "@type": "type.googleapis.com/envoy.extensions.filters.http.header_mutation.v3.HeaderMutation",
+            "mutations": {"request_mutations": [
+                {"remove": OBJECTIVE[1]},
+                {"append": {"header": {"key": OBJECTIVE[0], "value": objective}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}},
+            ]},
+        },
+    })
+}
+
+#[tokio::test]
+async fn what_stands_before_the_picker_chooses_for_clients() -> Result<()> {
+    let folder = Folder::with(&objectives())?;
+    let builder = Stack::builder().servers(2).picker(json!({"objective_header": "trust"})).filter_before_picker(everybody_is("batch"));
+    let stack = folder.follow(builder).start().await?;
+    let first = saturate(&stack, async || chat_as(&stack, PATHS[0], &[], "demo").await).await?;
+    assert_shed(&first, PATHS[0])?;
+    for header in OBJECTIVE {
+        let urgent = [(header, "urgent"), (header, "urgent")];
+        assert_shed(&chat_as(&stack, PATHS[1], &urgent, "demo").await?, PATHS[1])?;
     }
     Ok(())
 }
@@ -229,8 +258,7 @@ async fn targets_are_drawn_by_weight_on_every_worker() -> Result<()> {
 
 #[tokio::test]
 async fn objects_change_while_requests_run() -> Result<()> {
-    let served = model("demo", "default", "Standard", &[]);
-    let folder = Folder::with(&[served.clone()])?;
+    let folder = Folder::with(&[model("demo", "default", "Standard", &[])])?;
     let mut stack = folder.follow(Stack::builder().servers(2).concurrency(4)).start().await?;
     let load = Load::start(stack.address(), 4);
     let status = async |name: &str| chat_as(&stack, PATHS[0], &[], name).await.map(|reply| reply.status);

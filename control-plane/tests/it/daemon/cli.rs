@@ -64,6 +64,7 @@ fn what_cannot_start_ends_with_code_1_and_the_reason() {
     check(&serve(&["--endpoint", "no-such-host.invalid:80"]), 1, &["no-such-host.invalid"]);
     check(&serve(&["--endpoint", "127.0.0.1:1,127.0.0.1:1"]), 1, &["two endpoints"]);
     check(&serve(&["--endpoint", "127.0.0.1:1", "--config", "/no/such/file"]), 1, &["/no/such/file", "No such file"]);
+    check(&serve(&["--endpoint", "127.0.0.1:1", "--objects", "/no/such/folder"]), 1, &["/no/such/folder", "No such file"]);
     check(&serve(&["--endpoint", "127.0.0.1:1", "--snapshot-file", "/no/such/folder/file"]), 1, &["snapshot file"]);
     check(&serve(&["--endpoint", "127.0.0.1:1", "--state-tls-cert", "/no/c", "--state-tls-key", "/no/k"]), 1, &["--listen-state", "/no/c"]);
     check(&["serve", "--endpoint", "127.0.0.1:1", "--listen-state", "192.0.2.1:9"], 1, &["192.0.2.1:9"]);
@@ -86,6 +87,30 @@ fn check_answers_for_every_item() {
     assert_eq!(report["errors"][0]["line"], 4);
     check(&["check", "/no/such/file"], 1, &["No such file"]);
     check(&["check", "--endpoint", "127.0.0.1:1"], 1, &["Connection refused"]);
+}
+
+#[test]
+fn check_answers_for_objects_too() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("objects.yaml");
+    let path = file.to_str().unwrap();
+    let with = |kind: &str| {
+        write(
+            &file,
+            &format!(
+                "apiVersion: llm-d.ai/v1alpha2\nkind: {kind}\nmetadata: {{name: batch}}\nspec: {{priority: -1, poolRef: {{name: p}}}}\n"
+            ),
+        );
+    };
+    with("InferenceObjective");
+    check(&["check", path], 0, &["objects.yaml:1: implemented: InferenceObjective \"batch\" of pool \"p\": priority -1", "fine"]);
+    with("InferenceModel");
+    check(&["check", path], 1, &["objects.yaml:4: error: spec.priority: unknown field \"priority\"", "spec: has no modelName", "invalid"]);
+    let output = run(&["check", "--format", "json", path], &[]);
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["errors"][0]["path"], "spec.priority");
+    let serve = ["serve", "--endpoint", "127.0.0.1:1", "--objects", folder.path().to_str().unwrap()];
+    check(&serve, 1, &["objects.yaml:4: spec.priority: unknown field"]);
 }
 
 #[tokio::test]

@@ -183,6 +183,62 @@ async fn a_configuration_is_reloaded_and_a_bad_one_keeps_the_old() {
     daemon.stop().await;
 }
 
+/// An objective of a pool, in a line.
+fn objective(pool: &str, priority: i32) -> String {
+    format!(
+        "{{apiVersion: llm-d.ai/v1alpha2, kind: InferenceObjective, metadata: {{name: batch}}, spec: {{priority: {priority}, poolRef: {{name: {pool}}}}}}}"
+    )
+}
+
+#[tokio::test]
+async fn objects_are_reloaded_and_bad_ones_keep_the_old() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("objects.yaml");
+    write(&file, &objective("default", -1));
+    let daemon = daemon(&["--endpoint", "127.0.0.1:1", "--objects", folder.path().to_str().unwrap()]).await;
+    let (mut filter, _) = Filter::connect(daemon.state_address, "n", 1, &["default"]).await;
+    let priority = |roster: proto::state::Roster| roster.objects.map(|objects| objects.objectives[0].priority);
+    assert_eq!(priority(filter.roster().await), Some(-1));
+    write(&file, &objective("default", -1).replace("priority", "piority"));
+    let told = || async {
+        let error = &pool_state(&daemon).await["objects"]["error"];
+        error.as_str().is_some_and(|e| e.contains("objects.yaml:1: spec.piority") && e.contains("did you mean \"priority\""))
+    };
+    until("the mistake is visible", told).await;
+    write(&file, &objective("default", -2));
+    assert_eq!(priority(filter.roster().await), Some(-2), "nothing was sent between");
+    assert!(pool_state(&daemon).await["objects"]["error"].is_null());
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(priority(filter.roster().await), None, "an empty folder has no objects");
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn each_pool_takes_its_own_objects() {
+    let folder = TempDir::new().unwrap();
+    let (all, own) = (folder.path().join("all.yaml"), folder.path().join("own.yaml"));
+    write(
+        &all,
+        &[objective("a", 1), objective("b", 2).replace("batch", "other"), objective("c", 3).replace("batch", "third")].join("\n---\n"),
+    );
+    write(&own, &objective("c", 4));
+    let pools = folder.path().join("pools.yaml");
+    let row = |name: &str, port: u16, more: &str| format!("- {{name: {name}, endpoints: ['127.0.0.1:{port}']{more}}}\n");
+    let third = format!(", objects: '{}', strictModels: true", own.display());
+    write(&pools, &format!("pools:\n{}{}{}", row("a", 1, ""), row("b", 2, ""), row("c", 3, &third)));
+    let daemon = daemon(&["--pools", pools.to_str().unwrap(), "--objects", all.to_str().unwrap()]).await;
+    let (mut filter, _) = Filter::connect(daemon.state_address, "n", 1, &["a", "b", "c"]).await;
+    let mut seen = Vec::new();
+    for _ in 0..3 {
+        let roster = filter.roster().await;
+        let objects = roster.objects.unwrap();
+        seen.push((roster.pool, objects.objectives.iter().map(|o| o.priority).collect::<Vec<_>>(), objects.strict_models));
+    }
+    seen.sort();
+    assert_eq!(seen, [("a".to_owned(), vec![1], false), ("b".to_owned(), vec![2], false), ("c".to_owned(), vec![4], true)]);
+    daemon.stop().await;
+}
+
 #[tokio::test]
 async fn several_pools_have_their_own_endpoints() {
     let folder = TempDir::new().unwrap();

@@ -1,0 +1,24 @@
+//! Raw text as a file of objects: every object is taken or something is said, and what is taken of a pool is what a filter takes.
+
+#![no_main]
+
+use control_plane::objects::{of_pool, read};
+use discovery::content::Files;
+use libfuzzer_sys::fuzz_target;
+use scheduler::objects::{Asked, Objects};
+
+fuzz_target!(|text: &str| {
+    let (report, objects) = read(text);
+    let files = Files(vec![("f".into(), text.to_owned())]);
+    for object in &objects {
+        match of_pool(&files, &object.pool, false) {
+            Ok(found) => {
+                assert!(report.errors.is_empty());
+                let compiled = Objects::build(&found.spec).expect("objects that the filter would refuse");
+                let model = found.spec.models.first().map_or("m", |model| &model.name);
+                let _ = compiled.resolve(Asked { model, objective: Some(&object.name), rewrite: Some(model) }, &mut scheduler::Rng::seeded(1));
+            }
+            Err(why) => assert!(!why.is_empty(), "refused without a word"),
+        }
+    }
+});
