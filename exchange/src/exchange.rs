@@ -51,6 +51,8 @@ pub struct Exchange {
     why: Why,
     /// Did the client declare the length of its body?
     sized: bool,
+    /// The body goes by where we cannot see it.
+    unseen: bool,
     objective: Option<Box<str>>,
     rewrite: Option<Box<str>>,
     captured: Vec<(Box<str>, Box<str>)>,
@@ -129,6 +131,7 @@ impl Exchange {
             started: now,
             why: Why::default(),
             sized: false,
+            unseen: false,
             objective: None,
             rewrite: None,
             captured: Vec::new(),
@@ -200,6 +203,12 @@ impl Exchange {
                 self.captured.push((name.into(), value.into()));
             }
         }
+    }
+
+    /// The host cannot show the request's body, or not all of it, before the decision: it is made without, by what is known of load, session
+    /// and subset, and the body passes as it is.
+    pub fn body_unseen(&mut self) {
+        self.unseen = true;
     }
 
     /// The buffered body is `bytes` long now, or will be. A reply when that is too long.
@@ -301,7 +310,7 @@ impl Exchange {
     }
 
     fn parse<'b>(&self, body: &'b [u8]) -> Result<Option<body::Parsed<'b>>, Refusal> {
-        if !self.api.is_inference() {
+        if self.unseen || !self.api.is_inference() {
             return Ok(None);
         }
         body::parse(self.api, body).map(Some).map_err(Refusal::Body)

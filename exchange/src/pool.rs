@@ -22,7 +22,7 @@ use adapters::Adapters;
 use scheduler::in_flight::{InFlight, Load};
 use scheduler::objects::{Asked, UnknownModel};
 use scheduler::prefix::PrefixIndex;
-use scheduler::{EndpointMetrics, EndpointRef, PrefixSettings, Rng, Snapshot, TokenSettings};
+use scheduler::{ENDPOINTS_MAX, EndpointMetrics, EndpointRef, PrefixSettings, Rng, Snapshot, TokenSettings};
 
 use crate::reply::Refusal;
 use crate::time::Time;
@@ -115,7 +115,8 @@ impl Pool {
         }
     }
 
-    /// Replaces what the daemon said. Endpoints that are gone, or came back as another incarnation, are forgotten at once.
+    /// Replaces what the daemon said, but for the metrics of endpoints that stay: newer ones follow. Endpoints that are gone, or came back as
+    /// another incarnation, are forgotten at once.
     pub fn install(&mut self, snapshot: Snapshot, hash_secret: u64, staleness_max_ms: u32) {
         let refs: Vec<EndpointRef> = snapshot.endpoints().iter().map(|e| e.id).collect();
         if let Some(old) = &self.state {
@@ -127,7 +128,11 @@ impl Pool {
         }
         self.counters.keep_endpoints(&refs);
         self.keep_by_endpoint(&refs);
+        let measured = self.state.as_ref().and_then(|old| old.metrics_at.zip(keep_metrics(&old.snapshot, &snapshot)));
         self.state = Some(State { snapshot, refs, hash_secret, staleness_max_ms: u64::from(staleness_max_ms), metrics_at: None });
+        if let Some((at, measured)) = measured {
+            self.refresh(measured, at);
+        }
     }
 
     /// What is kept by position follows the endpoints to their new ones.
@@ -334,4 +339,20 @@ impl State {
     fn metrics_stale(&self, now: Time) -> bool {
         self.metrics_at.is_none_or(|at| now.ms_since(at) > self.staleness_max_ms)
     }
+}
+
+/// `new` with the metrics of those endpoints that `old` has too; `None` when there are none.
+fn keep_metrics(old: &Snapshot, new: &Snapshot) -> Option<Snapshot> {
+    let mut by_slot: Vec<Option<(EndpointRef, &EndpointMetrics)>> = vec![None; ENDPOINTS_MAX];
+    for (id, metrics) in old.endpoints().iter().map(|e| e.id).zip(old.metrics()) {
+        if let Some(row) = by_slot.get_mut(usize::from(id.slot.0)) {
+            *row = Some((id, metrics));
+        }
+    }
+    let kept = |id: EndpointRef| match by_slot.get(usize::from(id.slot.0)) {
+        Some(Some((known, metrics))) if *known == id => (*metrics).clone(),
+        _ => EndpointMetrics::default(),
+    };
+    let metrics: Vec<EndpointMetrics> = new.endpoints().iter().map(|e| kept(e.id)).collect();
+    new.with_metrics(new.version(), metrics).ok()
 }

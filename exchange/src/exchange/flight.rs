@@ -123,6 +123,47 @@ pub(super) struct Flight {
     response_bytes: u64,
 }
 
+// === impl Origin ===
+
+impl Origin {
+    /// By Envoy's `response.code_details`. Only what names the upstream is held against it: the proxy also replies for a client's broken chunk
+    /// or stalled upload, after a host was chosen.
+    #[must_use]
+    pub fn of_details(details: &[u8]) -> Self {
+        const UPSTREAM_FAILED: [&[u8]; 3] =
+            [b"upstream_reset_before_response_started", b"upstream_per_try_timeout", b"upstream_response_timeout"];
+        match details {
+            b"via_upstream" => Self::Upstream,
+            _ if UPSTREAM_FAILED.iter().any(|failed| details.starts_with(failed)) => Self::Proxy,
+            _ => Self::Ours,
+        }
+    }
+}
+
+// === impl ResponseHead ===
+
+impl<'h> ResponseHead<'h> {
+    /// What the headers themselves say; names are lower-case.
+    pub fn read(pairs: impl IntoIterator<Item = (&'h [u8], &'h [u8])>) -> Self {
+        let mut head = Self::default();
+        for (name, value) in pairs {
+            match name {
+                b":status" => head.status = number(value).unwrap_or(0),
+                b"content-length" => head.content_length = number(value),
+                b"content-type" => head.content_type = Some(value),
+                b"content-encoding" => head.encoded = true,
+                _ if name == headers::LOAD.as_bytes() => head.load = Some(value),
+                _ => {}
+            }
+        }
+        head
+    }
+}
+
+fn number<N: std::str::FromStr>(value: &[u8]) -> Option<N> {
+    std::str::from_utf8(value).ok()?.parse().ok()
+}
+
 // === impl Flight ===
 
 impl Flight {

@@ -252,20 +252,12 @@ impl<H: Host> Hosted<H> {
         let details = self.text(&["response", "code_details"]);
         let upstream = self.text(&["upstream", "address"]);
         let attempts = self.text(&["upstream", "request_attempt_count"]).first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-        let origin = origin(&details);
-        let attempts = u32::try_from(attempts).unwrap_or(u32::MAX);
-        let upstream_address = (!upstream.is_empty()).then_some(upstream.as_slice());
-        let mut head = ResponseHead { origin, upstream_address, attempts, ..ResponseHead::default() };
-        for (name, value) in Pairs::new(&bytes) {
-            match name {
-                b":status" => head.status = std::str::from_utf8(value).ok().and_then(|v| v.parse().ok()).unwrap_or(0),
-                b"content-length" => head.content_length = std::str::from_utf8(value).ok().and_then(|v| v.parse().ok()),
-                b"content-type" => head.content_type = Some(value),
-                b"content-encoding" => head.encoded = true,
-                _ if name == headers::LOAD.as_bytes() => head.load = Some(value),
-                _ => {}
-            }
-        }
+        let head = ResponseHead {
+            origin: Origin::of_details(&details),
+            upstream_address: (!upstream.is_empty()).then_some(upstream.as_slice()),
+            attempts: u32::try_from(attempts).unwrap_or(u32::MAX),
+            ..ResponseHead::read(Pairs::new(&bytes))
+        };
         let now = self.host.now();
         let step = self.exchange.borrow_mut().response_headers(&mut replica.borrow_mut().pool, &head, now);
         self.vm.borrow().tell(&mut replica.borrow_mut(), now, Moment::End);
@@ -376,18 +368,6 @@ impl<H: Host> Hosted<H> {
         self.metrics.count(Stat::HostErrors);
         log::debug!("the proxy refused {what}: {error}");
         T::default()
-    }
-}
-
-/// Who made a response, by the proxy's `code_details`. Only what names the upstream is held against it: the proxy also replies for a client's
-/// broken chunk or stalled upload, after a host was chosen.
-fn origin(details: &[u8]) -> Origin {
-    const UPSTREAM_FAILED: [&[u8]; 3] =
-        [b"upstream_reset_before_response_started", b"upstream_per_try_timeout", b"upstream_response_timeout"];
-    match details {
-        b"via_upstream" => Origin::Upstream,
-        _ if UPSTREAM_FAILED.iter().any(|failed| details.starts_with(failed)) => Origin::Proxy,
-        _ => Origin::Ours,
     }
 }
 

@@ -9,7 +9,7 @@ use exchange::pool::{DURATION_BOUNDS_MS, Histogram};
 use exchange::{Pool, Time};
 use prost::Message;
 use proto::state::{self, daemon_message};
-use scheduler::{ENDPOINTS_MAX, EndpointMetrics, EndpointRef, Snapshot, Version};
+use scheduler::{Snapshot, Version};
 
 use super::board::{Board, Seen};
 use super::outward::Outward;
@@ -171,14 +171,10 @@ impl Replica {
     /// Takes over a roster. Endpoints that stay keep their metrics until the next come.
     pub fn install(&mut self, roster: proto::Roster) {
         let proto::Roster { snapshot, hash_secret, staleness_max_ms, .. } = roster;
-        let kept = self.pool.snapshot().and_then(|old| keep_metrics(old, &snapshot));
         self.version = snapshot.version();
         self.metrics_sequence = 0;
         self.pool.install(snapshot, hash_secret, staleness_max_ms);
         self.sharing.roster_changed();
-        if let (Some(kept), Some(at)) = (kept, self.metrics_at) {
-            self.pool.refresh(kept, at);
-        }
     }
 
     /// Takes over metrics that were received at `at`.
@@ -218,22 +214,6 @@ pub fn decode<R: Deref<Target = Replica>>(message: &[u8], find: impl FnOnce(&str
         }
         None => Ok(Update::Nothing),
     }
-}
-
-/// `new` with the metrics of those endpoints that `old` has too; `None` when there are none.
-fn keep_metrics(old: &Snapshot, new: &Snapshot) -> Option<Snapshot> {
-    let mut by_slot: Vec<Option<(EndpointRef, &EndpointMetrics)>> = vec![None; ENDPOINTS_MAX];
-    for (id, metrics) in old.endpoints().iter().map(|e| e.id).zip(old.metrics()) {
-        if let Some(row) = by_slot.get_mut(usize::from(id.slot.0)) {
-            *row = Some((id, metrics));
-        }
-    }
-    let kept = |id: EndpointRef| match by_slot.get(usize::from(id.slot.0)) {
-        Some(Some((known, metrics))) if *known == id => (*metrics).clone(),
-        _ => EndpointMetrics::default(),
-    };
-    let metrics: Vec<EndpointMetrics> = new.endpoints().iter().map(|e| kept(e.id)).collect();
-    new.with_metrics(new.version(), metrics).ok()
 }
 
 #[cfg(test)]
