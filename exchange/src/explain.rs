@@ -90,7 +90,8 @@ fn candidates(snapshot: &Snapshot, explanation: &Explanation, profile: &ProfileE
             let (_, score) = column.scores.iter().find(|(i, _)| *i == index)?;
             Some((column.scorer.to_string(), rounded(*score)))
         };
-        let scores: Map<String, Value> = profile.scores.iter().filter_map(score).collect();
+        let mut scores = Map::new();
+        profile.scores.iter().filter_map(score).for_each(|(name, value)| drop(scores.insert(name, value)));
         let total = profile.totals.iter().find(|(i, _)| *i == index).map(|(_, t)| rounded(*t));
         Some(serde_json::json!({"endpoint": &*endpoint.address, "dropped_by": dropped_by, "scores": scores, "total": total}))
     };

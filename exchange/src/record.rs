@@ -167,7 +167,8 @@ struct PoolRows {
 // === impl RequestRow ===
 
 fn request_row(request: &Request<'_>) -> Value {
-    let headers: Map<String, Value> = request.headers.iter().map(|&(name, value)| (name.to_owned(), value.into())).collect();
+    let mut headers = Map::new();
+    request.headers.iter().for_each(|&(name, value)| put(&mut headers, name, value));
     json!({
         "model": request.model,
         "priority": request.priority,
@@ -277,7 +278,8 @@ fn endpoint_row(endpoint: &Endpoint, load: Load, metrics: &EndpointMetrics) -> M
         put(&mut row, "lora", json!({"running": lora.running, "waiting": lora.waiting, "max": lora.max}));
     }
     if !metrics.attributes.is_empty() {
-        let attributes: Map<String, Value> = metrics.attributes.iter().map(|(key, number)| (key.to_string(), (*number).into())).collect();
+        let mut attributes = Map::new();
+        metrics.attributes.iter().for_each(|(key, number)| put(&mut attributes, key, *number));
         put(&mut row, "attributes", attributes);
     }
     row
