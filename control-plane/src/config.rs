@@ -24,6 +24,7 @@ mod status;
 pub(crate) mod yaml;
 
 pub use page::reference_page;
+pub(crate) use reader::{below, unknown};
 pub use resolved::Resolved;
 pub use status::{ConfigError, ConfigStatus};
 

@@ -217,11 +217,13 @@ impl Reader {
     }
 }
 
-fn below(path: &str, name: &str) -> String {
+/// The path of a field.
+pub(crate) fn below(path: &str, name: &str) -> String {
     if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
 }
 
-fn unknown<'a>(what: &str, name: &str, known: impl IntoIterator<Item = &'a str> + Clone) -> String {
+/// What to say of a name that does not exist.
+pub(crate) fn unknown<'a>(what: &str, name: &str, known: impl IntoIterator<Item = &'a str> + Clone) -> String {
     match closest(name, known.clone()) {
         Some(near) => format!("unknown {what} {name:?}; did you mean {near:?}?"),
         None => {

@@ -7,11 +7,10 @@ use std::fmt;
 use std::ops::RangeInclusive;
 
 use scheduler::objects::{Criticality, ModelSpec, NAME_BYTES_MAX, RewriteSpec, TARGET_WEIGHT_MAX, TARGETS_MAX, TargetSpec};
-use scheduler::plugin::closest;
 
 use super::{Body, Object};
 use crate::config::yaml::{self, Node, Value};
-use crate::config::{Item, Problem, Report, Status};
+use crate::config::{Item, Problem, Report, Status, below, unknown};
 
 /// Groups of the kinds: the current one and those they had before. Any version of them, for fields have only been added.
 const GROUPS: [&str; 3] = ["llm-d.ai", "inference.networking.k8s.io", "inference.networking.x-k8s.io"];
@@ -327,17 +326,6 @@ impl Reader {
         }
         self.problem(path, node.line, format!("{text:?} is no time such as 2026-11-21T15:06:35Z"));
         None
-    }
-}
-
-fn below(path: &str, name: &str) -> String {
-    if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
-}
-
-fn unknown<'a>(what: &str, name: &str, known: impl IntoIterator<Item = &'a str> + Clone) -> String {
-    match closest(name, known.clone()) {
-        Some(near) => format!("unknown {what} {name:?}; did you mean {near:?}?"),
-        None => format!("unknown {what} {name:?}; known are {}", known.into_iter().collect::<Vec<_>>().join(", ")),
     }
 }
 
