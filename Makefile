@@ -117,8 +117,9 @@ fuzz: setup $(TOOLS)/.cargo-fuzz-$(CARGO_FUZZ_VERSION) ## every fuzz target, FUZ
 	@rustup toolchain install nightly --profile minimal --no-self-update
 	FUZZ_SECONDS=$(FUZZ_SECONDS) python3 .ci/steps.py fuzz
 
-bench: release $(VENV_READY) $(TOOLS)/.oha-$(OHA_VERSION) ## added latency and CPU over plain Envoy -> target/bench
+bench: release $(VENV_READY) $(TOOLS)/.oha-$(OHA_VERSION) ## added latency and CPU over plain Envoy -> target/bench; and what each plugin costs
 	@target/release/bench
+	.venv/bin/python scheduler/benches/both.py
 
 # --- Look at it.
 

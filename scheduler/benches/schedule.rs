@@ -1,6 +1,7 @@
-//! What one decision costs: `cargo bench -p scheduler`, or built with `--target wasm32-wasip1` and run in any WASI host.
+//! What one decision costs: `cargo bench -p scheduler`, or built with `--target wasm32-wasip1` and run in any WASI host; `both.py` does both.
 //!
-//! Six scorers and max-score, metrics all different, a prompt of 100 blocks; nanoseconds a decision, the median of many rounds.
+//! First whole decisions: six scorers and max-score, metrics all different, a prompt of 100 blocks; nanoseconds a decision, the median of
+//! many rounds. Then plugins one by one: nanoseconds an endpoint that each adds to a decision without it, in a pool of 100.
 #![expect(clippy::disallowed_methods, reason = "a bench reads the clock")]
 
 use std::hint::black_box;
@@ -8,9 +9,10 @@ use std::io::Write;
 use std::time::Instant;
 
 use scheduler::in_flight::InFlight;
+use scheduler::plugin::{Kind, PLUGINS, Value};
 use scheduler::{
-    Endpoint, EndpointMetrics, EndpointRef, Explanation, Incarnation, Local, Pipeline, PipelineSpec, PluginSpec, Readiness, Request, Rng,
-    Slot, Snapshot, SubsetHint, Version, schedule,
+    Endpoint, EndpointMetrics, EndpointRef, Explanation, Incarnation, Local, LoraMetrics, Pipeline, PipelineSpec, PluginSpec, Readiness,
+    Request, Rng, Slot, Snapshot, SubsetHint, Version, schedule, session_token,
 };
 
 /// Decisions timed together: one alone is shorter than the clock is fine.
@@ -26,6 +28,46 @@ const SCORERS: [&str; 6] = [
     "prefix-cache-scorer",
 ];
 
+/// Endpoints in the pool where plugins are timed.
+const ENDPOINTS: u16 = 100;
+
+/// Cases that many plugins cannot do without, and that show them at work.
+const PARAMETERS: [(&str, &[(&str, Given)]); 6] = [
+    ("header-label-affinity-scorer", &[("headerName", Given::Text("x-tier")), ("labelKey", Given::Text("tier"))]),
+    (
+        "endpoint-attribute-scorer",
+        &[("attributeKey", Given::Text("depth")), ("algorithm", Given::Map(&[("type", Given::Text("linear_lower_is_better"))]))],
+    ),
+    (
+        "endpoint-attribute-filter",
+        &[
+            ("attribute", Given::Text("depth")),
+            (
+                "algorithm",
+                Given::Map(&[
+                    ("type", Given::Text("threshold")),
+                    ("threshold", Given::Map(&[("operator", Given::Text("LessThan")), ("value", Given::Number(1.0))])),
+                ]),
+            ),
+        ],
+    ),
+    (
+        "utilization-filter",
+        &[("conditions", Given::List(&[Given::Map(&[("metric", Given::Text("waiting-queue")), ("maxValue", Given::Number(19.0))])]))],
+    ),
+    ("label-selector-filter", &[("matchLabels", Given::Map(&[("tier", Given::Text("gold"))]))]),
+    ("by-label", &[("label", Given::Text("tier")), ("validValues", Given::List(&[Given::Text("gold")]))]),
+];
+
+/// A value that can stand in a table.
+#[derive(Clone, Copy)]
+enum Given {
+    Number(f64),
+    Text(&'static str),
+    List(&'static [Given]),
+    Map(&'static [(&'static str, Given)]),
+}
+
 fn main() -> Result<(), String> {
     let mut out = std::io::stdout();
     let _ = writeln!(out, "{:>9} {:>8} {:>8} {:>8} {:>8}", "endpoints", "plain", "weighted", "subset", "explain");
@@ -35,7 +77,30 @@ fn main() -> Result<(), String> {
         let row = [plain.cost_ns(false, false), weighted.cost_ns(false, false), plain.cost_ns(true, false), plain.cost_ns(false, true)];
         let _ = writeln!(out, "{endpoints:>9} {:>8} {:>8} {:>8} {:>8}", row[0], row[1], row[2], row[3]);
     }
+    let _ = writeln!(out, "\n{:<32} {:>11}", "plugin", "ns/endpoint");
+    let without = Pool::with(ENDPOINTS, vec![PluginSpec::of_type("random-picker")])?.cost_ns(false, false);
+    for plugin in PLUGINS.iter().filter(|plugin| matches!(plugin.kind, Kind::Filter | Kind::Detector | Kind::Scorer | Kind::Picker)) {
+        let given = PARAMETERS.iter().find(|(name, _)| *name == plugin.name).map_or(&[][..], |(_, given)| given);
+        let parameters = given.iter().map(|(name, value)| ((*name).to_owned(), value.value())).collect();
+        let spec = PluginSpec { parameters, ..PluginSpec::of_type(plugin.name) };
+        let picker = (plugin.kind != Kind::Picker).then(|| PluginSpec::of_type("random-picker"));
+        let with = Pool::with(ENDPOINTS, [spec].into_iter().chain(picker).collect())?.cost_ns(false, false);
+        #[expect(clippy::cast_precision_loss, reason = "microseconds")]
+        let cost = (with as f64 - if plugin.kind == Kind::Picker { 0.0 } else { without as f64 }) / f64::from(ENDPOINTS);
+        let _ = writeln!(out, "{:<32} {cost:>11.1}", plugin.name);
+    }
     Ok(())
+}
+
+impl Given {
+    fn value(self) -> Value {
+        match self {
+            Self::Number(number) => Value::Number(number),
+            Self::Text(text) => Value::Text(text.to_owned()),
+            Self::List(items) => Value::List(items.iter().map(|item| item.value()).collect()),
+            Self::Map(entries) => Value::Map(entries.iter().map(|(name, item)| ((*name).to_owned(), item.value())).collect()),
+        }
+    }
 }
 
 struct Pool {
@@ -47,6 +112,10 @@ struct Pool {
 
 impl Pool {
     fn new(size: u16, picker: &str) -> Result<Self, String> {
+        Self::with(size, SCORERS.into_iter().chain([picker]).map(PluginSpec::of_type).collect())
+    }
+
+    fn with(size: u16, plugins: Vec<PluginSpec>) -> Result<Self, String> {
         let mut rng = Rng::seeded(1);
         let endpoints: Vec<Endpoint> = (0..size).map(endpoint).collect();
         let metrics = (0..size).map(|_| metrics(&mut rng)).collect();
@@ -56,7 +125,7 @@ impl Pool {
             (0..rng.below(8)).for_each(|_| drop(in_flight.admit(endpoint.id, 1_000)));
         }
         let hint = SubsetHint::parse(endpoints.iter().step_by(2).map(|endpoint| &*endpoint.address));
-        let plugins = SCORERS.into_iter().chain([picker]).map(|plugin_type| (PluginSpec::of_type(plugin_type), 1.0)).collect();
+        let plugins = plugins.into_iter().map(|plugin| (plugin, 1.0)).collect();
         let pipeline = Pipeline::build(&PipelineSpec::of_one_profile("bench", plugins, 3)).map_err(|e| e.to_string())?;
         let snapshot = Snapshot::try_new(Version::default(), endpoints, metrics, pipeline).map_err(|e| e.to_string())?;
         let matched_blocks = (0..u32::from(size)).map(|at| at * 37 % 100).collect();
@@ -66,8 +135,11 @@ impl Pool {
     /// Nanoseconds a decision, with half of the pool allowed by a hint or all of it, with reasons or without.
     fn cost_ns(&self, subset: bool, explain: bool) -> u128 {
         let blocks: Vec<u64> = (0..100).collect();
+        let token = session_token("pod-50");
+        let headers = [("x-tier", "gold"), ("x-session-token", token.as_str())];
         let request = Request {
-            model: "llama",
+            model: "sql",
+            headers: &headers,
             subset: subset.then_some(&self.hint),
             prompt_tokens: 6_400,
             prefix_blocks: &blocks,
@@ -104,7 +176,11 @@ fn endpoint(at: u16) -> Endpoint {
         name: format!("pod-{at}").into(),
         address: format!("10.0.{}.{}:8000", at / 250, at % 250 + 1).into(),
         readiness: Readiness::Ready,
-        labels: Box::new([]),
+        labels: Box::new([
+            ("llm-d.ai/context-length-range".into(), "0-8192".into()),
+            ("llm-d.ai/role".into(), "both".into()),
+            ("tier".into(), "gold".into()),
+        ]),
         age_ms: 60_000,
     }
 }
@@ -114,6 +190,8 @@ fn metrics(rng: &mut Rng) -> EndpointMetrics {
         queue_depth: Some(rng.open01() * 20.0),
         running_requests: Some(rng.open01() * 64.0),
         kv_cache_utilization: Some(rng.open01()),
+        lora: Some(LoraMetrics { running: Box::new(["chat".into(), "sql".into()]), waiting: Box::new([]), max: 4 }),
+        attributes: Box::new([("depth".into(), rng.open01())]),
         ..EndpointMetrics::default()
     }
 }
