@@ -8,7 +8,7 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use exchange::record::Record;
+use exchange::record::Recorded;
 use exchange::{Exchange, HeadersStep, ObjectiveHeader, Pool, Settings, Step, Time};
 use scheduler::in_flight::Load;
 use scheduler::objects::Objects;
@@ -63,7 +63,7 @@ pub fn answer(shared: &Shared, question: &Question) -> Result<Value, String> {
     let view =
         pools.get(name).ok_or_else(|| if known { format!("pool {name} has no endpoints yet") } else { format!("no pool {name}") })?;
     let live = live(view, question)?;
-    let mut answer = match Record::from_json(&question.request) {
+    let mut answer = match Recorded::from_json(&question.request) {
         Ok(record) => replay(&record, &live, question)?,
         Err(_) => {
             let totals = shared.counters().totals(name, Instant::now());
@@ -102,9 +102,9 @@ fn other_pipeline(text: &str) -> Result<scheduler::PipelineSpec, String> {
 }
 
 /// A decision made again.
-fn replay(record: &Record, live: &Snapshot, question: &Question) -> Result<Map<String, Value>, String> {
+fn replay(record: &Recorded, live: &Snapshot, question: &Question) -> Result<Map<String, Value>, String> {
     let replay = record.replay(live, &question.without).map_err(|e| e.to_string())?;
-    let mut answer = exchange::explain::reasons(&replay.snapshot, &replay.decision, &replay.explanation, usize::MAX);
+    let mut answer = members(&exchange::explain::reasons(&replay.snapshot, &replay.decision, &replay.explanation, usize::MAX));
     answer.insert("was_picked".to_owned(), record.was_picked().into());
     Ok(answer)
 }
@@ -130,11 +130,7 @@ fn fresh(live: Snapshot, loads: impl Iterator<Item = (EndpointRef, Load)>, quest
     }
     exchange.capture(&pool, pairs());
     let step = exchange.decide(&settings, &mut pool, question.subset.as_deref().map(str::as_bytes), question.request.as_bytes(), now);
-    let reasons = exchange.reasons().and_then(|text| serde_json::from_str(text).ok());
-    let mut answer = match reasons {
-        Some(Value::Object(reasons)) => reasons,
-        _ => Map::new(),
-    };
+    let mut answer = exchange.reasons().map(members).unwrap_or_default();
     if let Step::Reply(reply) = step {
         let body = serde_json::from_slice(&reply.body).unwrap_or(Value::Null);
         answer.insert("reply".to_owned(), json!({"status": reply.status, "body": body}));
@@ -144,6 +140,10 @@ fn fresh(live: Snapshot, loads: impl Iterator<Item = (EndpointRef, Load)>, quest
         "the proxies' prefix index is not known here: explained as if nobody held a prefix of this prompt".into(),
     );
     Ok(answer)
+}
+
+fn members(json: &str) -> Map<String, Value> {
+    serde_json::from_str(json).unwrap_or_default()
 }
 
 /// What the command is given.

@@ -1,8 +1,8 @@
 //! The reasons of a decision as JSON: one compact header, the daemon's answer, or a record to make it again by.
 
-use scheduler::{Decision, EndpointIndex, Explanation, ProfileExplanation, ScoreColumn, Snapshot};
-use serde_json::{Map, Value};
+use scheduler::{Decision, EndpointIndex, Explanation, ProfileExplanation, Snapshot};
 
+use crate::json::write::Writer;
 use crate::record::Record;
 use crate::reply::Refusal;
 
@@ -26,45 +26,49 @@ pub(crate) struct Why {
 /// those of the first profile that ran; the others follow as `"profiles":[{"name","candidates"}]`, and whom they picked as `"prefill"`,
 /// `"encode"` and `"data_parallel"`. What was not routed has the drop reason as `"refused"`.
 #[must_use]
-pub fn reasons(snapshot: &Snapshot, decision: &Decision, explanation: &Explanation, endpoints_max: usize) -> Map<String, Value> {
+pub fn reasons(snapshot: &Snapshot, decision: &Decision, explanation: &Explanation, endpoints_max: usize) -> String {
     let none = ProfileExplanation::default();
     let (first, others) = explanation.profiles.split_first().unwrap_or((&none, &[]));
-    let addresses = |indices: &mut dyn Iterator<Item = EndpointIndex>| -> Vec<Value> {
-        indices.filter_map(|index| snapshot.endpoint(index)).map(|endpoint| (*endpoint.address).into()).collect()
+    let mut w = Writer::default();
+    w.object(|w| {
+        if !first.name.is_empty() {
+            w.name("profile").string(&first.name);
+        }
+        picked(w, snapshot, decision);
+        w.name("candidates");
+        candidates(w, snapshot, explanation, first, endpoints_max);
+        if !others.is_empty() {
+            w.name("profiles").array(|w| {
+                for profile in others {
+                    w.object(|w| {
+                        w.name("name").string(&profile.name);
+                        w.name("candidates");
+                        candidates(w, snapshot, explanation, profile, endpoints_max);
+                    });
+                }
+            });
+        }
+    });
+    w.finish()
+}
+
+fn picked(w: &mut Writer, snapshot: &Snapshot, decision: &Decision) {
+    let mut put = |name: &str, indices: &[EndpointIndex]| {
+        let endpoints = indices.iter().filter_map(|&index| snapshot.endpoint(index));
+        w.name(name).strings(endpoints.map(|endpoint| &*endpoint.address));
     };
-    let mut fields = Map::new();
-    let mut put = |name: &str, value: Vec<Value>| drop(fields.insert(name.to_owned(), value.into()));
     match decision {
         Decision::Route(route) => {
-            put("picked", addresses(&mut route.ranked.iter()));
-            for (name, mut indices) in [
-                ("prefill", route.prefill.as_slice().iter().copied()),
-                ("encode", route.encode.iter().copied()),
-                ("data_parallel", route.data_parallel.as_slice().iter().copied()),
-            ] {
-                let named = addresses(&mut indices);
-                if !named.is_empty() {
-                    put(name, named);
-                }
-            }
+            put("picked", &route.ranked.iter().collect::<Vec<_>>());
+            let stages =
+                [("prefill", route.prefill.as_slice()), ("encode", &route.encode), ("data_parallel", route.data_parallel.as_slice())];
+            stages.into_iter().filter(|(_, indices)| !indices.is_empty()).for_each(|(name, indices)| put(name, indices));
         }
-        _ => put("picked", Vec::new()),
-    }
-    put("candidates", candidates(snapshot, explanation, first, endpoints_max));
-    if !others.is_empty() {
-        let others = others.iter().map(|profile| {
-            let candidates = candidates(snapshot, explanation, profile, endpoints_max);
-            serde_json::json!({"name": &*profile.name, "candidates": candidates})
-        });
-        put("profiles", others.collect());
-    }
-    if !first.name.is_empty() {
-        fields.insert("profile".to_owned(), (*first.name).into());
+        _ => put("picked", &[]),
     }
     if let Some(refusal) = Refusal::of(decision) {
-        fields.insert("refused".to_owned(), refusal.reason().into());
+        w.name("refused").string(refusal.reason());
     }
-    fields
 }
 
 // === impl Why ===
@@ -72,32 +76,38 @@ pub fn reasons(snapshot: &Snapshot, decision: &Decision, explanation: &Explanati
 impl Why {
     /// Takes down the reasons of a decision.
     pub(crate) fn tell(&mut self, snapshot: &Snapshot, decision: &Decision, explanation: Option<&Explanation>, record: Option<Record>) {
-        self.reasons = explanation.map(|e| Value::Object(reasons(snapshot, decision, e, self.endpoints_max)).to_string());
+        self.reasons = explanation.map(|e| reasons(snapshot, decision, e, self.endpoints_max));
         let picked: Vec<EndpointIndex> = match decision {
             Decision::Route(route) => route.ranked.iter().collect(),
             _ => Vec::new(),
         };
         let addresses = picked.into_iter().filter_map(|index| snapshot.endpoint(index)).map(|endpoint| &*endpoint.address);
-        self.record = record.map(|record| record.picked(addresses).to_json());
+        self.record = record.map(|record| record.to_json(addresses));
     }
 }
 
-fn candidates(snapshot: &Snapshot, explanation: &Explanation, profile: &ProfileExplanation, max: usize) -> Vec<Value> {
-    let candidate = |index| {
-        let endpoint = snapshot.endpoint(index)?;
-        let dropped_by = explanation.dropped.iter().chain(&profile.dropped).find(|d| d.endpoint == index).map(|d| &*d.by);
-        let score = |column: &ScoreColumn| {
-            let (_, score) = column.scores.iter().find(|(i, _)| *i == index)?;
-            Some((column.scorer.to_string(), rounded(*score)))
-        };
-        let mut scores = Map::new();
-        profile.scores.iter().filter_map(score).for_each(|(name, value)| drop(scores.insert(name, value)));
-        let total = profile.totals.iter().find(|(i, _)| *i == index).map(|(_, t)| rounded(*t));
-        Some(serde_json::json!({"endpoint": &*endpoint.address, "dropped_by": dropped_by, "scores": scores, "total": total}))
-    };
-    snapshot.indices().take(max).filter_map(candidate).collect()
+fn candidates(w: &mut Writer, snapshot: &Snapshot, explanation: &Explanation, profile: &ProfileExplanation, max: usize) {
+    w.array(|w| {
+        for index in snapshot.indices().take(max) {
+            let Some(endpoint) = snapshot.endpoint(index) else { continue };
+            let dropped_by = explanation.dropped.iter().chain(&profile.dropped).find(|d| d.endpoint == index).map(|d| &*d.by);
+            let total = profile.totals.iter().find(|(i, _)| *i == index).map(|(_, total)| *total);
+            w.object(|w| {
+                w.name("endpoint").string(&endpoint.address);
+                w.name("dropped_by").option(dropped_by, Writer::string);
+                w.name("scores").object(|w| {
+                    for column in &profile.scores {
+                        if let Some((_, score)) = column.scores.iter().find(|(i, _)| *i == index) {
+                            w.name(&column.scorer).plain(rounded(*score));
+                        }
+                    }
+                });
+                w.name("total").option(total, |w, total| w.plain(rounded(total)));
+            });
+        }
+    });
 }
 
-fn rounded(score: f32) -> Value {
-    serde_json::json!((f64::from(score) * 10_000.0).round() / 10_000.0)
+fn rounded(score: f32) -> f64 {
+    (f64::from(score) * 10_000.0).round() / 10_000.0
 }

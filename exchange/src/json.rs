@@ -13,6 +13,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 pub mod scan;
+pub mod write;
 
 /// Containers that may be open at once. Real bodies (tool schemas are the deepest part) stay below 30; `serde_json` and pydantic stop between
 /// 128 and 200, so a body refused here would hardly be served; and it is what fits the bits of a `u128`.

@@ -1,51 +1,24 @@
-//! One decision with all that it was made of, so that it can be looked at, and made again, later and elsewhere.
+//! One decision with all that it was made of, so that it can be looked at, and made again ([`Recorded::replay`]), later and elsewhere.
 //!
 //! A record is what [`scheduler::schedule`] was given: the request's facts, every endpoint with its metrics, load and matched blocks, and the
 //! state of the generator. It holds no prompt, not even its hashes but for the first block's. Labels of endpoints and the pipeline are not
 //! in it: whoever replays it has them, and may try others.
 
-use scheduler::in_flight::{InFlight, Load};
-use scheduler::{
-    AdapterRoom, Decision, Endpoint, EndpointMetrics, Explanation, Local, LoraMetrics, Readiness, Request, Rng, Snapshot, SubsetHint,
-    Version, schedule,
-};
-use serde_json::{Map, Value, json};
+mod replay;
+
+pub use replay::{InvalidRecord, RECORD_BYTES_MAX, Recorded, Replay};
+
+use scheduler::in_flight::Load;
+use scheduler::{AdapterRoom, Endpoint, EndpointMetrics, Local, Readiness, Request, Rng, Snapshot};
+
+use crate::json::write::Writer;
 
 /// The most endpoints of a pool whose decisions are recorded: a record is a line of a log, some 200 bytes for each endpoint.
 pub const RECORDED_ENDPOINTS_MAX: usize = 256;
 
-/// The most bytes of a record that is read: [`RECORDED_ENDPOINTS_MAX`] endpoints with all their adapters' names.
-pub const RECORD_BYTES_MAX: usize = 4 << 20;
-
-/// A decision that can be made again.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Record {
-    value: Value,
-}
-
-/// Why a text is no record, or cannot be replayed. Whoever wrote it is at fault.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum InvalidRecord {
-    /// Longer than [`RECORD_BYTES_MAX`].
-    TooLong(usize),
-    /// Not JSON.
-    NotJson(String),
-    /// A field is missing, or of another type.
-    Field(&'static str),
-    /// The endpoints in it make no pool.
-    Endpoints(String),
-}
-
-/// A decision made again.
+/// A decision about to be made, as JSON.
 #[derive(Debug)]
-pub struct Replay {
-    /// The pool as it was.
-    pub snapshot: Snapshot,
-    /// What was decided.
-    pub decision: Decision,
-    /// Why.
-    pub explanation: Explanation,
-}
+pub struct Record(String);
 
 // === impl Record ===
 
@@ -56,313 +29,99 @@ impl Record {
         if snapshot.endpoints().len() > RECORDED_ENDPOINTS_MAX {
             return None;
         }
-        let rows = snapshot.endpoints().iter().zip(snapshot.metrics()).zip(snapshot.indices());
-        let endpoints = rows.map(|((endpoint, metrics), index)| {
-            let mut row = endpoint_row(endpoint, local.in_flight.load(endpoint.id), metrics);
-            put(&mut row, "matched_blocks", local.matched_blocks(index));
-            put(&mut row, "cold_pick", local.last_cold_pick(index));
-            put_some(&mut row, "adapter_room", adapter_room(local.adapter_room(index)));
-            if local.ejected(index) {
-                put(&mut row, "ejected", true);
-            }
-            Value::Object(row)
-        });
+        let mut w = Writer::default();
         let version = snapshot.version();
-        let value = json!({
-            "version": [version.term, version.sequence],
-            "rng": rng.state(),
-            "metrics_stale": local.metrics_stale,
-            "request": request_row(request),
-            "endpoints": endpoints.collect::<Vec<_>>(),
+        w.object(|w| {
+            w.name("version").array(|w| {
+                w.plain(version.term);
+                w.plain(version.sequence);
+            });
+            w.name("rng").plain(rng.state());
+            w.name("metrics_stale").plain(local.metrics_stale);
+            w.name("request").object(|w| request_members(w, request));
+            w.name("endpoints").array(|w| {
+                for ((endpoint, metrics), index) in snapshot.endpoints().iter().zip(snapshot.metrics()).zip(snapshot.indices()) {
+                    w.object(|w| {
+                        endpoint_members(w, endpoint, local.in_flight.load(endpoint.id));
+                        w.name("matched_blocks").plain(local.matched_blocks(index));
+                        w.name("cold_pick").plain(local.last_cold_pick(index));
+                        w.name("ejected").plain(local.ejected(index));
+                        w.name("adapter_room");
+                        match local.adapter_room(index) {
+                            AdapterRoom::Unknown => w.plain("null"),
+                            AdapterRoom::Loaded => w.string("loaded"),
+                            AdapterRoom::Free => w.string("free"),
+                            AdapterRoom::Full { displaced_used } => w.plain(displaced_used),
+                        }
+                        metrics_members(w, metrics);
+                    });
+                }
+            });
         });
-        Some(Self { value })
+        Some(Self(w.finish()))
     }
 
-    /// Adds who was picked.
+    /// As one line, with those who were picked.
     #[must_use]
-    pub fn picked<'a>(mut self, addresses: impl IntoIterator<Item = &'a str>) -> Self {
-        if let Some(fields) = self.value.as_object_mut() {
-            put(fields, "picked", addresses.into_iter().map(Value::from).collect::<Vec<_>>());
-        }
-        self
-    }
-
-    /// As one line.
-    #[must_use]
-    pub fn to_json(&self) -> String {
-        self.value.to_string()
-    }
-
-    /// Reads what [`Self::to_json`] wrote.
-    ///
-    /// # Errors
-    /// [`InvalidRecord`] when the text is none. Fields are looked at when it is replayed.
-    pub fn from_json(text: &str) -> Result<Self, InvalidRecord> {
-        if text.len() > RECORD_BYTES_MAX {
-            return Err(InvalidRecord::TooLong(text.len()));
-        }
-        let value: Value = serde_json::from_str(text).map_err(|e| InvalidRecord::NotJson(e.to_string()))?;
-        if value.get("rng").is_none() {
-            return Err(InvalidRecord::Field("rng"));
-        }
-        Ok(Self { value })
-    }
-
-    /// Whom the decision named, when that was recorded.
-    #[must_use]
-    pub fn was_picked(&self) -> Vec<&str> {
-        self.value.get("picked").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect()
-    }
-
-    /// Makes the decision again, with the pipeline, objects and labels of `live`; endpoints that `without` names are not there.
-    ///
-    /// # Errors
-    /// [`InvalidRecord`] names the field that is missing or wrong.
-    pub fn replay(&self, live: &Snapshot, without: &[String]) -> Result<Replay, InvalidRecord> {
-        let request = RequestRow::read(self.value.get("request").ok_or(InvalidRecord::Field("request"))?)?;
-        let pool = PoolRows::read(&self.value, live, without)?;
-        let mut in_flight = InFlight::default();
-        let refs: Vec<_> = pool.endpoints.iter().map(|e| e.id).collect();
-        in_flight.others_mut().start(&refs);
-        refs.iter().zip(&pool.loads).for_each(|(id, load)| in_flight.others_mut().add(*id, *load));
-        let snapshot = live
-            .with_endpoints(pool.version, pool.endpoints, pool.metrics)
-            .map_err(|invalid| InvalidRecord::Endpoints(invalid.to_string()))?;
-        let local = Local {
-            in_flight: &in_flight,
-            matched_blocks: &pool.matched_blocks,
-            ejected: &pool.ejected,
-            last_cold_picks: &pool.cold_picks,
-            adapter_rooms: &pool.adapter_rooms,
-            metrics_stale: flag(&self.value, "metrics_stale")?,
-        };
-        let mut rng = Rng::seeded(number(&self.value, "rng")?);
-        let mut explanation = Explanation::default();
-        let decision = request.with(|request| schedule(&snapshot, request, local, &mut rng, Some(&mut explanation)));
-        Ok(Replay { snapshot, decision, explanation })
+    pub fn to_json<'a>(self, picked: impl IntoIterator<Item = &'a str>) -> String {
+        let mut list = Writer::default();
+        list.strings(picked);
+        let members = self.0.strip_suffix('}').unwrap_or_default();
+        [members, ",\"picked\":", &list.finish(), "}"].concat()
     }
 }
 
-/// A request's facts, owned.
-struct RequestRow<'a> {
-    value: &'a Value,
-    subset: Option<SubsetHint>,
-    blocks: Vec<u64>,
-    headers: Vec<(&'a str, &'a str)>,
+fn request_members(w: &mut Writer, request: &Request<'_>) {
+    w.name("model").string(request.model);
+    w.name("priority").plain(request.priority);
+    w.name("prompt_tokens").plain(request.prompt_tokens);
+    w.name("blocks").plain(request.prefix_blocks.len());
+    w.name("first_block").option(request.prefix_blocks.first(), |w, hash| w.plain(hash));
+    w.name("block_tokens").plain(request.prefix_block_tokens);
+    w.name("max_tokens").option(request.max_tokens, |w, tokens| w.plain(tokens));
+    w.name("media_items").plain(request.media_items);
+    w.name("headers").object(|w| request.headers.iter().for_each(|&(name, value)| w.name(name).string(value)));
+    w.name("subset").option(request.subset, |w, subset| w.string(&subset.to_string()));
 }
 
-/// What `schedule` is given of the pool, column by column.
-#[derive(Default)]
-struct PoolRows {
-    version: Version,
-    endpoints: Vec<Endpoint>,
-    metrics: Vec<EndpointMetrics>,
-    loads: Vec<Load>,
-    matched_blocks: Vec<u32>,
-    ejected: Vec<bool>,
-    cold_picks: Vec<u64>,
-    adapter_rooms: Vec<AdapterRoom>,
-}
-
-// === impl RequestRow ===
-
-fn request_row(request: &Request<'_>) -> Value {
-    let mut headers = Map::new();
-    request.headers.iter().for_each(|&(name, value)| put(&mut headers, name, value));
-    json!({
-        "model": request.model,
-        "priority": request.priority,
-        "prompt_tokens": request.prompt_tokens,
-        "blocks": request.prefix_blocks.len(),
-        "first_block": request.prefix_blocks.first(),
-        "block_tokens": request.prefix_block_tokens,
-        "max_tokens": request.max_tokens,
-        "media_items": request.media_items,
-        "headers": headers,
-        "subset": request.subset.map(|subset| subset.to_string()),
-    })
-}
-
-impl<'a> RequestRow<'a> {
-    fn read(value: &'a Value) -> Result<Self, InvalidRecord> {
-        let count = usize::try_from(number::<u64>(value, "blocks")?).unwrap_or(usize::MAX).min(scheduler::prefix::BLOCKS_MAX);
-        let mut blocks = vec![0; count];
-        if let (Some(first), Some(hash)) = (blocks.first_mut(), value.get("first_block").and_then(Value::as_u64)) {
-            *first = hash;
-        }
-        let subset = value.get("subset").and_then(Value::as_str).map(|text| SubsetHint::parse(text.split(',')));
-        let headers = value.get("headers").and_then(Value::as_object).into_iter().flatten();
-        let headers = headers.filter_map(|(name, value)| Some((name.as_str(), value.as_str()?))).collect();
-        Ok(Self { value, subset, blocks, headers })
-    }
-
-    fn with<R>(&self, decide: impl FnOnce(&Request<'_>) -> R) -> R {
-        let count = |name| self.value.get(name).and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok());
-        decide(&Request {
-            model: self.value.get("model").and_then(Value::as_str).unwrap_or_default(),
-            subset: self.subset.as_ref(),
-            priority: self.value.get("priority").and_then(Value::as_i64).and_then(|n| i32::try_from(n).ok()).unwrap_or(0),
-            prompt_tokens: count("prompt_tokens").unwrap_or(0),
-            prefix_blocks: &self.blocks,
-            prefix_block_tokens: count("block_tokens").unwrap_or(0),
-            max_tokens: count("max_tokens"),
-            media_items: count("media_items").unwrap_or(0),
-            headers: &self.headers,
-        })
+fn endpoint_members(w: &mut Writer, endpoint: &Endpoint, load: Load) {
+    w.name("endpoint").string(&endpoint.address);
+    w.name("name").string(&endpoint.name);
+    w.name("ready").plain(endpoint.readiness == Readiness::Ready);
+    w.name("age_ms").plain(endpoint.age_ms);
+    w.name("requests").plain(load.requests);
+    w.name("prefill_tokens").plain(load.prefill_tokens);
+    w.name("decode_tokens").plain(load.decode_tokens);
+    for (name, slo) in [("ttft_slo_us", load.ttft_slo_us), ("tpot_slo_us", load.tpot_slo_us)] {
+        w.name(name).option(slo, |w, us| w.plain(us));
     }
 }
 
-// === impl PoolRows ===
-
-impl PoolRows {
-    fn read(value: &Value, live: &Snapshot, without: &[String]) -> Result<Self, InvalidRecord> {
-        let rows = value.get("endpoints").and_then(Value::as_array).ok_or(InvalidRecord::Field("endpoints"))?;
-        let version = value.get("version").and_then(Value::as_array).map(Vec::as_slice);
-        let Some([term, sequence]) = version else { return Err(InvalidRecord::Field("version")) };
-        let mut pool =
-            Self { version: Version { term: term.as_u64().unwrap_or(0), sequence: sequence.as_u64().unwrap_or(0) }, ..Self::default() };
-        for (slot, row) in (0..=u16::MAX).zip(rows) {
-            let address = row.get("endpoint").and_then(Value::as_str).ok_or(InvalidRecord::Field("endpoints.endpoint"))?;
-            if !without.iter().any(|gone| gone == address) {
-                pool.push(slot, address, row, live)?;
-            }
-        }
-        Ok(pool)
+fn metrics_members(w: &mut Writer, metrics: &EndpointMetrics) {
+    for (name, number) in [
+        ("queue_depth", metrics.queue_depth),
+        ("running_requests", metrics.running_requests),
+        ("kv_cache_utilization", metrics.kv_cache_utilization),
+    ] {
+        w.name(name).option(finite(number), |w, number| w.plain(number));
     }
-
-    fn push(&mut self, slot: u16, address: &str, row: &Value, live: &Snapshot) -> Result<(), InvalidRecord> {
-        let known = live.endpoints().iter().find(|e| &*e.address == address);
-        let ready = if flag(row, "ready")? { Readiness::Ready } else { Readiness::NotReady };
-        self.endpoints.push(Endpoint {
-            // Only what is in the record counts here, so any identity that tells its endpoints apart will do.
-            id: scheduler::EndpointRef { slot: scheduler::Slot(slot), incarnation: scheduler::Incarnation(0) },
-            name: row.get("name").and_then(Value::as_str).unwrap_or(address).into(),
-            address: address.into(),
-            readiness: ready,
-            labels: known.map(|e| e.labels.clone()).unwrap_or_default(),
-            age_ms: number(row, "age_ms")?,
-        });
-        self.metrics.push(metrics(row));
-        self.loads.push(Load {
-            requests: number(row, "requests")?,
-            prefill_tokens: number(row, "prefill_tokens")?,
-            decode_tokens: number(row, "decode_tokens")?,
-            ttft_slo_us: count(row, "ttft_slo_us"),
-            tpot_slo_us: count(row, "tpot_slo_us"),
-        });
-        self.matched_blocks.push(number(row, "matched_blocks")?);
-        self.ejected.push(row.get("ejected").and_then(Value::as_bool).unwrap_or(false));
-        self.cold_picks.push(number(row, "cold_pick")?);
-        self.adapter_rooms.push(row.get("adapter_room").map(read_adapter_room).unwrap_or_default());
-        Ok(())
-    }
-}
-
-fn endpoint_row(endpoint: &Endpoint, load: Load, metrics: &EndpointMetrics) -> Map<String, Value> {
-    let mut row = Map::new();
-    put(&mut row, "endpoint", &*endpoint.address);
-    put(&mut row, "name", &*endpoint.name);
-    put(&mut row, "ready", endpoint.readiness == Readiness::Ready);
-    put(&mut row, "age_ms", endpoint.age_ms);
-    put(&mut row, "requests", load.requests);
-    put(&mut row, "prefill_tokens", load.prefill_tokens);
-    put(&mut row, "decode_tokens", load.decode_tokens);
-    put_some(&mut row, "ttft_slo_us", load.ttft_slo_us);
-    put_some(&mut row, "tpot_slo_us", load.tpot_slo_us);
-    put_some(&mut row, "queue_depth", metrics.queue_depth);
-    put_some(&mut row, "running_requests", metrics.running_requests);
-    put_some(&mut row, "kv_cache_utilization", metrics.kv_cache_utilization);
-    put_some(&mut row, "kv_block_tokens", metrics.kv_block_tokens);
-    put_some(&mut row, "kv_blocks", metrics.kv_blocks);
+    w.name("kv_block_tokens").option(metrics.kv_block_tokens, |w, tokens| w.plain(tokens));
+    w.name("kv_blocks").option(metrics.kv_blocks, |w, blocks| w.plain(blocks));
     if let Some(lora) = &metrics.lora {
-        put(&mut row, "lora", json!({"running": lora.running, "waiting": lora.waiting, "max": lora.max}));
+        w.name("lora").object(|w| {
+            w.name("running").strings(lora.running.iter().map(|name| &**name));
+            w.name("waiting").strings(lora.waiting.iter().map(|name| &**name));
+            w.name("max").plain(lora.max);
+        });
     }
-    if !metrics.attributes.is_empty() {
-        let mut attributes = Map::new();
-        metrics.attributes.iter().for_each(|(key, number)| put(&mut attributes, key, *number));
-        put(&mut row, "attributes", attributes);
-    }
-    row
-}
-
-/// `"loaded"`, `"free"`, or when what it would displace was last used.
-fn adapter_room(room: AdapterRoom) -> Option<Value> {
-    match room {
-        AdapterRoom::Unknown => None,
-        AdapterRoom::Loaded => Some("loaded".into()),
-        AdapterRoom::Free => Some("free".into()),
-        AdapterRoom::Full { displaced_used } => Some(displaced_used.into()),
-    }
-}
-
-fn read_adapter_room(value: &Value) -> AdapterRoom {
-    match (value.as_str(), value.as_u64()) {
-        (Some("loaded"), _) => AdapterRoom::Loaded,
-        (Some("free"), _) => AdapterRoom::Free,
-        (_, Some(displaced_used)) => AdapterRoom::Full { displaced_used },
-        _ => AdapterRoom::Unknown,
-    }
-}
-
-fn metrics(row: &Value) -> EndpointMetrics {
-    let names = |value: Option<&Value>| -> Box<[Box<str>]> {
-        value.and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).map(Into::into).collect()
-    };
-    let lora = row.get("lora").map(|lora| LoraMetrics {
-        running: names(lora.get("running")),
-        waiting: names(lora.get("waiting")),
-        max: count(lora, "max").unwrap_or(0),
-    });
-    let attributes = row.get("attributes").and_then(Value::as_object).into_iter().flatten();
-    EndpointMetrics {
-        queue_depth: real(row.get("queue_depth")),
-        running_requests: real(row.get("running_requests")),
-        kv_cache_utilization: real(row.get("kv_cache_utilization")),
-        kv_block_tokens: count(row, "kv_block_tokens"),
-        kv_blocks: count(row, "kv_blocks"),
-        lora,
-        attributes: attributes.filter_map(|(key, value)| Some((key.as_str().into(), real(Some(value))?))).collect(),
-    }
-}
-
-fn put(row: &mut Map<String, Value>, name: &str, value: impl Into<Value>) {
-    row.insert(name.to_owned(), value.into());
-}
-
-fn put_some(row: &mut Map<String, Value>, name: &str, value: Option<impl Into<Value>>) {
-    if let Some(value) = value {
-        put(row, name, value);
-    }
-}
-
-fn number<T: TryFrom<u64>>(row: &Value, name: &'static str) -> Result<T, InvalidRecord> {
-    row.get(name).and_then(Value::as_u64).and_then(|n| T::try_from(n).ok()).ok_or(InvalidRecord::Field(name))
-}
-
-fn count(row: &Value, name: &str) -> Option<u32> {
-    row.get(name).and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok())
-}
-
-fn flag(row: &Value, name: &'static str) -> Result<bool, InvalidRecord> {
-    row.get(name).and_then(Value::as_bool).ok_or(InvalidRecord::Field(name))
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "it was written from an f32")]
-fn real(value: Option<&Value>) -> Option<f32> {
-    value.and_then(Value::as_f64).map(|number| number as f32)
-}
-
-// === impl InvalidRecord ===
-
-impl std::fmt::Display for InvalidRecord {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::TooLong(bytes) => write!(f, "{bytes} bytes, a record has at most {RECORD_BYTES_MAX}"),
-            Self::NotJson(why) => write!(f, "not JSON: {why}"),
-            Self::Field(name) => write!(f, "not a decision record: `{name}` is missing, or not what it should be"),
-            Self::Endpoints(why) => write!(f, "its endpoints make no pool: {why}"),
+    w.name("attributes").object(|w| {
+        for (key, number) in &metrics.attributes {
+            w.name(key).option(finite(Some(*number)), |w, number| w.plain(number));
         }
-    }
+    });
 }
 
-impl std::error::Error for InvalidRecord {}
+/// What JSON can say; what is not finite counts as unknown to every plugin anyway.
+fn finite(number: Option<f32>) -> Option<f32> {
+    number.filter(|number| number.is_finite())
+}

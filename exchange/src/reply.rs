@@ -5,6 +5,7 @@ use scheduler::{Decision, Shed, Unavailable};
 use crate::api::Family;
 use crate::body::BodyError;
 use crate::headers;
+use crate::json::write::Writer;
 
 /// How long a client is asked to wait after a 429, in seconds: long enough for a queue to move, short enough to be worth it.
 const RETRY_AFTER_S: u32 = 1;
@@ -140,11 +141,25 @@ fn body(family: Family, row: &Row) -> Vec<u8> {
         (Family::OpenAi, 503) => "service_unavailable",
         (_, _) => "invalid_request_error",
     };
-    let value = match family {
-        Family::OpenAi => serde_json::json!({"error": {"message": row.message, "type": kind, "param": null, "code": row.code}}),
-        Family::Anthropic => serde_json::json!({"type": "error", "error": {"type": kind, "message": row.message}}),
-    };
-    value.to_string().into_bytes()
+    let mut w = Writer::default();
+    match family {
+        Family::OpenAi => w.object(|w| {
+            w.name("error").object(|w| {
+                w.name("message").string(&row.message);
+                w.name("type").string(kind);
+                w.name("param").plain("null");
+                w.name("code").string(row.code);
+            });
+        }),
+        Family::Anthropic => w.object(|w| {
+            w.name("type").string("error");
+            w.name("error").object(|w| {
+                w.name("type").string(kind);
+                w.name("message").string(&row.message);
+            });
+        }),
+    }
+    w.finish().into_bytes()
 }
 
 /// The answer of the ready path.

@@ -5,6 +5,7 @@
 use std::ops::Range;
 
 use crate::body::Parsed;
+use crate::json::write::Writer;
 use crate::restore::Names;
 
 /// A change to a body.
@@ -30,7 +31,9 @@ impl Splice {
     /// Replaces the JSON string at `range` by one that says `text`.
     #[must_use]
     pub fn string(range: Range<usize>, text: &str) -> Self {
-        Self { range, replacement: serde_json::Value::from(text).to_string().into_bytes() }
+        let mut literal = Writer::default();
+        literal.string(text);
+        Self { range, replacement: literal.finish().into_bytes() }
     }
 
     /// How long a body of `bytes` bytes becomes.

@@ -3,11 +3,14 @@
 //! [`FIELDS`] is the one table of plain fields: it parses, checks, names the default and prints the reference. Reading has no side effects,
 //! because the proxy tries every configuration in a throw-away VM first.
 
+mod value;
+
 use std::fmt;
 
+use exchange::json::JsonError;
 use exchange::{DestinationFormat, FailureMode, ObjectiveHeader, Settings};
 use scheduler::prefix::{ENTRIES_DEFAULT, ENTRIES_MAX};
-use serde_json::{Map, Value};
+use value::{Fields, Value};
 
 /// The most pools one proxy routes to: each costs every worker a prefix index.
 pub const POOLS_MAX: usize = 64;
@@ -236,10 +239,10 @@ impl FilterConfig {
     /// # Errors
     /// [`InvalidConfig`] names the first field that is wrong.
     pub fn parse(json: &[u8]) -> Result<Self, InvalidConfig> {
-        let value = serde_json::from_slice(json).map_err(|e| invalid("configuration", format!("JSON ({e})")))?;
+        let value = value::parse(json).map_err(not_json)?;
         let mut root = object(value, "configuration")?;
         let mut config = Self { pools: pools(root.remove("pools"))?, ..Self::default() };
-        let mut state = root.remove("state").map_or(Ok(Map::new()), |v| object(v, "state"))?;
+        let mut state = root.remove("state").map_or(Ok(Fields::default()), |v| object(v, "state"))?;
         for field in FIELDS {
             let value = match field.path.strip_prefix("state.") {
                 Some(key) => state.remove(key),
@@ -306,16 +309,19 @@ impl Kind {
     fn set(&self, config: &mut FilterConfig, value: Value) -> Option<()> {
         match self {
             Self::Number { min, max, set, .. } => {
-                let number = value.as_u64().filter(|n| (min..=max).contains(&n))?;
-                set(config, number);
+                let Value::Number(number) = value else { return None };
+                set(config, Some(number).filter(|n| (min..=max).contains(&n))?);
             }
             Self::Text { shape, set, .. } => {
-                let Value::String(text) = value else { return None };
+                let Value::Text(text) = value else { return None };
                 set(config, shape.allows(&text).then_some(text)?);
             }
-            Self::Flag { set, .. } => set(config, value.as_bool()?),
+            Self::Flag { set, .. } => {
+                let Value::Flag(flag) = value else { return None };
+                set(config, flag);
+            }
             Self::Choice { allowed, set, .. } => {
-                let text = value.as_str()?;
+                let Value::Text(text) = value else { return None };
                 set(config, allowed.iter().find(|a| **a == text)?);
             }
         }
@@ -371,7 +377,7 @@ impl Shape {
 
 fn pools(value: Option<Value>) -> Result<Vec<PoolConfig>, InvalidConfig> {
     let must = || format!("a list of 1 to {POOLS_MAX} pools");
-    let Some(Value::Array(items)) = value else { return Err(invalid("pools", must())) };
+    let Some(Value::List(items)) = value else { return Err(invalid("pools", must())) };
     if items.is_empty() || items.len() > POOLS_MAX {
         return Err(invalid("pools", must()));
     }
@@ -393,16 +399,16 @@ fn pool(value: Value, i: usize) -> Result<PoolConfig, InvalidConfig> {
     let path = format!("pools[{i}]");
     let mut fields = object(value, &path)?;
     let name = match fields.remove("name") {
-        Some(Value::String(name)) if Shape::Name.allows(&name) => name,
+        Some(Value::Text(name)) if Shape::Name.allows(&name) => name,
         _ => return Err(invalid(&format!("{path}.name"), Shape::Name.must())),
     };
     let must = || invalid(&format!("{path}.clusters"), format!("a list of at most {CLUSTERS_MAX} cluster names"));
     let clusters = match fields.remove("clusters") {
         None => Vec::new(),
-        Some(Value::Array(items)) if items.len() <= CLUSTERS_MAX => items
+        Some(Value::List(items)) if items.len() <= CLUSTERS_MAX => items
             .into_iter()
             .map(|item| match item {
-                Value::String(cluster) if !cluster.is_empty() => Ok(cluster),
+                Value::Text(cluster) if !cluster.is_empty() => Ok(cluster),
                 _ => Err(must()),
             })
             .collect::<Result<_, _>>()?,
@@ -412,18 +418,26 @@ fn pool(value: Value, i: usize) -> Result<PoolConfig, InvalidConfig> {
     Ok(PoolConfig { name, clusters })
 }
 
-fn object(value: Value, field: &str) -> Result<Map<String, Value>, InvalidConfig> {
+fn object(value: Value, field: &str) -> Result<Fields, InvalidConfig> {
     match value {
         Value::Object(fields) => Ok(fields),
         _ => Err(invalid(field, "an object".to_owned())),
     }
 }
 
-fn nothing_left(fields: &Map<String, Value>, prefix: &str) -> Result<(), InvalidConfig> {
-    match fields.keys().next() {
+fn nothing_left(fields: &Fields, prefix: &str) -> Result<(), InvalidConfig> {
+    match fields.left() {
         None => Ok(()),
         Some(unknown) => Err(invalid(&format!("{prefix}{unknown}"), "left out: there is no such field".to_owned())),
     }
+}
+
+fn not_json(error: JsonError) -> InvalidConfig {
+    let what = match error {
+        JsonError::Invalid { offset } => format!("JSON, and is not from byte {offset} on"),
+        JsonError::TooDeep => "JSON of less depth".to_owned(),
+    };
+    invalid("configuration", what)
 }
 
 fn invalid(field: &str, must: String) -> InvalidConfig {
@@ -465,10 +479,10 @@ mod tests {
         let defaults = FilterConfig::default();
         for field in FIELDS {
             let value = match &field.kind {
-                Kind::Number { get, .. } => Value::from(get(&defaults)),
-                Kind::Text { get, .. } => Value::from(get(&defaults)),
-                Kind::Flag { get, .. } => Value::from(get(&defaults)),
-                Kind::Choice { get, .. } => Value::from(get(&defaults)),
+                Kind::Number { get, .. } => Value::Number(get(&defaults)),
+                Kind::Text { get, .. } => Value::Text(get(&defaults)),
+                Kind::Flag { get, .. } => Value::Flag(get(&defaults)),
+                Kind::Choice { get, .. } => Value::Text(get(&defaults).to_owned()),
             };
             assert!(field.kind.set(&mut FilterConfig::default(), value).is_some(), "{}", field.path);
         }
@@ -510,7 +524,7 @@ mod tests {
     #[test]
     fn errors_name_the_field_and_what_it_allows() {
         let cases = [
-            ("{", "`configuration` must be JSON (EOF while parsing an object at line 1 column 1)".to_owned()),
+            ("{", "`configuration` must be JSON, and is not from byte 1 on".to_owned()),
             ("[]", "`configuration` must be an object".to_owned()),
             ("{}", "`pools` must be a list of 1 to 64 pools".to_owned()),
             (r#"{"pools": []}"#, "`pools` must be a list of 1 to 64 pools".to_owned()),

@@ -1,6 +1,6 @@
 //! A decision that was recorded can be made again, in another process, and comes out the same.
 
-use exchange::record::{InvalidRecord, Record};
+use exchange::record::{InvalidRecord, Recorded};
 use exchange::{Exchange, Pool, Settings, Step, Time};
 use proptest::prelude::*;
 use scheduler::plugin::Value;
@@ -82,9 +82,10 @@ proptest! {
         for (prompt, model) in prompts {
             let body = format!(r#"{{"model":"m{model}","prompt":"{}","max_tokens":9}}"#, format!("prompt {prompt} ").repeat(60));
             let (picked, record) = decide(&mut pool, &body, None);
-            let record = Record::from_json(&record.unwrap()).unwrap();
+            let record = record.unwrap();
+            prop_assert!(!record.contains("prompt 1 prompt"), "no prompt is in it");
+            let record = Recorded::from_json(&record).unwrap();
             prop_assert_eq!(record.was_picked(), picked.clone());
-            prop_assert!(!record.to_json().contains("prompt 1 prompt"), "no prompt is in it");
             let replay = record.replay(&snapshot(&queues), &[]).unwrap();
             let again: Vec<String> = match &replay.decision {
                 Decision::Route(route) => route.ranked.iter().map(|at| replay.snapshot.endpoint(at).unwrap().address.to_string()).collect(),
@@ -99,7 +100,7 @@ proptest! {
     fn any_text_is_a_record_or_is_not(
         text in r#"\{("rng":(1|-1|"x"|9e99),?)?("version":(\[1,2\]|3),?)?("request":(\{("blocks":(1|99999999999))?\}|4),?)?("endpoints":(\[\]|\[\{\}\]|\[\{"endpoint":"a"\}\]),?)?("metrics_stale":true)?\}"#
     ) {
-        if let Ok(record) = Record::from_json(&text) {
+        if let Ok(record) = Recorded::from_json(&text) {
             let _ = record.replay(&snapshot(&[None]), &[]);
         }
     }
@@ -110,7 +111,7 @@ fn without_the_picked_endpoint_another_is_picked() {
     let mut pool = Pool::new(7, 4096);
     pool.install(snapshot(&[Some(1), Some(9)]), 7, 1_000);
     let (picked, record) = decide(&mut pool, r#"{"model":"m","prompt":"p"}"#, None);
-    let record = Record::from_json(&record.unwrap()).unwrap();
+    let record = Recorded::from_json(&record.unwrap()).unwrap();
     let replay = record.replay(&snapshot(&[Some(1), Some(9)]), &picked[..1]).unwrap();
     let Decision::Route(route) = replay.decision else { panic!("not routed") };
     let again: Vec<&str> = route.ranked.iter().map(|at| &*replay.snapshot.endpoint(at).unwrap().address).collect();
@@ -123,16 +124,16 @@ fn a_hint_is_recorded_and_holds_again() {
     pool.install(snapshot(&[Some(9), Some(1)]), 7, 1_000);
     let (picked, record) = decide(&mut pool, r#"{"model":"m","prompt":"p"}"#, Some("10.0.0.0:8000"));
     assert_eq!(picked, ["10.0.0.0:8000"]);
-    let replay = Record::from_json(&record.unwrap()).unwrap().replay(&snapshot(&[Some(9), Some(1)]), &[]).unwrap();
+    let replay = Recorded::from_json(&record.unwrap()).unwrap().replay(&snapshot(&[Some(9), Some(1)]), &[]).unwrap();
     assert_eq!(replay.explanation.dropped.len(), 1);
     assert_eq!(&*replay.explanation.dropped[0].by, "subset");
 }
 
 #[test]
 fn what_is_no_record_says_why() {
-    assert!(matches!(Record::from_json("{"), Err(InvalidRecord::NotJson(_))));
-    assert_eq!(Record::from_json(r#"{"model":"m"}"#), Err(InvalidRecord::Field("rng")));
-    let replay = |text: &str| Record::from_json(text).unwrap().replay(&snapshot(&[None]), &[]).map(|_| ()).unwrap_err().to_string();
+    assert!(matches!(Recorded::from_json("{"), Err(InvalidRecord::NotJson(_))));
+    assert_eq!(Recorded::from_json(r#"{"model":"m"}"#), Err(InvalidRecord::Field("rng")));
+    let replay = |text: &str| Recorded::from_json(text).unwrap().replay(&snapshot(&[None]), &[]).map(|_| ()).unwrap_err().to_string();
     assert_eq!(replay(r#"{"rng":1}"#), "not a decision record: `request` is missing, or not what it should be");
     let twice =
         r#"{"endpoint":"a","ready":true,"age_ms":0,"requests":0,"prefill_tokens":0,"decode_tokens":0,"matched_blocks":0,"cold_pick":0}"#;

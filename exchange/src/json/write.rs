@@ -1,0 +1,119 @@
+//! A writer of JSON: text that only grows. `serde_json` would bring a tree, maps and their sorting into the module for the few lines we write.
+
+use std::fmt::{Display, Write as _};
+
+/// JSON being written. Values follow each other as in the text; commas come by themselves.
+#[derive(Debug, Default)]
+pub struct Writer(String);
+
+// === impl Writer ===
+
+impl Writer {
+    /// An object of what `members` writes.
+    pub fn object(&mut self, members: impl FnOnce(&mut Self)) {
+        self.container('{', members, '}');
+    }
+
+    /// An array of what `elements` writes.
+    pub fn array(&mut self, elements: impl FnOnce(&mut Self)) {
+        self.container('[', elements, ']');
+    }
+
+    /// The name of the member whose value is written next.
+    pub fn name(&mut self, name: &str) -> &mut Self {
+        self.string(name);
+        self.0.push(':');
+        self
+    }
+
+    /// A string.
+    pub fn string(&mut self, text: &str) {
+        self.comma();
+        self.0.push('"');
+        for c in text.chars() {
+            match c {
+                '"' => self.0.push_str("\\\""),
+                '\\' => self.0.push_str("\\\\"),
+                '\n' => self.0.push_str("\\n"),
+                '\r' => self.0.push_str("\\r"),
+                '\t' => self.0.push_str("\\t"),
+                '\0'..='\u{1f}' => drop(write!(self.0, "\\u{:04x}", u32::from(c))), // writing to a String cannot fail
+                _ => self.0.push(c),
+            }
+        }
+        self.0.push('"');
+    }
+
+    /// A number, `true`, `false` or `null`: what prints as one of them. (A float must be finite.)
+    pub fn plain(&mut self, value: impl Display) {
+        self.comma();
+        let _ = write!(self.0, "{value}");
+    }
+
+    /// `null`, or what `some` writes of the value.
+    pub fn option<T>(&mut self, value: Option<T>, some: impl FnOnce(&mut Self, T)) {
+        match value {
+            Some(value) => some(self, value),
+            None => self.plain("null"),
+        }
+    }
+
+    /// An array of strings.
+    pub fn strings<'s>(&mut self, texts: impl IntoIterator<Item = &'s str>) {
+        self.array(|w| texts.into_iter().for_each(|text| w.string(text)));
+    }
+
+    /// What was written.
+    #[must_use]
+    pub fn finish(self) -> String {
+        self.0
+    }
+
+    fn container(&mut self, open: char, content: impl FnOnce(&mut Self), close: char) {
+        self.comma();
+        self.0.push(open);
+        content(self);
+        self.0.push(close);
+    }
+
+    fn comma(&mut self) {
+        if !matches!(self.0.as_bytes().last(), None | Some(b'{' | b'[' | b':')) {
+            self.0.push(',');
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    #[test]
+    fn commas_stand_between_and_nowhere_else() {
+        let mut w = Writer::default();
+        w.object(|w| {
+            w.name("a").array(|_| {});
+            w.name("b").strings(["x:", "{", ""]);
+            w.name("c").object(|w| w.name("d").plain(-1.5));
+            w.name("e").option(None::<u8>, |w, n| w.plain(n));
+            w.name("f").option(Some(true), |w, flag| w.plain(flag));
+        });
+        assert_eq!(w.finish(), r#"{"a":[],"b":["x:","{",""],"c":{"d":-1.5},"e":null,"f":true}"#);
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_and_number_is_read_back(texts in prop::collection::vec(any::<String>(), 0..4), number in any::<f32>()) {
+            let number = if number.is_finite() { number } else { 0.0 };
+            let mut w = Writer::default();
+            w.array(|w| {
+                texts.iter().for_each(|text| w.string(text));
+                w.plain(number);
+            });
+            let read: Value = serde_json::from_str(&w.finish()).unwrap();
+            prop_assert_eq!(&read.as_array().unwrap()[..texts.len()], &texts.iter().map(|t| json!(t)).collect::<Vec<_>>()[..]);
+            prop_assert_eq!(read[texts.len()].as_f64().unwrap() as f32, number);
+        }
+    }
+}

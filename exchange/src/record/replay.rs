@@ -1,0 +1,254 @@
+//! Reading a record, and making its decision again. For whoever looks on; no proxy does it.
+
+use scheduler::in_flight::{InFlight, Load};
+use scheduler::{
+    AdapterRoom, Decision, Endpoint, EndpointMetrics, Explanation, Local, LoraMetrics, Readiness, Request, Rng, Snapshot, SubsetHint,
+    Version, schedule,
+};
+use serde_json::Value;
+
+/// The most bytes of a record that is read: [`super::RECORDED_ENDPOINTS_MAX`] endpoints with all their adapters' names.
+pub const RECORD_BYTES_MAX: usize = 4 << 20;
+
+/// A record that was read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recorded {
+    value: Value,
+}
+
+/// Why a text is no record, or cannot be replayed. Whoever wrote it is at fault.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InvalidRecord {
+    /// Longer than [`RECORD_BYTES_MAX`].
+    TooLong(usize),
+    /// Not JSON.
+    NotJson(String),
+    /// A field is missing, or of another type.
+    Field(&'static str),
+    /// The endpoints in it make no pool.
+    Endpoints(String),
+}
+
+/// A decision made again.
+#[derive(Debug)]
+pub struct Replay {
+    /// The pool as it was.
+    pub snapshot: Snapshot,
+    /// What was decided.
+    pub decision: Decision,
+    /// Why.
+    pub explanation: Explanation,
+}
+
+// === impl Recorded ===
+
+impl Recorded {
+    /// Reads what [`super::Record::to_json`] wrote.
+    ///
+    /// # Errors
+    /// [`InvalidRecord`] when the text is none. Fields are looked at when it is replayed.
+    pub fn from_json(text: &str) -> Result<Self, InvalidRecord> {
+        if text.len() > RECORD_BYTES_MAX {
+            return Err(InvalidRecord::TooLong(text.len()));
+        }
+        let value: Value = serde_json::from_str(text).map_err(|e| InvalidRecord::NotJson(e.to_string()))?;
+        if value.get("rng").is_none() {
+            return Err(InvalidRecord::Field("rng"));
+        }
+        Ok(Self { value })
+    }
+
+    /// Whom the decision named, when that was recorded.
+    #[must_use]
+    pub fn was_picked(&self) -> Vec<&str> {
+        self.value.get("picked").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect()
+    }
+
+    /// Makes the decision again, with the pipeline, objects and labels of `live`; endpoints that `without` names are not there.
+    ///
+    /// # Errors
+    /// [`InvalidRecord`] names the field that is missing or wrong.
+    pub fn replay(&self, live: &Snapshot, without: &[String]) -> Result<Replay, InvalidRecord> {
+        let request = RequestRow::read(self.value.get("request").ok_or(InvalidRecord::Field("request"))?)?;
+        let pool = PoolRows::read(&self.value, live, without)?;
+        let mut in_flight = InFlight::default();
+        let refs: Vec<_> = pool.endpoints.iter().map(|e| e.id).collect();
+        in_flight.others_mut().start(&refs);
+        refs.iter().zip(&pool.loads).for_each(|(id, load)| in_flight.others_mut().add(*id, *load));
+        let snapshot = live
+            .with_endpoints(pool.version, pool.endpoints, pool.metrics)
+            .map_err(|invalid| InvalidRecord::Endpoints(invalid.to_string()))?;
+        let local = Local {
+            in_flight: &in_flight,
+            matched_blocks: &pool.matched_blocks,
+            ejected: &pool.ejected,
+            last_cold_picks: &pool.cold_picks,
+            adapter_rooms: &pool.adapter_rooms,
+            metrics_stale: flag(&self.value, "metrics_stale")?,
+        };
+        let mut rng = Rng::seeded(number(&self.value, "rng")?);
+        let mut explanation = Explanation::default();
+        let decision = request.with(|request| schedule(&snapshot, request, local, &mut rng, Some(&mut explanation)));
+        Ok(Replay { snapshot, decision, explanation })
+    }
+}
+
+/// A request's facts, owned.
+struct RequestRow<'a> {
+    value: &'a Value,
+    subset: Option<SubsetHint>,
+    blocks: Vec<u64>,
+    headers: Vec<(&'a str, &'a str)>,
+}
+
+/// What `schedule` is given of the pool, column by column.
+#[derive(Default)]
+struct PoolRows {
+    version: Version,
+    endpoints: Vec<Endpoint>,
+    metrics: Vec<EndpointMetrics>,
+    loads: Vec<Load>,
+    matched_blocks: Vec<u32>,
+    ejected: Vec<bool>,
+    cold_picks: Vec<u64>,
+    adapter_rooms: Vec<AdapterRoom>,
+}
+
+// === impl RequestRow ===
+
+impl<'a> RequestRow<'a> {
+    fn read(value: &'a Value) -> Result<Self, InvalidRecord> {
+        let count = usize::try_from(number::<u64>(value, "blocks")?).unwrap_or(usize::MAX).min(scheduler::prefix::BLOCKS_MAX);
+        let mut blocks = vec![0; count];
+        if let (Some(first), Some(hash)) = (blocks.first_mut(), value.get("first_block").and_then(Value::as_u64)) {
+            *first = hash;
+        }
+        let subset = value.get("subset").and_then(Value::as_str).map(|text| SubsetHint::parse(text.split(',')));
+        let headers = value.get("headers").and_then(Value::as_object).into_iter().flatten();
+        let headers = headers.filter_map(|(name, value)| Some((name.as_str(), value.as_str()?))).collect();
+        Ok(Self { value, subset, blocks, headers })
+    }
+
+    fn with<R>(&self, decide: impl FnOnce(&Request<'_>) -> R) -> R {
+        let count = |name| self.value.get(name).and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok());
+        decide(&Request {
+            model: self.value.get("model").and_then(Value::as_str).unwrap_or_default(),
+            subset: self.subset.as_ref(),
+            priority: self.value.get("priority").and_then(Value::as_i64).and_then(|n| i32::try_from(n).ok()).unwrap_or(0),
+            prompt_tokens: count("prompt_tokens").unwrap_or(0),
+            prefix_blocks: &self.blocks,
+            prefix_block_tokens: count("block_tokens").unwrap_or(0),
+            max_tokens: count("max_tokens"),
+            media_items: count("media_items").unwrap_or(0),
+            headers: &self.headers,
+        })
+    }
+}
+
+// === impl PoolRows ===
+
+impl PoolRows {
+    fn read(value: &Value, live: &Snapshot, without: &[String]) -> Result<Self, InvalidRecord> {
+        let rows = value.get("endpoints").and_then(Value::as_array).ok_or(InvalidRecord::Field("endpoints"))?;
+        let version = value.get("version").and_then(Value::as_array).map(Vec::as_slice);
+        let Some([term, sequence]) = version else { return Err(InvalidRecord::Field("version")) };
+        let mut pool =
+            Self { version: Version { term: term.as_u64().unwrap_or(0), sequence: sequence.as_u64().unwrap_or(0) }, ..Self::default() };
+        for (slot, row) in (0..=u16::MAX).zip(rows) {
+            let address = row.get("endpoint").and_then(Value::as_str).ok_or(InvalidRecord::Field("endpoints.endpoint"))?;
+            if !without.iter().any(|gone| gone == address) {
+                pool.push(slot, address, row, live)?;
+            }
+        }
+        Ok(pool)
+    }
+
+    fn push(&mut self, slot: u16, address: &str, row: &Value, live: &Snapshot) -> Result<(), InvalidRecord> {
+        let known = live.endpoints().iter().find(|e| &*e.address == address);
+        let ready = if flag(row, "ready")? { Readiness::Ready } else { Readiness::NotReady };
+        self.endpoints.push(Endpoint {
+            // Only what is in the record counts here, so any identity that tells its endpoints apart will do.
+            id: scheduler::EndpointRef { slot: scheduler::Slot(slot), incarnation: scheduler::Incarnation(0) },
+            name: row.get("name").and_then(Value::as_str).unwrap_or(address).into(),
+            address: address.into(),
+            readiness: ready,
+            labels: known.map(|e| e.labels.clone()).unwrap_or_default(),
+            age_ms: number(row, "age_ms")?,
+        });
+        self.metrics.push(metrics(row));
+        self.loads.push(Load {
+            requests: number(row, "requests")?,
+            prefill_tokens: number(row, "prefill_tokens")?,
+            decode_tokens: number(row, "decode_tokens")?,
+            ttft_slo_us: count(row, "ttft_slo_us"),
+            tpot_slo_us: count(row, "tpot_slo_us"),
+        });
+        self.matched_blocks.push(number(row, "matched_blocks")?);
+        self.ejected.push(row.get("ejected").and_then(Value::as_bool).unwrap_or(false));
+        self.cold_picks.push(number(row, "cold_pick")?);
+        self.adapter_rooms.push(row.get("adapter_room").map(read_adapter_room).unwrap_or_default());
+        Ok(())
+    }
+}
+
+fn read_adapter_room(value: &Value) -> AdapterRoom {
+    match (value.as_str(), value.as_u64()) {
+        (Some("loaded"), _) => AdapterRoom::Loaded,
+        (Some("free"), _) => AdapterRoom::Free,
+        (_, Some(displaced_used)) => AdapterRoom::Full { displaced_used },
+        _ => AdapterRoom::Unknown,
+    }
+}
+
+fn metrics(row: &Value) -> EndpointMetrics {
+    let names = |value: Option<&Value>| -> Box<[Box<str>]> {
+        value.and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).map(Into::into).collect()
+    };
+    let lora = row.get("lora").map(|lora| LoraMetrics {
+        running: names(lora.get("running")),
+        waiting: names(lora.get("waiting")),
+        max: count(lora, "max").unwrap_or(0),
+    });
+    let attributes = row.get("attributes").and_then(Value::as_object).into_iter().flatten();
+    EndpointMetrics {
+        queue_depth: real(row.get("queue_depth")),
+        running_requests: real(row.get("running_requests")),
+        kv_cache_utilization: real(row.get("kv_cache_utilization")),
+        kv_block_tokens: count(row, "kv_block_tokens"),
+        kv_blocks: count(row, "kv_blocks"),
+        lora,
+        attributes: attributes.filter_map(|(key, value)| Some((key.as_str().into(), real(Some(value))?))).collect(),
+    }
+}
+
+fn number<T: TryFrom<u64>>(row: &Value, name: &'static str) -> Result<T, InvalidRecord> {
+    row.get(name).and_then(Value::as_u64).and_then(|n| T::try_from(n).ok()).ok_or(InvalidRecord::Field(name))
+}
+
+fn count(row: &Value, name: &str) -> Option<u32> {
+    row.get(name).and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok())
+}
+
+fn flag(row: &Value, name: &'static str) -> Result<bool, InvalidRecord> {
+    row.get(name).and_then(Value::as_bool).ok_or(InvalidRecord::Field(name))
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "it was written from an f32")]
+fn real(value: Option<&Value>) -> Option<f32> {
+    value.and_then(Value::as_f64).map(|number| number as f32)
+}
+
+// === impl InvalidRecord ===
+
+impl std::fmt::Display for InvalidRecord {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::TooLong(bytes) => write!(f, "{bytes} bytes, a record has at most {RECORD_BYTES_MAX}"),
+            Self::NotJson(why) => write!(f, "not JSON: {why}"),
+            Self::Field(name) => write!(f, "not a decision record: `{name}` is missing, or not what it should be"),
+            Self::Endpoints(why) => write!(f, "its endpoints make no pool: {why}"),
+        }
+    }
+}
+
+impl std::error::Error for InvalidRecord {}

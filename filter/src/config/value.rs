@@ -1,0 +1,110 @@
+//! A configuration as a tree, read by the same reader as request bodies: `serde_json` and its maps would be a tenth of the module.
+
+use exchange::json::{JsonError, Kind, Reader};
+
+/// Containers inside each other; the configuration has three.
+const DEPTH_MAX: u32 = 8;
+
+/// One value.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// A whole number, 0 or more.
+    Number(u64),
+    /// Text.
+    Text(String),
+    /// true or false.
+    Flag(bool),
+    /// A list.
+    List(Vec<Value>),
+    /// An object.
+    Object(Fields),
+    /// Anything else: null, other numbers, what is nested too deep.
+    Other,
+}
+
+/// Members of an object, by name; of equal names the last counts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Fields(Vec<(String, Value)>);
+
+/// Reads all of `json`.
+///
+/// # Errors
+/// [`JsonError`] when it is not JSON, or something follows it.
+pub fn parse(json: &[u8]) -> Result<Value, JsonError> {
+    let mut reader = Reader::new(json);
+    let value = read(&mut reader, json, 0)?;
+    reader.end()?;
+    Ok(value)
+}
+
+fn read(reader: &mut Reader<'_>, json: &[u8], depth: u32) -> Result<Value, JsonError> {
+    match reader.peek()? {
+        Kind::String => Ok(reader.string()?.map_or(Value::Other, |text| Value::Text(text.text().into_owned()))),
+        Kind::Boolean => Ok(reader.boolean()?.map_or(Value::Other, Value::Flag)),
+        Kind::Array if depth < DEPTH_MAX => {
+            let mut items = Vec::new();
+            reader.elements(|reader| read(reader, json, depth + 1).map(|item| items.push(item)))?;
+            Ok(Value::List(items))
+        }
+        Kind::Object if depth < DEPTH_MAX => {
+            let mut fields = Fields::default();
+            reader.members(|reader, name| read(reader, json, depth + 1).map(|value| fields.put(name.text().into_owned(), value)))?;
+            Ok(Value::Object(fields))
+        }
+        _ => {
+            let text = json.get(reader.skip()?).and_then(|bytes| std::str::from_utf8(bytes).ok());
+            Ok(text.and_then(|text| text.parse().ok()).map_or(Value::Other, Value::Number))
+        }
+    }
+}
+
+// === impl Fields ===
+
+impl Fields {
+    /// Takes a member out.
+    pub fn remove(&mut self, name: &str) -> Option<Value> {
+        let position = self.0.iter().position(|(known, _)| known == name)?;
+        Some(self.0.swap_remove(position).1)
+    }
+
+    /// The name of any member that is left.
+    #[must_use]
+    pub fn left(&self) -> Option<&str> {
+        self.0.iter().map(|(name, _)| name.as_str()).min()
+    }
+
+    fn put(&mut self, name: String, value: Value) {
+        let _ = self.remove(&name);
+        self.0.push((name, value));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_a_configuration_has() {
+        let Ok(Value::Object(mut fields)) = parse(br#" {"n": 7, "t": "a\u0062", "f": true, "l": [1, -1, 1.5, null], "n": 8, "o": {}} "#)
+        else {
+            panic!()
+        };
+        assert_eq!(fields.left(), Some("f"));
+        assert_eq!(fields.remove("n"), Some(Value::Number(8)), "the last of two counts");
+        assert_eq!(fields.remove("t"), Some(Value::Text("ab".into())));
+        assert_eq!(fields.remove("f"), Some(Value::Flag(true)));
+        assert_eq!(fields.remove("l"), Some(Value::List(vec![Value::Number(1), Value::Other, Value::Other, Value::Other])));
+        assert_eq!(fields.remove("o"), Some(Value::Object(Fields::default())));
+        assert_eq!((fields.remove("x"), fields.left()), (None, None));
+    }
+
+    #[test]
+    fn refuses_what_is_no_json_and_stops_at_its_depth() {
+        for bad in ["", "{", "{} x", "[1,]", "'a'"] {
+            assert!(parse(bad.as_bytes()).is_err(), "{bad}");
+        }
+        let deep = |depth: usize| parse(format!("{}{}", "[".repeat(depth), "]".repeat(depth)).as_bytes());
+        assert!(matches!(deep(100), Ok(Value::List(_))));
+        assert!(deep(100_000).is_err());
+    }
+}
