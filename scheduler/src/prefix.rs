@@ -13,6 +13,7 @@ pub use hash::{BLOCK_BYTES_DEFAULT, BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BLOCKS_MAX
 
 mod lookup;
 mod owners;
+pub use owners::Reuse;
 mod table;
 
 mod index;

@@ -258,6 +258,7 @@ impl Flight {
             usage,
         };
         self.count(pool, &outcome);
+        pool.hit(&self.held, &usage, self.prompt.blocks.len());
         pool.release(self.held);
         outcome
     }

@@ -4,6 +4,7 @@
 //! hold theirs until the serving one answers, since by then its sidecar has had what it asked of them.
 
 use scheduler::in_flight::Ticket;
+use scheduler::prefix::Reuse;
 use scheduler::{Decision, EndpointIndex, EndpointRef, Explanation, Local, Request, Route, Snapshot, session_token};
 
 use super::{Pool, State, adapters};
@@ -11,6 +12,7 @@ use crate::explain::Why;
 use crate::record::Record;
 use crate::reply::Refusal;
 use crate::time::Time;
+use crate::usage::Usage;
 
 /// A pick that was made and recorded.
 #[derive(Debug)]
@@ -34,6 +36,16 @@ pub(crate) struct Picked {
 pub(crate) struct Held {
     serving: Ticket,
     stages: Vec<Ticket>,
+    /// What the one that works through the prompt was believed to hold of it; `None` where the reply does not tell of that one.
+    belief: Option<Belief>,
+}
+
+/// How much of a prompt an endpoint was believed to hold, and how long ago it was given the last of that.
+#[derive(Clone, Copy, Debug)]
+struct Belief {
+    endpoint: EndpointRef,
+    blocks: u32,
+    reuse: Option<Reuse>,
 }
 
 /// A response header that names an endpoint to the client.
@@ -87,8 +99,8 @@ impl Pool {
         let stages: Vec<EndpointRef> = route.encode.iter().filter_map(|&index| Some(state.endpoint(index)?.0)).collect();
 
         let uncached = request.prompt_tokens.saturating_sub(matched);
-        let mut held =
-            Held { serving: self.in_flight.admit(serving_ref, if prompting == serving { uncached } else { 0 }), stages: Vec::new() };
+        let uncached_here = if prompting == serving { uncached } else { 0 };
+        let mut held = Held { serving: self.in_flight.admit(serving_ref, uncached_here), stages: Vec::new(), belief: None };
         self.in_flight.expect_output(&mut held.serving, output_tokens);
         held.stages.extend(stages.into_iter().map(|endpoint| self.in_flight.admit(endpoint, 0)));
         if prompting != serving {
@@ -96,7 +108,8 @@ impl Pool {
             self.place(prompting_ref, request.prefix_blocks);
             self.note(prompting, request.model);
         }
-        self.place(serving_ref, request.prefix_blocks);
+        let belief = self.place(serving_ref, request.prefix_blocks);
+        held.belief = (prompting == serving).then_some(belief);
         self.note(serving, request.model);
         self.counters.picked(serving_ref, request.prompt_tokens, matched);
         self.changes += 1;
@@ -120,8 +133,19 @@ impl Pool {
         self.in_flight.transfer(&mut held.serving, to);
         self.changes += 1;
         // One that left meanwhile, or lives again at its slot, has nothing to remember.
-        if self.knows(to) {
-            self.place(to, blocks);
+        held.belief = self.knows(to).then(|| self.place(to, blocks));
+    }
+
+    /// The engine told how much of the prompt it had: `usage` of a prompt of so many blocks. Its tokens are not ours, but what part of the prompt
+    /// was cached is the same in both; a sixteenth is left for templates and block ends.
+    pub(crate) fn hit(&mut self, held: &Held, usage: &Usage, blocks: usize) {
+        let (Some(belief), Some(cached), Some(prompt @ 1..)) = (held.belief, usage.cached_tokens, usage.prompt_tokens) else { return };
+        let held = u64::from(cached) * blocks as u64 / u64::from(prompt);
+        let (believed, slack) = (u64::from(belief.blocks), 1 + u64::from(belief.blocks / 16));
+        if held > believed + slack {
+            self.prefixes.learn_more(belief.endpoint);
+        } else if let Some(reuse) = belief.reuse {
+            self.prefixes.learn(belief.endpoint, reuse, held + slack >= believed);
         }
     }
 
@@ -151,11 +175,16 @@ impl Pool {
         self.changes += 1;
     }
 
-    fn place(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
+    /// Records that `endpoint` is given these blocks; what was believed of it before.
+    fn place(&mut self, endpoint: EndpointRef, blocks: &[u64]) -> Belief {
         let mut known = Vec::new();
         self.prefixes.matched(blocks, &[endpoint], &mut known);
+        let known = known.first().copied().unwrap_or(0);
+        let last = known.checked_sub(1).and_then(|last| blocks.get(last as usize));
+        let reuse = last.and_then(|&block| self.prefixes.reuse(endpoint, block));
         self.prefixes.record(endpoint, blocks);
-        self.untold.keep(endpoint, blocks, known.first().copied().unwrap_or(0));
+        self.untold.keep(endpoint, blocks, known);
+        Belief { endpoint, blocks: known, reuse }
     }
 
     fn matched_tokens(&self, request: &Request<'_>, endpoint: EndpointIndex) -> u32 {

@@ -12,7 +12,7 @@
 
 use super::hash::BLOCKS_MAX;
 use super::lookup::Lookup;
-use super::owners::{Owners, REGION_OWNERS, REGIONS, region};
+use super::owners::{Owners, REGION_OWNERS, REGIONS, Reuse, region};
 use super::table::{Entry, LANES, NOBODY, Table, age, epoch_of};
 use crate::snapshot::EndpointRef;
 use std::fmt;
@@ -131,6 +131,35 @@ impl PrefixIndex {
         if let Some(owner) = self.owner(endpoint) {
             self.owners.set_capacity(owner, blocks);
         }
+    }
+
+    /// How long ago `endpoint` was given this block; `None` when it is not known to have been.
+    #[must_use]
+    pub fn reuse(&self, endpoint: EndpointRef, block: u64) -> Option<Reuse> {
+        let owner = self.owners.get(endpoint)?;
+        let (_, stamp) = self.table.find(self.table.key(block, region(owner)), owner)?;
+        self.owners.reuse(owner, epoch_of(stamp, self.epoch))
+    }
+
+    /// The engine said of a block given so long ago that it was `there`, or gone: what its cache really holds is learned. Whatever is as old as a
+    /// block that was gone stops counting at once.
+    pub fn learn(&mut self, endpoint: EndpointRef, reuse: Reuse, there: bool) {
+        if let Some(owner) = self.owners.get(endpoint) {
+            self.owners.learn(owner, reuse, there);
+        }
+    }
+
+    /// The engine held more of a prompt than was believed.
+    pub fn learn_more(&mut self, endpoint: EndpointRef) {
+        if let Some(owner) = self.owners.get(endpoint) {
+            self.owners.learn_more(owner);
+        }
+    }
+
+    /// Blocks that `endpoint` is believed to hold at most: told by [`Self::set_capacity`], corrected by [`Self::learn`].
+    #[must_use]
+    pub fn capacity(&self, endpoint: EndpointRef) -> Option<u32> {
+        self.owners.capacity(self.owners.get(endpoint)?)
     }
 
     /// Forgets all that `endpoint` held: it was removed. At once invisible; [`sweep`](Self::sweep) frees the entries. Another life at the
@@ -352,6 +381,91 @@ mod tests {
         assert_eq!(matched(&index, &chain(1, 10), &[endpoint(1), endpoint(2)]), [0, 0]);
         assert!(index.sweep(100));
         assert_eq!(index.stats(), PrefixStats::default());
+    }
+
+    /// An engine that forgets what it has not used for longest, and tells how much of a prompt it had.
+    struct Engine {
+        capacity: usize,
+        used: Vec<u64>,
+    }
+
+    impl Engine {
+        fn serve(&mut self, blocks: &[u64]) -> u32 {
+            let held = blocks.iter().take_while(|block| self.used.contains(block)).count();
+            self.used.retain(|block| !blocks.contains(block));
+            // As engines do: the end of a chain goes before its beginning.
+            self.used.extend(blocks.iter().rev());
+            let over = self.used.len().saturating_sub(self.capacity);
+            self.used.drain(..over);
+            held as u32
+        }
+    }
+
+    /// Requests of chains drawn unevenly; how far belief was off in the last half of them, in blocks a request, and the capacity in the end.
+    fn follow(nominal: u32, engine: usize, learning: bool) -> (f64, u32) {
+        let (mut index, a, mut rng) = (PrefixIndex::with_capacity(100_000), endpoint(0), Rng::seeded(5));
+        let mut engine = Engine { capacity: engine, used: Vec::new() };
+        let chains: Vec<Vec<u64>> = (0..60).map(|seed| chain(seed, 40)).collect();
+        let (mut off, mut counted) = (0, 0);
+        for request in 0..1_500 {
+            let pick = rng.below(60).min(rng.below(60));
+            let blocks = &chains[pick as usize];
+            index.set_capacity(a, nominal);
+            let believed = length(&index, blocks, a);
+            let reuse = believed.checked_sub(1).and_then(|last| index.reuse(a, blocks[last as usize]));
+            index.record(a, blocks);
+            let held = engine.serve(blocks);
+            if learning {
+                match reuse {
+                    Some(reuse) if held <= believed => index.learn(a, reuse, held == believed),
+                    _ if held > believed => index.learn_more(a),
+                    _ => {}
+                }
+            }
+            if request >= 750 {
+                off += u64::from(believed.abs_diff(held));
+                counted += 1;
+            }
+        }
+        (off as f64 / f64::from(counted), index.capacity(a).unwrap())
+    }
+
+    #[test]
+    fn the_real_capacity_is_learned_from_both_sides() {
+        for (nominal, real) in [(1_600, 800), (1_000, 500), (600, 1_000), (500, 800)] {
+            let (before, stays) = follow(nominal, real, false);
+            let (after, learned) = follow(nominal, real, true);
+            assert_eq!(stays, nominal);
+            assert!(after < before / 2.0, "{nominal} for {real}: off by {before:.1} blocks a request, then {after:.1}");
+            assert!((real as f64 * 0.7..real as f64 * 1.5).contains(&f64::from(learned)), "{nominal} for {real}: {learned}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_have_been_evicted_teaches_nothing() {
+        let (mut index, a) = (PrefixIndex::with_capacity(100_000), endpoint(0));
+        index.set_capacity(a, 1_000);
+        for seed in 0..30 {
+            index.record(a, &chain(seed, 40));
+        }
+        let newest = index.reuse(a, chain(29, 40)[39]).unwrap();
+        assert!(newest.at_least == 0 && newest.at_most < 1_000, "{newest:?}");
+        index.learn(a, Reuse { at_least: 0, at_most: 40 }, false);
+        assert_eq!(index.capacity(a), Some(1_000), "its prefill is not done yet");
+        index.learn(a, Reuse { at_least: 300, at_most: 400 }, false);
+        assert_eq!(index.capacity(a), Some(500), "by half at most");
+        index.set_capacity(a, 1_000);
+        assert_eq!(index.capacity(a), Some(500), "said again, it does not undo what was learned");
+        index.set_capacity(a, 2_000);
+        assert_eq!(index.capacity(a), Some(2_000), "another engine configuration does");
+        for _ in 0..50 {
+            index.learn_more(a);
+        }
+        assert_eq!(index.capacity(a), Some(4_000));
+        let unknown = endpoint(1);
+        index.learn_more(unknown);
+        index.learn(unknown, newest, false);
+        assert_eq!((index.capacity(unknown), index.reuse(unknown, 1)), (None, None));
     }
 
     #[test]

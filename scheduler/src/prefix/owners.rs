@@ -6,6 +6,9 @@
 //! An engine's cache is close to least-recently-used. So for each owner we count its entries by the epoch of their last touch, in a few
 //! *generations*: the newest ones that together fill its capacity count as held, older ones as evicted. Only whole generations are told
 //! apart, so what counts is seven to eight eighths of the capacity: short rather than long, since the engine needs room for output too.
+//!
+//! The capacity that an engine tells is nominal: its blocks hold more or less text than ours, and output fills it as well. What its replies tell
+//! of true hits corrects it: a block that was gone sets a bound to what fits, one that was there though it was about to stop counting lifts it.
 
 use super::table::NOBODY;
 use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation};
@@ -28,6 +31,18 @@ const PARTS: u32 = 8;
 /// ... and this many are kept: those, the one being filled, and some that have shrunk because their entries were touched again.
 const GENERATIONS: usize = 12;
 
+/// How far the true capacity may be above the nominal: text of two bytes a token where ours has four.
+const CAPACITY_FACTOR_MAX: u32 = 2;
+
+/// How long ago an endpoint was given a block, counted in blocks it was given since. Known by the generation only, so a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reuse {
+    /// At least so many.
+    pub at_least: u32,
+    /// At most so many, the block itself included.
+    pub at_most: u32,
+}
+
 /// The owners.
 pub(super) struct Owners {
     /// By id.
@@ -41,7 +56,9 @@ pub(super) struct Owners {
 #[derive(Clone, Copy)]
 struct Owner {
     life: Life,
-    /// Blocks the endpoint's cache can hold.
+    /// Blocks the endpoint's cache can hold, as it says.
+    nominal: u32,
+    /// The same, as its hits say.
     capacity: u32,
     /// Entries touched in this epoch or later count as held.
     oldest: u64,
@@ -161,10 +178,40 @@ impl Owners {
         }
     }
 
-    pub(super) fn set_capacity(&mut self, id: u16, capacity: u32) {
-        if let Some(row) = self.rows.get_mut(usize::from(id)) {
-            row.capacity = capacity;
+    /// The capacity the endpoint says it has. What was learned stands as long as that does not change.
+    pub(super) fn set_capacity(&mut self, id: u16, nominal: u32) {
+        if let Some(row) = self.rows.get_mut(usize::from(id)).filter(|row| row.nominal != nominal) {
+            (row.nominal, row.capacity) = (nominal, nominal);
             row.settle();
+        }
+    }
+
+    pub(super) fn capacity(&self, id: u16) -> Option<u32> {
+        self.row(id).map(|row| row.capacity)
+    }
+
+    /// How much `id` was given since an entry that was last touched in `epoch`.
+    pub(super) fn reuse(&self, id: u16, epoch: u64) -> Option<Reuse> {
+        let live = self.row(id)?.live();
+        let own = live.iter().rposition(|generation| generation.start <= epoch).unwrap_or(0);
+        let at_least = live.iter().skip(own + 1).fold(0_u32, |sum, generation| sum.saturating_add(generation.entries));
+        Some(Reuse { at_least, at_most: at_least.saturating_add(live.get(own)?.entries) })
+    }
+
+    /// A block of this age was there, or was gone.
+    pub(super) fn learn(&mut self, id: u16, reuse: Reuse, there: bool) {
+        let Some(row) = self.rows.get_mut(usize::from(id)) else { return };
+        match there {
+            true if reuse.at_least >= row.capacity - row.capacity / PARTS => row.grow(),
+            true => {}
+            false => row.shrink(reuse),
+        }
+    }
+
+    /// More was there than was believed.
+    pub(super) fn learn_more(&mut self, id: u16) {
+        if let Some(row) = self.rows.get_mut(usize::from(id)) {
+            row.grow();
         }
     }
 
@@ -203,6 +250,7 @@ impl Owners {
 impl Owner {
     const FREE: Self = Self {
         life: Life::Free,
+        nominal: u32::MAX,
         capacity: u32::MAX,
         oldest: u64::MAX,
         generations: [Generation { start: 0, entries: 0 }; GENERATIONS],
@@ -223,6 +271,24 @@ impl Owner {
 
     fn live_mut(&mut self) -> &mut [Generation] {
         self.generations.get_mut(..self.len).unwrap_or(&mut [])
+    }
+
+    /// By an eighth at a time, up to what is plausible. Where no capacity is known nothing is lifted.
+    fn grow(&mut self) {
+        let most = self.nominal.saturating_mul(CAPACITY_FACTOR_MAX);
+        self.capacity = self.capacity.saturating_add((self.capacity / PARTS).max(1)).min(most);
+        self.settle();
+    }
+
+    /// To what fits by the word of one hit, but by half at most: one engine that was asked for the same twice at once is no proof. A block given
+    /// so recently that it cannot have been evicted was not computed yet, and says nothing.
+    fn shrink(&mut self, Reuse { at_least, at_most }: Reuse) {
+        let held = self.live().iter().fold(0_u32, |sum, generation| sum.saturating_add(generation.entries));
+        let believed = self.capacity.min(held);
+        if at_least >= believed / PARTS && at_most < believed {
+            self.capacity = at_most.max(believed / 2);
+            self.settle();
+        }
     }
 
     /// Starts a generation with the next epoch when the newest has an eighth of the capacity. With the next, not this one: entries already

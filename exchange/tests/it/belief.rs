@@ -1,0 +1,80 @@
+//! What an engine says of its cache corrects what is believed of it.
+
+use exchange::{Exchange, Origin, Pool, ResponseHead, Settings, Step, Time};
+use scheduler::{EndpointMetrics, EndpointRef, Snapshot, Version};
+
+use crate::release::roster;
+
+const BLOCKS: u32 = 1_000;
+
+/// One endpoint that says it has room for a thousand blocks.
+fn pool() -> (Pool, EndpointRef) {
+    let (mut pool, roster) = (Pool::new(7, 16_384), roster(1, 1));
+    let endpoint = roster.endpoints()[0].id;
+    let metrics = vec![EndpointMetrics { kv_blocks: Some(BLOCKS), kv_block_tokens: Some(64), ..EndpointMetrics::default() }];
+    let measured: Snapshot = roster.with_metrics(Version { term: 1, sequence: 2 }, metrics).unwrap();
+    pool.install(roster, 7, 1_000);
+    pool.refresh(measured, Time(0));
+    (pool, endpoint)
+}
+
+/// A request with a prompt of some fifty blocks that is answered at once; the engine says which part of it was cached.
+fn ask(pool: &mut Pool, number: usize, cached_percent: u32) {
+    let mut exchange = Exchange::new(Time(0));
+    let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/completions")];
+    exchange.request_headers(&Settings::default(), pairs, false);
+    let body = format!(r#"{{"model":"m","prompt":"{}"}}"#, format!("{number:07} is so ").repeat(850));
+    let Step::Forward(_) = exchange.decide(&Settings::default(), pool, None, body.as_bytes(), Time(0)) else { panic!("not routed") };
+    let head = ResponseHead {
+        origin: Origin::Upstream,
+        status: 200,
+        upstream_address: Some(b"10.0.0.0:8000"),
+        attempts: 1,
+        content_type: Some(b"application/json"),
+        ..ResponseHead::default()
+    };
+    exchange.response_headers(pool, &head, Time(1));
+    let cached = 5_000 * cached_percent / 100;
+    let usage =
+        format!(r#"{{"usage":{{"prompt_tokens":5000,"completion_tokens":1,"prompt_tokens_details":{{"cached_tokens":{cached}}}}}}}"#);
+    exchange.response_chunk(pool, usage.as_bytes(), true, Time(1));
+    exchange.end(pool, Time(1));
+}
+
+fn capacity(pool: &Pool, endpoint: EndpointRef) -> u32 {
+    pool.prefixes().capacity(endpoint).unwrap()
+}
+
+#[test]
+fn an_engine_that_had_less_than_believed_is_believed_to_hold_less() {
+    let (mut pool, endpoint) = pool();
+    (0..20).for_each(|number| ask(&mut pool, number, 0));
+    assert_eq!(capacity(&pool, endpoint), BLOCKS, "nothing was believed of any of them");
+    ask(&mut pool, 8, 0);
+    assert!(capacity(&pool, endpoint) < BLOCKS * 9 / 10, "{}", capacity(&pool, endpoint));
+}
+
+#[test]
+fn an_engine_that_had_all_of_it_is_believed_as_before() {
+    let (mut pool, endpoint) = pool();
+    (0..20).for_each(|number| ask(&mut pool, number, 0));
+    (10..20).for_each(|number| ask(&mut pool, number, 99));
+    assert_eq!(capacity(&pool, endpoint), BLOCKS);
+}
+
+#[test]
+fn an_engine_that_had_more_than_believed_is_believed_to_hold_more() {
+    let (mut pool, endpoint) = pool();
+    (0..3).for_each(|number| ask(&mut pool, number, 90));
+    assert!(capacity(&pool, endpoint) > BLOCKS, "{}", capacity(&pool, endpoint));
+    (3..100).for_each(|number| ask(&mut pool, number, 90));
+    assert_eq!(capacity(&pool, endpoint), 2 * BLOCKS, "within reason");
+}
+
+#[test]
+fn the_same_prompt_again_before_it_is_computed_proves_nothing() {
+    let (mut pool, endpoint) = pool();
+    (0..18).for_each(|number| ask(&mut pool, number, 0));
+    ask(&mut pool, 17, 0);
+    assert_eq!(capacity(&pool, endpoint), BLOCKS);
+}
