@@ -116,6 +116,19 @@ impl Api {
         matches!(self, Self::VertexChat | Self::VertexPredict)
     }
 
+    /// Type of the plugin that has its requests read; nothing has those of [`Self::Other`].
+    #[must_use]
+    pub fn parser(self) -> Option<&'static str> {
+        Some(match self {
+            Self::Messages | Self::CountTokens => "anthropic-parser",
+            Self::VllmGenerate => "vllmhttp-parser",
+            Self::SglangGenerate => "sglanghttp-parser",
+            Self::VertexChat | Self::VertexPredict => "vertexai-parser",
+            Self::Other { .. } => return None,
+            _ => "openai-parser",
+        })
+    }
+
     /// In whose shape errors are.
     #[must_use]
     pub fn error_family(self) -> Family {
@@ -206,5 +219,14 @@ mod tests {
         assert_eq!(Api::of(b"POST", b"/v1/completions").error_family(), Family::OpenAi);
         assert_eq!(Api::of(b"POST", b"/generate").error_family(), Family::OpenAi);
         assert_eq!(Api::of(b"GET", b"/health?q=/v1/messages").error_family(), Family::OpenAi);
+    }
+
+    #[test]
+    fn every_api_is_read_by_a_parser_there_is() {
+        for row in &APIS {
+            let parser = row.api.parser().and_then(scheduler::plugin::lookup);
+            assert_eq!(parser.map(|parser| parser.kind), Some(scheduler::plugin::Kind::Parser), "{}", row.suffix);
+        }
+        assert_eq!(OTHER.parser(), None);
     }
 }

@@ -19,8 +19,8 @@
 mod flight;
 mod forward;
 
-use scheduler::Request;
 use scheduler::objects::Asked;
+use scheduler::{Request, Snapshot};
 
 use crate::api::{Api, Family};
 use crate::body;
@@ -191,8 +191,13 @@ impl Exchange {
     }
 
     /// Keeps those of the request headers that the plugins of `pool` read; all there is room for, while nobody knows which they will be.
+    /// The body is not read where none of them reads requests of its API.
     pub fn capture<'h>(&mut self, pool: &Pool, pairs: impl IntoIterator<Item = (&'h [u8], &'h [u8])>) {
-        let wanted = pool.snapshot().map(|snapshot| snapshot.pipeline().headers());
+        let pipeline = pool.snapshot().map(Snapshot::pipeline);
+        if pipeline.zip(self.api.parser()).is_some_and(|(pipeline, parser)| !pipeline.reads(parser)) {
+            self.api = Api::Other { family: self.family };
+        }
+        let wanted = pipeline.map(|pipeline| pipeline.headers());
         let mut room = CAPTURED_BYTES_MAX;
         for (name, value) in pairs {
             if wanted.is_some_and(|wanted| !wanted.iter().any(|known| known.as_bytes() == name)) || name.len() + value.len() > room {

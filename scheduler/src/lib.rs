@@ -45,6 +45,7 @@ mod decider;
 mod detector;
 mod filter;
 mod handler;
+mod parser;
 mod picker;
 mod producer;
 mod scorer;

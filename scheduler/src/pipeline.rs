@@ -71,6 +71,8 @@ pub struct Pipeline {
     production: Production,
     headers: Vec<Box<str>>,
     session_tokens: Vec<SessionToken>,
+    /// Types of the parsers declared.
+    parsers: Vec<&'static str>,
 }
 
 /// Something that a plugin refers to by name.
@@ -228,6 +230,7 @@ impl Pipeline {
             production: Production::with_defaults().map_err(built_in)?,
             headers: Vec::new(),
             session_tokens: Vec::new(),
+            parsers: Vec::new(),
         };
         for plugin in &spec.plugins {
             pipeline.declare(plugin.name(), plugin.build()?.0, spec);
@@ -250,8 +253,15 @@ impl Pipeline {
             Plugin::Decider(decider) => self.deciders.push((name.into(), decider)),
             Plugin::Admitter(admitter) => self.admitters.push(admitter),
             Plugin::Producer(producer) => self.production.set(producer),
+            Plugin::Parser(parser) => self.parsers.push(parser),
             _ => {}
         }
+    }
+
+    /// Are requests of the API read that this type of parser is for? All are where no parser is declared.
+    #[must_use]
+    pub fn reads(&self, parser: &str) -> bool {
+        self.parsers.is_empty() || self.parsers.contains(&parser)
     }
 
     /// Names, in lower case, of the request headers that its plugins read: [`crate::Request::headers`] need hold no others.
@@ -523,6 +533,20 @@ mod tests {
         assert_eq!(refusal(&picker), "the pipeline refers to `absent`, which is no saturation detector");
         let none = PipelineSpec { profiles: Vec::new(), ..PipelineSpec::default() };
         assert_eq!(refusal(&none), "0 profiles, and a profile handler that runs the only one");
+    }
+
+    #[test]
+    fn requests_are_read_by_the_parsers_declared_or_by_all() {
+        let reads = |parsers: &[&str]| {
+            let plugins = parsers.iter().map(|parser| plugin(parser, "", 1.0, &[])).chain([plugin("random-picker", "", 1.0, &[])]);
+            let mut spec = spec(plugins.collect());
+            spec.profiles[0].plugins.retain(|part| part.name == "random-picker");
+            let pipeline = Pipeline::build(&spec).unwrap();
+            ["openai-parser", "anthropic-parser"].map(|parser| pipeline.reads(parser))
+        };
+        assert_eq!(reads(&[]), [true, true]);
+        assert_eq!(reads(&["anthropic-parser", "passthrough-parser"]), [false, true]);
+        assert_eq!(reads(&["passthrough-parser"]), [false, false]);
     }
 
     #[test]

@@ -24,6 +24,7 @@ use crate::filter::{by_label, label_selector, prefix_cache_affinity, role, utili
 use crate::handler::{data_parallel, disagg, header, single};
 use crate::in_flight::Load;
 use crate::local::Local;
+use crate::parser;
 use crate::picker::{max_score, random, weighted_random};
 use crate::pipeline::{Reference, Stage};
 use crate::producer::{agent_identity, approx_prefix_cache, inflight_load, token};
@@ -149,6 +150,8 @@ pub enum Plugin {
     Admitter(Box<dyn Admitter>),
     /// Sets how facts are produced.
     Producer(Producer),
+    /// Has the requests of an API read; its type.
+    Parser(&'static str),
 }
 
 /// Which phase a plugin works in.
@@ -170,6 +173,8 @@ pub enum Kind {
     Admitter,
     /// [`Producer`].
     Producer,
+    /// [`Plugin::Parser`].
+    Parser,
 }
 
 /// Words that only people read: where nobody does, in the module inside the proxy, they take no memory.
@@ -256,6 +261,13 @@ pub static PLUGINS: &[PluginType] = &[
     inflight_load::PLUGIN,
     token::PLUGIN,
     agent_identity::PLUGIN,
+    parser::OPENAI,
+    parser::ANTHROPIC,
+    parser::VLLM_HTTP,
+    parser::VLLM_GRPC,
+    parser::SGLANG_HTTP,
+    parser::VERTEX_AI,
+    parser::PASSTHROUGH,
 ];
 
 /// The plugin type of that name.
@@ -286,7 +298,7 @@ impl Plugin {
             Self::Filter(filter) => filter.headers(),
             Self::Scorer(scorer) | Self::FilteringScorer(_, scorer) => scorer.headers(),
             Self::ProfileHandler(handler) => handler.headers(),
-            Self::Picker(_) | Self::Decider(_) | Self::Detector(_) | Self::Admitter(_) | Self::Producer(_) => &[],
+            Self::Picker(_) | Self::Decider(_) | Self::Detector(_) | Self::Admitter(_) | Self::Producer(_) | Self::Parser(_) => &[],
         }
     }
 
@@ -312,6 +324,7 @@ impl Plugin {
             Self::Detector(_) => Kind::Detector,
             Self::Admitter(_) => Kind::Admitter,
             Self::Producer(_) => Kind::Producer,
+            Self::Parser(_) => Kind::Parser,
         }
     }
 }

@@ -54,7 +54,7 @@ impl Profile {
                     built.picker = picker;
                     built.listed = picker::list_length(&parameters).map_err(|error| plugin.refuse(error))?;
                 }
-                Plugin::ProfileHandler(_) | Plugin::Decider(_) | Plugin::Admitter(_) | Plugin::Producer(_) => {
+                Plugin::ProfileHandler(_) | Plugin::Decider(_) | Plugin::Admitter(_) | Plugin::Producer(_) | Plugin::Parser(_) => {
                     return Err(no_such("filter, scorer or picker", &part.name, &by()));
                 }
             }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use crate::plugin::{Kind, PLUGINS, PluginType};
 
 /// The sections of the page, in order.
-const TITLES: [(&str, Kind); 8] = [
+const TITLES: [(&str, Kind); 9] = [
     ("Filters", Kind::Filter),
     ("Scorers", Kind::Scorer),
     ("Pickers", Kind::Picker),
@@ -14,6 +14,7 @@ const TITLES: [(&str, Kind); 8] = [
     ("Saturation detectors", Kind::Detector),
     ("Admitters", Kind::Admitter),
     ("Producers", Kind::Producer),
+    ("Parsers", Kind::Parser),
 ];
 
 /// Every plugin with its formula, source, parameters and defaults, as Markdown.
