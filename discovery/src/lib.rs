@@ -63,6 +63,7 @@ pub mod directory;
 pub mod file;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
+pub mod merge;
 
 pub use instance::{
     INSTANCES_MAX, Instance, LABEL_BYTES_MAX, LABELS_MAX, MetricsLocation, NAME_BYTES_MAX, NAMESPACE_DEFAULT, Scheme, validate,
@@ -70,7 +71,7 @@ pub use instance::{
 pub use metadata::Metadata;
 pub use registry::{InstanceHandle, InstanceStatus, RegisterError, ServiceRegistry};
 pub use table::{InstanceEvent, MetadataPolicy, Seen, State};
-pub use watch::{Discovery, DiscoveryError, InstanceEvents, ServiceDiscovery, Status};
+pub use watch::{Discovery, DiscoveryError, Followed, InstanceEvents, ServiceDiscovery, Status};
 
 /// What the daemon is told. The first of a stream that is not [`Change::Unreadable`] is a [`Change::Reset`].
 #[derive(Clone, Debug, PartialEq, Eq)]

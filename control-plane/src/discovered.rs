@@ -1,0 +1,157 @@
+//! Pools whose endpoints are discovered: how the pools file says so, and what is opened for it.
+//!
+//! ```yaml
+//! kubernetes: {namespace: dynamo, components: [{name: decode, role: decode}, {name: prefill, role: prefill}], kubeNamespace: prod, portName: http}
+//! inferencePool: {name: llama, kubeNamespace: prod}
+//! directory: {path: /run/switchpoint, namespace: dynamo, components: [{name: decode}]}
+//! ```
+//! `metadata` is `wanted` (asked for; an instance that has none is routed all the same), `required` or `ignored`; a plain InferencePool ignores it unless told
+//! otherwise, since its pods are plain model servers. A component's `role` becomes the label that the disaggregation plugins read.
+
+use std::path::PathBuf;
+
+use discovery::backend::Backend;
+use discovery::directory::Directory;
+use discovery::kubernetes::{self, InferencePools, Kubernetes, PoolGroup, PortRule};
+use discovery::merge::{Part, merge};
+use discovery::{Discovery, MetadataPolicy, State};
+use serde::Deserialize;
+
+use crate::sources::Source;
+
+/// The label that says what an endpoint is there for, as llm-d names it.
+const ROLE_LABEL: &str = "llm-d.ai/role";
+
+/// The Kubernetes namespace where none is given.
+const KUBE_NAMESPACE_DEFAULT: &str = "default";
+
+/// The most components of one pool: encode, prefill, decode and their variants.
+const COMPONENTS_MAX: usize = 16;
+
+/// Where a pool's endpoints are discovered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Discovered {
+    /// In the EndpointSlices of Services.
+    Kubernetes(KubernetesSource),
+    /// Among the pods an InferencePool selects.
+    InferencePool(InferencePoolSource),
+    /// In a directory.
+    Directory(DirectorySource),
+}
+
+/// In the EndpointSlices of Services that select components.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct KubernetesSource {
+    kube_namespace: Option<String>,
+    namespace: String,
+    components: Vec<ComponentRow>,
+    port_name: Option<String>,
+    port: Option<u16>,
+    metadata: Option<Metadata>,
+}
+
+/// Among the pods an InferencePool selects.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct InferencePoolSource {
+    kube_namespace: Option<String>,
+    name: String,
+    api_version: Option<ApiVersion>,
+    metadata: Option<Metadata>,
+}
+
+/// In a directory.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct DirectorySource {
+    path: PathBuf,
+    namespace: String,
+    components: Vec<ComponentRow>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct ComponentRow {
+    name: String,
+    role: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+enum Metadata {
+    Wanted,
+    Required,
+    Ignored,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+enum ApiVersion {
+    #[serde(rename = "inference.networking.k8s.io/v1")]
+    V1,
+    #[serde(rename = "inference.networking.x-k8s.io/v1alpha2")]
+    V1Alpha2,
+}
+
+/// Opens a source. Needs a runtime; whether anybody is there at the other end is seen later.
+///
+/// # Errors
+/// Says what is wrong with what was asked for.
+pub async fn open(source: Discovered) -> Result<Source, String> {
+    match source {
+        Discovered::Kubernetes(KubernetesSource { kube_namespace, namespace, components, port_name, port, metadata }) => {
+            let kube_namespace = kube_namespace.unwrap_or_else(|| KUBE_NAMESPACE_DEFAULT.to_owned());
+            let backend = Kubernetes::new(kubernetes::connect().await?, kube_namespace);
+            let backend = backend.with_ports(PortRule { name: port_name, fallback: port });
+            follow(&backend.discovery(policy(metadata, Metadata::Wanted)), &namespace, components)
+        }
+        Discovered::InferencePool(InferencePoolSource { kube_namespace, name, api_version, metadata }) => {
+            let group = match api_version {
+                None | Some(ApiVersion::V1) => PoolGroup::V1,
+                Some(ApiVersion::V1Alpha2) => PoolGroup::V1Alpha2,
+            };
+            let backend = InferencePools::new(kubernetes::connect().await?, group);
+            let discovery = backend.discovery(policy(metadata, Metadata::Ignored));
+            let namespace = kube_namespace.unwrap_or_else(|| KUBE_NAMESPACE_DEFAULT.to_owned());
+            follow(&discovery, &namespace, vec![ComponentRow { name, role: None }])
+        }
+        Discovered::Directory(DirectorySource { path, namespace, components }) => {
+            follow(&Directory::new(path).discovery(), &namespace, components)
+        }
+    }
+}
+
+fn follow<B: Backend>(discovery: &Discovery<B>, namespace: &str, components: Vec<ComponentRow>) -> Result<Source, String> {
+    if components.is_empty() || components.len() > COMPONENTS_MAX {
+        return Err(format!("{} components; 1 to {COMPONENTS_MAX} are allowed", components.len()));
+    }
+    let (mut parts, mut followed) = (Vec::new(), Vec::new());
+    for ComponentRow { name, role } in components {
+        let changes = discovery.changes(namespace, &name).map_err(|e| e.to_string())?;
+        parts.push(Part { changes, labels: role.into_iter().map(|role| (ROLE_LABEL.to_owned(), role)).collect() });
+        followed.push((name.clone(), discovery.follow(namespace, &name).map_err(|e| e.to_string())?));
+    }
+    Ok(Source { changes: merge(parts), components: followed })
+}
+
+fn policy(given: Option<Metadata>, default: Metadata) -> MetadataPolicy {
+    match given.unwrap_or(default) {
+        Metadata::Wanted => MetadataPolicy::Wanted,
+        Metadata::Required => MetadataPolicy::Required,
+        Metadata::Ignored => MetadataPolicy::Ignored,
+    }
+}
+
+/// A state in a word, and why.
+#[must_use]
+pub fn said(state: &State) -> (&'static str, &str) {
+    match state {
+        State::Ready => ("ready", ""),
+        State::Stale(why) => ("ready", why),
+        State::Held => ("held", "its source lacks it after an outage; kept for a while"),
+        State::NotReady(why) => ("not_ready", why),
+        State::Pending(why) => ("pending", why),
+        State::Refused(why) => ("refused", why),
+        State::Gone => ("gone", "its source knows it no more"),
+    }
+}

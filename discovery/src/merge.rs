@@ -1,0 +1,128 @@
+//! Several sources of one pool as one: prefill and decode workers, say, each a component of its own.
+//!
+//! The first set is told once every source told its own: decoders without prefillers would be taken for the truth. After that each source changes on its own, and
+//! one that fails keeps its last set. Where two sources have an instance of one name or one address, the earlier source's counts.
+
+use std::collections::BTreeSet;
+
+use futures::stream::{SelectAll, StreamExt};
+
+use crate::{Change, Changes, Instance};
+
+/// One of several sources.
+pub struct Part {
+    /// What it tells.
+    pub changes: Changes,
+    /// Labels its instances get, unless they have them.
+    pub labels: Vec<(String, String)>,
+}
+
+struct Merge {
+    parts: SelectAll<futures::stream::BoxStream<'static, (usize, Change)>>,
+    labels: Vec<Vec<(String, String)>>,
+    sets: Vec<Option<Vec<Instance>>>,
+    errors: Vec<Option<String>>,
+    /// An error of a part, to be told again: a set told by another part must not be taken for its end.
+    standing: Option<String>,
+}
+
+/// All of them as one.
+#[must_use]
+pub fn merge(parts: Vec<Part>) -> Changes {
+    let (sets, errors) = (vec![None; parts.len()], vec![None; parts.len()]);
+    let (labels, streams): (Vec<_>, Vec<_>) = parts.into_iter().map(|part| (part.labels, part.changes)).unzip();
+    let numbered = streams.into_iter().enumerate().map(|(part, changes)| changes.map(move |change| (part, change)).boxed());
+    let merge = Merge { parts: futures::stream::select_all(numbered), labels, sets, errors, standing: None };
+    futures::stream::unfold(merge, |mut merge| async move { Some((merge.next().await?, merge)) }).boxed()
+}
+
+// === impl Merge ===
+
+impl Merge {
+    async fn next(&mut self) -> Option<Change> {
+        if let Some(why) = self.standing.take() {
+            return Some(Change::Unreadable(why));
+        }
+        loop {
+            let (part, change) = self.parts.next().await?;
+            match change {
+                Change::Unreadable(why) => {
+                    self.errors[part] = Some(why.clone());
+                    return Some(Change::Unreadable(why));
+                }
+                Change::Reset(instances) => {
+                    self.errors[part] = None;
+                    self.sets[part] = Some(instances);
+                    if let Some(all) = self.all() {
+                        self.standing = self.errors.iter().flatten().next().cloned();
+                        return Some(Change::Reset(all));
+                    }
+                }
+            }
+        }
+    }
+
+    /// The whole set, once every part told its own.
+    fn all(&self) -> Option<Vec<Instance>> {
+        let (mut all, mut names, mut addresses) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
+        for (set, labels) in self.sets.iter().zip(&self.labels) {
+            for instance in set.as_ref()? {
+                if addresses.contains(&instance.address) || !names.insert((instance.namespace.clone(), instance.name.clone())) {
+                    continue;
+                }
+                addresses.insert(instance.address);
+                let mut instance = instance.clone();
+                let missing = labels.iter().filter(|(key, _)| instance.labels.iter().all(|(have, _)| have != key));
+                let missing: Vec<_> = missing.cloned().collect();
+                instance.labels.extend(missing);
+                instance.labels.sort_unstable();
+                all.push(instance);
+            }
+        }
+        Some(all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+    use tokio::sync::mpsc;
+    use tokio_stream::wrappers::UnboundedReceiverStream;
+
+    use super::*;
+
+    fn part(label: &str) -> (mpsc::UnboundedSender<Change>, Part) {
+        let (tell, told) = mpsc::unbounded_channel();
+        (tell, Part { changes: UnboundedReceiverStream::new(told).boxed(), labels: vec![("role".to_owned(), label.to_owned())] })
+    }
+
+    fn set(all: &[(&str, u16)]) -> Change {
+        Change::Reset(all.iter().map(|(name, port)| Instance::new(*name, ([10, 0, 0, 1], *port).into())).collect())
+    }
+
+    fn next(changes: &mut Changes) -> Option<String> {
+        let text = |i: &Instance| format!("{}:{}={}", i.name, i.address.port(), i.labels[0].1);
+        changes.next().now_or_never().map(|change| match change.unwrap() {
+            Change::Reset(all) => all.iter().map(text).collect::<Vec<_>>().join(" "),
+            Change::Unreadable(why) => format!("! {why}"),
+        })
+    }
+
+    #[test]
+    fn parts_wait_for_each_other_once_and_then_change_alone() {
+        let ((decode, a), (prefill, b)) = (part("decode"), part("prefill"));
+        let mut merged = merge(vec![a, b]);
+        decode.send(set(&[("d", 1)])).unwrap();
+        assert_eq!(next(&mut merged), None, "decoders alone are not the truth");
+        prefill.send(set(&[("p", 2), ("d", 3), ("q", 1)])).unwrap();
+        assert_eq!(next(&mut merged).unwrap(), "d:1=decode p:2=prefill", "names and addresses are told once");
+        prefill.send(Change::Unreadable("gone".to_owned())).unwrap();
+        assert_eq!(next(&mut merged).unwrap(), "! gone");
+        decode.send(set(&[])).unwrap();
+        assert_eq!(next(&mut merged).unwrap(), "p:2=prefill d:3=prefill q:1=prefill", "the last prefillers stay");
+        assert_eq!(next(&mut merged).unwrap(), "! gone", "and it is still said that they are old");
+        prefill.send(set(&[])).unwrap();
+        assert_eq!(next(&mut merged).unwrap(), "");
+        assert_eq!(next(&mut merged), None);
+    }
+}
