@@ -1,5 +1,6 @@
 //! The admin listener, for people, probes and Prometheus. On loopback by default; it changes nothing.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -15,11 +16,13 @@ use tokio::time::Instant;
 
 use crate::config::{ConfigStatus, Resolved};
 use crate::counters::Totals;
+use crate::discovered;
 use crate::explain::{self, QUESTION_BYTES_MAX, Question};
 use crate::metrics;
 use crate::persist::SnapshotFile;
 use crate::pool::{Absence, Absentee, Member, MetricsStatus, PoolView};
 use crate::shared::{EdsStream, Proxy, ProxyPool, Shared};
+use crate::sources::Components;
 
 /// What the routes look at.
 #[derive(Clone, Debug)]
@@ -28,6 +31,8 @@ pub struct Admin {
     pub shared: Arc<Shared>,
     /// The snapshot file, if there is one.
     pub snapshot: Option<Arc<SnapshotFile>>,
+    /// What discovery knows, by pool.
+    pub components: Arc<BTreeMap<Arc<str>, Components>>,
 }
 
 /// The routes of the admin listener.
@@ -37,6 +42,7 @@ pub fn router(admin: Admin) -> Router {
         .route("/readyz", get(readyz))
         .route("/metrics", get(prometheus))
         .route("/debug/endpoints", get(endpoints))
+        .route("/debug/instances", get(instances))
         .route("/debug/state", get(state))
         .route("/debug/config", get(config))
         .route("/debug/explain", post(why).layer(DefaultBodyLimit::max(QUESTION_BYTES_MAX)))
@@ -66,7 +72,7 @@ async fn why(State(Admin { shared, .. }): State<Admin>, Json(question): Json<Que
     }
 }
 
-async fn prometheus(State(Admin { shared, snapshot }): State<Admin>) -> Response {
+async fn prometheus(State(Admin { shared, snapshot, .. }): State<Admin>) -> Response {
     match metrics::page(&shared, snapshot.as_deref()) {
         Ok(page) => ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], page).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
@@ -85,6 +91,32 @@ async fn endpoints(State(Admin { shared, .. }): State<Admin>) -> Json<Value> {
         })
         .collect();
     Json(json!({ "endpoints": rows }))
+}
+
+/// Every instance that discovery saw lately: what is held of it, and why. One that is not ready here is in no pool.
+async fn instances(State(Admin { components, .. }): State<Admin>) -> Json<Value> {
+    let all = || components.iter().flat_map(|(pool, all)| all.iter().map(move |(name, followed)| (pool, name, followed)));
+    let rows = all().flat_map(|(pool, name, followed)| {
+        followed.seen().into_iter().map(move |seen| {
+            let (state, reason) = discovered::said(&seen.state);
+            json!({
+                "name": &*seen.id,
+                "address": seen.address.to_string(),
+                "pool": &**pool,
+                "component": name,
+                "incarnation": seen.incarnation,
+                "state": state,
+                "reason": reason,
+                "since": rfc3339(seen.since),
+            })
+        })
+    });
+    let sources = all().map(|(pool, name, followed)| {
+        let status = followed.status().borrow().clone();
+        let age = status.heard.and_then(|at| at.elapsed().ok()).map(|age| age.as_secs_f64());
+        json!({ "pool": &**pool, "component": name, "synced": status.synced, "error": status.error, "age_seconds": age })
+    });
+    Json(json!({ "instances": rows.collect::<Vec<_>>(), "sources": sources.collect::<Vec<_>>() }))
 }
 
 fn member_row(view: &PoolView, member: &Member, metrics: &EndpointMetrics, totals: &Totals) -> Value {
@@ -142,7 +174,7 @@ fn absentee_row(view: &PoolView, absentee: &Absentee, totals: &Totals) -> Value 
     })
 }
 
-async fn state(State(Admin { shared, snapshot }): State<Admin>) -> Json<Value> {
+async fn state(State(Admin { shared, snapshot, .. }): State<Admin>) -> Json<Value> {
     let pools = shared.pools.borrow().clone();
     let proxies = shared.proxies.borrow().clone();
     let eds = shared.eds.borrow().clone();

@@ -16,6 +16,7 @@ pub mod run;
 
 pub mod check;
 pub mod config;
+pub mod discovered;
 pub mod objects;
 pub mod pools_file;
 pub mod sources;

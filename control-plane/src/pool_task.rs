@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use discovery::Changes;
 use scheduler::objects::ObjectsSpec;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -18,7 +17,7 @@ use crate::run::Fatal;
 use crate::scrape::{EndpointTls, Intervals, ScrapeConfig, Scraper};
 use crate::shared::{ScraperHandle, Shared};
 use crate::shutdown::Shutdown;
-use crate::sources;
+use crate::sources::{self, Components, Source};
 
 /// How all pools are scraped.
 #[derive(Clone, Debug)]
@@ -34,7 +33,7 @@ pub struct Scrape {
 /// A pool ready to be set going.
 pub struct PoolTask {
     pool: Pool,
-    changes: Changes,
+    source: Source,
     scraping: Scraping,
     config: Option<ConfigFile>,
     objects: Option<ObjectsFile>,
@@ -58,7 +57,7 @@ impl PoolTask {
         }
         .map_err(Fatal::Usage)?;
         let (objects, found) = first_objects(objects, &name).await?;
-        let changes = sources::changes(endpoints).await?;
+        let source = sources::open(endpoints).await?;
         let config_file = config.as_ref().map(|file| file.path().display().to_string().into());
         let incarnation_first = saved.map_or(0, |s| s.incarnation_next).max(incarnation_first);
         let settings = Settings { name: name.into(), pipeline, config_file, staleness_max: scrape.staleness_max, incarnation_first };
@@ -71,7 +70,7 @@ impl PoolTask {
         }
         let config_of_scraper = ScrapeConfig { intervals: scrape.intervals, tls: scrape.tls.clone(), ..ScrapeConfig::default() };
         let (scraper, busy, stats) = Scraper::try_new(&config_of_scraper).map_err(|e| Fatal::Usage(e.to_string()))?;
-        Ok(Self { pool, changes, scraping, config, objects, scraper, handle: ScraperHandle { busy, stats } })
+        Ok(Self { pool, source, scraping, config, objects, scraper, handle: ScraperHandle { busy, stats } })
     }
 
     /// What others need of its scraper, under its name.
@@ -80,15 +79,21 @@ impl PoolTask {
         (Arc::clone(self.pool.name()), self.handle.clone())
     }
 
+    /// What is known of its components, under its name.
+    #[must_use]
+    pub fn components(&self) -> (Arc<str>, Components) {
+        (Arc::clone(self.pool.name()), self.source.components.clone())
+    }
+
     /// Sets it going.
     pub fn spawn(self, tasks: &mut JoinSet<&'static str>, shared: &Arc<Shared>, shutdown: &Shutdown) {
-        let Self { pool, changes, scraping, config, objects, scraper, handle: _ } = self;
+        let Self { pool, source, scraping, config, objects, scraper, handle: _ } = self;
         let (targets, targets_seen) = watch::channel(Arc::from([]));
         let (events, scrapes) = mpsc::channel(SCRAPE_EVENTS_MAX);
         let feed = Feed { pool, shared: Arc::clone(shared), targets, scraping, config, objects };
         let stop = shutdown.clone();
         tasks.spawn(async move {
-            feed.run(changes, scrapes, stop).await;
+            feed.run(source.changes, scrapes, stop).await;
             "a pool"
         });
         tasks.spawn(async move {

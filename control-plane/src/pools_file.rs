@@ -4,6 +4,8 @@
 //! pools:
 //! - {name: llama, endpointsFile: llama.yaml, config: llama-config.yaml, objects: objects/}
 //! - {name: qwen, endpoints: ["10.0.0.1:8000", "gpu-2:8000"], strictModels: true}
+//! - name: deepseek
+//!   kubernetes: {namespace: dynamo, components: [{name: decode, role: decode}, {name: prefill, role: prefill}]}
 //! ```
 //! Read once: a pool more or less is a change of what Envoy is configured with anyway. The files it names are followed. Relative names
 //! count from where the daemon was started, as on the command line.
@@ -13,6 +15,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use crate::discovered::{DirectorySource, Discovered, InferencePoolSource, KubernetesSource};
 use crate::objects::ObjectsSource;
 
 /// The most pools of one daemon: each has a scraper of its own and at most 1,024 endpoints.
@@ -38,6 +41,8 @@ pub enum EndpointsSource {
     File(PathBuf),
     /// A list, as host:port.
     List(Vec<String>),
+    /// Servers that are discovered.
+    Discovered(Discovered),
 }
 
 #[derive(Deserialize)]
@@ -52,6 +57,9 @@ struct Row {
     name: String,
     endpoints_file: Option<PathBuf>,
     endpoints: Option<Vec<String>>,
+    kubernetes: Option<KubernetesSource>,
+    inference_pool: Option<InferencePoolSource>,
+    directory: Option<DirectorySource>,
     config: Option<PathBuf>,
     objects: Option<PathBuf>,
     strict_models: Option<bool>,
@@ -73,17 +81,25 @@ fn parse(text: &str, given: &ObjectsSource) -> Result<Vec<PoolSource>, String> {
     }
     let mut names = BTreeSet::new();
     let mut sources = Vec::with_capacity(file.pools.len());
-    for Row { name, endpoints_file, endpoints, config, objects, strict_models } in file.pools {
+    for row in file.pools {
+        let Row { name, endpoints_file, endpoints, kubernetes, inference_pool, directory, config, objects, strict_models } = row;
         if name.is_empty() || name.len() > discovery::NAME_BYTES_MAX {
             return Err(format!("pool name {name:?}: 1 to {} bytes are allowed", discovery::NAME_BYTES_MAX));
         }
         if !names.insert(name.clone()) {
             return Err(format!("two pools are named {name:?}"));
         }
-        let endpoints = match (endpoints_file, endpoints) {
-            (Some(file), None) => EndpointsSource::File(file),
-            (None, Some(list)) => EndpointsSource::List(list),
-            _ => return Err(format!("pool {name:?}: give either endpointsFile or endpoints")),
+        let mut given_sources = [
+            endpoints_file.map(EndpointsSource::File),
+            endpoints.map(EndpointsSource::List),
+            kubernetes.map(|k| EndpointsSource::Discovered(Discovered::Kubernetes(k))),
+            inference_pool.map(|p| EndpointsSource::Discovered(Discovered::InferencePool(p))),
+            directory.map(|d| EndpointsSource::Discovered(Discovered::Directory(d))),
+        ]
+        .into_iter()
+        .flatten();
+        let (Some(endpoints), None) = (given_sources.next(), given_sources.next()) else {
+            return Err(format!("pool {name:?}: give one of endpointsFile, endpoints, kubernetes, inferencePool and directory"));
         };
         let objects =
             ObjectsSource { path: objects.or_else(|| given.path.clone()), strict_models: strict_models.unwrap_or(given.strict_models) };
@@ -117,8 +133,11 @@ mod tests {
         for (text, expected) in [
             ("pools: []", "0 pools"),
             ("pools:\n- {name: a, endpoints: [x]}\n- {name: a, endpoints: [y]}", "two pools are named \"a\""),
-            ("pools: [{name: a}]", "either endpointsFile or endpoints"),
-            ("pools: [{name: a, endpoints: [], endpointsFile: f}]", "either endpointsFile or endpoints"),
+            ("pools: [{name: a}]", "one of endpointsFile"),
+            ("pools: [{name: a, endpoints: [], endpointsFile: f}]", "one of endpointsFile"),
+            ("pools: [{name: a, directory: {path: p, namespace: n, components: []}, endpointsFile: f}]", "one of endpointsFile"),
+            ("pools: [{name: a, directory: {path: p, namespace: n, components: [{name: d, rule: x}]}}]", "rule"),
+            ("pools: [{name: a, kubernetes: {components: []}}]", "namespace"),
             ("pools: [{name: '', endpoints: []}]", "pool name"),
             ("pools: [{name: a, endpoint: []}]", "endpoint"),
         ] {

@@ -22,7 +22,7 @@ use crate::push::StateServer;
 use crate::scrape::{EndpointTls, Intervals};
 use crate::shared::{ScraperHandle, Shared};
 use crate::shutdown::{self, Shutdown};
-use crate::sources;
+use crate::sources::{self, Components};
 
 /// How often a silent connection is asked whether it lives, and how long it may take to answer: a proxy that vanished without a word is
 /// noticed within the sum, well before the removal of an endpoint stops waiting for it.
@@ -108,6 +108,7 @@ impl Daemon {
             pools.push(PoolTask::prepare(source, saved, &scrape, life.incarnation_first).await?);
         }
         let scrapers: BTreeMap<Arc<str>, ScraperHandle> = pools.iter().map(PoolTask::scraper).collect();
+        let components: Arc<BTreeMap<Arc<str>, Components>> = Arc::new(pools.iter().map(PoolTask::components).collect());
         let shared = Shared::new(life.term, life.hash_secret, scrapers);
 
         let state = open("state", listen_state, state_files(state_tls), &shutdown).await?;
@@ -127,7 +128,7 @@ impl Daemon {
             pool.spawn(&mut tasks, &shared, &shutdown);
         }
         tasks.spawn(serve_state(state, Arc::clone(&shared), shutdown.clone()));
-        tasks.spawn(serve_admin(admin, Admin { shared: Arc::clone(&shared), snapshot }, shutdown));
+        tasks.spawn(serve_admin(admin, Admin { shared: Arc::clone(&shared), snapshot, components }, shutdown));
         tracing::info!(state = %state_address, admin = %admin_address, term = shared.term, pools = ?shared.pool_names, "serving");
         Ok(Self { state_address, admin_address, shared, tasks, trigger })
     }

@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use discovery::{Changes, Instance};
+use discovery::{Changes, Followed, Instance};
 
 use crate::args::EndpointsFrom;
+use crate::discovered;
 use crate::objects::ObjectsSource;
 use crate::pools_file::{self, EndpointsSource, PoolSource};
 use crate::run::Fatal;
@@ -24,13 +25,32 @@ pub async fn pools(from: EndpointsFrom, pool: String, config: Option<PathBuf>, o
     Ok(vec![PoolSource { name: pool, endpoints, config, objects }])
 }
 
-/// The changes of a pool's endpoints.
+/// What a pool is told of its endpoints.
+pub struct Source {
+    /// Who they are.
+    pub changes: Changes,
+    /// Its components and what is known of each, where they are discovered.
+    pub components: Components,
+}
+
+/// The components of a pool, by name.
+pub type Components = Vec<(String, Followed)>;
+
+impl Source {
+    fn plain(changes: Changes) -> Self {
+        Self { changes, components: Vec::new() }
+    }
+}
+
+/// Opens the source of a pool's endpoints.
 ///
 /// # Errors
-/// [`Fatal::Usage`] when a host name cannot be resolved or the list breaks a rule. A file is followed, whatever it says now.
-pub async fn changes(source: EndpointsSource) -> Result<Changes, Fatal> {
+/// [`Fatal::Usage`] when a host name cannot be resolved or the list breaks a rule, or a source of discovery cannot be set up. A file is followed, whatever
+/// it says now, and a cluster whether it is there or not.
+pub async fn open(source: EndpointsSource) -> Result<Source, Fatal> {
     let given = match source {
-        EndpointsSource::File(path) => return Ok(discovery::file::follow(path)),
+        EndpointsSource::File(path) => return Ok(Source::plain(discovery::file::follow(path))),
+        EndpointsSource::Discovered(discovered) => return discovered::open(discovered).await.map_err(Fatal::Usage),
         EndpointsSource::List(given) => given,
     };
     let mut instances = Vec::with_capacity(given.len());
@@ -39,7 +59,7 @@ pub async fn changes(source: EndpointsSource) -> Result<Changes, Fatal> {
         instances.push(Instance::new(name, address));
     }
     discovery::validate(&instances).map_err(Fatal::Usage)?;
-    Ok(discovery::fixed(instances))
+    Ok(Source::plain(discovery::fixed(instances)))
 }
 
 /// Envoy is handed addresses, never names, so that header and host are the same bytes. A name with several addresses is several servers,
