@@ -20,6 +20,7 @@ impl Writer {
     }
 
     /// The name of the member whose value is written next.
+    #[inline(never)]
     pub fn name(&mut self, name: &str) -> &mut Self {
         self.string(name);
         self.0.push(':');
@@ -27,6 +28,7 @@ impl Writer {
     }
 
     /// A string.
+    #[inline(never)] // as of the two below: written out at each use, a record alone was 13 KB of code
     pub fn string(&mut self, text: &str) {
         self.comma();
         self.0.push('"');
@@ -37,7 +39,7 @@ impl Writer {
                 '\n' => self.0.push_str("\\n"),
                 '\r' => self.0.push_str("\\r"),
                 '\t' => self.0.push_str("\\t"),
-                '\0'..='\u{1f}' => drop(write!(self.0, "\\u{:04x}", u32::from(c))), // writing to a String cannot fail
+                '\0'..='\u{1f}' => drop(write!(self.0, "\\u{:04x}", u32::from(c))),
                 _ => self.0.push(c),
             }
         }
@@ -46,8 +48,7 @@ impl Writer {
 
     /// A number, `true`, `false` or `null`: what prints as one of them. (A float must be finite.)
     pub fn plain(&mut self, value: impl Display) {
-        self.comma();
-        let _ = write!(self.0, "{value}");
+        self.display(&value);
     }
 
     /// `null`, or what `some` writes of the value.
@@ -67,6 +68,12 @@ impl Writer {
     #[must_use]
     pub fn finish(self) -> String {
         self.0
+    }
+
+    #[inline(never)]
+    fn display(&mut self, value: &dyn Display) {
+        self.comma();
+        let _ = write!(self.0, "{value}"); // writing to a String cannot fail
     }
 
     fn container(&mut self, open: char, content: impl FnOnce(&mut Self), close: char) {
