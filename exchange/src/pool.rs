@@ -51,6 +51,8 @@ pub struct Pool {
     adapters: Adapters,
     changes: u64,
     untold: Untold,
+    /// There are other proxies, and they cannot be heard.
+    alone: bool,
 }
 
 /// An endpoint was given a prompt of these blocks.
@@ -112,6 +114,7 @@ impl Pool {
             adapters: Adapters::default(),
             changes: 0,
             untold: Untold::default(),
+            alone: false,
         }
     }
 
@@ -148,6 +151,7 @@ impl Pool {
         let Some(state) = &mut self.state else { return };
         state.snapshot = snapshot;
         state.metrics_at = Some(at);
+        self.in_flight.scraped(&state.refs);
         self.size_prefixes();
     }
 
@@ -254,6 +258,12 @@ impl Pool {
             [mark] if adapters::is_mark(*mark) => self.adapters.note(at, *mark),
             _ => self.prefixes.record(endpoint, blocks),
         }
+    }
+
+    /// Other proxies pick too, and cannot be heard, or can again. While they cannot, a prompt of which nobody here knows anything is drawn to the
+    /// home of its head ([`scheduler::prefix::home`]), where the others send it as well.
+    pub fn hears_nobody(&mut self, alone: bool) {
+        self.alone = alone;
     }
 
     /// From now on placements are kept for telling, or not.

@@ -284,9 +284,10 @@ pub fn roster_message(pool: &str, version: scheduler::Version, addresses: &[&str
     };
     let plugin = |kind: &str| state::Plugin { r#type: kind.into(), name: kind.into(), parameters: vec![] };
     let part = |name: &str| state::ProfilePlugin { name: name.into(), weight: 1.0 };
-    let profile = state::Profile { name: "test".into(), plugins: vec![part("queue-scorer"), part("max-score-picker")] };
+    let profile =
+        state::Profile { name: "test".into(), plugins: vec![part("queue-scorer"), part("prefix-cache-scorer"), part("max-score-picker")] };
     let pipeline = state::Pipeline {
-        plugins: vec![plugin("queue-scorer"), plugin("max-score-picker")],
+        plugins: vec![plugin("queue-scorer"), plugin("prefix-cache-scorer"), plugin("max-score-picker")],
         profiles: vec![profile],
         ranked_max: 3,
         ..state::Pipeline::default()

@@ -13,7 +13,11 @@
 mod others;
 pub use others::Others;
 
-use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
+mod since_scrape;
+use since_scrape::SinceScrape;
+pub use since_scrape::requests_now;
+
+use crate::snapshot::{ENDPOINTS_MAX, EndpointMetrics, EndpointRef, Incarnation, Slot};
 
 /// What one endpoint has outstanding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,6 +43,7 @@ pub struct InFlight {
     /// Slots whose rows changed since they were last asked for, each once.
     changed: Vec<u16>,
     others: Others,
+    scraped: SinceScrape,
 }
 
 /// One request's place in the ledger.
@@ -178,6 +183,21 @@ impl InFlight {
     /// What others have outstanding, to be told anew.
     pub fn others_mut(&mut self) -> &mut Others {
         &mut self.others
+    }
+
+    /// Metrics of these endpoints came in: from now on [`Self::requests_now`] adds to them what changes from now on.
+    pub fn scraped(&mut self, endpoints: &[EndpointRef]) {
+        let mut scraped = std::mem::take(&mut self.scraped);
+        scraped.start(endpoints.iter().map(|endpoint| (*endpoint, self.load(*endpoint).requests)));
+        self.scraped = scraped;
+    }
+
+    /// How many requests `endpoint` has, by what its engine said last (`metrics`, running and queued together) and what changed since: see
+    /// [`requests_now`].
+    #[must_use]
+    pub fn requests_now(&self, endpoint: EndpointRef, metrics: &EndpointMetrics) -> f32 {
+        let said = metrics.running_requests.map(|running| running + metrics.queue_depth.unwrap_or(0.0));
+        requests_now(said, self.scraped.requests(endpoint), self.load(endpoint).requests)
     }
 
     /// Every endpoint that has anything of our own outstanding, by slot.

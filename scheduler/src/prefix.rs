@@ -11,6 +11,9 @@ pub(crate) use xxh64::xxh64;
 mod hash;
 pub use hash::{BLOCK_BYTES_DEFAULT, BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BLOCKS_MAX, BlockHasher};
 
+mod home;
+pub use home::home;
+
 mod lookup;
 mod owners;
 pub use owners::Reuse;

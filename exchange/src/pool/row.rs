@@ -73,10 +73,10 @@ impl RowHead {
     /// Bytes of a row that says nothing.
     pub const BYTES: usize = HEAD;
 
-    /// Makes `row` one that `vm` wrote at `written`. False when it is too short to be a row.
-    pub fn stamp(row: &mut [u8], vm: u64, written: Time) -> bool {
-        let Some([to_vm, to_written]) = row.as_chunks_mut::<WORD>().0.first_chunk_mut::<2>() else { return false };
-        (*to_vm, *to_written) = (vm.to_le_bytes(), written.0.to_le_bytes());
+    /// Puts this head before the loads of `row`. False when it is too short to be a row.
+    pub fn stamp(self, row: &mut [u8]) -> bool {
+        let Some(to) = row.as_chunks_mut::<WORD>().0.first_chunk_mut::<3>() else { return false };
+        *to = [self.vm, self.written.0, self.ring].map(u64::to_le_bytes);
         true
     }
 }

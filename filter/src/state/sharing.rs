@@ -145,7 +145,8 @@ impl Sharing {
     /// Passes on to all VMs what the other proxies told; [`Self::tell`] must follow. Only the VM that leads does.
     pub fn pass_on<H: Host>(&mut self, host: &H, me: Me<'_>, peers: state::Peers, now: Time) {
         let mut row = peers.row;
-        if RowHead::stamp(&mut row, OUTSIDE, now) {
+        // In place of a ring: how many there are.
+        if (RowHead { vm: OUTSIDE, written: now, ring: u64::from(peers.proxies) }).stamp(&mut row) {
             // One that is not taken is told again in a few ms.
             let _ = host.share(&self.outside.key, &row, Expect::Any);
         }
@@ -157,6 +158,12 @@ impl Sharing {
             self.ring.append(host, EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) }, &blocks, known);
         }
         self.ring.flush(host);
+    }
+
+    /// Is there another proxy, as far as is known, that cannot be heard: the daemon spoke last at `heard`, and that is long ago?
+    #[must_use]
+    pub fn hears_nobody(&self, heard: Option<Time>, now: Time) -> bool {
+        self.outside.row.head().ring > 1 && heard.is_none_or(|heard| now.ms_since(heard) >= proto::SHARE_EXPIRY_MS)
     }
 
     /// The rows of the other VMs of this process, as last read.

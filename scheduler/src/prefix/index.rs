@@ -409,7 +409,7 @@ mod tests {
         let (mut off, mut counted) = (0, 0);
         for request in 0..1_500 {
             let pick = rng.below(60).min(rng.below(60));
-            let blocks = &chains[pick as usize];
+            let blocks = &chains[pick];
             index.set_capacity(a, nominal);
             let believed = length(&index, blocks, a);
             let reuse = believed.checked_sub(1).and_then(|last| index.reuse(a, blocks[last as usize]));

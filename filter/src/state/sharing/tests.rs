@@ -429,4 +429,44 @@ mod outside {
             world.tick();
         }
     }
+
+    /// The daemon's heartbeat.
+    fn beat(world: &World, sequence: u64) {
+        let version = Version { term: 1, sequence: 1 };
+        let board = crate::state::board::Board::new("default");
+        let metrics = crate::fake::metrics_message("default", version, sequence, &[0.0; 3]);
+        board.post_metrics(&world.host, 9, (version, sequence), &metrics, world.host.now()).unwrap();
+        world.tick();
+    }
+
+    #[test]
+    fn proxies_that_cannot_hear_each_other_agree_on_cold_prompts() {
+        let worlds = [World::new(3, ""), World::new(3, "")];
+        for world in &worlds {
+            beat(world, 2);
+            say(world, state::Peers { row: vec![0; RowHead::BYTES], ..others(2) });
+        }
+        // So that chance is not the same in both.
+        for i in 0..7 {
+            worlds[1].request(1, &format!("{i}")).0.on_done();
+        }
+        let homes = |round: u32| {
+            let home = |world: &World, i: u32| {
+                world.host.pass_ms(ROWS_MS);
+                let (mut stream, list) = world.request(1, &format!("{round} {i} {}", "a cold prompt ".repeat(100)));
+                stream.on_done();
+                list[0].clone()
+            };
+            (0..20).filter(|i| home(&worlds[0], *i) == home(&worlds[1], *i)).count()
+        };
+        assert!(homes(0) < 18, "while they hear each other chance decides between equals");
+        worlds.iter().for_each(|world| world.host.pass_ms(proto::SHARE_EXPIRY_MS));
+        assert_eq!(homes(1), 20);
+        for world in &worlds {
+            beat(world, 3);
+            say(world, state::Peers { row: vec![0; RowHead::BYTES], ..others(1) });
+            world.host.pass_ms(proto::SHARE_EXPIRY_MS);
+        }
+        assert!(homes(2) < 18, "the other is gone: there is nobody to agree with");
+    }
 }

@@ -1,0 +1,106 @@
+//! What an endpoint has under way, where a scrape and the ledger both know something.
+//!
+//! A scrape knows of requests that never came through here, but is of the past; the ledger knows of ours, now. Adding both would count ours twice.
+//! So the ledger is noted when a scrape comes in, and only what it changed by since then is added: picks, less ends.
+//!
+//! This is the one place where the two meet. The reference's scorers stay as their formulas are: those of scraped metrics read the scrape alone,
+//! those of requests in flight the ledger alone, and so count nothing twice either.
+
+use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation};
+
+/// The ledger as it was when the last scrape came in.
+#[derive(Debug, Default)]
+pub(super) struct SinceScrape {
+    /// By slot.
+    rows: Vec<Option<(Incarnation, u32)>>,
+}
+
+/// Requests an endpoint has now: the `scraped` ones (running and queued), and what the ledger changed by since (`then`, `now`). Never fewer than the
+/// ledger has now, since all of those are on their way or there; the ledger alone where no scrape is known.
+///
+/// What was picked between the scrape and its arrival here, some tens of ms, is missing from it: too little by that, never twice.
+#[must_use]
+#[expect(clippy::cast_precision_loss, reason = "counts of requests, far below 2^24")]
+pub fn requests_now(scraped: Option<f32>, then: u32, now: u32) -> f32 {
+    match scraped.filter(|scraped| scraped.is_finite()) {
+        None => now as f32,
+        Some(scraped) => (scraped + now as f32 - then as f32).max(now as f32),
+    }
+}
+
+// === impl SinceScrape ===
+
+impl SinceScrape {
+    pub(super) fn start(&mut self, ledger: impl Iterator<Item = (EndpointRef, u32)>) {
+        self.rows.clear();
+        for (endpoint, requests) in ledger.filter(|(endpoint, _)| usize::from(endpoint.slot.0) < ENDPOINTS_MAX) {
+            let slot = usize::from(endpoint.slot.0);
+            if self.rows.len() <= slot {
+                self.rows.resize(slot + 1, None);
+            }
+            if let Some(row) = self.rows.get_mut(slot) {
+                *row = Some((endpoint.incarnation, requests));
+            }
+        }
+    }
+
+    pub(super) fn requests(&self, endpoint: EndpointRef) -> u32 {
+        match self.rows.get(usize::from(endpoint.slot.0)) {
+            Some(Some((incarnation, requests))) if *incarnation == endpoint.incarnation => *requests,
+            _ => 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::in_flight::{InFlight, Load};
+    use crate::snapshot::{EndpointMetrics, Slot};
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_scrape_and_what_changed_since() {
+        for (scraped, then, now, expected) in [
+            (None, 0, 3, 3.0),
+            (Some(f32::NAN), 0, 3, 3.0),
+            (Some(10.0), 4, 4, 10.0),
+            (Some(10.0), 4, 7, 13.0),
+            (Some(10.0), 4, 1, 7.0),
+            (Some(2.0), 9, 5, 5.0),
+            (Some(0.0), 0, 5, 5.0),
+        ] {
+            assert_eq!(requests_now(scraped, then, now), expected, "{scraped:?} {then} {now}");
+        }
+    }
+
+    #[test]
+    fn the_ledger_is_noted_when_a_scrape_comes_in() {
+        let at = EndpointRef { slot: Slot(3), incarnation: Incarnation(1) };
+        let other_life = EndpointRef { incarnation: Incarnation(2), ..at };
+        let said = EndpointMetrics { running_requests: Some(5.0), queue_depth: Some(2.0), ..EndpointMetrics::default() };
+        let mut ledger = InFlight::default();
+        let first = ledger.admit(at, 1);
+        ledger.others_mut().start(&[at]);
+        ledger.others_mut().add(at, Load { requests: 2, ..Load::default() });
+        assert_eq!(ledger.requests_now(at, &said), 10.0, "nothing noted: all of ours is news");
+        ledger.scraped(&[at]);
+        assert_eq!(ledger.requests_now(at, &said), 7.0, "ours are among the seven");
+        let second = ledger.admit(at, 1);
+        assert_eq!((ledger.requests_now(at, &said), ledger.requests_now(other_life, &said)), (8.0, 7.0));
+        ledger.release(first);
+        ledger.release(second);
+        assert_eq!(ledger.requests_now(at, &said), 6.0);
+        assert_eq!(ledger.requests_now(at, &EndpointMetrics::default()), 2.0, "no scrape is known");
+    }
+
+    proptest! {
+        /// Against an engine that serves ours and others: whatever comes and goes after a scrape of the moment, the count stays right.
+        #[test]
+        fn nothing_is_counted_twice(ours in 0..50_u32, foreign in 0..50_u32, picks in 0..50_u32, ends in 0..50_u32) {
+            let now = (ours + picks).saturating_sub(ends);
+            let truth = foreign + now;
+            prop_assert_eq!(requests_now(Some((ours + foreign) as f32), ours, now), truth as f32);
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Where a prompt belongs when nobody can say where it is: rendezvous hashing on its head, within bounds of load.
+//!
+//! Proxies that cannot hear each other agree on it without a message, since slots and incarnations are the daemon's and the same to all. Each
+//! endpoint draws a number from the head and itself; the highest has the prompt, unless it has more than its share of the work already, then
+//! the next highest. So an endpoint that joins or leaves moves only its own prompts, and a prompt that everybody sends overflows rather than
+//! drown one endpoint.
+//!
+//! Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998); Mirrokni, Thorup and Zadimoghaddam, "Consistent
+//! hashing with bounded loads" (2018).
+
+use crate::rng::Rng;
+use crate::snapshot::EndpointRef;
+
+/// How far above the mean an endpoint may be loaded and still be given more: the paper's c = 1 + 1/4.
+const SHARE_NUMERATOR: u64 = 5;
+const SHARE_DENOMINATOR: u64 = 4;
+
+/// The position among `endpoints` of the home of prompts that begin with `head`. `requests` is what each has under way, `None` for one that may
+/// not be picked. `None` when nobody may.
+#[must_use]
+pub fn home(head: u64, endpoints: &[EndpointRef], requests: impl Fn(usize) -> Option<u32>) -> Option<usize> {
+    let may = || (0..endpoints.len()).filter_map(|at| Some((at, u64::from(requests(at)?))));
+    let (count, total) = may().fold((0_u64, 0_u64), |(count, total), (_, requests)| (count + 1, total + requests));
+    // With the request that is to be placed; at least one has no more than the mean, and so is within.
+    let bound = ((total + 1) * SHARE_NUMERATOR).div_ceil(count.max(1) * SHARE_DENOMINATOR);
+    let within = may().filter(|(_, requests)| *requests < bound);
+    within.filter_map(|(at, _)| Some((rank(head, *endpoints.get(at)?), at))).max().map(|(_, at)| at)
+}
+
+fn rank(head: u64, endpoint: EndpointRef) -> u64 {
+    let identity = u64::from(endpoint.slot.0) << 32 | u64::from(endpoint.incarnation.0);
+    Rng::seeded(head ^ Rng::seeded(identity).next_u64()).next_u64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Rng;
+    use crate::snapshot::{Incarnation, Slot};
+    use proptest::prelude::*;
+
+    fn endpoints(slots: impl IntoIterator<Item = u16>) -> Vec<EndpointRef> {
+        slots.into_iter().map(|slot| EndpointRef { slot: Slot(slot), incarnation: Incarnation(3) }).collect()
+    }
+
+    fn idle(_: usize) -> Option<u32> {
+        Some(0)
+    }
+
+    #[test]
+    fn heads_are_spread_evenly() {
+        let all = endpoints(0..16);
+        let mut counts = [0_u32; 16];
+        for head in 0..16_000 {
+            counts[home(Rng::seeded(head).next_u64(), &all, idle).unwrap()] += 1;
+        }
+        assert!(counts.iter().all(|count| (850..1_150).contains(count)), "{counts:?}");
+    }
+
+    #[test]
+    fn a_head_that_everybody_sends_overflows_in_order() {
+        let all = endpoints(0..8);
+        let mut requests = [0_u32; 8];
+        for _ in 0..80 {
+            requests[home(7, &all, |at| Some(requests[at])).unwrap()] += 1;
+        }
+        assert_eq!(requests.iter().sum::<u32>(), 80);
+        assert!(requests.iter().all(|&requests| requests <= 13), "a quarter above the mean of ten: {requests:?}");
+        assert_eq!(requests.iter().max(), requests.get(home(7, &all, idle).unwrap()), "the home has the most");
+    }
+
+    #[test]
+    fn nobody_is_home_where_nobody_may_be_picked() {
+        assert_eq!((home(7, &[], idle), home(7, &endpoints(0..3), |_| None)), (None, None));
+        assert_eq!(home(7, &endpoints(0..3), |at| (at == 1).then_some(u32::MAX)), Some(1), "the only one, however loaded");
+    }
+
+    proptest! {
+        /// Whoever leaves moves only its own; the order in which endpoints are listed says nothing.
+        #[test]
+        fn only_the_prompts_of_who_left_move(head: u64, slots in prop::collection::btree_set(0..1024_u16, 2..40), gone: prop::sample::Index) {
+            let all = endpoints(slots.iter().copied());
+            let gone = gone.index(all.len());
+            let before = all[home(head, &all, idle).unwrap()];
+            let after = all[home(head, &all, |at| (at != gone).then_some(0)).unwrap()];
+            prop_assert!(before == after || before == all[gone]);
+            let backwards: Vec<_> = all.iter().rev().copied().collect();
+            prop_assert_eq!(before, backwards[home(head, &backwards, idle).unwrap()]);
+        }
+
+        #[test]
+        fn who_is_home_is_within_the_bound(head: u64, loads in prop::collection::vec(prop::option::of(0..50_u32), 1..40)) {
+            let all = endpoints(0..loads.len() as u16);
+            let may: Vec<u32> = loads.iter().flatten().copied().collect();
+            match home(head, &all, |at| loads[at]) {
+                None => prop_assert!(may.is_empty()),
+                Some(at) => {
+                    let mean = f64::from(may.iter().sum::<u32>() + 1) / may.len() as f64;
+                    prop_assert!(f64::from(loads[at].unwrap()) < mean * 1.25 + 1.0);
+                }
+            }
+        }
+    }
+}
