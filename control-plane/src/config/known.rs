@@ -31,8 +31,6 @@ pub enum Role {
     Peers,
     /// `dataLayer.crossReplica`.
     Syncer,
-    /// `requestHandler.parsers[]`.
-    Parser,
     /// `flowControl.priorityBands[].fairnessPolicyRef`.
     Fairness,
     /// `flowControl.priorityBands[].orderingPolicyRef`.
@@ -58,7 +56,6 @@ const NOT_YET: &str = "not there in this version";
 const NO_QUEUE: &str = "requests are not queued in the proxy in this version";
 const NO_PREDICTION: &str = "latency is not predicted in this version";
 const NO_EVENTS: &str = "engines' KV events are not read in this version";
-const BY_PATH: Fate = NoEffect("the path of a request tells its API");
 
 const SCORER: Role = Role::Scheduling(Kind::Scorer);
 const FILTER: Role = Role::Scheduling(Kind::Filter);
@@ -74,13 +71,6 @@ pub const FOREIGN: &[Foreign] = &[
     row("k8s-notification-source", Role::Source, NoEffect("discovery follows its source by itself")),
     row("endpoint-notification-source", Role::Source, NoEffect("discovery follows its source by itself")),
     row("local-syncer", Role::Syncer, NoEffect("proxies share their state by the daemon")),
-    row("openai-parser", Role::Parser, BY_PATH),
-    row("anthropic-parser", Role::Parser, BY_PATH),
-    row("vllmhttp-parser", Role::Parser, BY_PATH),
-    row("vllmgrpc-parser", Role::Parser, NoEffect("gRPC requests are routed without reading them")),
-    row("sglanghttp-parser", Role::Parser, BY_PATH),
-    row("vertexai-parser", Role::Parser, BY_PATH),
-    row("passthrough-parser", Role::Parser, NoEffect("requests of an unknown API are routed without reading them")),
     row("disagg-headers-handler", Role::Unreferred, NoEffect("disagg-profile-handler sets the headers itself")),
     row("prefill-header-handler", Role::Unreferred, NoEffect("disagg-profile-handler sets the headers itself")),
 
@@ -215,9 +205,10 @@ impl Role {
     #[must_use]
     pub fn made_on_demand(self, plugin_type: &str) -> bool {
         match self {
-            Self::Parser | Self::Fairness | Self::Ordering | Self::UsageLimit => Self::of(plugin_type) == Some(self),
+            Self::Scheduling(Kind::Parser | Kind::Producer) | Self::Fairness | Self::Ordering | Self::UsageLimit => {
+                Self::of(plugin_type) == Some(self)
+            }
             Self::Scheduling(Kind::Detector) => plugin_type == "utilization-detector",
-            Self::Scheduling(Kind::Producer) => Self::of(plugin_type) == Some(self),
             Self::Extractor => plugin_type == "core-metrics-extractor",
             _ => false,
         }
@@ -235,12 +226,12 @@ impl fmt::Display for Role {
             Self::Scheduling(Kind::Detector) => "a saturation detector",
             Self::Scheduling(Kind::Admitter) => "an admitter",
             Self::Scheduling(Kind::Producer) => "a producer",
+            Self::Scheduling(Kind::Parser) => "a parser",
             Self::Source => "a data source",
             Self::Extractor => "an extractor",
             Self::Discovery => "a discovery",
             Self::Peers => "a discovery of peers",
             Self::Syncer => "a cross-replica syncer",
-            Self::Parser => "a parser",
             Self::Fairness => "a fairness policy",
             Self::Ordering => "an ordering policy",
             Self::UsageLimit => "a usage limit policy",

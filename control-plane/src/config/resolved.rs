@@ -190,6 +190,7 @@ fn word(kind: Kind) -> &'static str {
         Kind::Detector => "detector",
         Kind::Admitter => "admitter",
         Kind::Producer => "producer",
+        Kind::Parser => "parser",
     }
 }
 

@@ -134,7 +134,7 @@ const REQUEST_HANDLER: &[Field] = &[
 ];
 
 const DETECTOR: Shape = Shape::Map(&[optional("pluginRef", Role::Scheduling(Kind::Detector))]);
-const PARSER: Shape = Shape::Map(&[reference("pluginRef", Role::Parser)]);
+const PARSER: Shape = Shape::Map(&[reference("pluginRef", Role::Scheduling(Kind::Parser))]);
 
 const fn own(name: &'static str) -> Field {
     answered_within(name, Shape::Own)

@@ -206,9 +206,10 @@ impl Reader {
 
     /// Plugins that are declared and then never referred to, though only that would give them work.
     pub(super) fn unused(&mut self) {
-        use plugin::Kind::{Decider, Detector, Filter, Picker, Scorer};
+        use plugin::Kind::{Decider, Detector, Filter, Parser, Picker, Scorer};
         let unused = self.plugins.iter().filter(|p| {
-            let referred = matches!(Role::of(&p.plugin_type), Some(Role::Scheduling(Filter | Scorer | Picker | Decider | Detector)));
+            let referred =
+                matches!(Role::of(&p.plugin_type), Some(Role::Scheduling(Filter | Scorer | Picker | Decider | Detector | Parser)));
             referred && plugin::lookup(&p.plugin_type).is_some() && !self.referred.contains(&p.name)
         });
         let unused: Vec<(String, String)> = unused.map(|p| (p.path.clone(), p.name.clone())).collect();

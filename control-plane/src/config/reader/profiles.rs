@@ -46,8 +46,15 @@ impl Reader {
         };
         self.referred.insert(saturation_detector.clone());
         let profile_handler = self.profile_handler(profiles.len(), given.map_or(0, |(line, _)| line));
-        let ours = self.plugins.iter().filter(|p| plugin::lookup(&p.plugin_type).is_some());
-        let plugins: Vec<PluginSpec> = ours.map(|declared| self.spec(declared)).collect();
+        let parsers = self.parsers(root);
+        let in_force = |p: &&Declared| match plugin::lookup(&p.plugin_type).map(|row| row.kind) {
+            None => false,
+            Some(Kind::Parser) => parsers.contains(&p.name), // being there is being in force
+            Some(_) => true,
+        };
+        let mut plugins: Vec<PluginSpec> = self.plugins.iter().filter(in_force).map(|declared| self.spec(declared)).collect();
+        let undeclared = parsers.iter().filter(|name| self.plugins.iter().all(|p| p.name != **name));
+        plugins.extend(undeclared.filter(|name| plugin::lookup(name).is_some()).map(|name| PluginSpec::of_type(name)));
         let mut pipeline = PipelineSpec { plugins, profiles, profile_handler, saturation_detector, ..PipelineSpec::default() };
         if pipeline.profiles.is_empty() {
             let default = PipelineSpec::default();

@@ -77,6 +77,32 @@ impl Reader {
     }
 }
 
+impl Reader {
+    /// Names of the parsers whose requests are read; none for all. The newer of the two places counts, as at the reference.
+    pub(super) fn parsers(&mut self, root: &Node) -> Vec<String> {
+        const PLACES: [&str; 2] = ["requestHandler.parsers", "parser"];
+        let listed = root.at(&["requestHandler", "parsers"]).map(|node| (node.line, self.list(node, PLACES[0])));
+        let single = root.get("parser").filter(|_| self.dialect == Dialect::V1Alpha1);
+        let (path, nodes) = match (listed, single) {
+            (Some((_, nodes)), older) if !nodes.is_empty() => {
+                if let Some(older) = older {
+                    self.item(PLACES[1], older.line, Status::NoEffect, format!("{} counts", PLACES[0]));
+                }
+                (PLACES[0], nodes)
+            }
+            (_, Some(node)) => (PLACES[1], std::slice::from_ref(node)),
+            (_, None) => return Vec::new(),
+        };
+        let line = nodes.first().map_or(0, |node| node.line);
+        self.item(path, line, Status::Implemented, "requests of these APIs are read; others go as they are");
+        let name = |node: &Node| match node.get("pluginRef").map(|name| &name.value) {
+            Some(Value::Text(name)) => Some(name.clone()),
+            _ => None,
+        };
+        nodes.iter().filter_map(name).collect()
+    }
+}
+
 fn version(dialect: Dialect) -> &'static str {
     API_VERSIONS.iter().find(|(_, other)| *other == dialect).map_or("", |(version, _)| version)
 }

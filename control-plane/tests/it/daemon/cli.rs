@@ -76,7 +76,7 @@ fn check_answers_for_every_item() {
     let file = folder.path().join("config.yaml");
     let path = file.to_str().unwrap();
     let with = |plugins: &str| write(&file, &format!("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n{plugins}"));
-    with("- type: queue-scorer\n- type: openai-parser\n");
+    with("- type: queue-scorer\n- type: file-discovery\n");
     check(&["check", path], 0, &["config.yaml:4: implemented: plugins[0]", "config.yaml:5: no effect: plugins[1]", "fine"]);
     with("- type: queue-scorer\n- type: precise-prefix-cache-scorer\n");
     check(&["check", path], 2, &["config.yaml:5: refused: plugins[1]", "instead: prefix-cache-scorer"]);
