@@ -1,0 +1,151 @@
+//! Two workers of a process that pick, beside anything where their rows and rings are in shared data, and anything that a daemon says of other
+//! proxies: nobody panics, and when all requests are over nobody has anything of its own under way.
+#![no_main]
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use arbitrary::Arbitrary;
+use libfuzzer_sys::fuzz_target;
+use proto::state::{Peers, Placement, daemon_message};
+use proxy_wasm::traits::{Context, HttpContext};
+use switchpoint::config::FilterConfig;
+use switchpoint::fake::{FakeHost, encode, roster_message};
+use switchpoint::host::{Buffer, Expect, Host};
+use switchpoint::http::Http;
+use switchpoint::state::Vm;
+
+#[derive(Arbitrary, Debug)]
+enum Event {
+    Tick { vm: bool },
+    Pass { ms: u16 },
+    Request { vm: bool, prompt: u8 },
+    Answered { stream: u8, details: u8, upstream: u8 },
+    Done { stream: u8 },
+    Roster { endpoints: u8, sequence: u8 },
+    /// Anything at a key of ours; `like` keeps what is there and changes one byte.
+    Garbage { key: u8, bytes: Vec<u8> },
+    Changed { key: u8, at: u16, to: u8 },
+    Peers { proxies: u8, row: Vec<u8>, slot: u16, blocks: Vec<u64> },
+    Replace { vm: bool },
+}
+
+const KEYS: [&str; 7] = ["row/0", "row/1", "row/2", "row/outside", "ring/0/1", "ring/1/1", "ring/1/2"];
+const ADDRESSES: [&str; 3] = ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"];
+const PROMPTS: [usize; 4] = [0, 30, 300, 3_000];
+
+struct World {
+    host: FakeHost,
+    config: Rc<FilterConfig>,
+    vms: [Rc<RefCell<Vm<FakeHost>>>; 2],
+    streams: Vec<(usize, Http<FakeHost>)>,
+}
+
+impl World {
+    fn new() -> Self {
+        let host = FakeHost::new();
+        let config = Rc::new(FilterConfig::parse(br#"{"pools": [{"name": "default"}], "prefix_entries": 512}"#).unwrap());
+        let vms = [vm(&host, &config), vm(&host, &config)];
+        Self { host, config, vms, streams: Vec::new() }
+    }
+
+    fn roster(&self, endpoints: u8, sequence: u8) {
+        let version = scheduler::Version { term: 1, sequence: u64::from(sequence) };
+        let roster = roster_message("default", version, &ADDRESSES[..usize::from(endpoints) % 4]);
+        let replica = self.vms[0].borrow().replica("default").unwrap();
+        let _ = replica.borrow().board.post_roster(&self.host, 1, version, &roster, self.host.now());
+        for vm in &self.vms {
+            let replica = vm.borrow().replica("default").unwrap();
+            replica.borrow_mut().refresh(&self.host).unwrap();
+        }
+    }
+
+    fn request(&mut self, vm: usize, prompt: u8) {
+        let prompt = "many words ".repeat(PROMPTS[usize::from(prompt) % 4]);
+        let body = format!(r#"{{"model":"m","prompt":"{prompt}"}}"#);
+        *self.host.request.borrow_mut() = vec![(":method".into(), "POST".into()), (":path".into(), "/v1/completions".into())];
+        self.host.buffers.borrow_mut().insert(Buffer::RequestBody as u32, body.clone().into());
+        let id = 10 + self.streams.len() as u32;
+        let mut stream = Http::new(id, self.host.clone(), Rc::clone(&self.vms[vm]), Rc::clone(&self.config));
+        let _ = stream.on_http_request_headers(2, false);
+        let _ = stream.on_http_request_body(body.len(), true);
+        self.streams.push((vm, stream));
+    }
+
+    fn answered(&mut self, stream: u8, details: u8, upstream: u8) {
+        let count = self.streams.len().max(1);
+        let Some((_, stream)) = self.streams.get_mut(usize::from(stream) % count) else { return };
+        let details = ["via_upstream", "upstream_reset_before_response_started{}", ""][usize::from(details) % 3];
+        let mut properties = self.host.properties.borrow_mut();
+        properties.insert("response.code_details".into(), details.into());
+        properties.insert("upstream.address".into(), ADDRESSES[usize::from(upstream) % 3].into());
+        properties.insert("upstream.request_attempt_count".into(), 3_u64.to_le_bytes().into());
+        drop(properties);
+        *self.host.response.borrow_mut() = vec![(":status".into(), "200".into())];
+        let _ = stream.on_http_response_headers(1, false);
+    }
+}
+
+fn vm(host: &FakeHost, config: &Rc<FilterConfig>) -> Rc<RefCell<Vm<FakeHost>>> {
+    let mut vm = Vm::new(host.clone());
+    vm.configure(1, Rc::clone(config));
+    Rc::new(RefCell::new(vm))
+}
+
+fn key(key: u8) -> String {
+    format!("switchpoint/1/pool/default/{}", KEYS[usize::from(key) % KEYS.len()])
+}
+
+fuzz_target!(|events: Vec<Event>| {
+    let mut world = World::new();
+    world.roster(3, 1);
+    for vm in &world.vms {
+        vm.borrow_mut().tick(1);
+    }
+    for event in events.into_iter().take(100) {
+        match event {
+            Event::Tick { vm } => drop(world.vms[usize::from(vm)].borrow_mut().tick(1)),
+            Event::Pass { ms } => world.host.pass_ms(u64::from(ms)),
+            Event::Request { vm, prompt } => world.request(usize::from(vm), prompt),
+            Event::Answered { stream, details, upstream } => world.answered(stream, details, upstream),
+            Event::Done { stream } if !world.streams.is_empty() => {
+                let at = usize::from(stream) % world.streams.len();
+                world.streams.swap_remove(at).1.on_done();
+            }
+            Event::Done { .. } => {}
+            Event::Roster { endpoints, sequence } => world.roster(endpoints, sequence),
+            Event::Garbage { key: at, bytes } => world.host.share(&key(at), &bytes, Expect::Any).unwrap(),
+            Event::Changed { key: at, at: byte, to } => {
+                let held = world.host.shared(&key(at)).unwrap();
+                if let Some(mut bytes) = held.map(|shared| shared.bytes).filter(|bytes| !bytes.is_empty()) {
+                    let byte = usize::from(byte) % bytes.len();
+                    bytes[byte] = to;
+                    world.host.share(&key(at), &bytes, Expect::Any).unwrap();
+                }
+            }
+            Event::Peers { proxies, row, slot, blocks } => {
+                let placements = vec![Placement { slot: u32::from(slot), incarnation: 1, blocks }];
+                let peers = Peers { pool: "default".into(), proxies: u32::from(proxies), row, placements };
+                let bytes = encode(daemon_message::Message::Peers(peers));
+                let (size, stream) = (bytes.len(), world.host.streams.borrow().len() as u32);
+                world.host.buffers.borrow_mut().insert(Buffer::StreamMessage as u32, bytes);
+                drop(world.vms[0].borrow_mut().stream_message(1, stream, size));
+            }
+            Event::Replace { vm: which } => {
+                // Its streams get no callback any more.
+                let which = usize::from(which);
+                world.streams.retain(|(vm, _)| *vm != which);
+                world.vms[which] = vm(&world.host, &world.config);
+                let replica = world.vms[which].borrow().replica("default").unwrap();
+                replica.borrow_mut().refresh(&world.host).unwrap();
+            }
+        }
+    }
+    for (_, mut stream) in world.streams.drain(..) {
+        stream.on_done();
+    }
+    for vm in &world.vms {
+        let replica = vm.borrow().replica("default").unwrap();
+        assert_eq!(replica.borrow().pool.in_flight().rows().count(), 0);
+    }
+});
