@@ -12,6 +12,9 @@ use super::stats::{HISTOGRAMS, Histogram};
 /// Metric values to be told instead of the true ones, by name without the engine's prefix: the raw text of the value.
 pub type Lies = BTreeMap<String, String>;
 
+/// The one lie that is no value: the adapters in use, as the label has them.
+const RUNNING_ADAPTERS: &str = "running_lora_adapters";
+
 /// Whose metric names to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum EngineNames {
@@ -205,6 +208,11 @@ fn vllm_info(page: &mut Page<'_>, options: &PageOptions, report: &Report) {
     page.gauge("vllm:cache_config_info", "Information of the LLMEngine CacheConfig", &cache, 1.0);
     if options.max_lora > 0 {
         page.family("gauge", "vllm:lora_requests_info", "Running stats on lora requests.");
+        if let Some(running) = page.lies.get(RUNNING_ADAPTERS) {
+            let max = options.max_lora;
+            let running = escaped(running);
+            return page.sample("", &format!(r#"max_lora="{max}",running_lora_adapters="{running}",waiting_lora_adapters="""#), 1.0);
+        }
         for ([running, waiting], at) in &report.lora_series {
             let (running, waiting) = (escaped(running), escaped(waiting));
             let max = options.max_lora;

@@ -2,6 +2,7 @@
 
 #![allow(clippy::expect_used, reason = "a test stops where it cannot go on")]
 
+mod affinity;
 mod bodies;
 mod clients;
 mod config_updates;
@@ -11,6 +12,9 @@ mod disaggregation;
 mod discovery_faults;
 mod echo;
 mod engine;
+mod explain;
+mod fronts;
+mod hermetic;
 mod hot_reload;
 mod lifecycle;
 mod limits;

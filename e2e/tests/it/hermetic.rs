@@ -1,0 +1,233 @@
+//! Small worlds as data (`hermetic.yaml`), run through the real Envoy: a row of loads, a request, and where it must go or how it must be refused.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use e2e::client::{self, Reply};
+use e2e::envoy::subset_hint_filter;
+use e2e::explain::Decision;
+use e2e::model_server::{Lies, ModelServer, Options};
+use e2e::stack::Stack;
+use e2e::{Result, wait_for};
+use http_body_util::BodyExt;
+use hyper::body::{Bytes, Frame};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::echo;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// What the reference's tests configure.
+const DEFAULT: &str = "
+plugins: [{type: queue-scorer}, {type: kv-cache-utilization-scorer}, {type: prefix-cache-scorer}, {type: lora-affinity-scorer}, {type: openai-parser}]
+requestHandler: {parsers: [{pluginRef: openai-parser}]}
+";
+const PASSTHROUGH: &str = "
+plugins: [{type: queue-scorer}, {type: kv-cache-utilization-scorer}, {type: passthrough-parser}]
+requestHandler: {parsers: [{pluginRef: passthrough-parser}]}
+";
+
+/// Times a request is sent: what is meant to be sure must not be luck.
+const TIMES: usize = 3;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Case {
+    case: String,
+    #[serde(default)]
+    config: Configured,
+    endpoints: Vec<Row>,
+    request: Request,
+    expect: Expected,
+    /// Why the reference answers otherwise; for readers.
+    #[serde(default, rename = "differs")]
+    _differs: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq)]
+#[serde(rename_all = "lowercase")]
+enum Configured {
+    #[default]
+    Default,
+    Passthrough,
+}
+
+/// Requests waiting, KV-cache utilisation, adapters in use.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+enum Row {
+    Plain(f64, f64),
+    Adapters(f64, f64, Vec<String>),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Request {
+    body: Option<Value>,
+    raw: Option<Vec<String>>,
+    #[serde(default)]
+    get: bool,
+    /// Indices of endpoints; nobody who is there when empty.
+    subset: Option<Vec<usize>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Expected {
+    to: Option<usize>,
+    #[serde(default)]
+    body_as_sent: bool,
+    status: Option<u16>,
+    code: Option<String>,
+    dropped: Option<String>,
+}
+
+impl Row {
+    fn queue(&self) -> f64 {
+        let (Self::Plain(queue, _) | Self::Adapters(queue, ..)) = self;
+        *queue
+    }
+
+    fn kv(&self) -> f64 {
+        let (Self::Plain(_, kv) | Self::Adapters(_, kv, _)) = self;
+        *kv
+    }
+
+    fn lies(&self) -> Lies {
+        let adapters = if let Self::Adapters(.., adapters) = self { adapters.join(", ") } else { String::new() };
+        let told = [
+            ("num_requests_waiting", self.queue().to_string()),
+            ("kv_cache_usage_perc", self.kv().to_string()),
+            ("running_lora_adapters", adapters),
+        ];
+        told.map(|(name, value)| (name.to_owned(), value)).into()
+    }
+}
+
+/// A stack with one configuration, its endpoints' loads as each case wants them.
+struct World {
+    stack: Stack,
+}
+
+impl World {
+    async fn new(configured: Configured) -> Result<(Self, tempfile::TempDir)> {
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("config.yaml");
+        let config = if configured == Configured::Default { DEFAULT } else { PASSTHROUGH };
+        std::fs::write(&file, format!("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig{config}"))?;
+        let arguments = ["--config", file.to_str().ok_or("a path of text")?, "--scrape-interval", "50ms"];
+        let server = Options {
+            models: ["demo", "my-model", "direct-model"].map(str::to_owned).into(),
+            loras: ["foo", "bar", "sql-lora-1fdg2", "sql-lora-sheddable"].map(str::to_owned).into(),
+            max_lora: 2,
+            speed: 0.0,
+            ..Options::default()
+        };
+        let stack = Stack::builder()
+            .servers_like(3, &server)
+            .daemon_arguments(&arguments)
+            .filter_before_picker(subset_hint_filter())
+            .picker(json!({"explain": true}))
+            .start();
+        Ok((Self { stack: stack.await? }, folder))
+    }
+
+    /// Gives the endpoints these loads, and waits until the picker goes by them.
+    async fn becomes(&mut self, rows: &[Row]) -> Result<()> {
+        for (server, row) in self.stack.servers.iter().zip(rows) {
+            server.lie(row.lies());
+        }
+        let indices: Vec<usize> = (0..rows.len()).collect();
+        self.stack.set_pool(&indices)?;
+        let stack = &self.stack;
+        let servers: Vec<&ModelServer> = stack.servers.iter().take(rows.len()).collect();
+        let expected: BTreeMap<String, i64> =
+            servers.iter().zip(rows).map(|(server, row)| (server.addr().to_string(), permille(1.0 - row.kv()))).collect();
+        let seen = || async {
+            if rows.is_empty() {
+                return (stack.get("/v1/models").await.ok()?.status == 503).then_some(());
+            }
+            let decision = Decision::ask(stack.address(), "how full is everybody?").await.ok()?;
+            let scores = decision.scores("kv-cache-utilization-scorer");
+            let scores: BTreeMap<String, i64> = scores.into_iter().map(|(endpoint, score)| (endpoint, permille(score))).collect();
+            (scores == expected).then_some(())
+        };
+        wait_for(LIMIT, &format!("the picker to go by {rows:?}"), seen).await
+    }
+
+    async fn send(&self, request: &Request) -> Result<Reply> {
+        let hint = request.subset.as_ref().map(|subset| {
+            let addresses: Vec<String> = subset.iter().filter_map(|i| self.stack.servers.get(*i)).map(|s| s.addr().to_string()).collect();
+            if addresses.is_empty() { "192.0.2.99:8000".to_owned() } else { addresses.join(",") }
+        });
+        let headers: Vec<(&str, &str)> = hint.iter().map(|hint| ("x-test-subset-list", hint.as_str())).collect();
+        let request = match request {
+            Request { get: true, .. } => echo::get("/v1/models", &headers)?,
+            Request { raw: Some(parts), .. } => {
+                let frames = parts.iter().map(|part| Frame::data(Bytes::from(part.clone()))).collect();
+                echo::request("POST", "/v1/completions", &headers, client::frames(frames).boxed())?
+            }
+            Request { body, .. } => echo::post("/v1/completions", &headers, body.clone().unwrap_or_default().to_string())?,
+        };
+        self.stack.send(request).await
+    }
+
+    fn check(&self, case: &Case, reply: &Reply) -> Result<()> {
+        let Expected { to, body_as_sent, status, code, dropped } = &case.expect;
+        let said = || format!("{}: {} {}", case.case, reply.status, reply.text());
+        assert_eq!(reply.status, status.unwrap_or(200), "{}", said());
+        if let Some(code) = code {
+            assert_eq!(reply.json()?["error"]["code"], **code, "{}", said());
+        }
+        if let Some(reason) = dropped {
+            assert_eq!(reply.header("x-llm-d-request-dropped-reason"), reason, "{}", said());
+        }
+        if let Some(to) = to {
+            assert_eq!(self.stack.server_of(reply)?, *to, "{}", said());
+        }
+        if *body_as_sent {
+            let sent = case.request.raw.as_ref().map(|parts| parts.concat()).unwrap_or_default();
+            assert_eq!(reply.json()?["body"], sent, "{}", said());
+        }
+        Ok(())
+    }
+}
+
+/// Scores of two ways of counting, made comparable.
+fn permille(share: f64) -> i64 {
+    #[expect(clippy::cast_possible_truncation, reason = "a share")]
+    let permille = (share * 1000.0).round() as i64;
+    permille
+}
+
+/// No case has loads like these, so what comes after them is new.
+fn between() -> Vec<Row> {
+    vec![Row::Plain(0.0, 0.55), Row::Plain(0.0, 0.56), Row::Plain(0.0, 0.57)]
+}
+
+async fn all_of(configured: Configured) -> Result<()> {
+    let cases: Vec<Case> = serde_saphyr::from_str(include_str!("hermetic.yaml"))?;
+    let (mut world, _folder) = World::new(configured).await?;
+    let mut run = 0;
+    for case in cases.iter().filter(|case| case.config == configured) {
+        world.becomes(&between()).await?;
+        world.becomes(&case.endpoints).await?;
+        for _ in 0..TIMES {
+            world.check(case, &world.send(&case.request).await?)?;
+        }
+        run += 1;
+    }
+    assert!(run > 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn small_worlds() -> Result<()> {
+    all_of(Configured::Default).await
+}
+
+#[tokio::test]
+async fn small_worlds_of_bodies_that_nobody_reads() -> Result<()> {
+    all_of(Configured::Passthrough).await
+}
