@@ -170,6 +170,7 @@ pub async fn ask(ask: Ask) -> Result<String, String> {
     let question = Question { request: read(&ask.file)?, config: ask.config.as_ref().map(read).transpose()?, ..ask.question };
     let base = if ask.admin.contains("://") { ask.admin.clone() } else { format!("http://{}", ask.admin) };
     let url = format!("{}/debug/explain", base.trim_end_matches('/'));
+    let _ = rustls::crypto::ring::default_provider().install_default(); // the client wants one even for plain HTTP
     let client = reqwest::Client::builder().no_proxy().timeout(ANSWER_MAX).build().map_err(|e| e.to_string())?;
     let response = client.post(&url).json(&question).send().await.map_err(|e| format!("{url}: {}", e.without_url()))?;
     let status = response.status();

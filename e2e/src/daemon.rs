@@ -134,7 +134,10 @@ impl Daemon {
 }
 
 /// The binary built with the tests: `target/debug/switchpointd` for `target/debug/deps/e2e-…`.
-fn binary() -> Result<PathBuf> {
+///
+/// # Errors
+/// If it is not built.
+pub fn binary() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os(BINARY) {
         return Ok(root().join(path));
     }
