@@ -28,6 +28,15 @@ plugins: [{type: queue-scorer}, {type: kv-cache-utilization-scorer}, {type: pass
 requestHandler: {parsers: [{pluginRef: passthrough-parser}]}
 ";
 
+const OBJECTS: &str = "
+apiVersion: inference.networking.x-k8s.io/v1alpha2
+kind: InferenceModelRewrite
+metadata: {name: rewrites}
+spec:
+  poolRef: {name: default}
+  rules: [{matches: [{model: {value: model-to-be-rewritten}}], targets: [{modelRewrite: model-after-rewrite}]}]
+";
+
 /// Times a request is sent: what is meant to be sure must not be luck.
 const TIMES: usize = 3;
 
@@ -68,6 +77,9 @@ struct Request {
     raw: Option<Vec<String>>,
     #[serde(default)]
     get: bool,
+    /// The engine answers for itself; else it repeats what reached it.
+    #[serde(default)]
+    infer: bool,
     /// Indices of endpoints; nobody who is there when empty.
     subset: Option<Vec<usize>>,
 }
@@ -78,6 +90,10 @@ struct Expected {
     to: Option<usize>,
     #[serde(default)]
     body_as_sent: bool,
+    /// What reaches the engine.
+    body: Option<String>,
+    /// What the reply says of the model.
+    model: Option<String>,
     status: Option<u16>,
     code: Option<String>,
     dropped: Option<String>,
@@ -116,9 +132,13 @@ impl World {
         let file = folder.path().join("config.yaml");
         let config = if configured == Configured::Default { DEFAULT } else { PASSTHROUGH };
         std::fs::write(&file, format!("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig{config}"))?;
-        let arguments = ["--config", file.to_str().ok_or("a path of text")?, "--scrape-interval", "50ms"];
+        let objects = folder.path().join("objects");
+        std::fs::create_dir(&objects)?;
+        std::fs::write(objects.join("rewrites.yaml"), OBJECTS)?;
+        let text = |path: &std::path::Path| path.display().to_string();
+        let arguments = ["--config", &text(&file), "--objects", &text(&objects), "--scrape-interval", "50ms"];
         let server = Options {
-            models: ["demo", "my-model", "direct-model"].map(str::to_owned).into(),
+            models: ["demo", "my-model", "direct-model", "model-after-rewrite"].map(str::to_owned).into(),
             loras: ["foo", "bar", "sql-lora-1fdg2", "sql-lora-sheddable"].map(str::to_owned).into(),
             max_lora: 2,
             speed: 0.0,
@@ -168,13 +188,17 @@ impl World {
                 let frames = parts.iter().map(|part| Frame::data(Bytes::from(part.clone()))).collect();
                 echo::request("POST", "/v1/completions", &headers, client::frames(frames).boxed())?
             }
+            Request { infer: true, body, .. } => {
+                let body = body.clone().unwrap_or_default().to_string();
+                http::Request::post("/v1/completions").body(client::full(body))?
+            }
             Request { body, .. } => echo::post("/v1/completions", &headers, body.clone().unwrap_or_default().to_string())?,
         };
         self.stack.send(request).await
     }
 
     fn check(&self, case: &Case, reply: &Reply) -> Result<()> {
-        let Expected { to, body_as_sent, status, code, dropped } = &case.expect;
+        let Expected { to, body_as_sent, body, model, status, code, dropped } = &case.expect;
         let said = || format!("{}: {} {}", case.case, reply.status, reply.text());
         assert_eq!(reply.status, status.unwrap_or(200), "{}", said());
         if let Some(code) = code {
@@ -185,6 +209,12 @@ impl World {
         }
         if let Some(to) = to {
             assert_eq!(self.stack.server_of(reply)?, *to, "{}", said());
+        }
+        if let Some(body) = body {
+            assert_eq!(reply.json()?["body"], **body, "{}", said());
+        }
+        if let Some(model) = model {
+            assert_eq!(reply.json()?["model"], **model, "{}", said());
         }
         if *body_as_sent {
             let sent = case.request.raw.as_ref().map(|parts| parts.concat()).unwrap_or_default();
