@@ -183,6 +183,10 @@ pub struct Serve {
     #[arg(long, env = "SWITCHPOINT_LISTEN_ADMIN", value_name = "IP:PORT", default_value = "127.0.0.1:9090")]
     pub listen_admin: SocketAddr,
 
+    /// The picker for gateways without our filter.
+    #[command(flatten)]
+    pub ext_proc: ExtProcArgs,
+
     /// How endpoints are asked for their load.
     #[command(flatten)]
     pub scrape: ScrapeArgs,
@@ -198,6 +202,69 @@ pub struct Serve {
     /// How to log.
     #[command(flatten)]
     pub log: Log,
+}
+
+/// The picker for gateways that speak the Endpoint Picker Protocol (Envoy's ext_proc).
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Endpoint Picker Protocol (ext_proc)")]
+pub struct ExtProcArgs {
+    /// Where gateways without our filter ask by ext_proc; `none`: nowhere.
+    #[arg(long, env = "SWITCHPOINT_LISTEN_EXT_PROC", value_name = "IP:PORT", default_value = "127.0.0.1:9002", value_parser = listen)]
+    pub listen_ext_proc: Listen,
+
+    /// Where its gRPC health is asked for, in clear: liveness, readiness, envoy.service.ext_proc.v3.ExternalProcessor; `none`: nowhere.
+    #[arg(long, env = "SWITCHPOINT_LISTEN_HEALTH", value_name = "IP:PORT", default_value = "127.0.0.1:9003", value_parser = listen)]
+    pub listen_health: Listen,
+
+    /// Certificate with its chain, PEM, read again when it changes; one is made at each start when not given.
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_TLS_CERT", value_name = "FILE", requires = "ext_proc_tls_key")]
+    pub ext_proc_tls_cert: Option<PathBuf>,
+
+    /// Its key, PEM.
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_TLS_KEY", value_name = "FILE", requires = "ext_proc_tls_cert")]
+    pub ext_proc_tls_key: Option<PathBuf>,
+
+    /// Demand client certificates signed by this CA, PEM.
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_TLS_CLIENT_CA", value_name = "FILE", requires = "ext_proc_tls_cert")]
+    pub ext_proc_tls_client_ca: Option<PathBuf>,
+
+    /// No TLS.
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_PLAINTEXT", conflicts_with = "ext_proc_tls_cert")]
+    pub ext_proc_plaintext: bool,
+
+    /// How the destination is told, unless the stream's gRPC metadata x-switchpoint-destination-format says otherwise.
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_DESTINATION_FORMAT", value_enum, default_value_t = DestinationFormat::Single)]
+    pub ext_proc_destination_format: DestinationFormat,
+
+    /// Whether the objective header of a request counts.
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_OBJECTIVE_HEADER", value_enum, default_value_t = ObjectiveHeader::Ignore)]
+    pub ext_proc_objective_header: ObjectiveHeader,
+
+    /// Tell clients that ask (x-switchpoint-explain: 1) the reasons of a decision.
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_EXPLAIN")]
+    pub ext_proc_explain: bool,
+}
+
+/// An address to listen on, if any.
+#[derive(Clone, Copy, Debug)]
+pub struct Listen(pub Option<SocketAddr>);
+
+/// How the ranked list is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DestinationFormat {
+    /// The best, and the second under x-gateway-destination-endpoint-fallback: what ORIGINAL_DST clusters take.
+    Single,
+    /// All of it, comma-separated, for clusters that try one after the other (`override_host`).
+    List,
+}
+
+/// Whose word an objective header is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ObjectiveHeader {
+    /// The client's, who may not choose how important it is: it is removed.
+    Ignore,
+    /// That of something in front of the gateway that sets it, and removes the client's own.
+    Trust,
 }
 
 /// What is configured about requests.
@@ -326,6 +393,12 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line.
     Json,
+}
+
+/// `ip:port`, or `none`.
+fn listen(text: &str) -> Result<Listen, String> {
+    let address = || text.parse().map(Some).map_err(|_| "give an address as 127.0.0.1:9002, or `none`".to_owned());
+    if text == "none" { Ok(Listen(None)) } else { address().map(Listen) }
 }
 
 /// `250ms`, `2s`, `1.5s`, `1m`.

@@ -58,6 +58,9 @@ struct VmKey {
     pool: String,
 }
 
+/// The front of this process, which is no VM: VMs have random ids, and no process has the id 0.
+const FRONT: VmKey = VmKey { process_id: 0, vm_id: 0, pool: String::new() };
+
 #[derive(Debug)]
 struct Vm {
     totals: Totals,
@@ -164,16 +167,22 @@ impl Counters {
                 continue;
             }
             let key = VmKey { process_id, vm_id: counters.vm_id, pool: counters.pool.clone() };
-            let totals = Totals::of_vm(counters);
-            let before = self.vms.insert(key.clone(), Vm { totals: totals.clone(), seen: now }).map(|vm| vm.totals).unwrap_or_default();
-            let more = |id: &(Incarnation, Slot), now: &EndpointTotals| now.picked > before.endpoints.get(id).map_or(0, |b| b.picked);
-            let ids = totals
-                .endpoints
-                .iter()
-                .filter(|(id, row)| more(id, row))
-                .map(|(&(incarnation, slot), _)| EndpointRef { slot, incarnation });
-            picked.extend(ids.map(|id| (key.pool.clone(), id)));
+            let ids = self.take(key.clone(), Totals::of_vm(counters), now);
+            picked.extend(ids.into_iter().map(|id| (key.pool.clone(), id)));
         }
+        picked
+    }
+
+    /// Our own front counted this of a pool: its cumulative totals. Says who was picked since it last did.
+    pub fn front(&mut self, pool: &str, totals: Totals, now: Instant) -> Vec<EndpointRef> {
+        self.take(VmKey { pool: pool.to_owned(), ..FRONT }, totals, now)
+    }
+
+    fn take(&mut self, key: VmKey, totals: Totals, now: Instant) -> Vec<EndpointRef> {
+        let before = self.vms.insert(key, Vm { totals: totals.clone(), seen: now }).map(|vm| vm.totals).unwrap_or_default();
+        let more = |id: &(Incarnation, Slot), now: &EndpointTotals| now.picked > before.endpoints.get(id).map_or(0, |b| b.picked);
+        let picked = totals.endpoints.iter().filter(|(id, row)| more(id, row));
+        let picked = picked.map(|(&(incarnation, slot), _)| EndpointRef { slot, incarnation }).collect();
         while self.vms.len() > VMS_MAX {
             self.retire_one();
         }
@@ -217,6 +226,33 @@ impl Totals {
         totals
     }
 
+    /// What was counted in this process, where nothing need be checked.
+    #[must_use]
+    pub fn of_pool(pool: &exchange::Pool, pick_us: &exchange::pool::Histogram) -> Self {
+        let (counters, prefixes) = (pool.counters(), pool.prefixes().stats());
+        let endpoint = |c: &exchange::pool::EndpointCounters| {
+            let load = pool.in_flight().own(c.endpoint);
+            let row = EndpointTotals {
+                picked: c.picked,
+                served: c.served,
+                failed: c.failed,
+                requests: u64::from(load.requests),
+                prefill_tokens: load.prefill_tokens,
+                decode_tokens: load.decode_tokens,
+            };
+            ((c.endpoint.incarnation, c.endpoint.slot), row)
+        };
+        Self {
+            vms: 1,
+            endpoints: counters.endpoints().iter().map(endpoint).collect(),
+            models: counters.models().iter().map(|m| (Label::of_front(&m.label), ModelTotals::of_front(m))).collect(),
+            dropped: counters.dropped().iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect(),
+            pick_us: Histogram::of_front(pick_us),
+            prefix_entries: prefixes.entries as u64,
+            prefix_evictions: prefixes.evictions,
+        }
+    }
+
     /// Adds another's counts; what it has outstanding only if that is `fresh`.
     fn add(&mut self, other: &Self, fresh: bool) {
         if fresh {
@@ -242,6 +278,14 @@ impl Totals {
         let room = self.models.len() < models_max || self.models.contains_key(&label);
         let other = || Label { model: OTHER.to_owned(), target: OTHER.to_owned(), priority: 0 };
         self.models.entry(if room { label } else { other() }).or_default()
+    }
+}
+
+// === impl Label ===
+
+impl Label {
+    fn of_front(label: &exchange::pool::Label) -> Self {
+        Self { model: label.model.to_string(), target: label.target_model.to_string(), priority: label.priority }
     }
 }
 
@@ -273,6 +317,22 @@ impl ModelTotals {
             duration_ms: Histogram::of(m.duration_ms),
             ttft_ms: Histogram::of(m.ttft_ms),
             tpot_ms: Histogram::of(m.tpot_ms),
+            prompt_tokens: m.prompt_tokens,
+            completion_tokens: m.completion_tokens,
+            cached_tokens: m.cached_tokens,
+            request_bytes: m.request_bytes,
+            response_bytes: m.response_bytes,
+            running: m.running,
+        }
+    }
+
+    fn of_front(m: &exchange::pool::ModelCounters) -> Self {
+        Self {
+            requests: m.requests,
+            errors: m.errors.iter().map(|(status, count)| (status.to_string(), *count)).collect(),
+            duration_ms: Histogram::of_front(&m.duration_ms),
+            ttft_ms: Histogram::of_front(&m.ttft_ms),
+            tpot_ms: Histogram::of_front(&m.tpot_ms),
             prompt_tokens: m.prompt_tokens,
             completion_tokens: m.completion_tokens,
             cached_tokens: m.cached_tokens,
@@ -315,6 +375,10 @@ impl Histogram {
             histogram.sum = if sum.is_finite() && sum >= 0.0 { sum } else { 0.0 };
         }
         histogram
+    }
+
+    fn of_front(histogram: &exchange::pool::Histogram) -> Self {
+        Self { counts: histogram.counts, sum: histogram.sum }
     }
 
     fn add(&mut self, other: &Self) {

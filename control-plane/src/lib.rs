@@ -4,8 +4,8 @@
 //!  endpoints file ─▶ discovery ─▶ pool ◀─ scrape ◀─ model servers
 //!                                  │ one writer; whole views by watch channel
 //!              ┌───────────┬───────┴──┬──────────┐
-//!            push         eds       admin     persist
-//!              │           │
+//!            push ──┐     eds       admin     persist
+//!              │  ext_proc │
 //!           filters      Envoys   (an endpoint reaches a filter's roster only once its Envoy acknowledged it by EDS)
 //! ```
 //! [`run`] is the wiring; [`args`] the only place with defaults.
@@ -30,6 +30,7 @@ pub mod shared;
 pub mod counters;
 pub mod eds;
 pub mod explain;
+pub mod ext_proc;
 pub mod push;
 pub mod relay;
 

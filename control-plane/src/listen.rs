@@ -48,6 +48,17 @@ pub struct TlsFiles {
     pub client_ca: Option<PathBuf>,
 }
 
+/// How a listener is protected.
+#[derive(Clone, Debug)]
+pub enum Tls {
+    /// Not at all.
+    Off,
+    /// With these files.
+    Files(TlsFiles),
+    /// With a certificate made for this life of the process, which nobody can check: nobody on the way can read along, no more.
+    SelfSigned,
+}
+
 /// Connections ready to be served.
 #[derive(Debug)]
 pub struct Incoming {
@@ -68,10 +79,11 @@ pub enum Connection {
 ///
 /// # Errors
 /// Says why the address or the certificates cannot be used.
-pub async fn listen(address: SocketAddr, tls: Option<TlsFiles>, shutdown: Shutdown) -> io::Result<Incoming> {
-    let tls = match tls {
-        Some(files) => Some(follow(files, shutdown.clone()).await?),
-        None => None,
+pub async fn listen(address: SocketAddr, tls: impl Into<Tls>, shutdown: Shutdown) -> io::Result<Incoming> {
+    let tls = match tls.into() {
+        Tls::Off => None,
+        Tls::Files(files) => Some(follow(files, shutdown.clone()).await?),
+        Tls::SelfSigned => Some(watch::channel(Arc::new(self_signed().map_err(io::Error::other)?)).1),
     };
     let listener = TcpListener::bind(address).await?;
     let address = listener.local_addr()?;
@@ -168,9 +180,21 @@ async fn server_config(files: &TlsFiles) -> Result<ServerConfig, String> {
             ServerConfig::builder().with_client_cert_verifier(verifier)
         }
     };
-    let mut config = builder.with_single_cert(chain, key).map_err(|e| format!("{}: {e}", cert.display()))?;
+    let config = builder.with_single_cert(chain, key).map_err(|e| format!("{}: {e}", cert.display()))?;
+    Ok(with_protocols(config))
+}
+
+fn self_signed() -> Result<ServerConfig, String> {
+    let _ = rustls::crypto::ring::default_provider().install_default(); // as above
+    let made = rcgen::generate_simple_self_signed(["switchpointd".to_owned(), "localhost".to_owned()]).map_err(|e| e.to_string())?;
+    let key = PrivateKeyDer::try_from(made.signing_key.serialize_der())?;
+    let config = ServerConfig::builder().with_no_client_auth().with_single_cert(vec![made.cert.der().clone()], key);
+    config.map(with_protocols).map_err(|e| e.to_string())
+}
+
+fn with_protocols(mut config: ServerConfig) -> ServerConfig {
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    Ok(config)
+    config
 }
 
 async fn certificates(path: &std::path::Path) -> Result<Vec<CertificateDer<'static>>, String> {
@@ -178,6 +202,14 @@ async fn certificates(path: &std::path::Path) -> Result<Vec<CertificateDer<'stat
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
     let chain = chain.map_err(|e| format!("{}: {e}", path.display()))?;
     if chain.is_empty() { Err(format!("{}: no certificate in it", path.display())) } else { Ok(chain) }
+}
+
+// === impl Tls ===
+
+impl From<Option<TlsFiles>> for Tls {
+    fn from(files: Option<TlsFiles>) -> Self {
+        files.map_or(Self::Off, Self::Files)
+    }
 }
 
 // === impl Incoming ===

@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 use crate::admin::{self, Admin};
 use crate::args::{AdminTls, EndpointTlsArgs, ObjectsArgs, ScrapeArgs, Serve, StateTls};
 use crate::eds::EdsServer;
+use crate::ext_proc;
 use crate::listen::{Incoming, TlsFiles, listen};
 use crate::objects::ObjectsSource;
 use crate::persist::{Saved, SnapshotFile};
@@ -80,6 +81,10 @@ pub struct Daemon {
     pub state_address: SocketAddr,
     /// Where the admin routes are.
     pub admin_address: SocketAddr,
+    /// Where gateways without our filter ask, if anywhere.
+    pub ext_proc_address: Option<SocketAddr>,
+    /// Where the health of that is asked for, if anywhere.
+    pub health_address: Option<SocketAddr>,
     /// What its tasks share.
     pub shared: Arc<Shared>,
     tasks: JoinSet<&'static str>,
@@ -94,8 +99,20 @@ impl Daemon {
     /// # Errors
     /// [`Fatal`] says why it cannot.
     pub async fn start(args: Serve) -> Result<Self, Fatal> {
-        let Serve { endpoints, pool, config, objects, snapshot_file, listen_state, listen_admin, scrape, state_tls, admin_tls, log: _ } =
-            args;
+        let Serve {
+            endpoints,
+            pool,
+            config,
+            objects,
+            snapshot_file,
+            listen_state,
+            listen_admin,
+            ext_proc,
+            scrape,
+            state_tls,
+            admin_tls,
+            ..
+        } = args;
         let (trigger, shutdown) = shutdown::channel();
         let snapshot = snapshot_file.map(|path| Arc::new(SnapshotFile::new(path)));
         let before = snapshot.as_ref().and_then(|file| file.load());
@@ -113,7 +130,10 @@ impl Daemon {
 
         let state = open("state", listen_state, state_files(state_tls), &shutdown).await?;
         let admin = open("admin", listen_admin, admin_files(admin_tls), &shutdown).await?;
+        let ext_proc = ext_proc::Listening::open(ext_proc, &shutdown).await?;
         let (state_address, admin_address) = (state.address(), admin.address());
+        let ext_proc_address = ext_proc.as_ref().map(ext_proc::Listening::address);
+        let health_address = ext_proc.as_ref().and_then(ext_proc::Listening::health_address);
         let mut tasks = JoinSet::new();
         if let Some(file) = &snapshot {
             let first = Saved::of(&shared, &shared.pools.borrow(), &before.map(|saved| saved.pools).unwrap_or_default());
@@ -127,10 +147,13 @@ impl Daemon {
         for pool in pools {
             pool.spawn(&mut tasks, &shared, &shutdown);
         }
+        if let Some(front) = ext_proc {
+            front.spawn(&mut tasks, &shared, &shutdown).await;
+        }
         tasks.spawn(serve_state(state, Arc::clone(&shared), shutdown.clone()));
         tasks.spawn(serve_admin(admin, Admin { shared: Arc::clone(&shared), snapshot, components }, shutdown));
         tracing::info!(state = %state_address, admin = %admin_address, term = shared.term, pools = ?shared.pool_names, "serving");
-        Ok(Self { state_address, admin_address, shared, tasks, trigger })
+        Ok(Self { state_address, admin_address, ext_proc_address, health_address, shared, tasks, trigger })
     }
 
     /// Waits for a task to end, which none should; says which.

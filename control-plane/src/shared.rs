@@ -18,7 +18,7 @@ use scheduler::Version;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::counters::Counters;
+use crate::counters::{Counters, Totals};
 use crate::pool::PoolView;
 use crate::relay::Relay;
 use crate::scrape::{BusyHint, ScrapeStats};
@@ -55,6 +55,8 @@ pub struct Shared {
     sequence: AtomicU64,
     stream_id: AtomicU64,
     counters: Mutex<Counters>,
+    /// What our own front has, as a proxy has it; nothing where there is no front.
+    front: Mutex<BTreeMap<String, ProxyPool>>,
     relay: Mutex<Relay>,
     /// Wakes those who have something to tell their proxies.
     pub relayed: watch::Sender<()>,
@@ -159,6 +161,7 @@ impl Shared {
             sequence: AtomicU64::new(0),
             stream_id: AtomicU64::new(0),
             counters: Mutex::new(Counters::default()),
+            front: Mutex::default(),
             relay: Mutex::new(Relay::default()),
             relayed: watch::Sender::new(()),
             scrapers,
@@ -195,6 +198,19 @@ impl Shared {
         }
     }
 
+    /// Our own front counted this of a pool.
+    pub fn front_counted(&self, pool: &str, totals: Totals, now: Instant) {
+        let picked = self.counters().front(pool, totals, now);
+        if let Some(scraper) = self.scrapers.get(pool) {
+            picked.into_iter().for_each(|id| scraper.busy.picked(id));
+        }
+    }
+
+    /// Our own front has this of the pools.
+    pub fn front_has(&self, pools: BTreeMap<String, ProxyPool>) {
+        *self.front.lock().unwrap_or_else(PoisonError::into_inner) = pools;
+    }
+
     /// Counters of a pool's scraper.
     #[must_use]
     pub fn scrape_stats(&self, pool: &str) -> Option<&ScrapeStats> {
@@ -208,11 +224,11 @@ impl Shared {
         });
     }
 
-    /// Has every connected proxy that asked for `pool` a roster of `generation` or newer in force?
+    /// Has every connected proxy that asked for `pool` a roster of `generation` or newer in force, our own front among them?
     #[must_use]
     pub fn acknowledged(&self, pool: &str, generation: u64) -> bool {
-        let proxies = self.proxies.borrow();
-        let mut rows = proxies.values().filter_map(|p| p.pools.get(pool));
+        let (proxies, front) = (self.proxies.borrow(), self.front.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut rows = proxies.values().map(|proxy| &proxy.pools).chain([&*front]).filter_map(|pools| pools.get(pool));
         rows.all(|row| row.acked.is_some_and(|(_, acked)| acked >= generation))
     }
 }

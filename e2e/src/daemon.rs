@@ -27,6 +27,10 @@ pub struct Settings {
     pub state: Port,
     /// Metrics and admin.
     pub admin: Port,
+    /// Gateways without the filter.
+    pub ext_proc: Port,
+    /// The health of that.
+    pub health: Port,
     /// Where its files are: `endpoints.yaml`, `snapshot`, its logs.
     pub folder: PathBuf,
     /// Further arguments of `serve`.
@@ -43,7 +47,8 @@ impl Settings {
     /// # Errors
     /// If no port is free.
     pub fn new(folder: &Path) -> Result<Self> {
-        Ok(Self { state: Port::lease()?, admin: Port::lease()?, folder: folder.to_owned(), arguments: Vec::new(), threads: None })
+        let [state, admin, ext_proc, health] = [Port::lease()?, Port::lease()?, Port::lease()?, Port::lease()?];
+        Ok(Self { state, admin, ext_proc, health, folder: folder.to_owned(), arguments: Vec::new(), threads: None })
     }
 
     /// Writes the endpoints file by rename, as an editor or a ConfigMap does: a reader never sees half of it.
@@ -76,6 +81,8 @@ impl Settings {
         command.arg("--snapshot-file").arg(self.folder.join("snapshot"));
         command.arg("--listen-state").arg(self.state.address().to_string());
         command.arg("--listen-admin").arg(self.admin.address().to_string());
+        command.arg("--listen-ext-proc").arg(self.ext_proc.address().to_string());
+        command.arg("--listen-health").arg(self.health.address().to_string());
         command.args(&self.arguments);
         if let Some(threads) = self.threads {
             command.env("TOKIO_WORKER_THREADS", threads.to_string());

@@ -18,6 +18,8 @@ pub const ENVOY_ADMIN: u16 = 9901;
 pub const DAEMON_ADMIN: u16 = 9090;
 /// State stream and EDS.
 pub const STATE: u16 = 9004;
+/// Where gateways without the filter ask, and its health.
+pub const EXT_PROC: [u16; 2] = [9002, 9003];
 
 /// From start to a picker with state. Envoy compiles the module first, which takes seconds on a small machine.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -53,7 +55,7 @@ impl Front {
     /// # Errors
     /// If a port is taken, a binary is missing, or the picker gets no state in time; with the last lines of the logs.
     pub async fn start(endpoints: &[String], more: More<'_>, edit: impl FnOnce(&mut Config) -> Result<()>) -> Result<Self> {
-        for port in [LISTENER, ENVOY_ADMIN, DAEMON_ADMIN, STATE] {
+        for port in [LISTENER, ENVOY_ADMIN, DAEMON_ADMIN, STATE].into_iter().chain(EXT_PROC) {
             TcpListener::bind(("127.0.0.1", port)).map_err(|error| format!("port {port} is needed and not free: {error}"))?;
         }
         let folder = tempfile::Builder::new().prefix("switchpoint-").tempdir()?;

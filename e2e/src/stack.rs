@@ -29,9 +29,19 @@ const START_LIMIT: Duration = Duration::from_secs(30);
 /// Lines of each log shown when a test fails.
 const LINES_SHOWN: usize = 60;
 
+/// Who asks the picker, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Front {
+    /// The filter in the proxy: `standalone.yaml`.
+    Filter,
+    /// The proxy asks the daemon by the Endpoint Picker Protocol: `ext_proc.yaml`.
+    ExtProc,
+}
+
 /// What to build. Every setting has the value that most tests want.
 #[derive(Debug)]
 pub struct Builder {
+    front: Front,
     servers: Vec<model_server::Options>,
     strangers: Vec<SocketAddr>,
     envoy: Options,
@@ -76,9 +86,39 @@ impl std::fmt::Debug for Edit {
     }
 }
 
+// === impl Front ===
+
+impl Front {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Filter, Self::ExtProc];
+
+    fn file(self) -> &'static str {
+        match self {
+            Self::Filter => "standalone.yaml",
+            Self::ExtProc => "ext_proc.yaml",
+        }
+    }
+}
+
 // === impl Builder ===
 
 impl Builder {
+    /// By another front than the filter.
+    #[must_use]
+    pub fn front(mut self, front: Front) -> Self {
+        self.front = front;
+        self
+    }
+
+    /// The picker tells clients that ask the reasons of its decisions.
+    #[must_use]
+    pub fn explaining(self) -> Self {
+        match self.front {
+            Front::Filter => self.picker(serde_json::json!({"explain": true})),
+            Front::ExtProc => self.daemon_arguments(&["--ext-proc-explain"]),
+        }
+    }
+
     /// So many model servers that serve the model `demo` and answer at once.
     #[must_use]
     pub fn servers(self, count: usize) -> Self {
@@ -207,7 +247,11 @@ impl Builder {
         let (listener, admin) = (lease()?, lease()?);
         let mut settings = Settings::new(folder.path())?;
         (settings.arguments, settings.threads) = (self.daemon_arguments, self.daemon_threads);
-        let config = configured(&self.edits, [(8080, listener.port()), (9901, admin.port()), (9004, settings.state.number())])?;
+        let mut ports_of_file = vec![(8080, listener.port()), (9901, admin.port()), (9004, settings.state.number())];
+        if self.front == Front::ExtProc {
+            ports_of_file.push((9002, settings.ext_proc.number()));
+        }
+        let config = configured(self.front, &self.edits, &ports_of_file)?;
         let strangers = self.strangers.iter().enumerate().map(|(index, address)| (format!("stranger-{index}"), *address));
         settings.write_endpoints(&endpoints(&servers).into_iter().chain(strangers).collect::<Vec<_>>())?;
         let (daemon, absent) = if self.daemon { (Some(Daemon::start(settings)?), None) } else { (None, Some(settings)) };
@@ -220,9 +264,9 @@ impl Builder {
     }
 }
 
-fn configured(edits: &[Edit], ports: [(u16, u16); 3]) -> Result<Config> {
-    let mut config = Config::shipped("standalone.yaml")?;
-    for (from, to) in ports {
+fn configured(front: Front, edits: &[Edit], ports: &[(u16, u16)]) -> Result<Config> {
+    let mut config = Config::shipped(front.file())?;
+    for &(from, to) in ports {
         config.replace_port(from, to)?;
     }
     for edit in edits {
@@ -245,6 +289,7 @@ impl Stack {
     /// Describes a stack: one model server, one worker, as shipped.
     pub fn builder() -> Builder {
         Builder {
+            front: Front::Filter,
             servers: Vec::new(),
             strangers: Vec::new(),
             envoy: Options::default(),

@@ -48,7 +48,10 @@ fn every_option_of_serve_is_an_environment_variable_too() {
 fn a_command_line_that_cannot_be_is_refused_with_code_2() {
     check(&["serve"], 2, &["--endpoints-file", "--endpoint"]);
     check(&["serve", "--endpoint", "a:1", "--endpoints-file", "f"], 2, &["cannot be used with"]);
-    check(&["serve", "--endpoint", "a:1", "--listen-ext-proc", "x"], 2, &["unexpected argument '--listen-ext-proc'"]);
+    check(&["serve", "--endpoint", "a:1", "--listen-ext-proc", "x"], 2, &["127.0.0.1:9002", "none"]);
+    check(&["serve", "--endpoint", "a:1", "--ext-proc-tls-cert", "c"], 2, &["--ext-proc-tls-key"]);
+    check(&["serve", "--endpoint", "a:1", "--ext-proc-plaintext", "--ext-proc-tls-cert", "c"], 2, &["cannot be used with"]);
+    check(&["serve", "--endpoint", "a:1", "--listen-exit-proc", "x"], 2, &["unexpected argument '--listen-exit-proc'"]);
     check(&["serve", "--endpoint", "a:1", "--scrape-interval", "5"], 2, &["250ms"]);
     check(&["serve", "--endpoint", "a:1", "--state-tls-cert", "c"], 2, &["--state-tls-key"]);
     check(&["serve", "--pools", "p", "--config", "c"], 2, &["cannot be used with"]);
@@ -59,7 +62,8 @@ fn a_command_line_that_cannot_be_is_refused_with_code_2() {
 
 #[test]
 fn what_cannot_start_ends_with_code_1_and_the_reason() {
-    let serve = |args: &[&'static str]| [&["serve", "--listen-state", "127.0.0.1:0", "--listen-admin", "127.0.0.1:0"], args].concat();
+    let anywhere = ["serve", "--listen-state", "127.0.0.1:0", "--listen-admin", "127.0.0.1:0", "--listen-ext-proc", "none"];
+    let serve = |args: &[&'static str]| [&anywhere, args].concat();
     check(&serve(&["--endpoint", "127.0.0.1"]), 1, &["HOST:PORT"]);
     check(&serve(&["--endpoint", "no-such-host.invalid:80"]), 1, &["no-such-host.invalid"]);
     check(&serve(&["--endpoint", "127.0.0.1:1,127.0.0.1:1"]), 1, &["two endpoints"]);
@@ -124,6 +128,8 @@ async fn sigterm_stops_it_soon_and_well() {
             "127.0.0.1:0",
             "--listen-admin",
             "127.0.0.1:0",
+            "--listen-ext-proc",
+            "none",
             "--log-format",
             "json",
         ])

@@ -61,8 +61,8 @@ pub(crate) fn instance(name: &str, port: u16) -> Instance {
 
 /// Starts the daemon as the command line would; ports are the system's choice.
 pub(crate) async fn daemon(args: &[&str]) -> Daemon {
-    let ports = ["--listen-state", "127.0.0.1:0", "--listen-admin", "127.0.0.1:0"];
-    let line = ["switchpointd", "serve"].iter().chain(args).chain(&ports);
+    let ports = ["--listen-state", "--listen-admin", "--listen-ext-proc", "--listen-health"].into_iter().flat_map(|l| [l, "127.0.0.1:0"]);
+    let line = ["switchpointd", "serve"].into_iter().chain(args.iter().copied()).chain(ports);
     let Command::Serve(serve) = Cli::try_parse_from(line).unwrap().command else { panic!("not serve") };
     Daemon::start(*serve).await.unwrap()
 }

@@ -1,0 +1,411 @@
+//! One ext_proc stream: one exchange, as the proxy tells of it. Messages in, answers out; no sockets, no waiting.
+//!
+//! The rules are [`Exchange`]'s; here is when each mode of sending bodies lets its words take effect:
+//!
+//! | request body | decided | destination goes with | the held body |
+//! |---|---|---|---|
+//! | full duplex, streamed early | at the last byte | the answer to the headers, given only then | the pieces as they came, changed where the model's name stood |
+//! | buffered, buffered partial | at the one piece | the answer to that piece, for which the headers wait | replaced if it changed |
+//! | streamed, none | at the headers, which do not wait | the answer to the headers | passes unread |
+//!
+//! A stream ends when the proxy has nothing more to ask, or its client left: either way what the pick holds is released, once, when this is dropped.
+
+use std::sync::Arc;
+
+use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Part;
+use envoy_types::pb::envoy::service::ext_proc::v3::{HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse};
+use exchange::rewrite::Splice;
+use exchange::{Exchange, Forward, HeadersStep, Origin, Reply, ResponseBody, ResponseHead, Settings, Step, Time, headers, ready_reply};
+
+use super::front::{Front, FrontPool};
+use super::held::Held;
+use super::wire::{self, BodyMode, BodyModes, Direction, HeaderChanges};
+
+/// Longest piece of a body sent in one full-duplex message, in bytes: Envoy asks for no more than 64 KiB.
+const PIECE_BYTES_MAX: usize = 60 << 10;
+
+/// Who served, under the destination's namespace.
+const SERVED: &str = "x-gateway-destination-endpoint-served";
+
+/// What a stream asks of whoever drives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// The next message.
+    Listen,
+    /// To be asked again by [`Conversation::retry`] when the pool has state, or at this moment.
+    Wait(Time),
+}
+
+/// One exchange.
+#[derive(Debug)]
+pub struct Conversation {
+    front: Arc<Front>,
+    pool: Arc<FrontPool>,
+    settings: Arc<Settings>,
+    exchange: Exchange,
+    modes: Option<BodyModes>,
+    request: Request,
+    hint: Option<Vec<u8>>,
+    /// Control headers that the client sent.
+    stripped: Vec<String>,
+    held: Held,
+    /// How the held body's end came.
+    end: End,
+    response: ResponseBody,
+    out: Vec<ProcessingResponse>,
+}
+
+/// How far the request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Request {
+    /// Nothing is decided, and nothing is to be: its body flows by.
+    Passing,
+    /// Waiting for its last byte; the headers are answered already, or not.
+    Buffering {
+        /// Are they?
+        headers_answered: bool,
+    },
+    /// Decided as far as its bytes go; waiting for state.
+    Parked {
+        /// As above.
+        headers_answered: bool,
+    },
+    /// Sent to a picked endpoint.
+    Routed,
+    /// Answered by us.
+    Answered,
+}
+
+/// What the request's last byte came with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Headers,
+    Body,
+    Trailers,
+}
+
+// === impl Conversation ===
+
+impl Conversation {
+    /// A stream that has only just begun.
+    #[must_use]
+    pub fn new(front: Arc<Front>, pool: Arc<FrontPool>, settings: Arc<Settings>) -> Self {
+        front.stream_begins();
+        Self {
+            exchange: Exchange::new(front.now()),
+            front,
+            pool,
+            settings,
+            modes: None,
+            request: Request::Passing,
+            hint: None,
+            stripped: Vec::new(),
+            held: Held::default(),
+            end: End::Headers,
+            response: ResponseBody::Ignore,
+            out: Vec::new(),
+        }
+    }
+
+    /// What is to be sent, in order.
+    pub fn answers(&mut self) -> std::vec::Drain<'_, ProcessingResponse> {
+        self.out.drain(..)
+    }
+
+    /// May the proxy go on without us? Then a daemon that stops cuts nobody's reply.
+    #[must_use]
+    pub fn is_dispensable(&self) -> bool {
+        let restoring = matches!(self.response, ResponseBody::Restore | ResponseBody::Hold);
+        let duplex = self.modes().response == BodyMode::FullDuplex;
+        self.request == Request::Routed && !restoring && !duplex
+    }
+
+    /// The proxy says something.
+    pub fn receive(&mut self, mut message: ProcessingRequest) -> Next {
+        // One that only looks on heeds no answer, so it is no pick of ours that counts.
+        if message.observability_mode {
+            return Next::Listen;
+        }
+        if self.modes.is_none() {
+            self.modes = Some(BodyModes::of(message.protocol_config.as_ref()));
+        }
+        match message.request.take() {
+            Some(Part::RequestHeaders(headers)) => return self.request_headers(&message, &headers),
+            Some(Part::RequestBody(body)) => return self.request_body(body),
+            Some(Part::RequestTrailers(_)) => return self.request_trailers(),
+            Some(Part::ResponseHeaders(headers)) => self.response_headers(&message, &headers),
+            Some(Part::ResponseBody(body)) => self.response_body(body),
+            Some(Part::ResponseTrailers(_)) => self.response_trailers(),
+            None => {} // a newer proxy's flow control, which we never turn on
+        }
+        Next::Listen
+    }
+
+    /// There is state, or there will be none in time.
+    pub fn retry(&mut self, now: Time) -> Next {
+        match self.request {
+            Request::Parked { headers_answered } => self.decide(headers_answered, now),
+            _ => Next::Listen,
+        }
+    }
+
+    fn modes(&self) -> BodyModes {
+        self.modes.unwrap_or(BodyModes::of(None))
+    }
+
+    fn request_headers(&mut self, message: &ProcessingRequest, headers: &HttpHeaders) -> Next {
+        self.release(); // a proxy that begins twice must not leak the first pick
+        let pairs = wire::pairs(headers.headers.as_ref());
+        let settings = Arc::clone(&self.settings);
+        self.stripped = pairs.clone().filter(|(name, _)| settings.removes(name)).map(|(name, _)| lossy(name)).collect();
+        let hint = wire::metadata(message.metadata_context.as_ref(), &settings.subset_namespace, &settings.subset_key);
+        self.hint = hint.map(wire::subset_hint);
+        let step = self.exchange.request_headers(&settings, pairs.clone(), headers.end_of_stream);
+        if step == HeadersStep::Ready {
+            self.reply(ready_reply(self.front.is_ready()));
+            return Next::Listen;
+        }
+        self.exchange.capture(&self.pool.lock().pool, pairs);
+        match (step, self.modes().request) {
+            (HeadersStep::Reply(reply), _) => self.reply(reply),
+            (HeadersStep::Buffer, BodyMode::FullDuplex | BodyMode::Streamed { early: true }) => {
+                self.request = Request::Buffering { headers_answered: false };
+            }
+            (HeadersStep::Buffer, BodyMode::Buffered | BodyMode::BufferedPartial) => {
+                self.request = Request::Buffering { headers_answered: true };
+                let changes = HeaderChanges { remove: std::mem::take(&mut self.stripped), set: Vec::new() };
+                self.out.push(wire::headers_answer(Direction::Request, changes));
+            }
+            (HeadersStep::Buffer, BodyMode::None | BodyMode::Streamed { early: false }) => {
+                self.exchange.body_unseen();
+                return self.decide(false, self.front.now());
+            }
+            (HeadersStep::Decide | HeadersStep::Ready, _) => return self.decide(false, self.front.now()),
+        }
+        Next::Listen
+    }
+
+    fn request_body(&mut self, HttpBody { body, end_of_stream, .. }: HttpBody) -> Next {
+        let Request::Buffering { headers_answered } = self.request else {
+            if self.request != Request::Answered {
+                self.pass(Direction::Request, body, end_of_stream);
+            }
+            return Next::Listen;
+        };
+        self.held.push(body);
+        if let Some(reply) = self.exchange.body_grew(&self.settings, self.held.bytes()) {
+            self.reply(reply);
+            return Next::Listen;
+        }
+        let mode = self.modes().request;
+        if mode == BodyMode::BufferedPartial && !end_of_stream {
+            self.exchange.body_unseen(); // what is cut off cannot be read
+        }
+        if end_of_stream || matches!(mode, BodyMode::Buffered | BodyMode::BufferedPartial) {
+            self.end = End::Body;
+            return self.decide(headers_answered, self.front.now());
+        }
+        Next::Listen
+    }
+
+    fn request_trailers(&mut self) -> Next {
+        match self.request {
+            Request::Buffering { headers_answered } => {
+                self.end = End::Trailers;
+                return self.decide(headers_answered, self.front.now());
+            }
+            Request::Parked { .. } => self.end = End::Trailers,
+            Request::Answered => {}
+            Request::Passing | Request::Routed => self.out.push(wire::trailers_answer(Direction::Request)),
+        }
+        Next::Listen
+    }
+
+    fn decide(&mut self, headers_answered: bool, now: Time) -> Next {
+        let step = {
+            let mut inner = self.pool.lock();
+            inner.use_it();
+            let body = self.held.whole();
+            let step = self.exchange.decide(&self.settings, &mut inner.pool, self.hint.as_deref(), &body, now);
+            if matches!(step, Step::Forward(_)) && inner.pool.snapshot().is_some() {
+                inner.pick_took(self.front.now().us_since(now));
+            }
+            step
+        };
+        match step {
+            Step::Forward(forward) => self.forward(forward, headers_answered),
+            Step::Reply(reply) => self.reply(reply),
+            Step::Park { deadline } => {
+                self.request = Request::Parked { headers_answered };
+                return Next::Wait(deadline);
+            }
+        }
+        Next::Listen
+    }
+
+    /// Sends the request on, with all of it that was held.
+    fn forward(&mut self, forward: Forward, headers_answered: bool) {
+        let Forward { set, body: splice } = forward;
+        self.request = Request::Routed;
+        let (open, set): (Vec<_>, Vec<_>) = set.into_iter().partition(|(name, _)| name == headers::OPEN);
+        let known = [&self.settings.destination_header, &self.settings.fallback_header];
+        let told = set.iter().filter(|(name, _)| known.contains(&name)).cloned();
+        // What a `header_to_metadata` behind the filter does, the front can say itself.
+        let metadata = told.chain(open.into_iter().map(|(_, value)| ("open".to_owned(), value)));
+        let metadata = wire::destination_metadata(metadata);
+        let mut remove = std::mem::take(&mut self.stripped);
+        remove.retain(|name| !set.iter().any(|(set, _)| set == name));
+        let changes = HeaderChanges { remove, set };
+        let first = self.out.len();
+        if headers_answered {
+            self.send_buffered(splice.as_ref(), changes);
+        } else {
+            self.out.push(wire::headers_answer(Direction::Request, changes));
+            self.send_pieces(splice.as_ref());
+        }
+        if let Some(answer) = self.out.get_mut(first) {
+            answer.dynamic_metadata = metadata;
+        }
+    }
+
+    fn send_buffered(&mut self, splice: Option<&Splice>, changes: HeaderChanges) {
+        let piece = self.held.take(splice).pop();
+        let replacement = piece.and_then(|(piece, changed)| changed.then_some(piece));
+        self.out.push(wire::body_answer(Direction::Request, replacement, changes));
+        if self.end == End::Trailers {
+            self.out.push(wire::trailers_answer(Direction::Request));
+        }
+    }
+
+    fn send_pieces(&mut self, splice: Option<&Splice>) {
+        let mut pieces = self.held.take(splice).into_iter().peekable();
+        let duplex = self.modes().request == BodyMode::FullDuplex;
+        while let Some((piece, changed)) = pieces.next() {
+            let last = pieces.peek().is_none() && self.end == End::Body;
+            if duplex {
+                self.send_duplex(Direction::Request, piece, last);
+            } else {
+                self.out.push(wire::body_answer(Direction::Request, changed.then_some(piece), HeaderChanges::default()));
+            }
+        }
+        if self.end == End::Trailers {
+            self.out.push(wire::trailers_answer(Direction::Request));
+        }
+    }
+
+    /// A piece of a body that is none of our business.
+    fn pass(&mut self, direction: Direction, body: Vec<u8>, end_of_stream: bool) {
+        let modes = self.modes();
+        let mode = if direction == Direction::Request { modes.request } else { modes.response };
+        if mode == BodyMode::FullDuplex {
+            self.send_duplex(direction, body, end_of_stream);
+        } else {
+            self.out.push(wire::body_answer(direction, None, HeaderChanges::default()));
+        }
+    }
+
+    fn send_duplex(&mut self, direction: Direction, mut body: Vec<u8>, end_of_stream: bool) {
+        while body.len() > PIECE_BYTES_MAX {
+            let rest = body.split_off(PIECE_BYTES_MAX);
+            self.out.push(wire::streamed_body(direction, std::mem::replace(&mut body, rest), false));
+        }
+        self.out.push(wire::streamed_body(direction, body, end_of_stream));
+    }
+
+    fn reply(&mut self, reply: Reply) {
+        self.request = Request::Answered;
+        self.held = Held::default();
+        self.out.push(wire::immediate(reply));
+    }
+
+    fn response_headers(&mut self, message: &ProcessingRequest, given: &HttpHeaders) {
+        let mut changes = HeaderChanges::default();
+        if self.request == Request::Routed {
+            let head = self.response_head(message, given);
+            let now = self.front.now();
+            let step = self.exchange.response_headers(&mut self.pool.lock().pool, &head, now);
+            self.response = step.body;
+            changes.remove = step.remove.into_iter().map(str::to_owned).collect();
+            changes.set = step.set.into_iter().map(|(name, value)| (name.into_owned(), value)).collect();
+        }
+        self.out.push(wire::headers_answer(Direction::Response, changes));
+    }
+
+    /// What of a response's headers matters, and who served by the attributes that the proxy sends along, else by the protocol's word for it.
+    fn response_head<'m>(&self, message: &'m ProcessingRequest, given: &'m HttpHeaders) -> ResponseHead<'m> {
+        let mut head = ResponseHead::read(wire::pairs(given.headers.as_ref()));
+        let served = wire::metadata(message.metadata_context.as_ref(), wire::DESTINATION_NAMESPACE, SERVED).and_then(wire::text);
+        match wire::text_attribute(message, "response.code_details") {
+            Some(details) => {
+                head.origin = Origin::of_details(details.as_bytes());
+                head.upstream_address = wire::text_attribute(message, "upstream.address").or(served).map(str::as_bytes);
+                head.attempts = wire::count_attribute(message, "upstream.request_attempt_count").unwrap_or(0);
+            }
+            None => {
+                // The proxy's own words for a server that failed are not told from a server's: nothing is learned of those.
+                head.origin = if matches!(head.status, 502..=504) { Origin::Ours } else { Origin::Upstream };
+                head.upstream_address = served.map(str::as_bytes);
+            }
+        }
+        match self.modes().response {
+            // Only here do the headers wait for the body, so that they can tell its new length.
+            BodyMode::Buffered => {}
+            // A body that nobody shows us is as good as one in a code.
+            BodyMode::None => head.encoded = true,
+            BodyMode::Streamed { .. } | BodyMode::BufferedPartial | BodyMode::FullDuplex => {
+                head.content_length = head.content_length.map(|_| usize::MAX);
+            }
+        }
+        head
+    }
+
+    fn response_body(&mut self, HttpBody { body, end_of_stream, .. }: HttpBody) {
+        if self.response == ResponseBody::Ignore {
+            return self.pass(Direction::Response, body, end_of_stream);
+        }
+        let mode = self.modes().response;
+        let whole = matches!(mode, BodyMode::Buffered | BodyMode::BufferedPartial);
+        let now = self.front.now();
+        let restored = {
+            let mut inner = self.pool.lock();
+            self.exchange.response_chunk(&mut inner.pool, &body, end_of_stream || whole, now).map(<[u8]>::to_vec)
+        };
+        if mode == BodyMode::FullDuplex {
+            return self.send_duplex(Direction::Response, restored.unwrap_or(body), end_of_stream);
+        }
+        let mut changes = HeaderChanges::default();
+        if let (ResponseBody::Hold, Some(restored)) = (self.response, &restored) {
+            changes.set.push((headers::CONTENT_LENGTH.to_owned(), restored.len().to_string()));
+        }
+        self.out.push(wire::body_answer(Direction::Response, restored, changes));
+    }
+
+    fn response_trailers(&mut self) {
+        let restoring = matches!(self.response, ResponseBody::Restore | ResponseBody::Hold);
+        if restoring && self.modes().response == BodyMode::FullDuplex {
+            let now = self.front.now();
+            let rest = self.exchange.response_chunk(&mut self.pool.lock().pool, &[], true, now).map(<[u8]>::to_vec);
+            rest.into_iter().for_each(|rest| self.out.push(wire::streamed_body(Direction::Response, rest, false)));
+        }
+        self.out.push(wire::trailers_answer(Direction::Response));
+    }
+
+    fn release(&mut self) {
+        let now = self.front.now();
+        let _ = self.exchange.end(&mut self.pool.lock().pool, now);
+    }
+}
+
+impl Drop for Conversation {
+    fn drop(&mut self) {
+        self.release();
+        self.front.stream_ends();
+    }
+}
+
+fn lossy(name: &[u8]) -> String {
+    String::from_utf8_lossy(name).into_owned()
+}
+
+#[cfg(test)]
+mod tests;

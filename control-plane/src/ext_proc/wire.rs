@@ -1,0 +1,214 @@
+//! Envoy's messages, read and written: what a header map, an attribute or a metadata value says, and the answers in their order of parts.
+
+use std::collections::HashMap;
+
+use envoy_types::pb::envoy::config::core::v3::header_value_option::HeaderAppendAction;
+use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue, HeaderValueOption, Metadata};
+use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
+use envoy_types::pb::envoy::service::ext_proc::v3::body_mutation::Mutation;
+use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response;
+use envoy_types::pb::envoy::service::ext_proc::v3::{
+    BodyMutation, BodyResponse, CommonResponse, HeaderMutation, HeadersResponse, ImmediateResponse, ProcessingRequest, ProcessingResponse,
+    ProtocolConfiguration, StreamedBodyResponse, TrailersResponse,
+};
+use envoy_types::pb::envoy::r#type::v3::HttpStatus;
+use envoy_types::pb::google::protobuf::value::Kind;
+use envoy_types::pb::google::protobuf::{Struct, Value};
+use exchange::Reply;
+
+/// Where the protocol puts the destination, and the proxy who served.
+pub const DESTINATION_NAMESPACE: &str = "envoy.lb";
+
+/// How the proxy sends the bodies of one direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyMode {
+    /// Not at all.
+    None,
+    /// Piece by piece, each answered; the next may come before. The headers have gone on before the first, unless `early`: then the pieces come
+    /// without waiting for the headers' answer, which waits for the last of them.
+    Streamed {
+        /// `send_body_without_waiting_for_header_response`.
+        early: bool,
+    },
+    /// As one piece, the headers waiting for its answer.
+    Buffered,
+    /// The same, but cut off at the proxy's limit: what is beyond passes unseen.
+    BufferedPartial,
+    /// Piece by piece, and all that goes on is what we send back.
+    FullDuplex,
+}
+
+/// How the proxy sends both bodies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BodyModes {
+    /// Of requests.
+    pub request: BodyMode,
+    /// Of responses.
+    pub response: BodyMode,
+}
+
+/// Changes to headers.
+#[derive(Debug, Default)]
+pub struct HeaderChanges {
+    /// Names that go, all values of each.
+    pub remove: Vec<String>,
+    /// What is set in place of all there is of that name.
+    pub set: Vec<(String, String)>,
+}
+
+/// Which message is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// Towards the model server.
+    Request,
+    /// Towards the client.
+    Response,
+}
+
+// === impl BodyModes ===
+
+impl BodyModes {
+    /// As the stream's first message says. One that says nothing is of a proxy that knows full duplex only: that is what the protocol demands
+    /// of gateways, and Envoy says it since it has more than one way to send bodies at all.
+    #[must_use]
+    pub fn of(config: Option<&ProtocolConfiguration>) -> Self {
+        let Some(config) = config else { return Self { request: BodyMode::FullDuplex, response: BodyMode::FullDuplex } };
+        let early = config.send_body_without_waiting_for_header_response;
+        let mode = |mode: i32| match BodySendMode::try_from(mode) {
+            Ok(BodySendMode::None) => BodyMode::None,
+            Ok(BodySendMode::Streamed) => BodyMode::Streamed { early },
+            Ok(BodySendMode::Buffered) => BodyMode::Buffered,
+            Ok(BodySendMode::BufferedPartial) => BodyMode::BufferedPartial,
+            Ok(BodySendMode::FullDuplexStreamed | BodySendMode::Grpc) | Err(_) => BodyMode::FullDuplex,
+        };
+        Self { request: mode(config.request_body_mode), response: mode(config.response_body_mode) }
+    }
+}
+
+// === reading ===
+
+/// Names and values, as bytes, in order.
+pub fn pairs(map: Option<&HeaderMap>) -> impl Iterator<Item = (&[u8], &[u8])> + Clone {
+    let headers = map.map_or(&[][..], |map| &map.headers);
+    headers
+        .iter()
+        .map(|HeaderValue { key, value, raw_value, .. }| (key.as_bytes(), if raw_value.is_empty() { value.as_bytes() } else { raw_value }))
+}
+
+/// The value at `key` of a namespace of the metadata that came with a message.
+pub fn metadata<'m>(context: Option<&'m Metadata>, namespace: &str, key: &str) -> Option<&'m Value> {
+    context?.filter_metadata.get(namespace)?.fields.get(key)
+}
+
+/// Text, as far as a value is text.
+pub fn text(value: &Value) -> Option<&str> {
+    match &value.kind {
+        Some(Kind::StringValue(text)) => Some(text),
+        _ => None,
+    }
+}
+
+/// A subset hint as the exchange takes it: a list's items or a string. What is neither allows nobody, never more than was meant.
+pub fn subset_hint(value: &Value) -> Vec<u8> {
+    match &value.kind {
+        Some(Kind::ListValue(list)) => list.values.iter().filter_map(text).collect::<Vec<_>>().join(",").into_bytes(),
+        Some(Kind::StringValue(text)) => text.clone().into_bytes(),
+        _ => Vec::new(),
+    }
+}
+
+/// An attribute that the proxy was told to send along, whichever filter of it sends it.
+pub fn attribute<'m>(attributes: &'m HashMap<String, Struct>, name: &str) -> Option<&'m Value> {
+    attributes.values().find_map(|attributes| attributes.fields.get(name))
+}
+
+/// The same, where it is text.
+pub fn text_attribute<'m>(message: &'m ProcessingRequest, name: &str) -> Option<&'m str> {
+    attribute(&message.attributes, name).and_then(text)
+}
+
+/// The same, where it is a count.
+pub fn count_attribute(message: &ProcessingRequest, name: &str) -> Option<u32> {
+    match attribute(&message.attributes, name)?.kind {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "in range; a fraction of a count is none")]
+        Some(Kind::NumberValue(number)) if (0.0..=f64::from(u32::MAX)).contains(&number) => Some(number as u32),
+        _ => None,
+    }
+}
+
+// === writing ===
+
+impl From<HeaderChanges> for HeaderMutation {
+    fn from(HeaderChanges { remove, set }: HeaderChanges) -> Self {
+        Self { set_headers: set.into_iter().map(|(name, value)| header(name, value)).collect(), remove_headers: remove }
+    }
+}
+
+fn header(name: String, value: String) -> HeaderValueOption {
+    let header = HeaderValue { key: name, raw_value: value.into_bytes(), ..HeaderValue::default() };
+    let append_action = HeaderAppendAction::OverwriteIfExistsOrAdd.into();
+    HeaderValueOption { header: Some(header), append_action, ..HeaderValueOption::default() }
+}
+
+/// Answers headers.
+pub fn headers_answer(direction: Direction, changes: HeaderChanges) -> ProcessingResponse {
+    let response = CommonResponse { header_mutation: Some(changes.into()), ..CommonResponse::default() };
+    let answer = HeadersResponse { response: Some(response) };
+    respond(match direction {
+        Direction::Request => Response::RequestHeaders(answer),
+        Direction::Response => Response::ResponseHeaders(answer),
+    })
+}
+
+/// Answers a piece of a body, with another in its place if there is one, and changes to headers that have waited for it.
+pub fn body_answer(direction: Direction, replacement: Option<Vec<u8>>, changes: HeaderChanges) -> ProcessingResponse {
+    let body_mutation = replacement.map(|body| BodyMutation { mutation: Some(Mutation::Body(body)) });
+    body_response(direction, CommonResponse { header_mutation: Some(changes.into()), body_mutation, ..CommonResponse::default() })
+}
+
+/// A piece of a body that goes on, in full duplex.
+pub fn streamed_body(direction: Direction, body: Vec<u8>, end_of_stream: bool) -> ProcessingResponse {
+    let streamed = StreamedBodyResponse { body, end_of_stream, ..StreamedBodyResponse::default() };
+    let body_mutation = Some(BodyMutation { mutation: Some(Mutation::StreamedResponse(streamed)) });
+    body_response(direction, CommonResponse { body_mutation, ..CommonResponse::default() })
+}
+
+fn body_response(direction: Direction, response: CommonResponse) -> ProcessingResponse {
+    let answer = BodyResponse { response: Some(response) };
+    respond(match direction {
+        Direction::Request => Response::RequestBody(answer),
+        Direction::Response => Response::ResponseBody(answer),
+    })
+}
+
+/// Lets trailers pass.
+pub fn trailers_answer(direction: Direction) -> ProcessingResponse {
+    let answer = TrailersResponse { header_mutation: None };
+    respond(match direction {
+        Direction::Request => Response::RequestTrailers(answer),
+        Direction::Response => Response::ResponseTrailers(answer),
+    })
+}
+
+/// Answers the client in place of a model server. Without `details`: the shipped Envoy files tell the picker's replies from Envoy's own by that.
+pub fn immediate(reply: Reply) -> ProcessingResponse {
+    let set = reply.headers.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    respond(Response::ImmediateResponse(ImmediateResponse {
+        status: Some(HttpStatus { code: reply.status.into() }),
+        headers: Some(HeaderChanges { set, ..HeaderChanges::default() }.into()),
+        body: reply.body,
+        ..ImmediateResponse::default()
+    }))
+}
+
+/// Values of the destination namespace, as dynamic metadata.
+pub fn destination_metadata(values: impl IntoIterator<Item = (String, String)>) -> Option<Struct> {
+    let value = |kind| Value { kind: Some(kind) };
+    let fields: HashMap<_, _> = values.into_iter().map(|(key, text)| (key, value(Kind::StringValue(text)))).collect();
+    let namespace = value(Kind::StructValue(Struct { fields }));
+    Some(Struct { fields: HashMap::from([(DESTINATION_NAMESPACE.to_owned(), namespace)]) })
+}
+
+fn respond(response: Response) -> ProcessingResponse {
+    ProcessingResponse { response: Some(response), ..ProcessingResponse::default() }
+}
