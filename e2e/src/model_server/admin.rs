@@ -156,6 +156,7 @@ impl Server {
             "generation_tokens": report.stats.generation_tokens,
             "finished": {"stop": report.stats.finished[0], "length": report.stats.finished[1], "abort": report.stats.finished[2]},
             "preemptions": report.preemptions,
+            "lora_loads": report.lora_loads,
             "requests_served": log.requests,
             "scrapes": log.scrapes,
             "requests": requests.collect::<Vec<_>>(),

@@ -40,6 +40,7 @@ pub(super) enum OutputKind {
 pub(super) struct Report {
     pub load: Load,
     pub preemptions: u64,
+    pub lora_loads: u64,
     pub stats: Stats,
     /// (running adapters, waiting adapters) -> seconds since the epoch.
     pub lora_series: BTreeMap<[String; 2], f64>,
@@ -213,6 +214,7 @@ impl Driver {
                 let _ = reply.send(Report {
                     load: self.engine.load(),
                     preemptions: self.engine.preemptions(),
+                    lora_loads: self.engine.lora_loads(),
                     stats: self.stats.clone(),
                     lora_series: self.lora_series.clone(),
                 }); // the asker left

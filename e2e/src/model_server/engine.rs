@@ -146,6 +146,7 @@ pub(super) struct Engine {
     running: Vec<SequenceId>,
     step: Option<Step>,
     preemptions: u64,
+    lora_loads: u64,
 }
 
 impl Engine {
@@ -159,6 +160,7 @@ impl Engine {
             running: Vec::new(),
             step: None,
             preemptions: 0,
+            lora_loads: 0,
             config,
         }
     }
@@ -169,6 +171,11 @@ impl Engine {
 
     pub(super) fn preemptions(&self) -> u64 {
         self.preemptions
+    }
+
+    /// Adapters brought into GPU memory.
+    pub(super) fn lora_loads(&self) -> u64 {
+        self.lora_loads
     }
 
     /// Adapters of running and of waiting sequences, each once.
@@ -268,6 +275,7 @@ impl Engine {
         if plan.batch.tokens() == 0 {
             return;
         }
+        self.lora_loads += u64::from(plan.loads);
         let step_ms = self.config.step_times.step_ms(&plan.batch) + f64::from(plan.loads) * self.config.lora_load_ms;
         self.step = Some(Step { ends_ms: now_ms + step_ms, tokens: plan.batch.tokens(), yields: plan.yields });
     }
