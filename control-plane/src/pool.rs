@@ -17,7 +17,7 @@ use std::time::{Duration, SystemTime};
 
 use discovery::Instance;
 use scheduler::objects::ObjectsSpec;
-use scheduler::{ENDPOINTS_MAX, Endpoint, EndpointMetrics, EndpointRef, Incarnation, PipelineSpec, Readiness, Slot};
+use scheduler::{ENDPOINTS_MAX, EndpointMetrics, EndpointRef, Incarnation, PipelineSpec, Slot};
 use tokio::time::Instant;
 
 use crate::config::ConfigStatus;
@@ -25,6 +25,10 @@ use crate::scrape::ScrapeEvent;
 use hosts::Hosts;
 
 mod hosts;
+mod member;
+
+use member::member;
+pub use member::{Absence, Absentee, Member, MetricsStatus};
 
 /// How long a removed endpoint stays in EDS at least: a list picked just before may still name it at a retry.
 pub const EDS_REMOVAL_GRACE: Duration = Duration::from_secs(2);
@@ -39,57 +43,6 @@ pub struct Now {
     pub instant: Instant,
     /// For people and files.
     pub wall: SystemTime,
-}
-
-/// An endpoint in the pool.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Member {
-    /// Slot and incarnation.
-    pub id: EndpointRef,
-    /// What discovery says of it.
-    pub instance: Arc<Instance>,
-    /// When it joined the pool.
-    pub joined: Instant,
-    /// The first EDS generation that contains its address, or, of one that is no host, any that proxies have.
-    pub eds_since: u64,
-    /// How its metrics are doing.
-    pub metrics: MetricsStatus,
-    /// Since when [`Self::metrics`] is of its kind.
-    pub since: SystemTime,
-    observed_at: Option<Instant>,
-}
-
-/// Whether an endpoint's metrics are known, for people.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum MetricsStatus {
-    /// Not yet asked.
-    Awaited,
-    /// Known and fresh.
-    Fresh,
-    /// Known, but the last scrape failed, for this reason.
-    Failing(String),
-    /// Unknown: too old, or never had, for this reason.
-    Unknown(String),
-}
-
-/// An endpoint that discovery knows but that is not in the roster.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Absentee {
-    /// What discovery says, or last said, of it.
-    pub instance: Arc<Instance>,
-    /// Why it is not in the roster.
-    pub absence: Absence,
-    /// Since when.
-    pub since: SystemTime,
-}
-
-/// Why an endpoint is not in the roster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Absence {
-    /// Left; its slot is held until the proxies acknowledged that.
-    Departing(EndpointRef),
-    /// Every slot is taken; it joins when one comes free.
-    NoFreeSlot,
 }
 
 /// The set of hosts Envoy may connect to: members and departing.
@@ -193,36 +146,6 @@ impl Now {
     #[must_use]
     pub fn read() -> Self {
         Self { instant: Instant::now(), wall: SystemTime::now() }
-    }
-}
-
-// === impl Member ===
-
-impl Member {
-    /// As the scheduler knows it.
-    #[must_use]
-    pub fn endpoint(&self, now: Instant) -> Endpoint {
-        let age = now.saturating_duration_since(self.joined);
-        Endpoint {
-            id: self.id,
-            name: self.instance.name.as_str().into(),
-            address: self.instance.address.to_string().into(),
-            readiness: Readiness::Ready,
-            labels: self.instance.labels.iter().map(|(k, v)| (k.as_str().into(), v.as_str().into())).collect(),
-            age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
-        }
-    }
-
-    /// Says whether anything changed; [`Self::since`] moves only with the kind.
-    fn set_status(&mut self, status: MetricsStatus, wall: SystemTime) -> bool {
-        if self.metrics == status {
-            return false;
-        }
-        if std::mem::discriminant(&self.metrics) != std::mem::discriminant(&status) {
-            self.since = wall;
-        }
-        self.metrics = status;
-        true
     }
 }
 
@@ -532,10 +455,6 @@ impl Pool {
         }
         self.view.eds = EdsSet { generation, addresses: addresses.into() };
     }
-}
-
-fn member(id: EndpointRef, instance: Arc<Instance>, eds_since: u64, now: Now) -> Member {
-    Member { id, instance, joined: now.instant, eds_since, metrics: MetricsStatus::Awaited, since: now.wall, observed_at: None }
 }
 
 #[cfg(test)]

@@ -1,0 +1,96 @@
+//! An endpoint in the pool, and one that is not in it.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use discovery::Instance;
+use scheduler::{Endpoint, EndpointRef, Readiness};
+use tokio::time::Instant;
+
+use super::Now;
+
+/// An endpoint in the pool.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Member {
+    /// Slot and incarnation.
+    pub id: EndpointRef,
+    /// What discovery says of it.
+    pub instance: Arc<Instance>,
+    /// When it joined the pool.
+    pub joined: Instant,
+    /// The first EDS generation that contains its address, or, of one that is no host, any that proxies have.
+    pub eds_since: u64,
+    /// How its metrics are doing.
+    pub metrics: MetricsStatus,
+    /// Since when [`Self::metrics`] is of its kind.
+    pub since: SystemTime,
+    pub(super) observed_at: Option<Instant>,
+}
+
+/// Whether an endpoint's metrics are known, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MetricsStatus {
+    /// Not yet asked.
+    Awaited,
+    /// Known and fresh.
+    Fresh,
+    /// Known, but the last scrape failed, for this reason.
+    Failing(String),
+    /// Unknown: too old, or never had, for this reason.
+    Unknown(String),
+}
+
+/// An endpoint that discovery knows but that is not in the roster.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Absentee {
+    /// What discovery says, or last said, of it.
+    pub instance: Arc<Instance>,
+    /// Why it is not in the roster.
+    pub absence: Absence,
+    /// Since when.
+    pub since: SystemTime,
+}
+
+/// Why an endpoint is not in the roster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Absence {
+    /// Left; its slot is held until the proxies acknowledged that.
+    Departing(EndpointRef),
+    /// Every slot is taken; it joins when one comes free.
+    NoFreeSlot,
+}
+
+// === impl Member ===
+
+impl Member {
+    /// As the scheduler knows it.
+    #[must_use]
+    pub fn endpoint(&self, now: Instant) -> Endpoint {
+        let age = now.saturating_duration_since(self.joined);
+        Endpoint {
+            id: self.id,
+            name: self.instance.name.as_str().into(),
+            address: self.instance.address.to_string().into(),
+            readiness: Readiness::Ready,
+            labels: self.instance.labels.iter().map(|(k, v)| (k.as_str().into(), v.as_str().into())).collect(),
+            age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+
+    /// Says whether anything changed; [`Self::since`] moves only with the kind.
+    pub(super) fn set_status(&mut self, status: MetricsStatus, wall: SystemTime) -> bool {
+        if self.metrics == status {
+            return false;
+        }
+        if std::mem::discriminant(&self.metrics) != std::mem::discriminant(&status) {
+            self.since = wall;
+        }
+        self.metrics = status;
+        true
+    }
+}
+
+/// One that has just joined.
+pub(super) fn member(id: EndpointRef, instance: Arc<Instance>, eds_since: u64, now: Now) -> Member {
+    Member { id, instance, joined: now.instant, eds_since, metrics: MetricsStatus::Awaited, since: now.wall, observed_at: None }
+}
