@@ -22,15 +22,13 @@ use std::time::{Duration, SystemTime};
 use futures::future::BoxFuture;
 use futures::stream::{BoxStream, StreamExt};
 use notify::{RecursiveMode, Watcher};
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use crate::backend::{Backend, BackendEvent, Component, MetadataSource, Readiness, Record, checked_name};
-use crate::instance::{INSTANCES_MAX, Instance};
-use crate::metadata::{METADATA_BYTES_MAX, Metadata};
-use crate::registry::{InstanceHandle, InstanceStatus, RegisterError, Registration, Said, ServiceRegistry, new_incarnation};
+use crate::backend::{Backend, BackendEvent, Component, Readiness, Record, checked_name};
+use crate::document::{DOCUMENT_BYTES_MAX, Document};
+use crate::instance::INSTANCES_MAX;
+use crate::registry::{InstanceHandle, RegisterError, Registration, Said, ServiceRegistry, new_incarnation};
 use crate::table::MetadataPolicy;
 use crate::watch::Discovery;
 
@@ -50,9 +48,6 @@ pub const HEARTBEAT: Duration = Duration::from_secs(5);
 /// After this many missed heartbeats an instance is taken for dead: two may be lost to a machine that swaps.
 pub const HEARTBEATS_MISSED_MAX: u32 = 3;
 
-/// The largest file read, in bytes: metadata at its limit, and the rest.
-const FILE_BYTES_MAX: u64 = METADATA_BYTES_MAX as u64 + (1 << 16);
-
 /// A directory, as a backend of discovery.
 #[derive(Clone, Debug)]
 pub struct Directory {
@@ -66,23 +61,6 @@ pub struct DirectoryRegistry {
     address: SocketAddr,
     name: Option<String>,
     labels: BTreeMap<String, String>,
-}
-
-/// An instance's file.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct File {
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    incarnation: String,
-    address: SocketAddr,
-    #[serde(default = "yes")]
-    ready: bool,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    heartbeat_seconds: Option<u32>,
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    labels: BTreeMap<String, String>,
-    #[serde(default, skip_serializing_if = "Map::is_empty")]
-    metadata: Map<String, Value>,
 }
 
 /// Reads a directory again and again.
@@ -248,8 +226,8 @@ fn modified(path: &Path) -> SystemTime {
 
 fn read(path: &Path) -> Result<(Record, Option<Duration>), String> {
     let meta = std::fs::metadata(path).map_err(|e| e.to_string())?;
-    if !meta.is_file() || meta.len() > FILE_BYTES_MAX {
-        return Err(format!("not a regular file of at most {FILE_BYTES_MAX} bytes"));
+    if !meta.is_file() || meta.len() > DOCUMENT_BYTES_MAX as u64 {
+        return Err(format!("not a regular file of at most {DOCUMENT_BYTES_MAX} bytes"));
     }
     let id = path.file_stem().and_then(|s| s.to_str()).unwrap_or_default();
     parse(id, &std::fs::read(path).map_err(|e| e.to_string())?)
@@ -260,22 +238,9 @@ fn read(path: &Path) -> Result<(Record, Option<Duration>), String> {
 /// # Errors
 /// Says what is wrong. Whoever wrote the file is at fault.
 pub fn parse(id: &str, text: &[u8]) -> Result<(Record, Option<Duration>), String> {
-    let file: File = serde_json::from_slice(text).map_err(|e| e.to_string())?;
-    let File { incarnation, address, ready, heartbeat_seconds, labels, metadata } = file;
-    let metadata = if metadata.is_empty() {
-        MetadataSource::None
-    } else {
-        MetadataSource::Given(Arc::new(Metadata::try_new(metadata).map_err(|e| e.to_string())?))
-    };
-    let id = checked_name(id).map_err(|e| e.to_string())?;
-    let instance = Instance { incarnation, labels: labels.into_iter().collect(), ..Instance::new(id, address) };
-    let readiness = if ready { Readiness::Ready } else { Readiness::NotReady("it says that it is not ready".to_owned()) };
-    let heartbeat = heartbeat_seconds.map(|s| Duration::from_secs(u64::from(s.max(1))));
-    Ok((Record { instance, readiness, metadata, freshness: 0 }, heartbeat))
-}
-
-fn yes() -> bool {
-    true
+    let document = Document::parse(text)?;
+    let heartbeat = document.heartbeat_seconds.map(|s| Duration::from_secs(u64::from(s.max(1))));
+    Ok((document.record(id, 0)?, heartbeat))
 }
 
 // === Looks ===
@@ -414,14 +379,8 @@ impl Registered {
         if !*open {
             return Ok(());
         }
-        let file = File {
-            incarnation: self.incarnation.to_string(),
-            address: self.address,
-            ready: said.status == InstanceStatus::Ready,
-            heartbeat_seconds: u32::try_from(HEARTBEAT.as_secs()).ok(),
-            labels: self.labels.clone(),
-            metadata: said.metadata.map().clone(),
-        };
+        let heartbeat_seconds = u32::try_from(HEARTBEAT.as_secs()).ok();
+        let file = Document { heartbeat_seconds, ..Document::of(said, self.address, &self.labels) };
         if let Some(folder) = self.path.parent() {
             std::fs::create_dir_all(folder)?;
         }

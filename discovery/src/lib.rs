@@ -54,12 +54,15 @@ pub mod registry;
 pub mod serve;
 
 pub mod backend;
+mod document;
 mod fetch;
 pub mod table;
 pub mod watch;
 
 pub mod content;
 pub mod directory;
+#[cfg(feature = "etcd")]
+pub mod etcd;
 pub mod file;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;

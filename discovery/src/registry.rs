@@ -169,7 +169,7 @@ pub(crate) fn new_incarnation() -> Arc<str> {
 }
 
 /// Evenly in 0 to 1.
-#[cfg(feature = "kubernetes")]
+#[cfg(any(feature = "kubernetes", feature = "etcd"))]
 pub(crate) fn chance() -> f64 {
     f64::from(u16::try_from(random() >> 48).unwrap_or(0)) / f64::from(u16::MAX)
 }

@@ -3,12 +3,15 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test stops where it cannot go on")]
 #![allow(clippy::print_stdout, reason = "a skipped test says so")]
 
-#[cfg(feature = "kubernetes")]
+#[cfg(any(feature = "kubernetes", feature = "etcd"))]
 mod cluster;
 mod directory;
+#[cfg(feature = "etcd")]
+mod etcd;
 mod events;
 #[cfg(feature = "kubernetes")]
 mod fake_api;
+mod generated;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
 #[cfg(feature = "kubernetes")]

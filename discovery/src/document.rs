@@ -1,0 +1,80 @@
+//! An instance as a JSON document, which is what registries that store instances store: a directory in files, etcd under keys.
+//!
+//! ```json
+//! {"incarnation": "5f1c-4242", "address": "10.0.0.1:8000", "ready": true, "labels": {"llm-d.ai/role": "decode"}, "metadata": {"model": {"name": "Qwen3-32B"}}}
+//! ```
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::backend::{MetadataSource, Readiness, Record, checked_name};
+use crate::instance::Instance;
+use crate::metadata::{METADATA_BYTES_MAX, Metadata};
+use crate::registry::{InstanceStatus, Said};
+
+/// The largest document, in bytes: metadata at its limit, and the rest.
+pub const DOCUMENT_BYTES_MAX: usize = METADATA_BYTES_MAX + (1 << 16);
+
+/// An instance as a document.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Document {
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) incarnation: String,
+    pub(crate) address: SocketAddr,
+    #[serde(default = "yes")]
+    pub(crate) ready: bool,
+    /// Who registered keeps it alive this often; not by hand, and not where the registry has leases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) heartbeat_seconds: Option<u32>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) labels: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub(crate) metadata: Map<String, Value>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+// === impl Document ===
+
+impl Document {
+    /// What is said now of the instance at that address.
+    pub(crate) fn of(said: &Said, address: SocketAddr, labels: &BTreeMap<String, String>) -> Self {
+        Self {
+            incarnation: said.incarnation.to_string(),
+            address,
+            ready: said.status == InstanceStatus::Ready,
+            heartbeat_seconds: None,
+            labels: labels.clone(),
+            metadata: said.metadata.map().clone(),
+        }
+    }
+
+    /// Reads a document.
+    pub(crate) fn parse(text: &[u8]) -> Result<Self, String> {
+        if text.len() > DOCUMENT_BYTES_MAX {
+            return Err(format!("{} bytes; at most {DOCUMENT_BYTES_MAX} are allowed", text.len()));
+        }
+        serde_json::from_slice(text).map_err(|e| e.to_string())
+    }
+
+    /// The record of the instance of that id.
+    pub(crate) fn record(self, id: &str, freshness: u64) -> Result<Record, String> {
+        let Self { incarnation, address, ready, heartbeat_seconds: _, labels, metadata } = self;
+        let metadata = if metadata.is_empty() {
+            MetadataSource::None
+        } else {
+            MetadataSource::Given(Arc::new(Metadata::try_new(metadata).map_err(|e| e.to_string())?))
+        };
+        let id = checked_name(id).map_err(|e| e.to_string())?;
+        let instance = Instance { incarnation, labels: labels.into_iter().collect(), ..Instance::new(id, address) };
+        let readiness = if ready { Readiness::Ready } else { Readiness::NotReady("it says that it is not ready".to_owned()) };
+        Ok(Record { instance, readiness, metadata, freshness })
+    }
+}

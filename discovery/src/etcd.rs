@@ -1,0 +1,453 @@
+//! etcd as registry: an instance is a key under a lease, `<prefix>/<namespace>/<component>/<instance id>`, and its value the document of
+//! [`crate::directory`], without heartbeat.
+//!
+//! ```text
+//! registrant   grant ─▶ put ─▶ keep alive every third of the lease; put again at every change
+//!                ▲                │ lost, refused, silent
+//!                └── after a wait ┘      the id is the instance's own, never the lease's: it stays what it was
+//! reader       list at revision R ─▶ watch from R + 1
+//!                ▲                      │ broken, compacted, cancelled, silent
+//!                └────── after a wait ──┘      a list replaces the set, so what was missed does not matter
+//! ```
+//! A registrant that cannot reach etcd goes on serving and registers anew when it can; one that is gone is gone with its lease, after at most [`LEASE`]
+//! (and at once when its handle is dropped). A failed etcd is noticed by pings of the connection, within [`PING_INTERVAL`] and [`PING_TIMEOUT`].
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use futures::stream::{BoxStream, StreamExt};
+use tokio::sync::{Mutex, Notify, watch};
+use tonic::metadata::MetadataValue;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::{Request, Status, Streaming};
+
+use crate::backend::{Backend, BackendEvent, Component, Record, checked_name};
+use crate::document::{DOCUMENT_BYTES_MAX, Document};
+use crate::instance::INSTANCES_MAX;
+use crate::registry::{InstanceHandle, RegisterError, Registration, Said, ServiceRegistry, chance, new_incarnation};
+use crate::table::MetadataPolicy;
+use crate::watch::Discovery;
+
+use api::auth_client::AuthClient;
+use api::kv_client::KvClient;
+use api::lease_client::LeaseClient;
+use api::watch_client::WatchClient;
+
+/// Generated from `etcd.proto` and committed; a test regenerates and compares.
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, clippy::allow_attributes_without_reason, reason = "generated code")]
+mod api {
+    include!("etcd/gen/etcdserverpb.rs");
+}
+
+/// Under which keys instances are, where nothing else is said.
+pub const PREFIX_DEFAULT: &str = "/switchpoint/instances";
+
+/// How long an instance outlives its last sign of life. Ten seconds, as is often seen, were lost to a slow DNS or a leader election, and took whole
+/// deployments down.
+pub const LEASE: Duration = Duration::from_secs(30);
+
+/// How often the connection is asked whether it lives.
+pub const PING_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How long it may take to answer.
+pub const PING_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long one request may take: a third of that goes between two signs of life.
+const REQUEST_DEADLINE: Duration = Duration::from_secs(5);
+
+/// The first wait after an error; doubled up to [`RETRY_MAX`]. Chance makes up to half of it.
+const RETRY_FIRST: Duration = Duration::from_millis(250);
+
+/// The longest wait after an error.
+const RETRY_MAX: Duration = Duration::from_secs(10);
+
+/// The largest answer read: a full component with modest metadata. What is larger is refused rather than held in memory.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+
+/// Where etcd is, and who asks.
+#[derive(Clone, Debug, Default)]
+pub struct Config {
+    /// Members, as `http://host:port` or `https://host:port`.
+    pub endpoints: Vec<String>,
+    /// Under which keys instances are; [`PREFIX_DEFAULT`] when empty.
+    pub prefix: String,
+    /// User and password.
+    pub user: Option<(String, String)>,
+    /// The CA that signed the members' certificates, PEM.
+    pub ca: Option<Vec<u8>>,
+    /// The certificate and key to show, PEM.
+    pub identity: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+/// An etcd cluster, as a backend of discovery.
+#[derive(Clone, Debug)]
+pub struct Etcd {
+    connection: Connection,
+}
+
+/// An etcd cluster to register in.
+#[derive(Clone, Debug)]
+pub struct EtcdRegistry {
+    connection: Connection,
+    address: SocketAddr,
+    name: Option<String>,
+    labels: BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug)]
+struct Connection {
+    channel: Channel,
+    prefix: Arc<str>,
+    user: Option<(String, String)>,
+    /// Of the user; renewed when it is refused.
+    token: Arc<Mutex<Option<MetadataValue<tonic::metadata::Ascii>>>>,
+}
+
+// === impl Connection ===
+
+impl Connection {
+    fn open(config: Config) -> Result<Self, String> {
+        let Config { endpoints, prefix, user, ca, identity } = config;
+        let mut tls = ClientTlsConfig::new();
+        tls = ca.into_iter().fold(tls, |tls, ca| tls.ca_certificate(Certificate::from_pem(ca)));
+        tls = identity.into_iter().fold(tls, |tls, (cert, key)| tls.identity(Identity::from_pem(cert, key)));
+        let mut members = Vec::new();
+        for given in endpoints {
+            let wrong = |e: tonic::transport::Error| format!("etcd endpoint {given:?}: {e}");
+            let mut member = Endpoint::from_shared(given.clone()).map_err(wrong)?;
+            if given.starts_with("https://") {
+                member = member.tls_config(tls.clone()).map_err(wrong)?;
+            }
+            let member = member.connect_timeout(REQUEST_DEADLINE).tcp_nodelay(true);
+            members.push(member.http2_keep_alive_interval(PING_INTERVAL).keep_alive_timeout(PING_TIMEOUT).keep_alive_while_idle(true));
+        }
+        let channel = match members.as_slice() {
+            [] => return Err("no etcd endpoint is given".to_owned()),
+            [one] => one.connect_lazy(),
+            _ => Channel::balance_list(members.into_iter()),
+        };
+        let prefix = if prefix.is_empty() { PREFIX_DEFAULT } else { prefix.trim_end_matches('/') };
+        Ok(Self { channel, prefix: prefix.into(), user, token: Arc::default() })
+    }
+
+    /// The keys of a component begin with this. It ends in a slash, so that `a` is not taken for the beginning of `ab`.
+    fn folder(&self, component: &Component) -> String {
+        format!("{}/{}/{}/", self.prefix, component.namespace(), component.name())
+    }
+
+    /// A request with the token of the user, if there is one; a unary one has a deadline.
+    async fn request<T>(&self, message: T, unary: bool) -> Result<Request<T>, Status> {
+        let mut request = Request::new(message);
+        if unary {
+            request.set_timeout(REQUEST_DEADLINE);
+        }
+        // A member without a leader refuses, instead of answering with what it last knew.
+        request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
+        if let Some((name, password)) = &self.user {
+            let mut token = self.token.lock().await;
+            if token.is_none() {
+                let ask = api::AuthenticateRequest { name: name.clone(), password: password.clone() };
+                let answer = within(AuthClient::new(self.channel.clone()).authenticate(ask)).await?;
+                *token = answer.token.parse().ok();
+            }
+            if let Some(token) = &*token {
+                request.metadata_mut().insert("token", token.clone());
+            }
+        }
+        Ok(request)
+    }
+
+    /// What went wrong, for people. The token is forgotten: it may have expired.
+    async fn failed(&self, status: Status) -> String {
+        *self.token.lock().await = None;
+        let mut cause: Option<&dyn std::error::Error> = std::error::Error::source(&status);
+        let mut text = format!("etcd: {}", status.message());
+        while let Some(error) = cause {
+            text = format!("{text}: {error}");
+            cause = error.source();
+        }
+        text
+    }
+}
+
+async fn within<T>(answer: impl Future<Output = Result<tonic::Response<T>, Status>>) -> Result<T, Status> {
+    let answer = tokio::time::timeout(REQUEST_DEADLINE, answer).await;
+    Ok(answer.map_err(|_| Status::deadline_exceeded(format!("no answer within {REQUEST_DEADLINE:?}")))??.into_inner())
+}
+
+fn wait_after(failures: u32) -> Duration {
+    RETRY_FIRST.saturating_mul(1 << failures.min(16)).min(RETRY_MAX).mul_f64(0.5 + chance() / 2.0)
+}
+
+// === impl Etcd ===
+
+impl Etcd {
+    /// The instances in that cluster. Whether it can be reached is seen later.
+    ///
+    /// # Errors
+    /// Says what is wrong with the configuration.
+    pub fn new(config: Config) -> Result<Self, String> {
+        Ok(Self { connection: Connection::open(config)? })
+    }
+
+    /// Discovery over it.
+    #[must_use]
+    pub fn discovery(self) -> Discovery<Self> {
+        Discovery::new(self, MetadataPolicy::Wanted)
+    }
+}
+
+impl Backend for Etcd {
+    fn follow(&self, component: &Component, relist: Arc<Notify>) -> BoxStream<'static, BackendEvent> {
+        let folder = self.connection.folder(component);
+        let follow = Follow { connection: self.connection.clone(), folder, watch: None, known: BTreeMap::new(), failures: 0, relist };
+        futures::stream::unfold((follow, Vec::new()), |(mut follow, mut events)| async move {
+            while events.is_empty() {
+                events = follow.next().await;
+                events.reverse(); // taken from the end
+            }
+            let event = events.pop()?;
+            Some((event, (follow, events)))
+        })
+        .boxed()
+    }
+}
+
+struct Follow {
+    connection: Connection,
+    folder: String,
+    /// The watch; without one, a list comes first.
+    watch: Option<Streaming<api::WatchResponse>>,
+    /// What each said last: where a new value cannot be read, that stays.
+    known: BTreeMap<String, Arc<Record>>,
+    failures: u32,
+    relist: Arc<Notify>,
+}
+
+// === impl Follow ===
+
+impl Follow {
+    async fn next(&mut self) -> Vec<BackendEvent> {
+        let Some(watch) = &mut self.watch else {
+            if self.failures > 0 {
+                tokio::time::sleep(wait_after(self.failures - 1)).await;
+            }
+            return match self.list().await {
+                Ok(records) => vec![BackendEvent::Reset(records)],
+                Err(status) => self.failed(status).await,
+            };
+        };
+        let told = tokio::select! {
+            told = watch.message() => told,
+            () = self.relist.notified() => {
+                self.watch = None;
+                return Vec::new();
+            }
+        };
+        match told {
+            Ok(Some(told)) if told.canceled || told.compact_revision > 0 => {
+                let why = format!("watch cancelled: {} (compacted at {})", told.cancel_reason, told.compact_revision);
+                self.failed(Status::aborted(why)).await
+            }
+            Ok(Some(told)) => {
+                self.failures = 0;
+                let events: Vec<_> = told.events.into_iter().filter_map(|event| self.event(event)).collect();
+                if events.is_empty() { vec![BackendEvent::Alive] } else { events }
+            }
+            Ok(None) => self.failed(Status::unavailable("the watch ended")).await,
+            Err(status) => self.failed(status).await,
+        }
+    }
+
+    /// The whole set, and a watch of all that comes after it.
+    async fn list(&mut self) -> Result<Vec<Arc<Record>>, Status> {
+        let channel = &self.connection.channel;
+        let (key, range_end) = (self.folder.clone().into_bytes(), range_end(&self.folder));
+        let limit = i64::try_from(INSTANCES_MAX + 1).unwrap_or(i64::MAX);
+        let ask = api::RangeRequest { key: key.clone(), range_end: range_end.clone(), limit };
+        let mut kv = KvClient::new(channel.clone()).max_decoding_message_size(ANSWER_BYTES_MAX);
+        let listed = within(kv.range(self.connection.request(ask, true).await?)).await?;
+        if listed.more || listed.kvs.len() > INSTANCES_MAX {
+            return Err(Status::out_of_range(format!("more than {INSTANCES_MAX} instances under {}", self.folder)));
+        }
+        let start_revision = listed.header.map_or(0, |header| header.revision) + 1;
+        let create = api::WatchCreateRequest { key, range_end, start_revision, progress_notify: true };
+        let create = api::WatchRequest { request_union: Some(api::watch_request::RequestUnion::CreateRequest(create)) };
+        // The stream of requests stays open: its end would end the watch.
+        let requests = futures::stream::iter([create]).chain(futures::stream::pending());
+        let mut watch = WatchClient::new(channel.clone()).max_decoding_message_size(ANSWER_BYTES_MAX);
+        self.watch = Some(within(watch.watch(self.connection.request(requests, false).await?)).await?);
+        let before = std::mem::take(&mut self.known);
+        for kv in listed.kvs {
+            let Some(id) = self.id(&kv.key) else { continue };
+            let record = record(&id, &kv).or_else(|| before.get(&id).cloned());
+            self.known.extend(record.map(|record| (id, record)));
+        }
+        Ok(self.known.values().cloned().collect())
+    }
+
+    fn event(&mut self, event: api::Event) -> Option<BackendEvent> {
+        let kv = event.kv?;
+        let id = self.id(&kv.key)?;
+        if event.r#type == i32::from(api::event::EventType::Delete as i16) {
+            self.known.remove(&id);
+            return Some(BackendEvent::Delete(id.into()));
+        }
+        let record = record(&id, &kv)?;
+        self.known.insert(id, Arc::clone(&record));
+        Some(BackendEvent::Apply(record))
+    }
+
+    fn id(&self, key: &[u8]) -> Option<String> {
+        let id = std::str::from_utf8(key).ok()?.strip_prefix(&self.folder)?;
+        checked_name(id).ok().map(str::to_owned)
+    }
+
+    async fn failed(&mut self, status: Status) -> Vec<BackendEvent> {
+        self.watch = None;
+        self.failures += 1;
+        vec![BackendEvent::Failed(self.connection.failed(status).await)]
+    }
+}
+
+/// The first key after all that begin with `prefix`, which ends in a slash: `0` comes after it.
+fn range_end(prefix: &str) -> Vec<u8> {
+    let mut end = prefix.as_bytes().to_vec();
+    if let Some(last) = end.last_mut() {
+        *last += 1;
+    }
+    end
+}
+
+fn record(id: &str, kv: &api::KeyValue) -> Option<Arc<Record>> {
+    let freshness = u64::try_from(kv.create_revision).unwrap_or(0);
+    Document::parse(&kv.value).and_then(|document| document.record(id, freshness)).ok().map(Arc::new)
+}
+
+// === impl EtcdRegistry ===
+
+impl EtcdRegistry {
+    /// Registers in that cluster a process that takes requests at `address`.
+    ///
+    /// # Errors
+    /// Says what is wrong with the configuration.
+    pub fn new(config: Config, address: SocketAddr) -> Result<Self, String> {
+        Ok(Self { connection: Connection::open(config)?, address, name: None, labels: BTreeMap::new() })
+    }
+
+    /// The same under this instance id, in place of one made up. Whoever registers under an id later takes it over.
+    #[must_use]
+    pub fn with_name(self, name: impl Into<String>) -> Self {
+        Self { name: Some(name.into()), ..self }
+    }
+
+    /// The same with these labels.
+    #[must_use]
+    pub fn with_labels(self, labels: impl IntoIterator<Item = (String, String)>) -> Self {
+        Self { labels: labels.into_iter().collect(), ..self }
+    }
+
+    fn register(&self, namespace: &str, component: &str) -> Result<InstanceHandle, RegisterError> {
+        let component = Component::try_new(namespace, component)?;
+        let incarnation = new_incarnation();
+        let id: Arc<str> = match &self.name {
+            Some(name) => checked_name(name)?.into(),
+            None => format!("{}-{incarnation}", component.name()).into(),
+        };
+        let keeper = Keeper {
+            connection: self.connection.clone(),
+            key: format!("{}{id}", self.connection.folder(&component)).into_bytes(),
+            address: self.address,
+            labels: self.labels.clone(),
+            lease: Arc::default(),
+        };
+        Ok(InstanceHandle::new(id, incarnation, |said| {
+            let (lease, connection) = (Arc::clone(&keeper.lease), keeper.connection.clone());
+            let task = tokio::spawn(keeper.keep(said)).abort_handle();
+            let revoke = move || {
+                // Without a runtime there is nobody to ask; the lease ends by itself then.
+                if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+                    runtime.spawn(async move { revoke(&connection, *lease.lock().await).await });
+                }
+            };
+            Registration { task: Some(task), withdraw: Some(Box::new(revoke)) }
+        }))
+    }
+}
+
+impl ServiceRegistry for EtcdRegistry {
+    fn register_instance<'a>(&'a self, namespace: &'a str, component: &'a str) -> BoxFuture<'a, Result<InstanceHandle, RegisterError>> {
+        Box::pin(async move { self.register(namespace, component) })
+    }
+}
+
+/// Keeps one instance registered, for as long as it runs.
+struct Keeper {
+    connection: Connection,
+    key: Vec<u8>,
+    address: SocketAddr,
+    labels: BTreeMap<String, String>,
+    lease: Arc<Mutex<Option<i64>>>,
+}
+
+impl Keeper {
+    async fn keep(self, mut said: watch::Receiver<Said>) {
+        let mut failures = 0;
+        loop {
+            let Err(status) = self.hold(&mut said, &mut failures).await;
+            // Nobody is told: whoever serves goes on serving, and whoever reads sees the instance go with its lease, and come back.
+            self.connection.failed(status).await;
+            tokio::time::sleep(wait_after(failures)).await;
+            failures += 1;
+        }
+    }
+
+    /// One lease, from its grant to its loss.
+    async fn hold(&self, said: &mut watch::Receiver<Said>, failures: &mut u32) -> Result<std::convert::Infallible, Status> {
+        let mut client = LeaseClient::new(self.connection.channel.clone());
+        revoke(&self.connection, self.lease.lock().await.take()).await; // should the old one have survived, its key must not outlive us
+        let ask = api::LeaseGrantRequest { ttl: i64::try_from(LEASE.as_secs()).unwrap_or(i64::MAX), id: 0 };
+        let lease = within(client.lease_grant(self.connection.request(ask, true).await?)).await?;
+        *self.lease.lock().await = Some(lease.id);
+        self.put(lease.id, said).await?;
+        *failures = 0;
+        let interval = Duration::from_secs(u64::try_from(lease.ttl).unwrap_or(1).max(1)) / 3;
+        let mut due = tokio::time::interval_at(tokio::time::Instant::now() + interval, interval);
+        loop {
+            tokio::select! {
+                changed = said.changed() => match changed {
+                    Ok(()) => self.put(lease.id, said).await?,
+                    Err(_) => return Err(Status::cancelled("nobody holds the handle")),
+                },
+                _ = due.tick() => {
+                    // One stream a time: a stream that hangs would otherwise be noticed only by the loss of the lease.
+                    let ask = futures::stream::iter([api::LeaseKeepAliveRequest { id: lease.id }]);
+                    let mut answers = within(client.lease_keep_alive(self.connection.request(ask, false).await?)).await?;
+                    let answer = tokio::time::timeout(REQUEST_DEADLINE, answers.message()).await;
+                    let kept = answer.map_err(|_| Status::deadline_exceeded("the lease was not confirmed"))??;
+                    if kept.is_none_or(|kept| kept.ttl <= 0) {
+                        return Err(Status::not_found("the lease is lost"));
+                    }
+                }
+            }
+        }
+    }
+
+    async fn put(&self, lease: i64, said: &mut watch::Receiver<Said>) -> Result<(), Status> {
+        let document = Document::of(&said.borrow_and_update(), self.address, &self.labels);
+        let value = serde_json::to_vec(&document).map_err(|e| Status::internal(e.to_string()))?;
+        let put = api::PutRequest { key: self.key.clone(), value, lease };
+        let mut kv = KvClient::new(self.connection.channel.clone()).max_encoding_message_size(2 * DOCUMENT_BYTES_MAX);
+        within(kv.put(self.connection.request(put, true).await?)).await.map(drop)
+    }
+}
+
+async fn revoke(connection: &Connection, lease: Option<i64>) {
+    let Some(id) = lease else { return };
+    if let Ok(request) = connection.request(api::LeaseRevokeRequest { id }, true).await {
+        let _ = within(LeaseClient::new(connection.channel.clone()).lease_revoke(request)).await; // it ends by itself otherwise
+    }
+}
