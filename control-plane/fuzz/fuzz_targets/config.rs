@@ -1,8 +1,8 @@
-//! Raw text as a configuration file: answered for, item by item, and what is taken is a profile that can be built.
+//! Raw text as a configuration file: answered for, item by item, and what is taken is a pipeline that can be built and shown.
 
 #![no_main]
 
-use control_plane::config::{Status, read};
+use control_plane::config::{Resolved, Status, read};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
@@ -11,7 +11,8 @@ fuzz_target!(|text: &str| {
     match config {
         Some(config) => {
             assert!(report.errors.is_empty() && !refused);
-            scheduler::Profile::build(&config.profile).expect("a profile the filter would refuse");
+            scheduler::Pipeline::build(&config.pipeline).expect("a pipeline the filter would refuse");
+            assert_eq!(Resolved::of(&config.pipeline).profiles.len(), config.pipeline.profiles.len());
         }
         None => assert!(!report.errors.is_empty() || refused, "refused without a word"),
     }

@@ -88,3 +88,40 @@ async fn the_daemon_starts_with_each_good_file_and_shows_it() {
         daemon.stop().await;
     }
 }
+
+/// What a slip of the hand leaves of a file: a line lost, doubled, moved or cut, and the file ended early.
+fn slips(text: &str) -> Vec<String> {
+    let lines: Vec<&str> = text.lines().collect();
+    let joined = |lines: &[&str]| lines.join("\n") + "\n";
+    let slip = |at: usize| {
+        let (mut lost, mut doubled, mut moved, mut cut) = (lines.clone(), lines.clone(), lines.clone(), lines.clone());
+        lost.remove(at);
+        doubled.insert(at, lines[at]);
+        moved.swap(at, (at + 1) % lines.len());
+        cut[at] = &lines[at][..lines[at].char_indices().nth(lines[at].chars().count() / 2).map_or(0, |(byte, _)| byte)];
+        [joined(&lost), joined(&doubled), joined(&moved), joined(&cut), joined(&lines[..at])]
+    };
+    (0..lines.len()).flat_map(slip).collect()
+}
+
+#[test]
+fn a_damaged_file_loads_to_a_pipeline_or_is_refused_with_a_word() {
+    let (mut loaded, mut refused) = (0, 0);
+    for (file, _) in files() {
+        for text in slips(&std::fs::read_to_string(&file).unwrap()) {
+            match config::read(&text) {
+                (_, Some(config)) => {
+                    scheduler::Pipeline::build(&config.pipeline)
+                        .unwrap_or_else(|e| panic!("{}: the filter would refuse it: {e}\n{text}", file.display()));
+                    assert_eq!(config::Resolved::of(&config.pipeline).profiles.len(), config.pipeline.profiles.len());
+                    loaded += 1;
+                }
+                (report, None) => {
+                    assert!(!report.complaints("f").is_empty(), "{}: refused without a word\n{text}", file.display());
+                    refused += 1;
+                }
+            }
+        }
+    }
+    assert!(loaded > 100 && refused > 100, "{loaded} {refused}");
+}
