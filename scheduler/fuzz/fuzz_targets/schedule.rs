@@ -6,8 +6,8 @@ use libfuzzer_sys::fuzz_target;
 use scheduler::in_flight::InFlight;
 use scheduler::plugin::{PLUGINS, Value};
 use scheduler::{
-    Decision, Endpoint, EndpointMetrics, EndpointRef, Explanation, Incarnation, Local, LoraMetrics, Pipeline, PipelineSpec, PluginSpec,
-    ProfilePlugin, ProfileSpec, RANKED_MAX, ROLE_LABEL, Readiness, Request, Rng, Slot, Snapshot, SubsetHint, Version, schedule,
+    AdapterRoom, Decision, Endpoint, EndpointMetrics, EndpointRef, Explanation, Incarnation, Local, LoraMetrics, Pipeline, PipelineSpec,
+    PluginSpec, ProfilePlugin, ProfileSpec, RANKED_MAX, ROLE_LABEL, Readiness, Request, Rng, Slot, Snapshot, SubsetHint, Version, schedule,
 };
 
 #[derive(Arbitrary, Debug)]
@@ -32,6 +32,7 @@ struct Input {
     matched_blocks: Vec<u32>,
     ejected: Vec<bool>,
     last_cold_picks: Vec<u64>,
+    adapter_rooms: Vec<Option<Option<u64>>>,
     metrics_stale: bool,
     seed: u64,
 }
@@ -141,12 +142,18 @@ fn decide(input: &Input, snapshot: &Snapshot) {
         media_items: input.media_items,
         headers: &headers,
     };
+    let room = |room: &Option<Option<u64>>| match *room {
+        None => AdapterRoom::Free,
+        Some(None) => AdapterRoom::Loaded,
+        Some(Some(displaced_used)) => AdapterRoom::Full { displaced_used },
+    };
+    let adapter_rooms: Vec<AdapterRoom> = input.adapter_rooms.iter().map(room).collect();
     let local = Local {
         in_flight: &in_flight,
         matched_blocks: &input.matched_blocks,
         ejected: &input.ejected,
         last_cold_picks: &input.last_cold_picks,
-        adapter_rooms: &[],
+        adapter_rooms: &adapter_rooms,
         metrics_stale: input.metrics_stale,
     };
     let mut explanation = Explanation::default();
