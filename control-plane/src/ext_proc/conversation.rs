@@ -155,6 +155,7 @@ impl Conversation {
 
     fn request_headers(&mut self, message: &ProcessingRequest, headers: &HttpHeaders) -> Next {
         self.release(); // a proxy that begins twice must not leak the first pick
+        self.exchange = Exchange::new(self.front.now());
         let pairs = wire::pairs(headers.headers.as_ref());
         let settings = Arc::clone(&self.settings);
         self.stripped = pairs.clone().filter(|(name, _)| settings.removes(name)).map(|(name, _)| lossy(name)).collect();
