@@ -183,11 +183,11 @@ mod tests {
         let refusal = Refusal::Unavailable(Unavailable::NoReadyEndpoint);
         assert_eq!(
             text(&refusal, Family::OpenAi),
-            r#"503 {"error":{"code":"no_ready_endpoint","message":"no model server is ready","param":null,"type":"service_unavailable"}}"#
+            r#"503 {"error":{"message":"no model server is ready","type":"service_unavailable","param":null,"code":"no_ready_endpoint"}}"#
         );
         assert_eq!(
             text(&refusal, Family::Anthropic),
-            r#"503 {"error":{"message":"no model server is ready","type":"overloaded_error"},"type":"error"}"#
+            r#"503 {"type":"error","error":{"type":"overloaded_error","message":"no model server is ready"}}"#
         );
     }
 
@@ -204,11 +204,11 @@ mod tests {
         let refusal = Refusal::UnknownModel("gpt".into());
         assert_eq!(
             text(&refusal, Family::OpenAi),
-            r#"404 {"error":{"code":"model_not_found","message":"the model \"gpt\" does not exist here","param":null,"type":"invalid_request_error"}}"#
+            r#"404 {"error":{"message":"the model \"gpt\" does not exist here","type":"invalid_request_error","param":null,"code":"model_not_found"}}"#
         );
         assert_eq!(
             text(&refusal, Family::Anthropic),
-            r#"404 {"error":{"message":"the model \"gpt\" does not exist here","type":"not_found_error"},"type":"error"}"#
+            r#"404 {"type":"error","error":{"type":"not_found_error","message":"the model \"gpt\" does not exist here"}}"#
         );
         assert!(!refusal.reply(Family::OpenAi).headers.iter().any(|(name, _)| *name == "retry-after"), "the same again will not help");
     }
