@@ -4,9 +4,7 @@
 
 use crate::filter::label_selector::Selector;
 use crate::plugin::{InvalidParameter, Kind, Parameters, Plugin, PluginType, State, for_people};
-
-/// The label that says what an endpoint is there for.
-const LABEL: &str = "llm-d.ai/role";
+use crate::snapshot::ROLE_LABEL;
 
 /// Roles, and whether each serves encode, prefill and decode. `both` is the deprecated spelling of `prefill-decode`.
 const ROLES: [(&str, [bool; 3]); 8] = [
@@ -55,7 +53,7 @@ const DECODE_STAGE: usize = 2;
 fn stage(stage: usize) -> Result<Plugin, InvalidParameter> {
     let serves = |(_, stages): &&(&str, [bool; 3])| stages.get(stage).copied().unwrap_or(false);
     let roles: Vec<&str> = ROLES.iter().filter(serves).map(|(role, _)| *role).collect();
-    Ok(Plugin::Filter(Box::new(Selector::one_of(LABEL, &roles, stage == DECODE_STAGE))))
+    Ok(Plugin::Filter(Box::new(Selector::one_of(ROLE_LABEL, &roles, stage == DECODE_STAGE))))
 }
 
 #[cfg(test)]
@@ -67,6 +65,7 @@ mod tests {
         for (role, [encode, prefill, decode]) in ROLES {
             let named = |stage: &str| role == stage || role.split('-').any(|part| part == stage) || (role == "both" && stage != "encode");
             assert_eq!((encode, prefill, decode), (named("encode"), named("prefill"), named("decode")), "{role}");
+            assert_eq!(crate::snapshot::decodes(Some(role)), decode, "{role}: who is a host of the proxy's follows the same table");
         }
     }
 }
