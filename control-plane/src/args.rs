@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::registration::{Instances, Register};
+
 const EXAMPLES: &str = "\
 Examples:
   Two model servers on this machine:
@@ -58,6 +60,10 @@ pub enum Command {
     /// Exit code: 0 fine, 1 invalid (or the server lacks something), 2 the file asks for something that is refused here.
     #[command(after_help = EXAMPLES)]
     Check(Check),
+    /// Register a process of any language, until this one ends.
+    Register(Box<Register>),
+    /// List the instances that may get traffic, or watch them come and go.
+    Instances(Instances),
     /// Say why a request goes where it goes: a request, or a recorded decision, is put to the live state of a running daemon.
     ///
     /// The file holds the body of a request, or a decision record (the field `decision` of the access log, with decision_log_one_in in the

@@ -19,6 +19,7 @@ pub mod config;
 pub mod discovered;
 pub mod objects;
 pub mod pools_file;
+pub mod registration;
 pub mod sources;
 
 pub mod feed;

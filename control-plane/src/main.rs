@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use control_plane::args::{Cli, Command, Explain};
 use control_plane::explain::{self, Ask, Question};
-use control_plane::{check, logging, run};
+use control_plane::{check, logging, registration, run};
 
 /// The daemon could not start or had to stop. (2 is clap's, for a command line it cannot read.)
 const EXIT_FAILED: u8 = 1;
@@ -24,6 +24,14 @@ async fn main() -> ExitCode {
                 }
             }
         }
+        Command::Register(args) => {
+            logging::init(&args.log);
+            ended(tokio::select! {
+                ended = registration::register(*args) => ended,
+                signal = run::signalled() => signal.map(drop).map_err(|e| e.to_string()),
+            })
+        }
+        Command::Instances(args) => ended(registration::instances(args, std::io::stdout()).await),
         Command::Check(args) => {
             let (printed, verdict) = check::check(args).await;
             // Whoever closed our output does not want to read it; the exit code still says how it ended.
@@ -43,6 +51,16 @@ async fn main() -> ExitCode {
                     ExitCode::from(EXIT_FAILED)
                 }
             }
+        }
+    }
+}
+
+fn ended(result: Result<(), String>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(complaint) => {
+            let _ = writeln!(std::io::stderr(), "switchpointd: {complaint}");
+            ExitCode::from(EXIT_FAILED)
         }
     }
 }

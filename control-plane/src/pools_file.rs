@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::discovered::{DirectorySource, Discovered, InferencePoolSource, KubernetesSource};
+use crate::discovered::{DirectorySource, Discovered, EtcdSource, InferencePoolSource, KubernetesSource};
 use crate::objects::ObjectsSource;
 
 /// The most pools of one daemon: each has a scraper of its own and at most 1,024 endpoints.
@@ -60,6 +60,7 @@ struct Row {
     kubernetes: Option<KubernetesSource>,
     inference_pool: Option<InferencePoolSource>,
     directory: Option<DirectorySource>,
+    etcd: Option<EtcdSource>,
     config: Option<PathBuf>,
     objects: Option<PathBuf>,
     strict_models: Option<bool>,
@@ -82,7 +83,7 @@ fn parse(text: &str, given: &ObjectsSource) -> Result<Vec<PoolSource>, String> {
     let mut names = BTreeSet::new();
     let mut sources = Vec::with_capacity(file.pools.len());
     for row in file.pools {
-        let Row { name, endpoints_file, endpoints, kubernetes, inference_pool, directory, config, objects, strict_models } = row;
+        let Row { name, endpoints_file, endpoints, kubernetes, inference_pool, directory, etcd, config, objects, strict_models } = row;
         if name.is_empty() || name.len() > discovery::NAME_BYTES_MAX {
             return Err(format!("pool name {name:?}: 1 to {} bytes are allowed", discovery::NAME_BYTES_MAX));
         }
@@ -95,11 +96,12 @@ fn parse(text: &str, given: &ObjectsSource) -> Result<Vec<PoolSource>, String> {
             kubernetes.map(|k| EndpointsSource::Discovered(Discovered::Kubernetes(k))),
             inference_pool.map(|p| EndpointsSource::Discovered(Discovered::InferencePool(p))),
             directory.map(|d| EndpointsSource::Discovered(Discovered::Directory(d))),
+            etcd.map(|e| EndpointsSource::Discovered(Discovered::Etcd(e))),
         ]
         .into_iter()
         .flatten();
         let (Some(endpoints), None) = (given_sources.next(), given_sources.next()) else {
-            return Err(format!("pool {name:?}: give one of endpointsFile, endpoints, kubernetes, inferencePool and directory"));
+            return Err(format!("pool {name:?}: give one of endpointsFile, endpoints, kubernetes, inferencePool, etcd and directory"));
         };
         let objects =
             ObjectsSource { path: objects.or_else(|| given.path.clone()), strict_models: strict_models.unwrap_or(given.strict_models) };

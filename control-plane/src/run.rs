@@ -252,7 +252,11 @@ async fn serve_admin(incoming: Incoming, admin: Admin, mut shutdown: Shutdown) -
     "admin listener"
 }
 
-async fn signalled() -> Result<&'static str, Fatal> {
+/// Waits for the signal to stop; says which it was.
+///
+/// # Errors
+/// [`Fatal::Signals`] when none can be heard.
+pub async fn signalled() -> Result<&'static str, Fatal> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate()).map_err(Fatal::Signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(Fatal::Signals)?;

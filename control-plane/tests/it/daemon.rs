@@ -2,6 +2,7 @@
 
 mod admin;
 mod cli;
+mod discovered;
 mod eds;
 mod files;
 pub(crate) mod harness;

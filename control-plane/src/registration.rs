@@ -1,0 +1,249 @@
+//! `switchpointd register` and `switchpointd instances`: the two sides of discovery for processes of any language, and for people.
+//!
+//! A process that knows nothing of registries is registered by a sidecar that asks its health and registers what it finds; the sidecar's end, however it
+//! comes, is the end of the registration.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use comfy_table::{Table, presets};
+use discovery::content::Follow;
+use discovery::directory::{Directory, DirectoryRegistry};
+use discovery::etcd::{self, Etcd, EtcdRegistry};
+use discovery::kubernetes::{self, Kubernetes, KubernetesRegistry};
+use discovery::{Instance, InstanceEvent, InstanceHandle, InstanceStatus, MetadataPolicy, ServiceDiscovery, ServiceRegistry, serve};
+use futures::StreamExt;
+
+use crate::args::Log;
+
+/// How often the process is asked whether it is well.
+const PROBE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long an answer may take.
+const PROBE_DEADLINE: Duration = Duration::from_secs(2);
+
+/// After this many bad answers on end it is not ready: one may be a garbage collection, as a kubelet holds too.
+const PROBE_FAILURES_MAX: u32 = 3;
+
+/// Where instances are registered: exactly one of these.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct Registry {
+    /// In this directory.
+    #[arg(long, value_name = "FOLDER")]
+    pub directory: Option<PathBuf>,
+
+    /// In etcd, at these members: http://host:port or https://host:port.
+    #[arg(long, value_name = "URL", value_delimiter = ',')]
+    pub etcd: Vec<String>,
+
+    /// In this namespace of the Kubernetes cluster around us, or of the kubeconfig.
+    #[arg(long, value_name = "NAMESPACE")]
+    pub kubernetes: Option<String>,
+}
+
+/// Options of `instances`.
+#[derive(Debug, Args)]
+pub struct Instances {
+    /// Where to look.
+    #[command(flatten)]
+    pub registry: Registry,
+
+    /// Namespace of the serving system.
+    #[arg(long, value_name = "NAME")]
+    pub namespace: String,
+
+    /// Component of it.
+    #[arg(long, value_name = "NAME")]
+    pub component: String,
+
+    /// Go on, one line for each change.
+    #[arg(long)]
+    pub watch: bool,
+}
+
+/// Options of `register`.
+#[derive(Debug, Args)]
+pub struct Register {
+    /// Where to register.
+    #[command(flatten)]
+    pub registry: Registry,
+
+    /// Namespace of the serving system.
+    #[arg(long, value_name = "NAME")]
+    pub namespace: String,
+
+    /// Component of it.
+    #[arg(long, value_name = "NAME")]
+    pub component: String,
+
+    /// Where the process takes requests; in Kubernetes its slice says so.
+    #[arg(long, value_name = "IP:PORT", required_unless_present = "kubernetes")]
+    pub address: Option<SocketAddr>,
+
+    /// Its instance id; made up when not given, in Kubernetes the name of the pod.
+    #[arg(long, env = "POD_NAME", value_name = "NAME", required_unless_present_any = ["directory", "etcd"])]
+    pub name: Option<String>,
+
+    /// Ready as long as this answers 200; at once when not given.
+    #[arg(long, value_name = "URL")]
+    pub probe: Option<String>,
+
+    /// What the process says of itself, a JSON object; read again when its content changes.
+    #[arg(long, value_name = "FILE")]
+    pub metadata_file: Option<PathBuf>,
+
+    /// Serve /metadata and /health here, which is what a readiness probe in Kubernetes asks.
+    #[arg(long, value_name = "IP:PORT", required_unless_present_any = ["directory", "etcd"])]
+    pub listen: Option<SocketAddr>,
+
+    /// How to log.
+    #[command(flatten)]
+    pub log: Log,
+}
+
+// === instances ===
+
+/// Lists, and with `watch` goes on for ever.
+///
+/// # Errors
+/// Says what could not be done.
+pub async fn instances(args: Instances, mut out: impl Write) -> Result<(), String> {
+    let Instances { registry, namespace, component, watch } = args;
+    let discovery = discovery_of(registry).await?;
+    let mut write = |text: String| writeln!(out, "{text}").map_err(|e| e.to_string());
+    if !watch {
+        let all = discovery.list_instances(&namespace, &component).await.map_err(|e| e.to_string())?;
+        return write(table(&all));
+    }
+    let mut events = discovery.watch(&namespace, &component).map_err(|e| e.to_string())?;
+    while let Some(event) = events.next().await {
+        write(match event {
+            InstanceEvent::Added(instance) => format!("+ {} {} {}", instance.name, instance.address, models(&instance)),
+            InstanceEvent::Removed(id) => format!("- {id}"),
+        })?;
+    }
+    Ok(())
+}
+
+fn table(all: &[Arc<Instance>]) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(["NAME", "ADDRESS", "MODELS", "LABELS"]);
+    for instance in all {
+        let labels: Vec<String> = instance.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        table.add_row([instance.name.clone(), instance.address.to_string(), models(instance), labels.join(",")]);
+    }
+    table.to_string()
+}
+
+fn models(instance: &Instance) -> String {
+    instance.metadata().models().into_iter().map(|model| model.name).collect::<Vec<_>>().join(",")
+}
+
+async fn discovery_of(registry: Registry) -> Result<Box<dyn ServiceDiscovery>, String> {
+    let Registry { directory, etcd, kubernetes } = registry;
+    Ok(match (directory, kubernetes) {
+        (Some(folder), _) => Box::new(Directory::new(folder).discovery()),
+        (_, Some(namespace)) => Box::new(Kubernetes::new(kubernetes::connect().await?, namespace).discovery(MetadataPolicy::Wanted)),
+        (None, None) => Box::new(Etcd::new(etcd::Config { endpoints: etcd, ..etcd::Config::default() })?.discovery()),
+    })
+}
+
+// === register ===
+
+/// Registers a process, and keeps its readiness and metadata up to date until dropped.
+///
+/// # Errors
+/// Says what could not be done.
+pub async fn register(args: Register) -> Result<(), String> {
+    let Register { registry, namespace, component, address, name, probe, metadata_file, listen, log: _ } = args;
+    let registry = registry_of(registry, address, name).await?;
+    let handle = registry.register_instance(&namespace, &component).await.map_err(|e| e.to_string())?;
+    tracing::info!(id = handle.instance_id(), "registered");
+    let routes = async {
+        match listen {
+            Some(address) => {
+                let listener = tokio::net::TcpListener::bind(address).await.map_err(|e| format!("{address}: {e}"))?;
+                serve::serve(listener, &handle).await.map_err(|e| e.to_string())
+            }
+            None => std::future::pending().await,
+        }
+    };
+    // Metadata first, so that nobody is ready before it is known what it is.
+    let mut metadata = metadata_file.map(Follow::new);
+    if let Some(file) = &mut metadata {
+        take_metadata(&handle, &file.changed().await.map_err(|e| e.to_string())?)?;
+    }
+    tokio::select! {
+        ended = routes => ended,
+        ended = keep_ready(&handle, probe) => ended,
+        () = keep_metadata(&handle, metadata) => Ok(()),
+    }
+}
+
+async fn keep_ready(handle: &InstanceHandle, probe: Option<String>) -> Result<(), String> {
+    let Some(url) = probe else {
+        handle.set_ready(InstanceStatus::Ready);
+        return std::future::pending().await;
+    };
+    // Whoever was first has it; it is the same.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let client = reqwest::Client::builder()
+        .no_proxy()
+        .redirect(reqwest::redirect::Policy::none())
+        .timeout(PROBE_DEADLINE)
+        .build()
+        .map_err(|e| e.to_string())?;
+    let mut failures = 0;
+    loop {
+        let well = client.get(&url).send().await.is_ok_and(|answer| answer.status() == 200);
+        failures = if well { 0 } else { failures + 1 };
+        if well {
+            handle.set_ready(InstanceStatus::Ready);
+        } else if failures >= PROBE_FAILURES_MAX {
+            handle.set_ready(InstanceStatus::NotReady);
+        }
+        tokio::time::sleep(PROBE_INTERVAL).await;
+    }
+}
+
+async fn keep_metadata(handle: &InstanceHandle, file: Option<Follow>) {
+    let Some(mut file) = file else { return std::future::pending().await };
+    loop {
+        let taken = match file.changed().await {
+            Ok(text) => take_metadata(handle, &text),
+            Err(unreadable) => Err(unreadable.to_string()),
+        };
+        if let Err(why) = taken {
+            tracing::error!(why, "metadata cannot be used; what was said before stays");
+        }
+    }
+}
+
+fn take_metadata(handle: &InstanceHandle, text: &str) -> Result<(), String> {
+    let map = serde_json::from_str(text).map_err(|e| format!("metadata is not a JSON object: {e}"))?;
+    handle.set_metadata(map).map_err(|e| e.to_string())
+}
+
+async fn registry_of(registry: Registry, address: Option<SocketAddr>, name: Option<String>) -> Result<Box<dyn ServiceRegistry>, String> {
+    let Registry { directory, etcd, kubernetes } = registry;
+    if let Some(namespace) = kubernetes {
+        let pod = name.ok_or("--name, or POD_NAME, is needed in Kubernetes")?;
+        return Ok(Box::new(KubernetesRegistry::new(kubernetes::connect().await?, namespace, pod)));
+    }
+    let address = address.ok_or("--address is needed")?;
+    Ok(match directory {
+        Some(folder) => {
+            let registry = DirectoryRegistry::new(folder, address);
+            Box::new(name.into_iter().fold(registry, DirectoryRegistry::with_name))
+        }
+        None => {
+            let registry = EtcdRegistry::new(etcd::Config { endpoints: etcd, ..etcd::Config::default() }, address)?;
+            Box::new(name.into_iter().fold(registry, EtcdRegistry::with_name))
+        }
+    })
+}
