@@ -5,7 +5,7 @@ mod hosted;
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use proxy_wasm::traits::{Context, HttpContext};
+pub use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
 
 use self::hosted::{Flow, Hosted};

@@ -43,12 +43,14 @@ fn read(reader: &mut Reader<'_>, json: &[u8], depth: u32) -> Result<Value, JsonE
         Kind::Boolean => Ok(reader.boolean()?.map_or(Value::Other, Value::Flag)),
         Kind::Array if depth < DEPTH_MAX => {
             let mut items = Vec::new();
-            reader.elements(|reader| read(reader, json, depth + 1).map(|item| items.push(item)))?;
+            reader.elements(|reader| read(reader, json, depth.saturating_add(1)).map(|item| items.push(item)))?;
             Ok(Value::List(items))
         }
         Kind::Object if depth < DEPTH_MAX => {
             let mut fields = Fields::default();
-            reader.members(|reader, name| read(reader, json, depth + 1).map(|value| fields.put(name.text().into_owned(), value)))?;
+            reader.members(|reader, name| {
+                read(reader, json, depth.saturating_add(1)).map(|value| fields.put(name.text().into_owned(), value))
+            })?;
             Ok(Value::Object(fields))
         }
         _ => {

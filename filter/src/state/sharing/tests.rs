@@ -4,7 +4,6 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use proptest::prelude::*;
-use proxy_wasm::traits::{Context, HttpContext};
 use scheduler::in_flight::Load;
 use scheduler::{EndpointRef, Version};
 
@@ -12,7 +11,7 @@ use super::*;
 use crate::config::FilterConfig;
 use crate::fake::{FakeHost, roster_message};
 use crate::host::Buffer;
-use crate::http::Http;
+use crate::http::{Context, Http, HttpContext};
 use crate::state::{TICK_MS, Vm};
 
 const ADDRESSES: [&str; 3] = ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"];
