@@ -175,6 +175,13 @@ impl Service {
         }
     }
 
+    /// `STOP` and `CONT`: as a machine that is paused.
+    #[cfg(feature = "etcd")]
+    pub(crate) fn signal(&self, name: &str) {
+        let id = self.child.as_ref().unwrap().id().to_string();
+        assert!(Command::new("kill").args(["-s", name, &id]).status().unwrap().success());
+    }
+
     fn is_running(&mut self) -> bool {
         self.child.as_mut().is_some_and(|child| child.try_wait().unwrap().is_none())
     }

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use discovery::etcd::{Config, Etcd, EtcdRegistry};
+use discovery::etcd::{Config, Etcd, EtcdRegistry, LEASE};
 use discovery::{Discovery, InstanceStatus, ServiceDiscovery, ServiceRegistry};
 use serde_json::json;
 use tempfile::TempDir;
@@ -84,6 +84,31 @@ async fn an_etcd_that_is_killed_or_loses_its_memory_costs_no_living_instance() {
     rig.etcd.start();
     assert_eq!(next(&mut events).await, "-lives");
     assert_eq!(next(&mut events).await, "+lives@10.0.0.1:1", "registered anew, by itself, under the same id");
+}
+
+/// Paused for longer than the lease: the lease is lost, or kept, as etcd sees it; either way the set stays meanwhile and is the truth afterwards.
+#[tokio::test]
+async fn an_etcd_that_is_paused_beyond_the_lease_is_survived() {
+    let Some(rig) = rig() else { return };
+    let discovery = rig.discovery();
+    let worker = rig.registry("lives", 1).register_instance("dynamo", "decode").await.unwrap();
+    worker.set_ready(InstanceStatus::Ready);
+    until(vec!["lives".to_owned()], || listed(&discovery)).await;
+    let followed = discovery.follow("dynamo", "decode").unwrap();
+    rig.etcd.signal("STOP");
+    until(true, || async { followed.status().borrow().error.is_some() }).await;
+    tokio::time::sleep(LEASE).await;
+    assert_eq!(listed(&discovery).await, ["lives"], "the last known set");
+    let dead = rig.registry("dies", 2).register_instance("dynamo", "decode").await.unwrap();
+    dead.set_ready(InstanceStatus::Ready);
+    drop(dead); // it never reached etcd
+    rig.etcd.signal("CONT");
+    until(None, || async { followed.status().borrow().error.clone() }).await;
+    until(vec!["lives".to_owned()], || listed(&discovery)).await;
+    let mut events = discovery.watch("dynamo", "decode").unwrap();
+    assert_eq!(next(&mut events).await, "+lives@10.0.0.1:1");
+    drop(worker);
+    assert_eq!(next(&mut events).await, "-lives");
 }
 
 #[tokio::test]

@@ -1,0 +1,29 @@
+//! A frontend that follows the workers of a directory: see the example `worker`.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::io::Write;
+
+use discovery::directory::Directory;
+use discovery::{InstanceEvent, ServiceDiscovery};
+use futures::StreamExt;
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let folder = std::env::args().nth(1).ok_or("usage: frontend FOLDER")?;
+    let discovery = Directory::new(folder).discovery();
+    let mut events = discovery.watch("dynamo", "decode")?;
+    // Which worker serves which model: all a router needs to begin with.
+    let mut workers: BTreeMap<String, (String, Vec<String>)> = BTreeMap::new();
+    while let Some(event) = events.next().await {
+        match event {
+            InstanceEvent::Added(instance) => {
+                let models = instance.metadata().models().into_iter().map(|model| model.name).collect();
+                workers.insert(instance.name.clone(), (instance.address.to_string(), models));
+            }
+            InstanceEvent::Removed(id) => drop(workers.remove(&*id)),
+        }
+        writeln!(std::io::stdout(), "{workers:?}")?;
+    }
+    Ok(())
+}
