@@ -277,3 +277,47 @@ fn an_event_costs_its_slice_however_many_there_are() {
     let (few, many) = (event_cost(1), event_cost(100));
     assert!(many <= few * 3, "an event at 10,000 endpoints took {many:?}, one at 100 {few:?}");
 }
+
+/// Ten thousand endpoints, as the index and the table of what is told hold them, with the labels of a real slice.
+#[test]
+fn ten_thousand_endpoints_fit_in_64_megabytes() {
+    use crate::table::{MetadataPolicy, Now, Table};
+    let resident = || {
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap().split(' ').nth(1).unwrap().parse::<usize>().unwrap();
+        pages * 4096
+    };
+    let labels: BTreeMap<String, String> = [
+        ("kubernetes.io/service-name", "svc"),
+        ("nvidia.com/dynamo-namespace", "dynamo"),
+        ("nvidia.com/dynamo-component", "decode"),
+        ("app.kubernetes.io/name", "vllm"),
+    ]
+    .map(|(key, value)| (key.to_owned(), value.to_owned()))
+    .into();
+    let full = |s: u16| {
+        let rows: Vec<Row> = (0..100).map(row).collect();
+        let mut slice = slice(&format!("s{s}"), 0, false, &rows);
+        slice.metadata.labels = Some(labels.clone());
+        for (i, endpoint) in slice.endpoints.iter_mut().flatten().enumerate() {
+            endpoint.addresses = vec![format!("10.{s}.0.{i}")];
+            let target = endpoint.target_ref.as_mut().unwrap();
+            (target.name, target.uid) =
+                (Some(format!("decode-{s}-{i}-7d9f8b6c5-x2v4k")), Some(format!("6f1f7c52-0d6a-4b47-{s:04}-{i:012}")));
+            endpoint.zone = Some("europe-west1-b".to_owned());
+            endpoint.node_name = Some(format!("gke-gpu-pool-{s}-{i}"));
+        }
+        slice
+    };
+    let (mut index, mut table) = (SliceIndex::new(PortRule::default()), Table::new(MetadataPolicy::Ignored));
+    let before = resident();
+    for s in 0..100 {
+        for event in index.apply(&full(s)) {
+            let BackendEvent::Apply(record) = event else { panic!("{event:?}") };
+            table.apply(record, Now::read(), &mut Vec::new());
+        }
+    }
+    let held = resident().saturating_sub(before);
+    assert_eq!(table.told().count(), 10_000);
+    println!("{} bytes an endpoint", held / 10_000);
+    assert!(held <= 64 << 20, "{held} bytes");
+}
