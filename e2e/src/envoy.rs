@@ -85,13 +85,39 @@ impl Config {
     /// # Errors
     /// If the picker is not where it was shipped.
     pub fn set_picker(&mut self, keys: &Map<String, Value>) -> Result<()> {
-        let filters = self.filters()?;
-        let picker = filters.iter_mut().find(|filter| filter["name"] == PICKER).ok_or("no picker among the filters")?;
+        let picker = self.picker()?;
         let text = picker.pointer_mut("/typed_config/config/configuration/value").ok_or("the picker has no configuration")?;
         let mut configuration: Map<String, Value> = serde_json::from_str(text.as_str().ok_or("the configuration is no text")?)?;
         configuration.extend(keys.clone());
         *text = Value::String(Value::Object(configuration).to_string());
         Ok(())
+    }
+
+    /// The same where the proxy asks the daemon: what it says of itself with each question. The rest is the daemon's own.
+    ///
+    /// # Errors
+    /// If it is nothing that can be said, or the picker is not where it was shipped.
+    pub fn set_asked(&mut self, key: &str, value: &Value) -> Result<()> {
+        match key {
+            "explain" | "objective_header" => Ok(()),
+            "destination_format" => {
+                let picker = self.picker()?;
+                let said = picker.pointer_mut("/typed_config/grpc_service/initial_metadata").and_then(Value::as_array_mut);
+                let said = said.into_iter().flatten().find(|pair| pair["key"] == "x-switchpoint-destination-format");
+                *said.ok_or("the picker is not told a format")? = json!({"key": "x-switchpoint-destination-format", "value": value});
+                Ok(())
+            }
+            other => Err(format!("{other} cannot be set where the daemon picks").into()),
+        }
+    }
+
+    /// The filter that picks, or asks.
+    ///
+    /// # Errors
+    /// If it is not where it was shipped.
+    pub fn picker(&mut self) -> Result<&mut Value> {
+        let mut filters = self.filters()?.iter_mut();
+        Ok(filters.find(|filter| filter["name"] == PICKER).ok_or("no picker among the filters")?)
     }
 
     /// Puts a filter right before the picker: where a gateway would put what writes the subset hint.

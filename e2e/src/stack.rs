@@ -92,11 +92,24 @@ impl Front {
     /// Both.
     pub const ALL: [Self; 2] = [Self::Filter, Self::ExtProc];
 
-    fn file(self) -> &'static str {
+    /// Its file of `envoy-config/`.
+    #[must_use]
+    pub fn file(self) -> &'static str {
         match self {
             Self::Filter => "standalone.yaml",
             Self::ExtProc => "ext_proc.yaml",
         }
+    }
+
+    /// What of the picker's configuration the daemon is told, where it is the daemon that picks.
+    fn daemon_arguments(self, edits: &[Edit]) -> Vec<String> {
+        let keys = edits.iter().filter_map(|edit| if let Edit::Picker(keys) = edit { Some(keys) } else { None }).flatten();
+        let argument = |(key, value): (&String, &Value)| match (key.as_str(), value) {
+            ("explain", Value::Bool(true)) => vec!["--ext-proc-explain".to_owned()],
+            ("objective_header", Value::String(word)) => vec!["--ext-proc-objective-header".to_owned(), word.clone()],
+            _ => Vec::new(),
+        };
+        keys.filter(|_| self == Self::ExtProc).flat_map(argument).collect()
     }
 }
 
@@ -108,15 +121,6 @@ impl Builder {
     pub fn front(mut self, front: Front) -> Self {
         self.front = front;
         self
-    }
-
-    /// The picker tells clients that ask the reasons of its decisions.
-    #[must_use]
-    pub fn explaining(self) -> Self {
-        match self.front {
-            Front::Filter => self.picker(serde_json::json!({"explain": true})),
-            Front::ExtProc => self.daemon_arguments(&["--ext-proc-explain"]),
-        }
     }
 
     /// So many model servers that serve the model `demo` and answer at once.
@@ -168,7 +172,8 @@ impl Builder {
         self
     }
 
-    /// Sets keys of the picker's configuration; `keys` is a JSON object.
+    /// Sets keys of the picker's configuration; `keys` is a JSON object. Where the daemon picks, there are `explain`, `objective_header` and
+    /// `destination_format`.
     #[must_use]
     pub fn picker(mut self, keys: Value) -> Self {
         if let Value::Object(keys) = keys {
@@ -247,6 +252,7 @@ impl Builder {
         let (listener, admin) = (lease()?, lease()?);
         let mut settings = Settings::new(folder.path())?;
         (settings.arguments, settings.threads) = (self.daemon_arguments, self.daemon_threads);
+        settings.arguments.extend(self.front.daemon_arguments(&self.edits));
         let mut ports_of_file = vec![(8080, listener.port()), (9901, admin.port()), (9004, settings.state.number())];
         if self.front == Front::ExtProc {
             ports_of_file.push((9002, settings.ext_proc.number()));
@@ -271,7 +277,10 @@ fn configured(front: Front, edits: &[Edit], ports: &[(u16, u16)]) -> Result<Conf
     }
     for edit in edits {
         match edit {
-            Edit::Picker(keys) => config.set_picker(keys)?,
+            Edit::Picker(keys) => match front {
+                Front::Filter => config.set_picker(keys)?,
+                Front::ExtProc => keys.iter().try_for_each(|(key, value)| config.set_asked(key, value))?,
+            },
             Edit::FilterBeforePicker(filter) => config.insert_before_picker(filter.clone())?,
             Edit::Anything(edit) => edit(config.value()),
         }

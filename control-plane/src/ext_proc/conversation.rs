@@ -258,6 +258,7 @@ impl Conversation {
         remove.retain(|name| !set.iter().any(|(set, _)| set == name));
         let changes = HeaderChanges { remove, set };
         let first = self.out.len();
+        let declined = if self.end == End::Headers { wire::decline_request_body(self.modes()) } else { None };
         if headers_answered {
             self.send_buffered(splice.as_ref(), changes);
         } else {
@@ -266,6 +267,7 @@ impl Conversation {
         }
         if let Some(answer) = self.out.get_mut(first) {
             answer.dynamic_metadata = metadata;
+            answer.mode_override = declined;
         }
     }
 

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use envoy_types::pb::envoy::config::core::v3::header_value_option::HeaderAppendAction;
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue, HeaderValueOption, Metadata};
+use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::ProcessingMode;
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
 use envoy_types::pb::envoy::service::ext_proc::v3::body_mutation::Mutation;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response;
@@ -158,6 +159,25 @@ pub fn headers_answer(direction: Direction, changes: HeaderChanges) -> Processin
         Direction::Request => Response::RequestHeaders(answer),
         Direction::Response => Response::ResponseHeaders(answer),
     })
+}
+
+/// Has the proxy keep the request's body to itself, if it lets us say so; where it does not, pieces of it are still answered. `None` where its way of
+/// sending it cannot be changed. (A response's body is never declined, read or not: its end tells when the exchange is over.)
+pub fn decline_request_body(modes: BodyModes) -> Option<ProcessingMode> {
+    let response = match modes.response {
+        BodyMode::None => BodySendMode::None,
+        BodyMode::Streamed { .. } => BodySendMode::Streamed,
+        BodyMode::Buffered => BodySendMode::Buffered,
+        BodyMode::BufferedPartial => BodySendMode::BufferedPartial,
+        BodyMode::FullDuplex => return None,
+    };
+    let mode = ProcessingMode {
+        request_body_mode: BodySendMode::None.into(),
+        response_body_mode: response.into(),
+        ..ProcessingMode::default() // headers and trailers as they were
+    };
+    let declinable = matches!(modes.request, BodyMode::Streamed { early: false } | BodyMode::Buffered | BodyMode::BufferedPartial);
+    declinable.then_some(mode)
 }
 
 /// Answers a piece of a body, with another in its place if there is one, and changes to headers that have waited for it.

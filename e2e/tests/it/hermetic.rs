@@ -7,7 +7,7 @@ use e2e::client::{self, Reply};
 use e2e::envoy::subset_hint_filter;
 use e2e::explain::Decision;
 use e2e::model_server::{Lies, ModelServer, Options};
-use e2e::stack::Stack;
+use e2e::stack::{Front, Stack};
 use e2e::{Result, wait_for};
 use http_body_util::BodyExt;
 use hyper::body::{Bytes, Frame};
@@ -127,7 +127,7 @@ struct World {
 }
 
 impl World {
-    async fn new(configured: Configured) -> Result<(Self, tempfile::TempDir)> {
+    async fn new(front: Front, configured: Configured) -> Result<(Self, tempfile::TempDir)> {
         let folder = tempfile::tempdir()?;
         let file = folder.path().join("config.yaml");
         let config = if configured == Configured::Default { DEFAULT } else { PASSTHROUGH };
@@ -145,6 +145,7 @@ impl World {
             ..Options::default()
         };
         let stack = Stack::builder()
+            .front(front)
             .servers_like(3, &server)
             .daemon_arguments(&arguments)
             .filter_before_picker(subset_hint_filter())
@@ -236,9 +237,9 @@ fn between() -> Vec<Row> {
     vec![Row::Plain(0.0, 0.55), Row::Plain(0.0, 0.56), Row::Plain(0.0, 0.57)]
 }
 
-async fn all_of(configured: Configured) -> Result<()> {
+async fn all_of(front: Front, configured: Configured) -> Result<()> {
     let cases: Vec<Case> = serde_saphyr::from_str(include_str!("hermetic.yaml"))?;
-    let (mut world, _folder) = World::new(configured).await?;
+    let (mut world, _folder) = World::new(front, configured).await?;
     let mut run = 0;
     for case in cases.iter().filter(|case| case.config == configured) {
         world.becomes(&between()).await?;
@@ -254,10 +255,20 @@ async fn all_of(configured: Configured) -> Result<()> {
 
 #[tokio::test]
 async fn small_worlds() -> Result<()> {
-    all_of(Configured::Default).await
+    all_of(Front::Filter, Configured::Default).await
+}
+
+#[tokio::test]
+async fn small_worlds_by_ext_proc() -> Result<()> {
+    all_of(Front::ExtProc, Configured::Default).await
 }
 
 #[tokio::test]
 async fn small_worlds_of_bodies_that_nobody_reads() -> Result<()> {
-    all_of(Configured::Passthrough).await
+    all_of(Front::Filter, Configured::Passthrough).await
+}
+
+#[tokio::test]
+async fn small_worlds_of_bodies_that_nobody_reads_by_ext_proc() -> Result<()> {
+    all_of(Front::ExtProc, Configured::Passthrough).await
 }

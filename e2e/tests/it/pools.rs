@@ -11,7 +11,7 @@ use e2e::explain::Decision;
 use e2e::load::Load;
 use e2e::model_server::{self, ModelServer};
 use e2e::ports::Port;
-use e2e::stack::{Builder, Stack};
+use e2e::stack::{Builder, Front, Stack};
 use e2e::{Result, wait_for};
 use http::Request;
 use serde_json::{Value, json};
@@ -184,10 +184,27 @@ pub(crate) struct Second {
 
 impl Second {
     pub(crate) async fn start(first: &Stack, node: &str, workers: u32) -> Result<Self> {
+        let ports = [first.envoy.listener().port(), first.envoy.admin().port()];
+        Self::run(Config::read(&first.folder().join("envoy.json"))?, ports, node, workers).await
+    }
+
+    /// On the file of another front, with the daemon of the first.
+    pub(crate) async fn start_as(front: Front, first: &Stack, node: &str) -> Result<Self> {
+        let daemon = first.daemon.as_ref().ok_or("no daemon")?.settings();
+        let mut config = Config::shipped(front.file())?;
+        config.replace_port(9004, daemon.state.number())?;
+        if front == Front::ExtProc {
+            config.replace_port(9002, daemon.ext_proc.number())?;
+        }
+        Self::run(config, [8080, 9901], node, 1).await
+    }
+
+    /// `of_file`: the listener's and the admin port as the config has them.
+    async fn run(mut config: Config, of_file: [u16; 2], node: &str, workers: u32) -> Result<Self> {
         let (folder, ports) = (tempfile::tempdir()?, [Port::lease()?, Port::lease()?]);
-        let mut config = Config::read(&first.folder().join("envoy.json"))?;
-        config.replace_port(first.envoy.listener().port(), ports[0].number())?;
-        config.replace_port(first.envoy.admin().port(), ports[1].number())?;
+        for (from, to) in of_file.into_iter().zip(&ports) {
+            config.replace_port(from, to.number())?;
+        }
         let options = Options { concurrency: workers, arguments: vec!["--service-node".into(), node.into()], ..Options::default() };
         let envoy = Envoy::start(&config, ports[0].address(), ports[1].address(), &options, folder.path())?;
         let ready =

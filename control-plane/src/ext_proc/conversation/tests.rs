@@ -197,6 +197,10 @@ fn shown(answer: &ProcessingResponse) -> String {
         }
         Response::StreamedImmediateResponse(_) => unreachable!("never sent"),
     };
+    if let Some(mode) = &answer.mode_override {
+        assert_eq!(mode.request_body_mode, i32::from(BodySendMode::None));
+        line.push_str(" (without the body)");
+    }
     for (namespace, told) in answer.dynamic_metadata.iter().flat_map(|told| &told.fields) {
         let Some(Kind::StructValue(told)) = &told.kind else { panic!("not a namespace") };
         let mut told: Vec<_> = told.fields.iter().map(|(key, value)| format!("{key}={}", wire::text(value).unwrap())).collect();
@@ -390,7 +394,8 @@ fn a_stop_may_cut_off_only_what_the_proxy_finishes_alone() {
 #[test]
 fn who_serves_is_learned_from_the_protocols_word_alone() {
     let front = front(&[SERVER, OTHER]);
-    let settings = Settings { destination_format: DestinationFormat::List, objective_header: ObjectiveHeader::Trust, ..Settings::default() };
+    let settings =
+        Settings { destination_format: DestinationFormat::List, objective_header: ObjectiveHeader::Trust, ..Settings::default() };
     let mut conversation = conversation(&front, settings);
     let served = format!("metadata envoy.lb x-gateway-destination-endpoint-served={OTHER}");
     say(&mut conversation, &["GET /v1/models", &served, "reply 200"]);
