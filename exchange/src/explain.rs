@@ -22,7 +22,7 @@ pub(crate) struct Why {
     pub(crate) record: Option<String>,
 }
 
-/// `{"profile","picked":[…],"candidates":[{"endpoint","dropped_by","scores":{…},"total"}]}` of at most `endpoints_max` endpoints. Candidates are
+/// `{"profile","picked":[…],"candidates":[{"endpoint","dropped_by","scores":{…},"total","predicted"}]}` of at most `endpoints_max` endpoints. Candidates are
 /// those of the first profile that ran; the others follow as `"profiles":[{"name","candidates"}]`, and whom they picked as `"prefill"`,
 /// `"encode"` and `"data_parallel"`. What was not routed has the drop reason as `"refused"`.
 #[must_use]
@@ -103,6 +103,13 @@ fn candidates(w: &mut Writer, snapshot: &Snapshot, explanation: &Explanation, pr
                     }
                 });
                 w.name("total").option(total, |w, total| w.plain(rounded(total)));
+                let uncached = explanation.uncached_tokens.get(index.get()).copied();
+                w.name("predicted").option(uncached, |w, uncached| {
+                    w.object(|w| {
+                        w.name("cached_tokens").plain(explanation.prompt_tokens.saturating_sub(uncached));
+                        w.name("uncached_tokens").plain(uncached);
+                    });
+                });
             });
         }
     });

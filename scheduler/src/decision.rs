@@ -70,6 +70,11 @@ pub struct Drop {
 /// A decision's reasons, filled in when asked for.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Explanation {
+    /// Estimated tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Tokens of the prompt that each endpoint would have to work through, as it is believed to hold the others; parallel to the snapshot's
+    /// endpoints.
+    pub uncached_tokens: Vec<u32>,
     /// Everyone who was dropped before any profile ran, in the order it happened.
     pub dropped: Vec<Drop>,
     /// The profiles that ran, in order.

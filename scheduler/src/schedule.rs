@@ -40,10 +40,14 @@ pub fn schedule(
     rng: &mut Rng,
     mut explanation: Option<&mut Explanation>,
 ) -> Decision {
-    if let Some(explanation) = explanation.as_deref_mut() {
-        *explanation = Explanation::default();
-    }
     let context = Context { snapshot, request, local };
+    if let Some(explanation) = explanation.as_deref_mut() {
+        *explanation = Explanation {
+            prompt_tokens: request.prompt_tokens,
+            uncached_tokens: snapshot.indices().map(|index| context.uncached_tokens(index)).collect(),
+            ..Explanation::default()
+        };
+    }
     let pipeline = snapshot.pipeline();
     let mut allowed = Candidates::new(snapshot.indices());
     for (name, filter, unavailable) in STRUCTURAL {

@@ -58,6 +58,9 @@ async fn a_logged_decision_made_again_gives_the_same_list() -> Result<()> {
         let file = written(&stack, &format!("{id}.json"), record)?;
         let answer = explained(&mut stack, &file, &[]).await?;
         let destination: Vec<&str> = line["destination"].as_str().unwrap_or_default().split(',').collect();
+        let cached =
+            &answer["candidates"].as_array().ok_or("no candidates")?.iter().map(|c| c["predicted"]["cached_tokens"].as_u64()).max();
+        assert_eq!(cached.flatten() > Some(0), number % 2 == 1, "the second of each prompt stands on the first: {answer}");
         assert_eq!((&answer["picked"], &answer["was_picked"]), (&json!(destination), &json!(destination)), "{answer}");
         let without = explained(&mut stack, &file, &["--without", destination[0]]).await?;
         assert_ne!(without["picked"][0], destination[0]);
@@ -122,7 +125,8 @@ async fn reasons_come_with_a_refusal_too() -> Result<()> {
     let reply = stack.send(request).await?;
     assert_eq!(reply.status, 503, "{}", reply.text());
     let reasons: Value = serde_json::from_str(reply.header("x-switchpoint-decision"))?;
-    let row = json!({"endpoint": stack.servers[0].addr().to_string(), "dropped_by": "subset", "scores": {}, "total": null});
+    let row = json!({"endpoint": stack.servers[0].addr().to_string(), "dropped_by": "subset", "scores": {}, "total": null,
+        "predicted": {"cached_tokens": 0, "uncached_tokens": 2}});
     assert_eq!(reasons, json!({"picked": [], "refused": "rejected-no-endpoints", "candidates": [row]}));
     Ok(())
 }

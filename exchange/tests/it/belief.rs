@@ -3,15 +3,21 @@
 use exchange::{Exchange, Origin, Pool, ResponseHead, Settings, Step, Time};
 use scheduler::{EndpointMetrics, EndpointRef, Snapshot, Version};
 
-use crate::release::roster;
+use crate::release::{roster, split_roster};
 
 const BLOCKS: u32 = 1_000;
 
 /// One endpoint that says it has room for a thousand blocks.
 fn pool() -> (Pool, EndpointRef) {
-    let (mut pool, roster) = (Pool::new(7, 16_384), roster(1, 1));
+    pool_of(roster(1, 1))
+}
+
+/// Endpoints that all say so; the first of them.
+fn pool_of(roster: Snapshot) -> (Pool, EndpointRef) {
+    let mut pool = Pool::new(7, 16_384);
     let endpoint = roster.endpoints()[0].id;
-    let metrics = vec![EndpointMetrics { kv_blocks: Some(BLOCKS), kv_block_tokens: Some(64), ..EndpointMetrics::default() }];
+    let room = EndpointMetrics { kv_blocks: Some(BLOCKS), kv_block_tokens: Some(64), ..EndpointMetrics::default() };
+    let metrics = vec![room; roster.endpoints().len()];
     let measured: Snapshot = roster.with_metrics(Version { term: 1, sequence: 2 }, metrics).unwrap();
     pool.install(roster, 7, 1_000);
     pool.refresh(measured, Time(0));
@@ -20,6 +26,10 @@ fn pool() -> (Pool, EndpointRef) {
 
 /// A request with a prompt of some fifty blocks that is answered at once; the engine says which part of it was cached.
 fn ask(pool: &mut Pool, number: usize, cached_percent: u32) {
+    ask_served_by(pool, number, cached_percent, b"10.0.0.0:8000");
+}
+
+fn ask_served_by(pool: &mut Pool, number: usize, cached_percent: u32, server: &[u8]) {
     let mut exchange = Exchange::new(Time(0));
     let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/completions")];
     exchange.request_headers(&Settings::default(), pairs, false);
@@ -28,7 +38,7 @@ fn ask(pool: &mut Pool, number: usize, cached_percent: u32) {
     let head = ResponseHead {
         origin: Origin::Upstream,
         status: 200,
-        upstream_address: Some(b"10.0.0.0:8000"),
+        upstream_address: Some(server),
         attempts: 1,
         content_type: Some(b"application/json"),
         ..ResponseHead::default()
@@ -77,4 +87,17 @@ fn the_same_prompt_again_before_it_is_computed_proves_nothing() {
     (0..18).for_each(|number| ask(&mut pool, number, 0));
     ask(&mut pool, 17, 0);
     assert_eq!(capacity(&pool, endpoint), BLOCKS);
+}
+
+#[test]
+fn of_a_prompt_that_another_works_through_the_reply_proves_nothing_whoever_serves() {
+    for server in [b"10.0.0.0:8000", b"10.0.0.3:8000"] {
+        let split = split_roster(6, 1); // of those, these two decode
+        let decoding = [split.endpoints()[0].id, split.endpoints()[3].id];
+        let (mut pool, _) = pool_of(split);
+        for number in 0..6 {
+            ask_served_by(&mut pool, number, 90, server);
+        }
+        assert_eq!(decoding.map(|endpoint| capacity(&pool, endpoint)), [BLOCKS; 2]);
+    }
 }

@@ -56,7 +56,7 @@ pub(crate) fn roster(n: u8, incarnation: u32) -> Snapshot {
 }
 
 /// Two in three endpoints are there for earlier stages, which every request has.
-fn split_roster(n: u8, incarnation: u32) -> Snapshot {
+pub(crate) fn split_roster(n: u8, incarnation: u32) -> Snapshot {
     let text = |name: &str, text: &str| (name.to_owned(), Value::Text(text.to_owned()));
     let decider = "always-disagg-pd-decider";
     let deciders = Value::Map(vec![text("prefill", decider), text("encode", decider)]);
