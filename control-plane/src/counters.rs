@@ -179,10 +179,11 @@ impl Counters {
     }
 
     fn take(&mut self, key: VmKey, totals: Totals, now: Instant) -> Vec<EndpointRef> {
-        let before = self.vms.insert(key, Vm { totals: totals.clone(), seen: now }).map(|vm| vm.totals).unwrap_or_default();
+        let before = self.vms.remove(&key).map(|vm| vm.totals).unwrap_or_default();
         let more = |id: &(Incarnation, Slot), now: &EndpointTotals| now.picked > before.endpoints.get(id).map_or(0, |b| b.picked);
         let picked = totals.endpoints.iter().filter(|(id, row)| more(id, row));
         let picked = picked.map(|(&(incarnation, slot), _)| EndpointRef { slot, incarnation }).collect();
+        self.vms.insert(key, Vm { totals, seen: now });
         while self.vms.len() > VMS_MAX {
             self.retire_one();
         }

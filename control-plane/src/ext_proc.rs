@@ -17,7 +17,7 @@ mod serve;
 mod wire;
 
 pub use conversation::{Conversation, Next};
-pub use front::{Front, FrontPool, Inner};
+pub use front::{Front, FrontPool, Inner, Streams};
 pub use health::{Health, SERVICES, health};
 pub use serve::Listening;
 

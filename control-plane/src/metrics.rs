@@ -266,6 +266,11 @@ impl Exposition {
         let release = vec![("commit", String::new()), ("build_ref", env!("CARGO_PKG_VERSION").to_owned())];
         page.gauge("llm_d_epp_info", "The build.", [(release, 1.0)])?;
         page.gauge("switchpoint_term", "This life of the daemon.", [(Labels::new(), float(self.shared.term))])?;
+        let streams = || self.shared.front_streams.get().into_iter();
+        let open = streams().map(|streams| (Labels::new(), float(streams.open())));
+        page.gauge("llm_d_epp_extproc_streams_inflight", "Streams of gateways that ask by ext_proc.", open)?;
+        let begun = streams().map(|streams| (Labels::new(), streams.begun()));
+        page.counter("llm_d_epp_extproc_streams", "The same, since the start.", begun)?;
         let (proxies, eds) = (self.shared.proxies.borrow().clone(), self.shared.eds.borrow().clone());
         let per_pool = |of: &dyn Fn(&PoolCounts) -> f64| self.pools.iter().map(|p| (pool_label(p), of(p))).collect::<Vec<_>>();
         let asks = |p: &PoolCounts| count(proxies.values().filter(|proxy| proxy.pools.contains_key(&*p.view.name)).count());

@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use proto::state;
@@ -19,6 +19,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::counters::{Counters, Totals};
+use crate::ext_proc::Streams;
 use crate::pool::PoolView;
 use crate::relay::Relay;
 use crate::scrape::{BusyHint, ScrapeStats};
@@ -57,6 +58,8 @@ pub struct Shared {
     counters: Mutex<Counters>,
     /// What our own front has, as a proxy has it; nothing where there is no front.
     front: Mutex<BTreeMap<String, ProxyPool>>,
+    /// Its streams, counted; nothing where there is no front.
+    pub front_streams: OnceLock<Arc<Streams>>,
     relay: Mutex<Relay>,
     /// Wakes those who have something to tell their proxies.
     pub relayed: watch::Sender<()>,
@@ -162,6 +165,7 @@ impl Shared {
             stream_id: AtomicU64::new(0),
             counters: Mutex::new(Counters::default()),
             front: Mutex::default(),
+            front_streams: OnceLock::new(),
             relay: Mutex::new(Relay::default()),
             relayed: watch::Sender::new(()),
             scrapers,

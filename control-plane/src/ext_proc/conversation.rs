@@ -90,7 +90,7 @@ impl Conversation {
     /// A stream that has only just begun.
     #[must_use]
     pub fn new(front: Arc<Front>, pool: Arc<FrontPool>, settings: Arc<Settings>) -> Self {
-        front.stream_begins();
+        front.streams().begin();
         Self {
             exchange: Exchange::new(front.now()),
             front,
@@ -272,12 +272,11 @@ impl Conversation {
     }
 
     fn send_buffered(&mut self, splice: Option<&Splice>, changes: HeaderChanges) {
-        let piece = self.held.take(splice).pop();
-        let replacement = piece.and_then(|(piece, changed)| changed.then_some(piece));
-        self.out.push(wire::body_answer(Direction::Request, replacement, changes));
-        if self.end == End::Trailers {
-            self.out.push(wire::trailers_answer(Direction::Request));
-        }
+        self.out.push(match self.held.take(splice).pop() {
+            Some((piece, changed)) => wire::body_answer(Direction::Request, changed.then_some(piece), changes),
+            // Trailers came in place of a body. Their answer cannot change headers; the destination goes as metadata alone.
+            None => wire::trailers_answer(Direction::Request),
+        });
     }
 
     fn send_pieces(&mut self, splice: Option<&Splice>) {
@@ -402,7 +401,7 @@ impl Conversation {
 impl Drop for Conversation {
     fn drop(&mut self) {
         self.release();
-        self.front.stream_ends();
+        self.front.streams().end();
     }
 }
 

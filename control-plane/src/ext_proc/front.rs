@@ -50,8 +50,14 @@ pub struct Front {
     began: Instant,
     /// Places to wait in.
     pub(super) parking: Semaphore,
-    streams: AtomicU64,
-    streams_open: AtomicU64,
+    streams: Arc<Streams>,
+}
+
+/// How many streams there are.
+#[derive(Debug, Default)]
+pub struct Streams {
+    begun: AtomicU64,
+    ended: AtomicU64,
 }
 
 /// One pool of it.
@@ -79,8 +85,7 @@ impl Front {
     #[must_use]
     pub fn new(pools: &[Arc<str>]) -> Arc<Self> {
         let pools = pools.iter().map(|name| (Arc::clone(name), Arc::new(FrontPool::new()))).collect();
-        let (streams, streams_open) = (AtomicU64::new(0), AtomicU64::new(0));
-        Arc::new(Self { pools, began: Instant::now(), parking: Semaphore::new(PARKED_MAX), streams, streams_open })
+        Arc::new(Self { pools, began: Instant::now(), parking: Semaphore::new(PARKED_MAX), streams: Arc::default() })
     }
 
     /// The pool of that name; without a name the only one.
@@ -111,19 +116,10 @@ impl Front {
         self.began + Duration::from_nanos(time.0)
     }
 
-    /// Streams served so far, and now.
+    /// Its streams, counted.
     #[must_use]
-    pub fn streams(&self) -> (u64, u64) {
-        (self.streams.load(Ordering::Relaxed), self.streams_open.load(Ordering::Relaxed))
-    }
-
-    pub(super) fn stream_begins(&self) {
-        self.streams.fetch_add(1, Ordering::Relaxed);
-        self.streams_open.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn stream_ends(&self) {
-        self.streams_open.fetch_sub(1, Ordering::Relaxed);
+    pub fn streams(&self) -> &Arc<Streams> {
+        &self.streams
     }
 
     /// Follows the daemon's state until `shutdown`, and tells `health` whether every pool has some.
@@ -248,6 +244,31 @@ impl Front {
                 shared.front_counted(name, totals, Instant::now());
             }
         }
+    }
+}
+
+// === impl Streams ===
+
+impl Streams {
+    pub(super) fn begin(&self) {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn end(&self) {
+        self.ended.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Since the start.
+    #[must_use]
+    pub fn begun(&self) -> u64 {
+        self.begun.load(Ordering::Relaxed)
+    }
+
+    /// Now.
+    #[must_use]
+    pub fn open(&self) -> u64 {
+        let ended = self.ended.load(Ordering::Relaxed);
+        self.begun().saturating_sub(ended)
     }
 }
 

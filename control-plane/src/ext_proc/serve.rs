@@ -62,6 +62,7 @@ impl Listening {
     pub async fn spawn(self, tasks: &mut JoinSet<&'static str>, shared: &Arc<Shared>, shutdown: &Shutdown) {
         let Self { ext_proc, health: probes, settings } = self;
         let front = Front::new(&shared.pool_names);
+        let _ = shared.front_streams.set(Arc::clone(front.streams())); // there is one front
         let (health, asked) = health().await;
         let server = ExtProcServer::new(Arc::clone(&front), &settings, shutdown.clone()).into_service();
         let router = Server::builder()

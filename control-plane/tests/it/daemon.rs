@@ -4,6 +4,7 @@ mod admin;
 mod cli;
 mod discovered;
 mod eds;
+mod ext_proc;
 mod files;
 pub(crate) mod harness;
 mod ordering;
