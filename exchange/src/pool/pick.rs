@@ -144,8 +144,10 @@ impl Pool {
     pub(crate) fn moved(&mut self, held: &mut Held, to: EndpointRef, blocks: &[u64]) {
         self.in_flight.transfer(&mut held.serving, to);
         self.changes += 1;
-        // One that left meanwhile, or lives again at its slot, has nothing to remember.
-        held.belief = self.knows(to).then(|| self.place(to, blocks));
+        // One that left meanwhile, or lives again at its slot, has nothing to remember; and where another works through the prompt, the
+        // reply tells of that one's cache whoever serves.
+        let told = held.belief.is_some();
+        held.belief = self.knows(to).then(|| self.place(to, blocks)).filter(|_| told);
     }
 
     /// The engine told how much of the prompt it had: `usage` of a prompt of so many blocks. Its tokens are not ours, but what part of the prompt
