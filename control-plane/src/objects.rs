@@ -185,7 +185,7 @@ fn select(mut objects: Vec<Object>, pool: &str, strict_models: bool) -> PoolObje
 pub fn holds_objects(text: &str) -> bool {
     let kinds = text.lines().filter_map(|line| line.trim_start_matches(['-', ' ', '{', '"']).strip_prefix("kind"));
     let first = kinds.map(|rest| rest.trim_matches(|c: char| !c.is_ascii_alphanumeric())).next();
-    first.is_some_and(|kind| kind == "List" || Kind::of(kind).is_some())
+    first.is_some_and(|kind| kind == "List" || Kind::nearest(kind).is_some())
 }
 
 /// What `check` prints of a file of objects.

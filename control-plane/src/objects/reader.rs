@@ -7,6 +7,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 
 use scheduler::objects::{Criticality, ModelSpec, NAME_BYTES_MAX, RewriteSpec, TARGET_WEIGHT_MAX, TARGETS_MAX, TargetSpec};
+use scheduler::plugin::closest;
 
 use super::{Body, Object};
 use crate::config::yaml::{self, Node, Value};
@@ -332,10 +333,11 @@ impl Reader {
 // === impl Kind ===
 
 impl Kind {
-    /// The kind of that name.
+    /// The kind that is probably meant by a name.
     #[must_use]
-    pub fn of(name: &str) -> Option<Self> {
-        KINDS.iter().find(|(known, _)| *known == name).map(|(_, kind)| *kind)
+    pub fn nearest(name: &str) -> Option<Self> {
+        let meant = closest(name, KINDS.map(|(known, _)| known))?;
+        KINDS.iter().find(|(known, _)| *known == meant).map(|(_, kind)| *kind)
     }
 }
 

@@ -208,6 +208,8 @@ fn a_file_of_objects_is_told_from_a_configuration() {
         ("kind: List\n", true),
         ("{\"apiVersion\": \"v1\",\n \"kind\": \"InferenceModel\"}", true),
         ("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n", false),
+        ("kind: InferenceObjectiv\n", true),
+        ("kind: Pod\n", false),
         ("plugins: []\n", false),
         ("", false),
     ] {
