@@ -357,6 +357,52 @@ mod tests {
     }
 
     #[test]
+    fn there_is_one_document_and_what_says_nothing_beside_it_is_none() {
+        let config = "plugins: [{type: queue-scorer}]\n";
+        for text in
+            [format!("{}---\n", file(config)), format!("---\n{}", file(config)), format!("# first\n---\n{}---\n# last\n", file(config))]
+        {
+            assert_eq!(good(&text).pipeline.plugins.len(), 1, "{text}");
+        }
+        let said = complaints("---\nkind: EndpointPickerConfig\n");
+        assert!(said.starts_with("f:4: a second document begins"), "{said}");
+    }
+
+    #[test]
+    fn what_is_no_yaml_is_told_in_words_for_who_wrote_it() {
+        for rest in ["plugins: []\nplugins: []\n", ": 1\n", "plugins:\n\t- type: queue-scorer\n", "plugins: [*x]\n"] {
+            let said = complaints(rest);
+            assert!(said.starts_with("f:"), "{said}");
+            assert!(!["Policy", "Option", "from_str"].iter().any(|word| said.contains(word)), "advice for programmers: {said}");
+        }
+    }
+
+    #[test]
+    fn plugins_beyond_the_most_are_not_even_read() {
+        let declared = |count: usize| (0..count).map(|i| format!("- {{name: q{i}, type: queue-scorer}}\n")).collect::<String>();
+        good(&file(&format!("plugins:\n{}", declared(60))));
+        let (report, config) = read(&file(&format!("plugins:\n{}", declared(10_000))));
+        assert!(config.is_none() && report.items.len() < 100, "{}", report.items.len());
+        assert!(report.complaints("f").contains("plugins: 10000 plugins, at most 64 are allowed"), "{}", report.complaints("f"));
+    }
+
+    #[test]
+    fn a_second_picker_is_named_where_it_stands() {
+        let said = complaints("plugins:\n- type: max-score-picker\n- type: random-picker\n");
+        assert!(said.starts_with("f:5: plugins[1]: \"random-picker\" is a second picker"), "{said}");
+    }
+
+    #[test]
+    fn a_value_that_cannot_be_had_is_refused_and_not_wrong() {
+        let (report, config) =
+            read(&file("plugins:\n- {type: prefix-cache-affinity-filter, parameters: {ttftSource: latencyPredictor}}\n"));
+        assert!(config.is_none() && report.errors.is_empty(), "{}", report.complaints("f"));
+        let item = report.items.iter().find(|item| item.path.ends_with("ttftSource")).unwrap();
+        assert_eq!((item.status, item.line), (Status::Refused, 4));
+        assert!(item.substitute.as_deref().is_some_and(|instead| instead.contains("prefillThroughput")), "{item:?}");
+    }
+
+    #[test]
     fn weights_are_numbers_from_nothing_to_a_million() {
         let weighted = |plugin: &str, weight: &str| {
             file(&format!(

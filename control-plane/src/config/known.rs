@@ -143,6 +143,14 @@ pub const PARAMETERS: &[(&str, &str, Fate)] = &[
     ("token-producer", "modelName", NoEffect("tokens are estimated, whatever the model")),
 ];
 
+/// Values of parameters of ours that the scheduler does not know: type, parameter, value, and what becomes of it.
+pub const VALUES: &[(&str, &str, &str, Fate)] = &[(
+    "prefix-cache-affinity-filter",
+    "ttftSource",
+    "latencyPredictor",
+    Refused(NO_PREDICTION, "prefillThroughput, which is the default"),
+)];
+
 /// How the doc of a parameter begins that is checked and changes nothing.
 pub const NO_EFFECT: &str = "no effect: ";
 

@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
-use serde_saphyr::Spanned;
 use serde_saphyr::options::NonFiniteFloatPolicy;
+use serde_saphyr::{Spanned, UserMessageFormatter};
 
 /// A node of the tree.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,13 +42,17 @@ pub struct Key {
     pub name: String,
 }
 
-/// Reads one document.
+/// Reads one document; others beside it may say nothing, as behind the `---` that templates end with.
 ///
 /// # Errors
-/// Where it stops being YAML, and why.
+/// Where it stops being YAML, and why; or where a second document begins.
 pub fn parse(text: &str) -> Result<Node, (u64, String)> {
-    let spanned: Spanned<Value> = serde_saphyr::from_str_with_options(text, options()).map_err(|e| problem(&e))?;
-    Ok(node(spanned))
+    let mut documents = parse_all(text)?.into_iter();
+    match (documents.next(), documents.next()) {
+        (_, Some(second)) => Err((second.line, "a second document begins; the file holds one".to_owned())),
+        (Some(only), None) => Ok(only),
+        (None, None) => Ok(Node { line: 0, value: Value::Null }),
+    }
 }
 
 /// Reads any number of documents; those that say nothing are left out.
@@ -66,7 +70,7 @@ fn options() -> serde_saphyr::Options {
 }
 
 fn problem(error: &serde_saphyr::Error) -> (u64, String) {
-    (error.location().map_or(0, |l| l.line()), error.without_snippet().to_string())
+    (error.location().map_or(0, |l| l.line()), error.without_snippet().render_with_formatter(&UserMessageFormatter))
 }
 
 fn node(spanned: Spanned<Value>) -> Node {

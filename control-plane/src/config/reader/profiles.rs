@@ -185,11 +185,12 @@ impl Reader {
             );
             return None;
         }
-        let pickers: Vec<String> = self.declared_of(Kind::Picker).map(|p| p.name.clone()).collect();
-        if pickers.len() > 1 {
-            let message =
-                format!("all plugins declared make up the one profile; it has one picker, not {}: {}", pickers.len(), pickers.join(", "));
-            self.problem("schedulingProfiles", 0, message);
+        let pickers: Vec<(String, String, u64)> =
+            self.declared_of(Kind::Picker).map(|p| (p.name.clone(), p.path.clone(), p.line)).collect();
+        for (name, path, line) in pickers.iter().skip(1) {
+            let first = &pickers[0].0;
+            let message = format!("{name:?} is a second picker: all plugins declared make up the one profile, and this one has {first:?}");
+            self.problem(path, *line, message);
         }
         self.referred.extend(names.iter().cloned());
         let plugins = names.into_iter().map(|name| ProfilePlugin { name, weight: WEIGHT_DEFAULT }).collect();
