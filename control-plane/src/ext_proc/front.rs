@@ -165,7 +165,7 @@ impl Front {
     }
 
     /// Takes over a message as a proxy does: whole, or not at all. The answer to it, if it wants one.
-    pub(super) fn told(&self, message: state::DaemonMessage) -> Option<state::Ack> {
+    pub fn told(&self, message: state::DaemonMessage) -> Option<state::Ack> {
         match message.message? {
             daemon_message::Message::Roster(roster) => {
                 let (name, version) = (roster.pool.clone(), roster.version);
