@@ -196,7 +196,7 @@ async fn fetch(url: &str) -> Result<Vec<u8>, String> {
 }
 
 /// The innermost cause: the outer ones repeat the URL.
-fn cause(error: &reqwest::Error) -> String {
+pub(crate) fn cause(error: &reqwest::Error) -> String {
     let mut innermost: &dyn std::error::Error = error;
     while let Some(source) = innermost.source() {
         innermost = source;

@@ -18,6 +18,7 @@ use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
 use crate::args::Format;
+use crate::check::cause;
 use crate::config;
 use crate::pool::PoolView;
 use crate::shared::Shared;
@@ -66,6 +67,7 @@ pub fn answer(shared: &Shared, question: &Question) -> Result<Value, String> {
     let mut answer = match Recorded::from_json(&question.request) {
         Ok(record) => replay(&record, &live, question)?,
         Err(_) => {
+            all_there(view, &question.without)?;
             let totals = shared.counters().totals(name, Instant::now());
             let loads = totals.endpoints.iter().map(|(&(incarnation, slot), row)| {
                 let load = Load {
@@ -94,6 +96,12 @@ fn live(view: &PoolView, question: &Question) -> Result<Snapshot, String> {
     let objects = Objects::build(&view.objects).map_err(|e| e.to_string())?;
     let version = Version { term: 0, sequence: view.generation };
     Snapshot::try_new(version, endpoints, metrics, pipeline).map(|s| s.with_objects(objects)).map_err(|e| e.to_string())
+}
+
+/// To take away what is not there would change nothing, and look as if it made no difference.
+fn all_there(view: &PoolView, addresses: &[String]) -> Result<(), String> {
+    let there = |address: &String| view.members.iter().any(|member| member.instance.address.to_string() == *address);
+    addresses.iter().find(|address| !there(address)).map_or(Ok(()), |address| Err(format!("no endpoint {address} in pool {}", view.name)))
 }
 
 fn other_pipeline(text: &str) -> Result<scheduler::PipelineSpec, String> {
@@ -172,9 +180,9 @@ pub async fn ask(ask: Ask) -> Result<String, String> {
     let url = format!("{}/debug/explain", base.trim_end_matches('/'));
     let _ = rustls::crypto::ring::default_provider().install_default(); // the client wants one even for plain HTTP
     let client = reqwest::Client::builder().no_proxy().timeout(ANSWER_MAX).build().map_err(|e| e.to_string())?;
-    let response = client.post(&url).json(&question).send().await.map_err(|e| format!("{url}: {}", e.without_url()))?;
+    let response = client.post(&url).json(&question).send().await.map_err(|e| format!("{url}: {}", cause(&e)))?;
     let status = response.status();
-    let text = response.text().await.map_err(|e| format!("{url}: {}", e.without_url()))?;
+    let text = response.text().await.map_err(|e| format!("{url}: {}", cause(&e)))?;
     if !status.is_success() {
         return Err(format!("{url}: {}", text.trim()));
     }

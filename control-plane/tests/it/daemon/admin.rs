@@ -4,6 +4,8 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use control_plane::args::Format;
+use control_plane::explain::{Ask, Question, ask};
 use prost::Message;
 use proto::state::{self, proxy_message};
 
@@ -115,4 +117,23 @@ async fn the_state_shows_who_is_connected_and_what_they_have() {
     assert_eq!(state["proxies"][0]["process_id"], "0000000000000abc");
     assert_eq!(state["pools"][0]["profiles"], serde_json::json!(["default"]));
     daemon.stop().await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_explained_is_told_and_not_passed_over() {
+    let daemon = daemon(&["--endpoint", "127.0.0.1:1", "--endpoint", "127.0.0.1:2"]).await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("body.json");
+    std::fs::write(&file, r#"{"model":"m","prompt":"x"}"#).unwrap();
+    let without = |admin: String, addresses: &[&str]| {
+        let without = addresses.iter().map(|&address| address.to_owned()).collect();
+        let question = Question { path: "/v1/completions".to_owned(), without, ..Question::default() };
+        ask(Ask { admin, file: file.clone(), config: None, question, format: Format::Text })
+    };
+    let admin = daemon.admin_address.to_string();
+    until("the endpoints are known", || async { without(admin.clone(), &["127.0.0.1:1"]).await.is_ok() }).await;
+    let absent = without(admin.clone(), &["127.0.0.1:1", "127.0.0.1:3"]).await.unwrap_err();
+    assert!(absent.contains("no endpoint 127.0.0.1:3 in pool default"), "{absent}");
+    let nobody = without("127.0.0.1:1".to_owned(), &[]).await.unwrap_err();
+    assert!(nobody.to_lowercase().contains("refused"), "why nobody answered: {nobody}");
 }
