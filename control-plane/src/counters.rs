@@ -153,7 +153,8 @@ pub struct Histogram {
 // === impl Counters ===
 
 impl Counters {
-    /// A process reported what its VMs counted. Says who was picked since the report before.
+    /// A process reported what its VMs counted. Says who was given work since the report before, or has some: those of earlier stages are
+    /// in flight without being counted as picked.
     pub fn report(&mut self, process_id: u64, report: &state::Report, now: Instant) -> Vec<(String, EndpointRef)> {
         self.reports += 1;
         let mut picked = Vec::new();
@@ -173,14 +174,16 @@ impl Counters {
         picked
     }
 
-    /// Our own front counted this of a pool: its cumulative totals. Says who was picked since it last did.
+    /// Our own front counted this of a pool: its cumulative totals. Says who was given work as [`Self::report`] does.
     pub fn front(&mut self, pool: &str, totals: Totals, now: Instant) -> Vec<EndpointRef> {
         self.take(VmKey { pool: pool.to_owned(), ..FRONT }, totals, now)
     }
 
     fn take(&mut self, key: VmKey, totals: Totals, now: Instant) -> Vec<EndpointRef> {
         let before = self.vms.remove(&key).map(|vm| vm.totals).unwrap_or_default();
-        let more = |id: &(Incarnation, Slot), now: &EndpointTotals| now.picked > before.endpoints.get(id).map_or(0, |b| b.picked);
+        let more = |id: &(Incarnation, Slot), now: &EndpointTotals| {
+            now.requests > 0 || now.picked > before.endpoints.get(id).map_or(0, |b| b.picked)
+        };
         let picked = totals.endpoints.iter().filter(|(id, row)| more(id, row));
         let picked = picked.map(|(&(incarnation, slot), _)| EndpointRef { slot, incarnation }).collect();
         self.vms.insert(key, Vm { totals, seen: now });
@@ -401,4 +404,32 @@ fn add_counts(totals: &mut BTreeMap<String, u64>, counts: impl IntoIterator<Item
 
 fn shorten(name: &str) -> String {
     name.get(..name.floor_char_boundary(NAME_BYTES_MAX)).unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A report of one VM: what was picked, and what is in flight, at slots 0, 1, ...
+    fn report(rows: &[(u64, u64)]) -> state::Report {
+        let row = |(slot, &(picked, requests)): (usize, &(u64, u64))| {
+            let slot = u32::try_from(slot).unwrap();
+            state::EndpointCounters { slot, incarnation: 1, picked, requests, ..Default::default() }
+        };
+        let endpoints = rows.iter().enumerate().map(row).collect();
+        let vm = state::VmCounters { pool: "p".to_owned(), vm_id: 1, endpoints, ..Default::default() };
+        state::Report { counters: vec![vm.encode_to_vec()], ..Default::default() }
+    }
+
+    #[test]
+    fn who_has_work_is_told_though_it_was_picked_for_an_earlier_stage() {
+        let mut counters = Counters::default();
+        let mut told = |rows: &[(u64, u64)]| {
+            let found = counters.report(1, &report(rows), Instant::now());
+            found.into_iter().map(|(_, endpoint)| endpoint.slot.0).collect::<Vec<_>>()
+        };
+        assert_eq!(told(&[(1, 0), (0, 1), (0, 0)]), [0, 1], "picked; at work; neither");
+        assert_eq!(told(&[(1, 0), (0, 0), (0, 0)]), [0; 0], "all over");
+        assert_eq!(told(&[(2, 0), (0, 0), (0, 0)]), [0]);
+    }
 }
