@@ -418,7 +418,7 @@ mod tests {
         };
         let endpoints = rows.iter().enumerate().map(row).collect();
         let vm = state::VmCounters { pool: "p".to_owned(), vm_id: 1, endpoints, ..Default::default() };
-        state::Report { counters: vec![vm.encode_to_vec()], ..Default::default() }
+        state::Report { counters: vec![vm.encode_to_vec()] }
     }
 
     #[test]
