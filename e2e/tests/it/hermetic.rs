@@ -18,6 +18,9 @@ use crate::echo;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
+/// Proxies report every second or so.
+const REPORTS: Duration = Duration::from_secs(3);
+
 /// What the reference's tests configure.
 const DEFAULT: &str = "
 plugins: [{type: queue-scorer}, {type: kv-cache-utilization-scorer}, {type: prefix-cache-scorer}, {type: lora-affinity-scorer}, {type: openai-parser}]
@@ -73,6 +76,8 @@ enum Row {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Request {
+    #[serde(default)]
+    headers: BTreeMap<String, String>,
     body: Option<Value>,
     raw: Option<Vec<String>>,
     #[serde(default)]
@@ -94,6 +99,10 @@ struct Expected {
     body: Option<String>,
     /// What the reply says of the model.
     model: Option<String>,
+    /// What each event of a streamed reply says of it.
+    events_of: Option<String>,
+    /// By how much the daemon's count of output tokens grows.
+    completion_tokens: Option<u64>,
     status: Option<u16>,
     code: Option<String>,
     dropped: Option<String>,
@@ -142,6 +151,8 @@ impl World {
             loras: ["foo", "bar", "sql-lora-1fdg2", "sql-lora-sheddable"].map(str::to_owned).into(),
             max_lora: 2,
             speed: 0.0,
+            // In the middle of names and events.
+            bytes_per_write: 23,
             ..Options::default()
         };
         let stack = Stack::builder()
@@ -182,7 +193,8 @@ impl World {
             let addresses: Vec<String> = subset.iter().filter_map(|i| self.stack.servers.get(*i)).map(|s| s.addr().to_string()).collect();
             if addresses.is_empty() { "192.0.2.99:8000".to_owned() } else { addresses.join(",") }
         });
-        let headers: Vec<(&str, &str)> = hint.iter().map(|hint| ("x-test-subset-list", hint.as_str())).collect();
+        let given = request.headers.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        let headers: Vec<(&str, &str)> = hint.iter().map(|hint| ("x-test-subset-list", hint.as_str())).chain(given).collect();
         let request = match request {
             Request { get: true, .. } => echo::get("/v1/models", &headers)?,
             Request { raw: Some(parts), .. } => {
@@ -198,8 +210,30 @@ impl World {
         self.stack.send(request).await
     }
 
+    /// Output tokens of all models, as the daemon's metrics have them.
+    async fn output_tokens(&self) -> Result<u64> {
+        let page = self.stack.daemon.as_ref().ok_or("no daemon")?.admin("/metrics").await?.text();
+        let sums = page.lines().filter(|line| line.starts_with("llm_d_epp_request_output_tokens_sum"));
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count")]
+        let sum = sums.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as u64;
+        Ok(sum)
+    }
+
+    /// The same, when the reports of earlier cases are in.
+    async fn settled_output_tokens(&self) -> Result<u64> {
+        let mut before = self.output_tokens().await?;
+        loop {
+            tokio::time::sleep(REPORTS).await;
+            let now = self.output_tokens().await?;
+            if now == before {
+                return Ok(now);
+            }
+            before = now;
+        }
+    }
+
     fn check(&self, case: &Case, reply: &Reply) -> Result<()> {
-        let Expected { to, body_as_sent, body, model, status, code, dropped } = &case.expect;
+        let Expected { to, body_as_sent, body, model, events_of, status, code, dropped, completion_tokens: _ } = &case.expect;
         let said = || format!("{}: {} {}", case.case, reply.status, reply.text());
         assert_eq!(reply.status, status.unwrap_or(200), "{}", said());
         if let Some(code) = code {
@@ -216,6 +250,13 @@ impl World {
         }
         if let Some(model) = model {
             assert_eq!(reply.json()?["model"], **model, "{}", said());
+        }
+        if let Some(model) = events_of {
+            let text = reply.text();
+            let events = text.lines().filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
+            let models: Vec<Value> = events.map(|event| event["model"].clone()).collect();
+            assert!(models.len() > 2 && models.iter().all(|said| *said == **model), "{}", said());
+            assert!(text.ends_with("data: [DONE]\n\n"), "{}", said());
         }
         if *body_as_sent {
             let sent = case.request.raw.as_ref().map(|parts| parts.concat()).unwrap_or_default();
@@ -244,8 +285,14 @@ async fn all_of(front: Front, configured: Configured) -> Result<()> {
     for case in cases.iter().filter(|case| case.config == configured) {
         world.becomes(&between()).await?;
         world.becomes(&case.endpoints).await?;
+        let before = if case.expect.completion_tokens.is_some() { world.settled_output_tokens().await? } else { 0 };
         for _ in 0..TIMES {
             world.check(case, &world.send(&case.request).await?)?;
+        }
+        if let Some(tokens) = case.expect.completion_tokens {
+            let grown = before + tokens * TIMES as u64;
+            let counted = || async { (world.output_tokens().await.ok()? == grown).then_some(()) };
+            wait_for(LIMIT, &format!("{grown} output tokens in the metrics"), counted).await?;
         }
         run += 1;
     }
