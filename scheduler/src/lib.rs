@@ -61,5 +61,6 @@ pub use session::{SessionToken, name_hash, session_token};
 pub mod sort;
 
 pub mod in_flight;
+pub mod latency;
 pub mod objects;
 pub mod prefix;

@@ -6,6 +6,8 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use crate::latency::LatencyModel;
+use crate::latency::step::StepModel;
 use crate::objects::Objects;
 use crate::pipeline::Pipeline;
 use crate::session;
@@ -81,6 +83,8 @@ pub struct Endpoint {
     pub readiness: Readiness,
     /// Labels, sorted by key.
     pub labels: Box<[(Box<str>, Box<str>)]>,
+    /// Models it says it serves, sorted; with none it says nothing, and may serve any. Shared by the endpoints that say the same.
+    pub models: Arc<[Box<str>]>,
     /// How long it has been in the pool when the snapshot was made, in ms: ranked lists end with a settled one.
     pub age_ms: u64,
 }
@@ -115,6 +119,16 @@ pub struct LoraMetrics {
     pub max: u32,
 }
 
+// === impl Endpoint ===
+
+impl Endpoint {
+    /// May it be asked for this model? For an empty name, of an opaque body, it may.
+    #[must_use]
+    pub fn serves(&self, model: &str) -> bool {
+        model.is_empty() || self.models.is_empty() || self.models.binary_search_by(|served| (**served).cmp(model)).is_ok()
+    }
+}
+
 /// The state of a pool at one version. Immutable: a new version is a new value.
 #[derive(Debug)]
 pub struct Snapshot {
@@ -127,6 +141,8 @@ pub struct Snapshot {
     name_hashes: Arc<[u64]>,
     pipeline: Arc<Pipeline>,
     objects: Arc<Objects>,
+    step: Arc<StepModel>,
+    latency: Option<Arc<LatencyModel>>,
 }
 
 /// Why a snapshot was refused whole. The sender is at fault; sending the same again will fail the same.
@@ -204,7 +220,8 @@ impl Snapshot {
         endpoints: Vec<Endpoint>,
         metrics: Vec<EndpointMetrics>,
     ) -> Result<Self, InvalidSnapshot> {
-        Self::seal(version, endpoints, metrics, Arc::clone(&self.pipeline), Arc::clone(&self.objects))
+        let sealed = Self::seal(version, endpoints, metrics, Arc::clone(&self.pipeline), Arc::clone(&self.objects))?;
+        Ok(Self { step: Arc::clone(&self.step), latency: self.latency.clone(), ..sealed })
     }
 
     fn seal(
@@ -231,13 +248,26 @@ impl Snapshot {
         }
         let sockets = endpoints.iter().map(|e| e.address.parse().ok()).collect();
         let name_hashes = endpoints.iter().map(|e| session::name_hash(&e.name)).collect();
-        Ok(Self { version, endpoints: endpoints.into(), metrics: metrics.into(), sockets, name_hashes, pipeline, objects })
+        let (endpoints, metrics) = (endpoints.into(), metrics.into());
+        Ok(Self { version, endpoints, metrics, sockets, name_hashes, pipeline, objects, step: Arc::default(), latency: None })
     }
 
     /// The same with the objects of its pool; without any, every request passes as it is.
     #[must_use]
     pub fn with_objects(self, objects: Objects) -> Self {
         Self { objects: Arc::new(objects), ..self }
+    }
+
+    /// The same with what is known of its engines' steps; without, what [`StepModel::default`] says.
+    #[must_use]
+    pub fn with_step(self, step: Arc<StepModel>) -> Self {
+        Self { step, ..self }
+    }
+
+    /// The same with a latency model, or without any.
+    #[must_use]
+    pub fn with_latency(self, latency: Option<Arc<LatencyModel>>) -> Self {
+        Self { latency, ..self }
     }
 
     /// The same endpoints, pipeline and objects with newer metrics, at a newer version; nothing but the metrics is copied.
@@ -256,6 +286,8 @@ impl Snapshot {
             name_hashes: Arc::clone(&self.name_hashes),
             pipeline: Arc::clone(&self.pipeline),
             objects: Arc::clone(&self.objects),
+            step: Arc::clone(&self.step),
+            latency: self.latency.clone(),
         })
     }
 
@@ -287,6 +319,18 @@ impl Snapshot {
     #[must_use]
     pub fn objects(&self) -> &Arc<Objects> {
         &self.objects
+    }
+
+    /// What the steps of its engines cost.
+    #[must_use]
+    pub fn step(&self) -> &StepModel {
+        &self.step
+    }
+
+    /// What predicts the latency of its requests; `None` where nothing was learned, or nothing is to be.
+    #[must_use]
+    pub fn latency(&self) -> Option<&LatencyModel> {
+        self.latency.as_deref()
     }
 
     /// The endpoint at a position of this snapshot; `None` for a position of a larger one.
