@@ -24,7 +24,7 @@ pub const SHARE_INTERVAL: Duration = Duration::from_millis(5);
 const BLOCKS_KEPT_MAX: usize = 262_144;
 
 /// The longest row taken, in bytes: every endpoint there can be, and the SLOs of each.
-const ROW_BYTES_MAX: usize = 64 * ENDPOINTS_MAX + 64;
+const ROW_BYTES_MAX: usize = 80 * ENDPOINTS_MAX + 64;
 
 /// Stands for all other proxies as the writer of a row.
 const OTHERS: u64 = u64::MAX;

@@ -92,6 +92,15 @@ fn endpoint_members(w: &mut Writer, endpoint: &Endpoint, load: Load) {
     w.name("requests").plain(load.requests);
     w.name("prefill_tokens").plain(load.prefill_tokens);
     w.name("decode_tokens").plain(load.decode_tokens);
+    let prefills = load.prefills;
+    for (name, sum) in [
+        ("prefill_prompts", u64::from(prefills.prompts)),
+        ("prefill_prompt_tokens", prefills.prompt_tokens),
+        ("prefill_uncached_tokens", prefills.uncached_tokens),
+        ("prefill_attention", prefills.attention),
+    ] {
+        w.name(name).plain(sum);
+    }
     for (name, slo) in [("ttft_slo_us", load.ttft_slo_us), ("tpot_slo_us", load.tpot_slo_us)] {
         w.name(name).option(slo, |w, us| w.plain(us));
     }

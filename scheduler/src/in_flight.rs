@@ -28,11 +28,30 @@ pub struct Load {
     pub prefill_tokens: u64,
     /// Tokens being decoded: prompt and output of requests past their first token.
     pub decode_tokens: u64,
+    /// Prompts of requests without a first token.
+    pub prefills: Prefills,
     /// The lowest TTFT SLO of requests that wait for their first token, µs; `None` when none of them has one.
     pub ttft_slo_us: Option<u32>,
     /// The lowest TPOT SLO of requests past their first token, µs a token; `None` when none of them has one.
     pub tpot_slo_us: Option<u32>,
 }
+
+/// Prompts that wait for their prefill or are in it, as the sums from which a step model that is linear in them tells how long they take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Prefills {
+    /// How many have anything to be worked through.
+    pub prompts: u32,
+    /// Their tokens, cached or not.
+    pub prompt_tokens: u64,
+    /// Those of them that are not believed to be cached.
+    pub uncached_tokens: u64,
+    /// What attention costs them: of a prompt of n tokens, u of them uncached, n^2 - (n - u)^2, in units of [`ATTENTION_UNIT`].
+    pub attention: u64,
+}
+
+/// Pairs of tokens that count as one in [`Prefills::attention`]: of a prompt of 256 tokens, whose attention takes a fraction of a millisecond.
+/// So thousands of the longest prompts add up to 32 bits on the wire.
+pub const ATTENTION_UNIT: u64 = 65_536;
 
 /// The ledger. One writer; reads are array look-ups.
 #[derive(Debug, Default)]
@@ -74,7 +93,60 @@ const NOWHERE: u64 = 0;
 
 const EMPTY: Row = Row { incarnation: Incarnation(0), life: NOWHERE, load: NOTHING, changed: false };
 
-const NOTHING: Load = Load { requests: 0, prefill_tokens: 0, decode_tokens: 0, ttft_slo_us: None, tpot_slo_us: None };
+const NOTHING: Load =
+    Load { requests: 0, prefill_tokens: 0, decode_tokens: 0, prefills: NO_PREFILLS, ttft_slo_us: None, tpot_slo_us: None };
+
+const NO_PREFILLS: Prefills = Prefills { prompts: 0, prompt_tokens: 0, uncached_tokens: 0, attention: 0 };
+
+// === impl Prefills ===
+
+impl Prefills {
+    /// One prompt of so many tokens, of which so many are not believed to be cached.
+    #[must_use]
+    pub fn of(prompt_tokens: u32, uncached_tokens: u32) -> Self {
+        let (prompt, uncached) = (u64::from(prompt_tokens), u64::from(uncached_tokens.min(prompt_tokens)));
+        let attention = prompt.pow(2) - (prompt - uncached).pow(2);
+        Self {
+            prompts: u32::from(uncached > 0),
+            prompt_tokens: prompt,
+            uncached_tokens: uncached,
+            attention: attention.div_ceil(ATTENTION_UNIT),
+        }
+    }
+
+    /// Both together.
+    #[must_use]
+    pub fn with(self, other: Self) -> Self {
+        Self {
+            prompts: self.prompts.saturating_add(other.prompts),
+            prompt_tokens: self.prompt_tokens.saturating_add(other.prompt_tokens),
+            uncached_tokens: self.uncached_tokens.saturating_add(other.uncached_tokens),
+            attention: self.attention.saturating_add(other.attention),
+        }
+    }
+
+    /// What is left without these.
+    #[must_use]
+    pub fn without(self, other: Self) -> Self {
+        Self {
+            prompts: self.prompts.saturating_sub(other.prompts),
+            prompt_tokens: self.prompt_tokens.saturating_sub(other.prompt_tokens),
+            uncached_tokens: self.uncached_tokens.saturating_sub(other.uncached_tokens),
+            attention: self.attention.saturating_sub(other.attention),
+        }
+    }
+
+    /// So many times as much.
+    #[must_use]
+    pub fn times(self, count: u32) -> Self {
+        Self {
+            prompts: self.prompts.saturating_mul(count),
+            prompt_tokens: self.prompt_tokens.saturating_mul(u64::from(count)),
+            uncached_tokens: self.uncached_tokens.saturating_mul(u64::from(count)),
+            attention: self.attention.saturating_mul(u64::from(count)),
+        }
+    }
+}
 
 // === impl Load ===
 
@@ -87,6 +159,7 @@ impl Load {
             requests: self.requests.saturating_add(other.requests),
             prefill_tokens: self.prefill_tokens.saturating_add(other.prefill_tokens),
             decode_tokens: self.decode_tokens.saturating_add(other.decode_tokens),
+            prefills: self.prefills.with(other.prefills),
             ttft_slo_us: lowest(self.ttft_slo_us, other.ttft_slo_us),
             tpot_slo_us: lowest(self.tpot_slo_us, other.tpot_slo_us),
         }
@@ -99,6 +172,7 @@ impl Load {
             requests: self.requests.saturating_mul(count),
             prefill_tokens: self.prefill_tokens.saturating_mul(u64::from(count)),
             decode_tokens: self.decode_tokens.saturating_mul(u64::from(count)),
+            prefills: self.prefills.times(count),
             ..self
         }
     }
@@ -107,11 +181,17 @@ impl Load {
 // === impl InFlight ===
 
 impl InFlight {
-    /// Counts one more request at `endpoint`, with `prefill_tokens` uncached prompt tokens to work through first. `endpoint` is of the
-    /// current snapshot: where the row is another life's, it starts afresh. A slot at or above [`ENDPOINTS_MAX`], which no snapshot has, is
-    /// counted nowhere.
+    /// Counts one more request at `endpoint`, with a prompt of `prefill_tokens` to work through first, none of it cached. `endpoint` is of
+    /// the current snapshot: where the row is another life's, it starts afresh. A slot at or above [`ENDPOINTS_MAX`], which no snapshot has,
+    /// is counted nowhere.
     pub fn admit(&mut self, endpoint: EndpointRef, prefill_tokens: u32) -> Ticket {
-        let share = Load { requests: 1, prefill_tokens: u64::from(prefill_tokens), ..NOTHING };
+        self.admit_prompt(endpoint, prefill_tokens, prefill_tokens)
+    }
+
+    /// The same with a prompt of which only `uncached_tokens` are to be worked through there.
+    pub fn admit_prompt(&mut self, endpoint: EndpointRef, prompt_tokens: u32, uncached_tokens: u32) -> Ticket {
+        let prefills = Prefills::of(prompt_tokens, uncached_tokens);
+        let share = Load { requests: 1, prefill_tokens: prefills.uncached_tokens, prefills, ..NOTHING };
         let mut ticket = Ticket { endpoint, life: NOWHERE, share, past_first_token: false, output_tokens: 0 };
         if self.life(endpoint) == NOWHERE {
             self.start_row(endpoint);
@@ -135,6 +215,7 @@ impl InFlight {
         if !std::mem::replace(&mut ticket.past_first_token, true) {
             self.subtract(ticket);
             ticket.share.prefill_tokens = u64::from(ticket.output_tokens);
+            ticket.share.prefills = NO_PREFILLS;
             ticket.share.decode_tokens = ticket.share.decode_tokens.saturating_add(u64::from(prompt_tokens));
             self.add(ticket);
         }
@@ -264,6 +345,7 @@ impl InFlight {
         load.requests = load.requests.saturating_sub(share.requests);
         load.prefill_tokens = load.prefill_tokens.saturating_sub(share.prefill_tokens);
         load.decode_tokens = load.decode_tokens.saturating_sub(share.decode_tokens);
+        load.prefills = load.prefills.without(share.prefills);
     }
 }
 
@@ -289,22 +371,48 @@ mod tests {
         Load { requests, prefill_tokens, decode_tokens, ..NOTHING }
     }
 
+    /// But for what is tested by itself.
+    fn plain(load: Load) -> Load {
+        Load { prefills: NO_PREFILLS, ..load }
+    }
+
+    fn rows(ledger: &InFlight) -> Vec<(EndpointRef, Load)> {
+        ledger.rows().map(|(endpoint, load)| (endpoint, plain(load))).collect()
+    }
+
+    #[test]
+    fn prompts_are_summed_up_until_their_first_token() {
+        let (a, b, mut ledger) = (endpoint(3, 1), endpoint(4, 1), InFlight::default());
+        let mut long = ledger.admit_prompt(a, 10_240, 2_048);
+        let mut cached = ledger.admit_prompt(a, 600, 0);
+        let expected = Prefills { prompts: 1, prompt_tokens: 10_840, uncached_tokens: 2_048, attention: 576 };
+        assert_eq!(ledger.load(a).prefills, expected, "(10240^2 - 8192^2) / 65536");
+        assert_eq!(ledger.load(a).times(2).prefills, expected.with(expected));
+        ledger.transfer(&mut cached, b);
+        ledger.first_token(&mut long, 10_240);
+        assert_eq!((ledger.load(a).prefills, ledger.load(b).prefills.prompt_tokens), (NO_PREFILLS, 600));
+        ledger.release(long);
+        ledger.release(cached);
+        assert_eq!(ledger.rows().count(), 0);
+        assert_eq!(Prefills::of(100, 200), Prefills::of(100, 100), "no more than there is");
+    }
+
     #[test]
     fn what_others_have_is_seen_by_a_pick_but_is_not_ours() {
         let (a, mut ledger) = (endpoint(3, 1), InFlight::default());
         let ticket = ledger.admit(a, 100);
         ledger.others_mut().start(&[a]);
         ledger.others_mut().add(a, load(2, 30, 4));
-        assert_eq!((ledger.load(a), ledger.own(a)), (load(3, 130, 4), load(1, 100, 0)));
-        assert_eq!(ledger.rows().collect::<Vec<_>>(), [(a, load(1, 100, 0))]);
+        assert_eq!((plain(ledger.load(a)), plain(ledger.own(a))), (load(3, 130, 4), load(1, 100, 0)));
+        assert_eq!(rows(&ledger), [(a, load(1, 100, 0))]);
         ledger.release(ticket);
-        assert_eq!((ledger.load(a), ledger.rows().count()), (load(2, 30, 4), 0));
+        assert_eq!((plain(ledger.load(a)), ledger.rows().count()), (load(2, 30, 4), 0));
         assert_eq!(load(2, 3, 4).times(3), load(6, 9, 12));
     }
 
     fn changed(ledger: &mut InFlight) -> Vec<(EndpointRef, Load)> {
         let mut changed = Vec::new();
-        ledger.take_changed(|endpoint, load| changed.push((endpoint, load)));
+        ledger.take_changed(|endpoint, load| changed.push((endpoint, plain(load))));
         changed
     }
 
@@ -329,16 +437,16 @@ mod tests {
     fn a_request_from_pick_to_end() {
         let (a, mut ledger) = (endpoint(3, 1), InFlight::default());
         let mut ticket = ledger.admit(a, 900);
-        assert_eq!(ledger.load(a), load(1, 900, 0));
+        assert_eq!(plain(ledger.load(a)), load(1, 900, 0));
         ledger.first_token(&mut ticket, 1000);
-        assert_eq!(ledger.load(a), load(1, 0, 1000));
+        assert_eq!(plain(ledger.load(a)), load(1, 0, 1000));
         ledger.first_token(&mut ticket, 1000);
-        assert_eq!(ledger.load(a), load(1, 0, 1000), "once");
+        assert_eq!(plain(ledger.load(a)), load(1, 0, 1000), "once");
         ledger.decoded(&mut ticket, 7);
-        assert_eq!(ledger.load(a), load(1, 0, 1007));
-        assert_eq!(ledger.rows().collect::<Vec<_>>(), [(a, load(1, 0, 1007))]);
+        assert_eq!(plain(ledger.load(a)), load(1, 0, 1007));
+        assert_eq!(rows(&ledger), [(a, load(1, 0, 1007))]);
         ledger.release(ticket);
-        assert_eq!(ledger.load(a), Load::default());
+        assert_eq!(plain(ledger.load(a)), Load::default());
         assert_eq!(ledger.rows().count(), 0);
     }
 
@@ -347,11 +455,11 @@ mod tests {
         let (a, b, mut ledger) = (endpoint(3, 1), endpoint(4, 1), InFlight::default());
         let mut ticket = ledger.admit(a, 900);
         ledger.expect_output(&mut ticket, 50);
-        assert_eq!(ledger.load(a), load(1, 950, 0));
+        assert_eq!(plain(ledger.load(a)), load(1, 950, 0));
         ledger.first_token(&mut ticket, 1000);
-        assert_eq!(ledger.load(a), load(1, 50, 1000));
+        assert_eq!(plain(ledger.load(a)), load(1, 50, 1000));
         ledger.transfer(&mut ticket, b);
-        assert_eq!((ledger.load(a), ledger.load(b)), (Load::default(), load(1, 50, 1000)));
+        assert_eq!((plain(ledger.load(a)), plain(ledger.load(b))), (Load::default(), load(1, 50, 1000)));
         ledger.release(ticket);
         assert_eq!(ledger.rows().count(), 0);
     }
@@ -361,12 +469,12 @@ mod tests {
         let (a, b, mut ledger) = (endpoint(0, 1), endpoint(9, 4), InFlight::default());
         let (mut one, two) = (ledger.admit(a, 10), ledger.admit(a, 20));
         ledger.transfer(&mut one, b);
-        assert_eq!((ledger.load(a), ledger.load(b)), (load(1, 20, 0), load(1, 10, 0)));
+        assert_eq!((plain(ledger.load(a)), plain(ledger.load(b))), (load(1, 20, 0), load(1, 10, 0)));
         ledger.first_token(&mut one, 30);
         ledger.transfer(&mut one, a);
-        assert_eq!((ledger.load(a), ledger.load(b)), (load(2, 20, 30), load(0, 0, 0)));
+        assert_eq!((plain(ledger.load(a)), plain(ledger.load(b))), (load(2, 20, 30), load(0, 0, 0)));
         ledger.first_token(&mut one, 30);
-        assert_eq!(ledger.load(a), load(2, 20, 30), "past its first token it stays, wherever it is served");
+        assert_eq!(plain(ledger.load(a)), load(2, 20, 30), "past its first token it stays, wherever it is served");
         ledger.release(one);
         ledger.release(two);
         assert_eq!(ledger.rows().count(), 0);
@@ -377,13 +485,13 @@ mod tests {
         let (old, new, mut ledger) = (endpoint(5, 1), endpoint(5, 2), InFlight::default());
         let mut before = ledger.admit(old, 100);
         let after = ledger.admit(new, 1);
-        assert_eq!((ledger.load(old), ledger.load(new)), (Load::default(), load(1, 1, 0)));
+        assert_eq!((plain(ledger.load(old)), plain(ledger.load(new))), (Load::default(), load(1, 1, 0)));
         ledger.first_token(&mut before, 100);
         ledger.decoded(&mut before, 5);
         ledger.release(before);
-        assert_eq!(ledger.load(new), load(1, 1, 0), "nothing of the old life reaches the new");
+        assert_eq!(plain(ledger.load(new)), load(1, 1, 0), "nothing of the old life reaches the new");
         ledger.release(after);
-        assert_eq!(ledger.load(new), Load::default());
+        assert_eq!(plain(ledger.load(new)), Load::default());
     }
 
     #[test]
@@ -393,7 +501,7 @@ mod tests {
         let second = ledger.admit(two, 10);
         let third = ledger.admit(one, 1);
         ledger.release(first);
-        assert_eq!(ledger.load(one), load(1, 1, 0));
+        assert_eq!(plain(ledger.load(one)), load(1, 1, 0));
         ledger.release(second);
         ledger.release(third);
         assert_eq!(ledger.rows().count(), 0);
@@ -405,9 +513,12 @@ mod tests {
         let present = ledger.admit(new, 10);
         let mut late = ledger.admit(other, 7);
         ledger.transfer(&mut late, old);
-        assert_eq!((ledger.load(new), ledger.load(old), ledger.load(other)), (load(1, 10, 0), Load::default(), Load::default()));
+        assert_eq!(
+            (plain(ledger.load(new)), plain(ledger.load(old)), plain(ledger.load(other))),
+            (load(1, 10, 0), Load::default(), Load::default())
+        );
         ledger.transfer(&mut late, other);
-        assert_eq!(ledger.load(other), load(1, 7, 0), "it counts again where it can");
+        assert_eq!(plain(ledger.load(other)), load(1, 7, 0), "it counts again where it can");
         ledger.release(late);
         ledger.release(present);
         assert_eq!(ledger.rows().count(), 0);
@@ -418,10 +529,10 @@ mod tests {
         let (far, mut ledger) = (endpoint(u16::MAX, 1), InFlight::default());
         let mut ticket = ledger.admit(far, 10);
         ledger.first_token(&mut ticket, 10);
-        assert_eq!(ledger.load(far), Load::default());
+        assert_eq!(plain(ledger.load(far)), Load::default());
         let last = endpoint(ENDPOINTS_MAX as u16 - 1, 1);
         ledger.transfer(&mut ticket, last);
-        assert_eq!(ledger.load(last), load(1, 0, 10));
+        assert_eq!(plain(ledger.load(last)), load(1, 0, 10));
         ledger.release(ticket);
         assert_eq!(ledger.rows().count(), 0);
     }
@@ -504,7 +615,7 @@ mod tests {
                     }
                     _ => {}
                 }
-                prop_assert_eq!(ledger.rows().collect::<BTreeMap<_, _>>(), sums(&live, &lives));
+                prop_assert_eq!(rows(&ledger).into_iter().collect::<BTreeMap<_, _>>(), sums(&live, &lives));
             }
             for (ticket, _, _) in live {
                 ledger.release(ticket);

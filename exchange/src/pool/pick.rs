@@ -112,11 +112,12 @@ impl Pool {
 
         let uncached = request.prompt_tokens.saturating_sub(matched);
         let uncached_here = if prompting == serving { uncached } else { 0 };
-        let mut held = Held { serving: self.in_flight.admit(serving_ref, uncached_here), stages: Vec::new(), belief: None };
+        let serving_ticket = self.in_flight.admit_prompt(serving_ref, request.prompt_tokens, uncached_here);
+        let mut held = Held { serving: serving_ticket, stages: Vec::new(), belief: None };
         self.in_flight.expect_output(&mut held.serving, output_tokens);
         held.stages.extend(stages.into_iter().map(|endpoint| self.in_flight.admit(endpoint, 0)));
         if prompting != serving {
-            held.stages.push(self.in_flight.admit(prompting_ref, uncached));
+            held.stages.push(self.in_flight.admit_prompt(prompting_ref, request.prompt_tokens, uncached));
             self.place(prompting_ref, request.prefix_blocks);
             self.note(prompting, request.model);
         }

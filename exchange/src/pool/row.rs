@@ -3,6 +3,7 @@
 //! ```text
 //!  vm | written | ring | counts      one word each; counts = loads, SLOs, failures, 16 bits each
 //!  slot requests incarnation | prefill decode                     a load: 16, 16 and 32 bits, then 32 and 32
+//!         | prompts, their tokens | uncached ones, attention      and of its prefills 32 and 32, 32 and 32
 //!  slot . incarnation | TTFT TPOT                                 lowest SLOs in µs, 0 for none
 //!  slot . incarnation | known since | ejected until | failures    a failure
 //! ```
@@ -10,7 +11,7 @@
 //! whether that VM still lives. It costs what changed: the writer changes its bytes in place, an endpoint keeps its place in them, and the reader
 //! compares them with those it read last. Reading depends on none of this, only its cost does.
 
-use scheduler::in_flight::{InFlight, Load, Others};
+use scheduler::in_flight::{InFlight, Load, Others, Prefills};
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
 
 use super::ejection::Ejection;
@@ -18,11 +19,11 @@ use crate::time::Time;
 
 const WORD: usize = 8;
 const HEAD: usize = 4 * WORD;
-const LOAD: usize = 2 * WORD;
+const LOAD: usize = 4 * WORD;
 const SLOS: usize = 2 * WORD;
 const FAILURE: usize = 4 * WORD;
 
-/// Loads of nothing that a row may carry along before it is made anew: 1 KB, too little to cost anything.
+/// Loads of nothing that a row may carry along before it is made anew: 2 KB, too little to cost anything.
 const NOTHING_MAX: usize = 64;
 
 /// What stands before the loads.
@@ -300,9 +301,15 @@ fn exchange(was: Option<&[u8; LOAD]>, is: Option<&[u8; LOAD]>, others: &mut Othe
 
 fn load_bytes(endpoint: EndpointRef, load: Load) -> [u8; LOAD] {
     let requests = u16::try_from(load.requests).unwrap_or(u16::MAX);
-    let tokens = pair(narrow(load.prefill_tokens), narrow(load.decode_tokens));
+    let Prefills { prompts, prompt_tokens, uncached_tokens, attention } = load.prefills;
+    let words = [
+        place(endpoint, requests),
+        pair(narrow(load.prefill_tokens), narrow(load.decode_tokens)),
+        pair(prompts, narrow(prompt_tokens)),
+        pair(narrow(uncached_tokens), narrow(attention)),
+    ];
     let mut bytes = [0; LOAD];
-    for (to, word) in bytes.as_chunks_mut::<WORD>().0.iter_mut().zip([place(endpoint, requests), tokens]) {
+    for (to, word) in bytes.as_chunks_mut::<WORD>().0.iter_mut().zip(words) {
         *to = word.to_le_bytes();
     }
     bytes
@@ -310,11 +317,17 @@ fn load_bytes(endpoint: EndpointRef, load: Load) -> [u8; LOAD] {
 
 /// The load of an entry; nothing, of a slot that no snapshot has.
 fn load(bytes: &[u8; LOAD]) -> Option<(EndpointRef, Load)> {
-    let [at, tokens] = words(bytes);
+    let [at, tokens, prompts, work] = words(bytes);
     let (endpoint, requests) = endpoint(at)?;
-    let (prefill, decode) = unpair(tokens);
-    let load =
-        Load { requests: u32::from(requests), prefill_tokens: u64::from(prefill), decode_tokens: u64::from(decode), ..Load::default() };
+    let [(prefill, decode), (prompts, prompt), (uncached, attention)] = [tokens, prompts, work].map(unpair);
+    let prefills = Prefills { prompts, prompt_tokens: prompt.into(), uncached_tokens: uncached.into(), attention: attention.into() };
+    let load = Load {
+        requests: u32::from(requests),
+        prefill_tokens: u64::from(prefill),
+        decode_tokens: u64::from(decode),
+        prefills,
+        ..Load::default()
+    };
     Some((endpoint, load))
 }
 
@@ -392,7 +405,8 @@ mod tests {
         assert_eq!(bytes.len(), HEAD + 2 * LOAD + FAILURE);
         assert!(!peer.replace(bytes, true, &mut others));
         assert_eq!((peer.head(), peer.ejections().collect::<Vec<_>>()), (HEAD_OF_7, vec![failed]));
-        assert_eq!(others.load(at(3, 1)), Load { requests: 1, prefill_tokens: 500, decode_tokens: 20, ..Load::default() });
+        let prefills = Prefills::of(500, 500);
+        assert_eq!(others.load(at(3, 1)), Load { requests: 1, prefill_tokens: 500, decode_tokens: 20, prefills, ..Load::default() });
         assert_eq!(others.load(at(5, 1)), Load::default(), "of another life");
         ledger.release(ticket);
         assert!(!own.is_idle());

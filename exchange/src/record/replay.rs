@@ -1,6 +1,6 @@
 //! Reading a record, and making its decision again. For whoever looks on; no proxy does it.
 
-use scheduler::in_flight::{InFlight, Load};
+use scheduler::in_flight::{InFlight, Load, Prefills};
 use scheduler::{
     AdapterRoom, Decision, Endpoint, EndpointMetrics, Explanation, Local, LoraMetrics, Readiness, Request, Rng, Snapshot, SubsetHint,
     Version, schedule,
@@ -180,6 +180,7 @@ impl PoolRows {
             requests: number(row, "requests")?,
             prefill_tokens: number(row, "prefill_tokens")?,
             decode_tokens: number(row, "decode_tokens")?,
+            prefills: prefills(row),
             ttft_slo_us: count(row, "ttft_slo_us"),
             tpot_slo_us: count(row, "tpot_slo_us"),
         });
@@ -197,6 +198,17 @@ fn read_adapter_room(value: &Value) -> AdapterRoom {
         (Some("free"), _) => AdapterRoom::Free,
         (_, Some(displaced_used)) => AdapterRoom::Full { displaced_used },
         _ => AdapterRoom::Unknown,
+    }
+}
+
+/// Nothing of what an older release did not record.
+fn prefills(row: &Value) -> Prefills {
+    let sum = |name: &str| row.get(name).and_then(Value::as_u64).unwrap_or(0);
+    Prefills {
+        prompts: count(row, "prefill_prompts").unwrap_or(0),
+        prompt_tokens: sum("prefill_prompt_tokens"),
+        uncached_tokens: sum("prefill_uncached_tokens"),
+        attention: sum("prefill_attention"),
     }
 }
 

@@ -51,6 +51,7 @@ impl Others {
             sum.requests = sum.requests.saturating_sub(load.requests);
             sum.prefill_tokens = sum.prefill_tokens.saturating_sub(load.prefill_tokens);
             sum.decode_tokens = sum.decode_tokens.saturating_sub(load.decode_tokens);
+            sum.prefills = sum.prefills.without(load.prefills);
         }
     }
 
