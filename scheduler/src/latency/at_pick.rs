@@ -1,0 +1,103 @@
+//! The conditions of a pick, from what the scheduler is given: the one place where they are read, for what is predicted and for what is learned.
+
+use super::Conditions;
+use crate::local::Local;
+use crate::request::Request;
+use crate::snapshot::{EndpointIndex, EndpointMetrics, Snapshot};
+
+// === impl Conditions ===
+
+impl Conditions {
+    /// What is true of the endpoint at `index` and of `request` now, before it counts there; nothing of a position that is not in the snapshot.
+    /// Scraped numbers that are too old are unknown.
+    #[must_use]
+    pub fn at_pick(snapshot: &Snapshot, local: &Local<'_>, request: &Request<'_>, index: EndpointIndex) -> Self {
+        let (Some(endpoint), Some(said)) = (snapshot.endpoint(index), snapshot.metrics_of(index)) else { return Self::default() };
+        let unknown = EndpointMetrics::default();
+        let metrics = if local.metrics_stale { &unknown } else { said };
+        let load = local.in_flight.load(endpoint.id);
+        let cached = local.matched_blocks(index).saturating_mul(request.prefix_block_tokens).min(request.prompt_tokens);
+        Self {
+            queued: metrics.queue_depth,
+            running: metrics.running_requests,
+            requests: local.in_flight.requests_now(endpoint.id, metrics),
+            prefill_tokens: count(load.prefills.uncached_tokens),
+            context_tokens: count(load.decode_tokens),
+            kv_utilization: metrics.kv_cache_utilization,
+            prompt_tokens: count(request.prompt_tokens.into()),
+            uncached_tokens: count(request.prompt_tokens.saturating_sub(cached).into()),
+        }
+    }
+}
+
+/// At most what a condition may be.
+#[expect(clippy::cast_precision_loss, reason = "at most 2^24")]
+fn count(tokens: u64) -> f32 {
+    const MAX: u64 = 1 << f32::MANTISSA_DIGITS;
+    tokens.min(MAX) as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::in_flight::InFlight;
+    use crate::snapshot::{Endpoint, EndpointRef, Incarnation, Readiness, Slot, Version};
+    use crate::{Pipeline, PipelineSpec, ProfileSpec};
+
+    fn snapshot(metrics: EndpointMetrics) -> Snapshot {
+        let endpoint = Endpoint {
+            id: EndpointRef { slot: Slot(3), incarnation: Incarnation(1) },
+            name: "a".into(),
+            address: "10.0.0.1:1".into(),
+            readiness: Readiness::Ready,
+            labels: Box::new([]),
+            models: std::sync::Arc::default(),
+            age_ms: 0,
+        };
+        let profiles = vec![ProfileSpec { name: "default".to_owned(), plugins: Vec::new() }];
+        let spec = PipelineSpec { profiles, ranked_max: 1, ..PipelineSpec::default() };
+        Snapshot::try_new(Version::default(), vec![endpoint], vec![metrics], Pipeline::build(&spec).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn scrape_ledger_and_prompt_come_together_and_what_is_stale_is_unknown() {
+        let metrics = EndpointMetrics {
+            queue_depth: Some(2.0),
+            running_requests: Some(5.0),
+            kv_cache_utilization: Some(0.25),
+            ..EndpointMetrics::default()
+        };
+        let snapshot = snapshot(metrics);
+        let (at, mut ledger) = (snapshot.endpoints()[0].id, InFlight::default());
+        ledger.scraped(&[at]);
+        let mut decoding = ledger.admit_prompt(at, 100, 100);
+        ledger.first_token(&mut decoding, 100);
+        let waiting = ledger.admit_prompt(at, 1_000, 400);
+        let matched = [3];
+        let local = Local {
+            in_flight: &ledger,
+            matched_blocks: &matched,
+            ejected: &[],
+            last_cold_picks: &[],
+            adapter_rooms: &[],
+            metrics_stale: false,
+        };
+        let request = Request { prompt_tokens: 200, prefix_block_tokens: 64, ..Request::default() };
+        let index = snapshot.indices().next().unwrap();
+        let fresh = Conditions {
+            queued: Some(2.0),
+            running: Some(5.0),
+            requests: 9.0,
+            prefill_tokens: 400.0,
+            context_tokens: 100.0,
+            kv_utilization: Some(0.25),
+            prompt_tokens: 200.0,
+            uncached_tokens: 8.0,
+        };
+        assert_eq!(Conditions::at_pick(&snapshot, &local, &request, index), fresh);
+        let stale = Conditions { queued: None, running: None, requests: 2.0, kv_utilization: None, ..fresh };
+        assert_eq!(Conditions::at_pick(&snapshot, &Local { metrics_stale: true, ..local }, &request, index), stale);
+        ledger.release(decoding);
+        ledger.release(waiting);
+    }
+}
