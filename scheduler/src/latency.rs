@@ -19,8 +19,11 @@ pub use features::{FEATURES, FEATURES_COUNT, Feature, Features, features};
 
 pub mod step;
 
+mod words;
+pub use words::{InvalidModel, WORDS_MAX};
+
 mod model;
-pub use model::{InvalidModel, LatencyModel, WORDS_MAX};
+pub use model::LatencyModel;
 
 pub mod learn;
 

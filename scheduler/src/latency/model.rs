@@ -1,14 +1,12 @@
 //! The model that a proxy holds: small, immutable, plain numbers.
 
-use std::fmt;
+use std::ops::RangeInclusive;
 
 use super::features::{FEATURES_COUNT, Features, features};
 use super::step::StepModel;
+use super::words::{InvalidModel, Words, put};
 use super::{Abstention, Conditions, Prediction};
-use crate::snapshot::{EndpointRef, Incarnation};
-
-/// The most 32-bit words a model may be on the wire: it is pushed whole to every proxy, so 64 KB.
-pub const WORDS_MAX: usize = 16_384;
+use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation};
 
 /// Predicts TTFT and TPOT. Immutable: what was learned since is another model.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,23 +35,13 @@ struct Residual {
     tpot: f32,
 }
 
-/// Why words are no model. The sender is at fault; sending the same again will fail the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum InvalidModel {
-    /// More than [`WORDS_MAX`].
-    TooLong(usize),
-    /// Not as many as the layout says.
-    Length(usize),
-    /// A layout that this version does not know.
-    Layout(u32),
-    /// The word at this position is no finite number, or outside what it may be.
-    Word(usize),
-}
-
 const AVERAGE: Residual = Residual { incarnation: Incarnation(0), ttft: 0.0, tpot: 0.0 };
 
 /// The first word of a model: which layout the others have.
-const LAYOUT: u32 = 1;
+const LAYOUT: u32 = 0x4c31;
+
+/// What a weight or another logarithm may be.
+const LOGS: RangeInclusive<f32> = -100.0..=100.0;
 
 // === impl LatencyModel ===
 
@@ -106,20 +94,18 @@ impl LatencyModel {
         out.extend(rows.into_iter().map(|(endpoint, conditions)| self.predict(endpoint, &conditions)));
     }
 
-    /// The whole model as 32-bit words, at most [`WORDS_MAX`]: how it goes to a proxy or into a file.
+    /// The whole model as 32-bit words, at most [`WORDS_MAX`](super::WORDS_MAX): how it goes to a proxy or into a file.
     #[must_use]
     pub fn words(&self) -> Vec<u32> {
         let mut words = vec![LAYOUT];
-        let mut numbers = |numbers: &[f32]| words.extend(numbers.iter().map(|number| number.to_bits()));
-        numbers(&self.step.prefill());
-        numbers(&self.step.decode());
-        numbers(&[self.step.output_tokens()]);
+        self.step.put_costs(&mut words);
         for head in [&self.ttft, &self.tpot] {
-            numbers(&[head.bias, head.spread90]);
-            numbers(&head.weights);
+            put(&mut words, &[head.bias, head.spread90]);
+            put(&mut words, &head.weights);
         }
         for residual in &self.residuals {
-            words.extend([residual.incarnation.0, residual.ttft.to_bits(), residual.tpot.to_bits()]);
+            words.push(residual.incarnation.0);
+            put(&mut words, &[residual.ttft, residual.tpot]);
         }
         words
     }
@@ -129,49 +115,26 @@ impl LatencyModel {
     /// # Errors
     /// [`InvalidModel`]; nothing of it may then be used.
     pub fn from_words(words: &[u32]) -> Result<Self, InvalidModel> {
-        const FIXED: usize = 8 + 2 * (2 + FEATURES_COUNT);
-        if words.len() > WORDS_MAX {
-            return Err(InvalidModel::TooLong(words.len()));
-        }
-        match words.first() {
-            Some(&LAYOUT) => {}
-            layout => return Err(InvalidModel::Layout(layout.copied().unwrap_or(0))),
-        }
-        let (Some(fixed), Some(rows)) = (words.get(..FIXED), words.get(FIXED..)) else { return Err(InvalidModel::Length(words.len())) };
-        if rows.len() % 3 != 0 {
-            return Err(InvalidModel::Length(words.len()));
-        }
-        let mut numbers = fixed.iter().enumerate().skip(1).map(|(at, word)| number(*word, at));
-        let mut next = || numbers.next().unwrap_or(Err(InvalidModel::Length(FIXED)));
-        let prefill = [next()?, next()?, next()?];
-        let decode = [next()?, next()?, next()?];
-        let step = StepModel::of(prefill, decode, next()?);
-        let mut head = || {
-            let mut head = Head { bias: next()?, spread90: next()?, weights: [0.0; FEATURES_COUNT] };
-            head.weights.iter_mut().try_for_each(|weight| next().map(|number| *weight = number))?;
-            Ok(head)
-        };
+        let count = words.len();
+        let mut words = Words::of(words, LAYOUT)?;
+        let step = StepModel::read_costs(&mut words)?;
+        let mut head = || Ok(Head { bias: words.number(&LOGS)?, spread90: words.number(&LOGS)?, weights: words.numbers(&LOGS)? });
         let (ttft, tpot) = (head()?, head()?);
-        let residual = |(at, row): (usize, &[u32])| match row {
-            &[incarnation, ttft, tpot] => Ok(Residual {
-                incarnation: Incarnation(incarnation),
-                ttft: number(ttft, FIXED + 3 * at + 1)?,
-                tpot: number(tpot, FIXED + 3 * at + 2)?,
-            }),
-            _ => Err(InvalidModel::Length(words.len())),
-        };
-        let residuals = rows.chunks(3).enumerate().map(residual).collect::<Result<_, _>>()?;
-        Ok(Self { step, ttft, tpot, residuals })
+        let mut residuals = Vec::new();
+        while !words.ended() {
+            if residuals.len() >= ENDPOINTS_MAX {
+                return Err(InvalidModel::Length(count));
+            }
+            let incarnation = Incarnation(words.word()?);
+            residuals.push(Residual { incarnation, ttft: words.number(&LOGS)?, tpot: words.number(&LOGS)? });
+        }
+        Ok(Self { step, ttft, tpot, residuals: residuals.into() })
     }
 
     fn residual(&self, endpoint: EndpointRef) -> Residual {
         let residual = self.residuals.get(usize::from(endpoint.slot.0)).filter(|row| row.incarnation == endpoint.incarnation);
         residual.copied().unwrap_or(AVERAGE)
     }
-}
-
-fn number(word: u32, at: usize) -> Result<f32, InvalidModel> {
-    Some(f32::from_bits(word)).filter(|number| number.is_finite()).ok_or(InvalidModel::Word(at))
 }
 
 // === impl Head ===
@@ -181,21 +144,6 @@ impl Head {
         self.bias + x.iter().zip(&self.weights).map(|(x, weight)| x * weight).sum::<f32>()
     }
 }
-
-// === impl InvalidModel ===
-
-impl fmt::Display for InvalidModel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::TooLong(count) => write!(f, "a latency model of {count} words, at most {WORDS_MAX} are allowed"),
-            Self::Length(count) => write!(f, "{count} words are no latency model"),
-            Self::Layout(layout) => write!(f, "latency model layout {layout} is not known, {LAYOUT} is"),
-            Self::Word(at) => write!(f, "word {at} of a latency model is not a number it may be"),
-        }
-    }
-}
-
-impl std::error::Error for InvalidModel {}
 
 #[cfg(test)]
 mod tests {

@@ -3,7 +3,13 @@
 //! A prefill of `u` uncached of `n` prompt tokens takes `c0 + c1 u + c2 (n² - (n-u)²)` ms: a constant, the work of each token, and its attention
 //! to all before it. A decode step of a batch of `B` with `K` tokens of context takes `e0 + e1 B + e2 K` ms. Both times a speed of the endpoint.
 
-use crate::snapshot::{EndpointRef, Incarnation};
+mod learner;
+pub use learner::{FirstToken, Gap, Learner};
+
+use std::ops::RangeInclusive;
+
+use super::words::{InvalidModel, Words, put};
+use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation};
 
 /// What the steps of a pool's engines cost, in ms. The default is deliberately rough: the learner corrects it within some tens of requests.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,7 +24,7 @@ pub struct StepModel {
     speeds: Box<[Speed]>,
 }
 
-/// How much longer than the pool's model one endpoint takes.
+/// How many times as long as by the pool's model one endpoint takes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Speed {
     incarnation: Incarnation,
@@ -26,33 +32,25 @@ struct Speed {
     decode: f32,
 }
 
+/// Wrong for every machine, on purpose: nothing may depend on their being right. Source: the simulations the default policy was tuned in.
 const PREFILL_PRIOR: [f32; 3] = [10.0, 0.05, 1e-6];
 const DECODE_PRIOR: [f32; 3] = [11.0, 0.025, 8e-5];
 const OUTPUT_TOKENS_PRIOR: f32 = 200.0;
 
+/// What a coefficient may be, ms: beyond ten seconds for one token there is no engine.
+const COEFFICIENTS: RangeInclusive<f32> = 0.0..=10_000.0;
+
+/// What an average output may be, tokens.
+const OUTPUT_TOKENS: RangeInclusive<f32> = 1.0..=1_000_000.0;
+
+/// How many times as long one endpoint may take: what lies beyond is no accelerator but an error, and must not make one endpoint attract, or never
+/// again get, all requests.
+const SPEEDS: RangeInclusive<f32> = 0.05..=20.0;
+
 const AVERAGE: Speed = Speed { incarnation: Incarnation(0), prefill: 1.0, decode: 1.0 };
 
-/// A first token, as the step learner wants it: of the request that had waited longest at its endpoint.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct FirstToken {
-    /// Prompt tokens worked through.
-    pub uncached_tokens: f32,
-    /// All prompt tokens.
-    pub prompt_tokens: f32,
-    /// From the pick, or from the endpoint's previous first token if that was later, to this first token, ms.
-    pub service_ms: f32,
-}
-
-/// A gap between two tokens of one stream, while nobody at its endpoint waited for a first token.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Gap {
-    /// Requests decoding at the endpoint.
-    pub batch: f32,
-    /// Tokens of context of all of them.
-    pub context_tokens: f32,
-    /// The gap, ms a token.
-    pub gap_ms: f32,
-}
+/// The first word of a step model.
+const LAYOUT: u32 = 0x5731;
 
 // === impl StepModel ===
 
@@ -63,12 +61,12 @@ impl Default for StepModel {
 }
 
 impl StepModel {
-    /// A model of these coefficients, in ms, all endpoints alike. What is negative or no number counts as 0.
+    /// A model of these coefficients, in ms, all endpoints alike. What cannot be is taken to the nearest that can; no number counts as the least.
     #[must_use]
     pub fn of(prefill: [f32; 3], decode: [f32; 3], output_tokens: f32) -> Self {
-        let sane = |coefficients: [f32; 3]| coefficients.map(|c| if c.is_finite() { c.max(0.0) } else { 0.0 });
-        let output_tokens = if output_tokens.is_finite() { output_tokens.max(1.0) } else { OUTPUT_TOKENS_PRIOR };
-        Self { prefill: sane(prefill), decode: sane(decode), output_tokens, speeds: Box::default() }
+        let within = |coefficients: [f32; 3]| coefficients.map(|c| nearest(c, &COEFFICIENTS));
+        let output_tokens = nearest(output_tokens, &OUTPUT_TOKENS);
+        Self { prefill: within(prefill), decode: within(decode), output_tokens, speeds: Box::default() }
     }
 
     /// The same where this endpoint takes so many times as long as the others. Below 1 is faster.
@@ -76,13 +74,20 @@ impl StepModel {
     pub fn with_speed(self, endpoint: EndpointRef, prefill: f32, decode: f32) -> Self {
         let slot = usize::from(endpoint.slot.0);
         let mut speeds = self.speeds.into_vec();
-        if speeds.len() <= slot {
+        if speeds.len() <= slot && slot < ENDPOINTS_MAX {
             speeds.resize(slot + 1, AVERAGE);
         }
         if let Some(speed) = speeds.get_mut(slot) {
+            let (prefill, decode) = (nearest(prefill, &SPEEDS), nearest(decode, &SPEEDS));
             *speed = Speed { incarnation: endpoint.incarnation, prefill, decode };
         }
         Self { speeds: speeds.into(), ..self }
+    }
+
+    /// The same where all endpoints are alike.
+    #[must_use]
+    pub fn without_speeds(&self) -> Self {
+        Self { speeds: Box::default(), ..*self }
     }
 
     /// A prefill of `uncached` of `prompt` tokens at an average endpoint, ms.
@@ -123,5 +128,114 @@ impl StepModel {
     pub fn speed(&self, endpoint: EndpointRef) -> (f32, f32) {
         let speed = self.speeds.get(usize::from(endpoint.slot.0)).filter(|speed| speed.incarnation == endpoint.incarnation);
         speed.map_or((1.0, 1.0), |speed| (speed.prefill, speed.decode))
+    }
+
+    /// The whole model as 32-bit words: how it goes to a proxy or into a file.
+    #[must_use]
+    pub fn words(&self) -> Vec<u32> {
+        let mut words = vec![LAYOUT];
+        self.put_costs(&mut words);
+        for speed in &self.speeds {
+            words.push(speed.incarnation.0);
+            put(&mut words, &[speed.prefill, speed.decode]);
+        }
+        words
+    }
+
+    /// The model of these words, each number of it looked at.
+    ///
+    /// # Errors
+    /// [`InvalidModel`]; nothing of it may then be used.
+    pub fn from_words(words: &[u32]) -> Result<Self, InvalidModel> {
+        let count = words.len();
+        let mut words = Words::of(words, LAYOUT)?;
+        let mut model = Self::read_costs(&mut words)?;
+        let mut speeds = Vec::new();
+        while !words.ended() {
+            if speeds.len() >= ENDPOINTS_MAX {
+                return Err(InvalidModel::Length(count));
+            }
+            let incarnation = Incarnation(words.word()?);
+            speeds.push(Speed { incarnation, prefill: words.number(&SPEEDS)?, decode: words.number(&SPEEDS)? });
+        }
+        model.speeds = speeds.into();
+        Ok(model)
+    }
+
+    /// Appends all but the speeds.
+    pub(super) fn put_costs(&self, words: &mut Vec<u32>) {
+        put(words, &self.prefill);
+        put(words, &self.decode);
+        put(words, &[self.output_tokens]);
+    }
+
+    /// Reads what [`Self::put_costs`] wrote.
+    pub(super) fn read_costs(words: &mut Words<'_>) -> Result<Self, InvalidModel> {
+        let (prefill, decode) = (words.numbers(&COEFFICIENTS)?, words.numbers(&COEFFICIENTS)?);
+        Ok(Self { prefill, decode, output_tokens: words.number(&OUTPUT_TOKENS)?, speeds: Box::default() })
+    }
+}
+
+/// The number of the range that is nearest; its least for what is no number.
+fn nearest(number: f32, range: &RangeInclusive<f32>) -> f32 {
+    if number.is_nan() { *range.start() } else { number.clamp(*range.start(), *range.end()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::snapshot::Slot;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_prefill_is_paid_for_what_is_not_cached_but_attends_to_all() {
+        let model = StepModel::of([10.0, 0.05, 1e-6], [11.0, 0.025, 8e-5], 200.0);
+        assert_eq!(model.prefill_ms(0.0, 8_000.0), 10.0);
+        assert!((model.prefill_ms(1_000.0, 1_000.0) - 61.0).abs() < 1e-3, "10 + 50 + 1");
+        assert!((model.prefill_ms(1_000.0, 8_000.0) - 75.0).abs() < 1e-3, "10 + 50 + 8,000² - 7,000² millionths");
+        assert!((model.decode_ms(4.0, 10_000.0) - 11.9).abs() < 1e-3);
+    }
+
+    #[test]
+    fn what_cannot_be_is_not_let_in() {
+        let endpoint = EndpointRef { slot: Slot(2), incarnation: Incarnation(5) };
+        let model = StepModel::of([f32::NAN, -1.0, f32::INFINITY], [0.0; 3], f32::NAN).with_speed(endpoint, f32::NAN, 1e9);
+        assert_eq!((model.prefill(), model.output_tokens(), model.speed(endpoint)), ([0.0, 0.0, 10_000.0], 1.0, (0.05, 20.0)));
+        let beyond = EndpointRef { slot: Slot(1024), ..endpoint };
+        assert_eq!(model.with_speed(beyond, 2.0, 2.0).speed(beyond), (1.0, 1.0));
+        let words = StepModel::default().with_speed(endpoint, 2.0, 3.0).words();
+        for at in 1..8 {
+            for number in [f32::NAN, -1.0, f32::INFINITY, 1e30] {
+                let mut bad = words.clone();
+                bad[at] = number.to_bits();
+                assert_eq!(StepModel::from_words(&bad), Err(InvalidModel::Word(at)));
+            }
+        }
+        assert_eq!(StepModel::from_words(&words[..words.len() - 1]), Err(InvalidModel::Length(words.len() - 1)));
+        assert_eq!(StepModel::from_words(&[]), Err(InvalidModel::Layout(0)));
+    }
+
+    proptest! {
+        #[test]
+        fn a_model_comes_back_from_its_words(
+            prefill in prop::array::uniform3(0.0_f32..10.0),
+            speeds in prop::collection::vec((0_u16..40, any::<u32>(), 0.1_f32..10.0, 0.1_f32..10.0), 0..20),
+        ) {
+            let model = speeds.iter().fold(StepModel::of(prefill, prefill, 77.0), |model, &(slot, incarnation, p, d)| {
+                model.with_speed(EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) }, p, d)
+            });
+            prop_assert_eq!(StepModel::from_words(&model.words()), Ok(model));
+        }
+
+        #[test]
+        fn no_words_are_too_strange_to_refuse(words in prop::collection::vec(any::<u32>(), 0..60), known in any::<bool>()) {
+            let mut words = words;
+            if let Some(first) = words.first_mut().filter(|_| known) {
+                *first = LAYOUT;
+            }
+            if let Ok(model) = StepModel::from_words(&words) {
+                prop_assert!(model.prefill_ms(10.0, 20.0).is_finite());
+            }
+        }
     }
 }

@@ -1,0 +1,426 @@
+//! Learns a step model from what engines do, a sample at a time and at a constant cost.
+//!
+//! Each of the two times is linear in three inputs with weights that cannot be negative. Weights are learned as multiples of their priors, by least
+//! squares of the *relative* error (a short prefill counts as much as a long one), with forgetting and with a ridge towards the one scale that would
+//! make the prior right on average: after a handful of samples the scale is right, and the shape follows as inputs vary. What a sample says is
+//! clipped, so that one stall teaches little. An endpoint's speed is the ratio of what was seen there to what the pool's model says, against the same
+//! ratio of all endpoints (so that a change of the whole pool is the pool's model's to learn), shrunk to 1.
+//!
+//! Source: the simulations the default policy was tuned in, where this does as well as the true formulas given.
+
+use super::{AVERAGE, COEFFICIENTS, OUTPUT_TOKENS, SPEEDS, Speed, StepModel, nearest};
+use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation};
+
+/// A first token, as the step learner wants it: of the request that had waited longest at its endpoint.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FirstToken {
+    /// Prompt tokens worked through.
+    pub uncached_tokens: f32,
+    /// All prompt tokens.
+    pub prompt_tokens: f32,
+    /// From the pick, or from the endpoint's previous first token if that was later, to this first token, ms.
+    pub service_ms: f32,
+}
+
+/// A gap between two tokens of one stream, while nobody at its endpoint waited for a first token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Gap {
+    /// Requests decoding at the endpoint.
+    pub batch: f32,
+    /// Tokens of context of all of them.
+    pub context_tokens: f32,
+    /// The gap, ms a token.
+    pub gap_ms: f32,
+}
+
+/// Learns a [`StepModel`].
+#[derive(Clone, Debug)]
+pub struct Learner {
+    prefill: Fit,
+    decode: Fit,
+    output_tokens: f64,
+    /// By slot.
+    endpoints: Vec<Ratios>,
+}
+
+/// Least squares of a time that is linear in three inputs.
+#[derive(Clone, Debug)]
+struct Fit {
+    prior: [f64; 3],
+    /// What is kept of the past at each sample.
+    keep: f64,
+    /// Weights as multiples of the prior.
+    theta: [f64; 3],
+    /// Sums over samples: of products of inputs, of inputs times what was seen (all relative to what was expected), and their number.
+    normal: [[f64; 3]; 3],
+    seen: [f64; 3],
+    count: f64,
+    /// Sums of what was seen, and of what the prior says: the common scale.
+    observed_ms: f64,
+    prior_ms: f64,
+}
+
+/// What was seen at one endpoint against what the pool's model says.
+#[derive(Clone, Copy, Debug)]
+struct Ratios {
+    incarnation: Incarnation,
+    prefill: Ratio,
+    decode: Ratio,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Ratio {
+    observed_ms: f64,
+    expected_ms: f64,
+    count: f64,
+}
+
+/// What is kept of the past at each sample: a memory of about 1,000 first tokens, and of 500 gaps; of an endpoint of about 330 and 100, since those
+/// change sooner.
+const PREFILL_KEEP: f64 = 0.999;
+const DECODE_KEEP: f64 = 0.998;
+const PREFILL_SPEED_KEEP: f64 = 0.997;
+const DECODE_SPEED_KEEP: f64 = 0.99;
+
+/// Samples that the common scale counts for against what is seen of each weight, and that "like all others" counts for at each endpoint.
+const RIDGE_SAMPLES: f64 = 2.0;
+const SHRINK_SAMPLES: f64 = 10.0;
+
+/// An endpoint this little off is like all others: noise must not sort equal endpoints.
+const SPEED_IGNORED: f64 = 0.05;
+
+/// A sample counts for at most this many times what was expected, and this many ms more: beyond, something else than a step took its time.
+const CLIP_TIMES: f64 = 4.0;
+const CLIP_MORE_MS: f64 = 20.0;
+
+/// What a sample may say, ms; tokens and requests of one.
+const SAMPLE_MS: std::ops::RangeInclusive<f32> = 0.01..=600_000.0;
+const SAMPLE_COUNT_MAX: f32 = 16_777_216.0;
+
+/// Rounds of solving for one weight after the other: three weights settle in far fewer.
+const SWEEPS: usize = 20;
+
+/// How fast the mean output is followed: some 200 requests.
+const OUTPUT_WEIGHT: f64 = 0.005;
+
+const NOTHING: Ratios = Ratios {
+    incarnation: Incarnation(0),
+    prefill: Ratio { observed_ms: 0.0, expected_ms: 0.0, count: 0.0 },
+    decode: Ratio { observed_ms: 0.0, expected_ms: 0.0, count: 0.0 },
+};
+
+// === impl Learner ===
+
+impl Default for Learner {
+    fn default() -> Self {
+        Self::starting_from(&StepModel::default())
+    }
+}
+
+impl Learner {
+    /// A learner whose prior is this model (of an earlier life, or of another pool); its endpoints' speeds are not taken over, they are learned anew
+    /// within some tens of requests.
+    #[must_use]
+    pub fn starting_from(model: &StepModel) -> Self {
+        Self {
+            prefill: Fit::new(model.prefill, PREFILL_KEEP),
+            decode: Fit::new(model.decode, DECODE_KEEP),
+            output_tokens: f64::from(model.output_tokens),
+            endpoints: Vec::new(),
+        }
+    }
+
+    /// Learns from a first token. `false` when it cannot be, and is not learned from.
+    pub fn first_token(&mut self, endpoint: EndpointRef, sample: &FirstToken) -> bool {
+        let FirstToken { uncached_tokens, prompt_tokens, service_ms } = *sample;
+        if !(0.0..=SAMPLE_COUNT_MAX).contains(&prompt_tokens) || !(0.0..=prompt_tokens).contains(&uncached_tokens) {
+            return false;
+        }
+        let (u, n) = (f64::from(uncached_tokens), f64::from(prompt_tokens));
+        let pool = Ratio::of_pool(self.endpoints.iter().map(|row| row.prefill));
+        let Some(row) = row(&mut self.endpoints, endpoint).filter(|_| SAMPLE_MS.contains(&service_ms)) else { return false };
+        let inputs = [1.0, u, u * (2.0 * n - u)];
+        row.prefill = self.prefill.learn(row.prefill.forgetting(PREFILL_SPEED_KEEP), pool, &inputs, service_ms);
+        true
+    }
+
+    /// Learns from a gap between two tokens. `false` when it cannot be, and is not learned from.
+    pub fn gap(&mut self, endpoint: EndpointRef, sample: &Gap) -> bool {
+        let Gap { batch, context_tokens, gap_ms } = *sample;
+        if ![batch, context_tokens].iter().all(|count| (0.0..=SAMPLE_COUNT_MAX).contains(count)) {
+            return false;
+        }
+        let pool = Ratio::of_pool(self.endpoints.iter().map(|row| row.decode));
+        let Some(row) = row(&mut self.endpoints, endpoint).filter(|_| SAMPLE_MS.contains(&gap_ms)) else { return false };
+        let inputs = [1.0, f64::from(batch), f64::from(context_tokens)];
+        row.decode = self.decode.learn(row.decode.forgetting(DECODE_SPEED_KEEP), pool, &inputs, gap_ms);
+        true
+    }
+
+    /// A request ended, with so many tokens of output.
+    pub fn ended(&mut self, output_tokens: u32) {
+        let tokens = f64::from(output_tokens).min(f64::from(*OUTPUT_TOKENS.end()));
+        self.output_tokens += OUTPUT_WEIGHT * (tokens - self.output_tokens);
+    }
+
+    /// How many first tokens and gaps it remembers.
+    #[must_use]
+    pub fn samples(&self) -> (f64, f64) {
+        (self.prefill.count, self.decode.count)
+    }
+
+    /// What it knows by now.
+    #[must_use]
+    pub fn model(&self) -> StepModel {
+        let output_tokens = nearest(narrow(self.output_tokens), &OUTPUT_TOKENS);
+        let prefill = Ratio::of_pool(self.endpoints.iter().map(|row| row.prefill));
+        let decode = Ratio::of_pool(self.endpoints.iter().map(|row| row.decode));
+        let speed = |row: &Ratios| Speed {
+            incarnation: row.incarnation,
+            prefill: nearest(narrow(row.prefill.speed(prefill)), &SPEEDS),
+            decode: nearest(narrow(row.decode.speed(decode)), &SPEEDS),
+        };
+        let known = self.endpoints.iter().rposition(|row| speed(row) != Speed { incarnation: row.incarnation, ..AVERAGE });
+        let speeds = self.endpoints.iter().take(known.map_or(0, |last| last + 1)).map(speed).collect();
+        StepModel { prefill: self.prefill.weights(), decode: self.decode.weights(), output_tokens, speeds }
+    }
+}
+
+/// What is known of the endpoint: nothing, where the row was of another of its lives.
+fn row(endpoints: &mut Vec<Ratios>, endpoint: EndpointRef) -> Option<&mut Ratios> {
+    let slot = usize::from(endpoint.slot.0);
+    if slot >= ENDPOINTS_MAX {
+        return None;
+    }
+    if endpoints.len() <= slot {
+        endpoints.resize(slot + 1, NOTHING);
+    }
+    let row = endpoints.get_mut(slot)?;
+    if row.incarnation != endpoint.incarnation {
+        *row = Ratios { incarnation: endpoint.incarnation, ..NOTHING };
+    }
+    Some(row)
+}
+
+// === impl Ratio ===
+
+impl Ratio {
+    /// What was seen at all of these together, as one ratio.
+    fn of_pool(rows: impl Iterator<Item = Self>) -> f64 {
+        let (observed_ms, expected_ms) = rows.fold((0.0, 0.0), |(o, e), row| (o + row.observed_ms, e + row.expected_ms));
+        if expected_ms > 0.0 { observed_ms / expected_ms } else { 1.0 }
+    }
+
+    fn forgetting(self, keep: f64) -> Self {
+        Self { observed_ms: keep * self.observed_ms, expected_ms: keep * self.expected_ms, count: keep * self.count }
+    }
+
+    /// Against a pool of that ratio.
+    fn speed(self, pool: f64) -> f64 {
+        if self.count <= 0.0 {
+            return 1.0;
+        }
+        let shrink = SHRINK_SAMPLES * self.expected_ms / self.count;
+        let speed = (self.observed_ms / pool + shrink) / (self.expected_ms + shrink);
+        if !speed.is_finite() || (speed - 1.0).abs() < SPEED_IGNORED {
+            return 1.0;
+        }
+        speed.clamp(f64::from(*SPEEDS.start()), f64::from(*SPEEDS.end()))
+    }
+}
+
+// === impl Fit ===
+
+impl Fit {
+    fn new(prior: [f32; 3], keep: f64) -> Self {
+        let (prior, nothing) = (prior.map(f64::from), [0.0; 3]);
+        Self { prior, keep, theta: [1.0; 3], normal: [nothing; 3], seen: nothing, count: 0.0, observed_ms: 0.0, prior_ms: 0.0 }
+    }
+
+    fn weights(&self) -> [f32; 3] {
+        let [w0, w1, w2] = self.prior;
+        let [t0, t1, t2] = self.theta;
+        [w0 * t0, w1 * t1, w2 * t2].map(|weight| nearest(narrow(weight), &COEFFICIENTS))
+    }
+
+    /// What the prior's terms say of these inputs, ms; never all nothing.
+    fn terms(&self, inputs: &[f64; 3]) -> [f64; 3] {
+        let [w0, w1, w2] = self.prior;
+        let [x0, x1, x2] = *inputs;
+        [(w0 * x0).max(1e-6), w1 * x1, w2 * x2]
+    }
+
+    fn expected_ms(&self, inputs: &[f64; 3]) -> f64 {
+        dot(&self.terms(inputs), &self.theta).max(1e-6)
+    }
+
+    /// One sample: teaches the fit what it says at an average speed. Gives back the endpoint's ratio with the sample in it.
+    fn learn(&mut self, endpoint: Ratio, pool: f64, inputs: &[f64; 3], seen_ms: f32) -> Ratio {
+        let speed = endpoint.speed(pool);
+        let expected_ms = self.expected_ms(inputs);
+        let seen_ms = f64::from(seen_ms).min(CLIP_TIMES * expected_ms * speed + CLIP_MORE_MS);
+        self.add(inputs, seen_ms / speed, expected_ms);
+        self.solve();
+        Ratio {
+            observed_ms: endpoint.observed_ms + seen_ms,
+            expected_ms: endpoint.expected_ms + self.expected_ms(inputs),
+            count: endpoint.count + 1.0,
+        }
+    }
+
+    fn add(&mut self, inputs: &[f64; 3], seen_ms: f64, expected_ms: f64) {
+        let terms = self.terms(inputs);
+        let keep = self.keep;
+        self.count = keep * self.count + 1.0;
+        self.observed_ms = keep * self.observed_ms + seen_ms;
+        self.prior_ms = keep * self.prior_ms + terms.iter().sum::<f64>();
+        let relative = terms.map(|term| term / expected_ms);
+        for (row, a) in self.normal.iter_mut().zip(relative) {
+            for (sum, b) in row.iter_mut().zip(relative) {
+                *sum = keep * *sum + a * b;
+            }
+        }
+        for (sum, a) in self.seen.iter_mut().zip(relative) {
+            *sum = keep * *sum + a * seen_ms / expected_ms;
+        }
+    }
+
+    /// Coordinate descent, each weight as good as it can be given the others and not negative.
+    fn solve(&mut self) {
+        let scale = self.observed_ms / self.prior_ms;
+        for _ in 0..SWEEPS {
+            for j in 0..3 {
+                let (Some(row), Some(seen)) = (self.normal.get(j), self.seen.get(j)) else { continue };
+                let own = row.get(j).copied().unwrap_or(0.0);
+                let theta = self.theta.get(j).copied().unwrap_or(0.0);
+                let others = dot(row, &self.theta) - own * theta;
+                let ridge = (RIDGE_SAMPLES * own / self.count).max(1e-9);
+                let better = ((seen - others + ridge * scale) / (own + ridge)).max(0.0);
+                if let Some(theta) = self.theta.get_mut(j).filter(|_| better.is_finite()) {
+                    *theta = better;
+                }
+            }
+        }
+    }
+}
+
+fn dot(a: &[f64; 3], b: &[f64; 3]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "rounding is meant")]
+fn narrow(number: f64) -> f32 {
+    number as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Rng;
+    use crate::snapshot::Slot;
+    use proptest::prelude::*;
+
+    fn endpoint(slot: u16, incarnation: u32) -> EndpointRef {
+        EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) }
+    }
+
+    /// First tokens and gaps of engines that do what `truth` says, each `factor(slot)` times as long, with a tenth of noise.
+    fn taught(learner: &mut Learner, truth: &StepModel, (seed, samples): (u64, usize), factor: impl Fn(u16) -> f32) {
+        let mut rng = Rng::seeded(seed);
+        for _ in 0..samples {
+            let slot = u16::try_from(rng.below(4)).unwrap();
+            let noise = factor(slot) * (0.9 + 0.2 * rng.open01());
+            let prompt = 50.0 + 8_000.0 * rng.open01() * rng.open01();
+            let uncached = prompt * rng.open01();
+            let service_ms = noise * truth.prefill_ms(uncached, prompt);
+            assert!(learner.first_token(endpoint(slot, 1), &FirstToken { uncached_tokens: uncached, prompt_tokens: prompt, service_ms }));
+            let (batch, context_tokens) = (1.0 + 60.0 * rng.open01(), 100_000.0 * rng.open01());
+            let gap_ms = noise * truth.decode_ms(batch, context_tokens);
+            assert!(learner.gap(endpoint(slot, 1), &Gap { batch, context_tokens, gap_ms }));
+        }
+    }
+
+    fn off(model: &StepModel, truth: &StepModel) -> f32 {
+        let prefills = [(100.0, 100.0), (500.0, 4_000.0), (4_000.0, 4_000.0), (8_000.0, 8_000.0)];
+        let steps = [(1.0, 1_000.0), (32.0, 30_000.0), (64.0, 100_000.0)];
+        let prefills = prefills.iter().map(|&(u, n)| model.prefill_ms(u, n) / truth.prefill_ms(u, n));
+        let steps = steps.iter().map(|&(b, k)| model.decode_ms(b, k) / truth.decode_ms(b, k));
+        prefills.chain(steps).map(|ratio| (ratio - 1.0).abs()).fold(0.0, f32::max)
+    }
+
+    /// Llama-3.1-8B on an H100: by kernel measurements.
+    fn h100() -> StepModel {
+        StepModel::of([9.6, 0.0168, 5.46e-7], [7.07, 0.00745, 4.31e-5], 200.0)
+    }
+
+    #[test]
+    fn learns_another_machine_than_its_prior_and_forgets_it_for_a_third() {
+        let mut learner = Learner::default();
+        taught(&mut learner, &h100(), (1, 60), |_| 1.0);
+        assert!(off(&learner.model(), &h100()) < 0.25, "{:?}", learner.model());
+        taught(&mut learner, &h100(), (2, 1_000), |_| 1.0);
+        assert!(off(&learner.model(), &h100()) < 0.05, "{:?}", learner.model());
+        assert_eq!(learner.model().speed(endpoint(1, 1)), (1.0, 1.0), "noise does not sort equal endpoints");
+        let qwen = StepModel::of([10.5, 0.0807, 4.22e-7], [19.2, 0.0248, 5.81e-5], 200.0);
+        taught(&mut learner, &qwen, (3, 4_000), |_| 1.0);
+        assert!(off(&learner.model(), &qwen) < 0.1, "{:?}", learner.model());
+    }
+
+    #[test]
+    fn a_slow_endpoint_is_learned_without_being_told_and_its_successor_starts_clean() {
+        let mut learner = Learner::default();
+        taught(&mut learner, &h100(), (1, 2_000), |slot| if slot == 2 { 2.0 } else { 1.0 });
+        let model = learner.model();
+        let ratio = |of: fn((f32, f32)) -> f32| of(model.speed(endpoint(2, 1))) / of(model.speed(endpoint(0, 1)));
+        assert!((1.8..2.2).contains(&ratio(|s| s.0)) && (1.8..2.2).contains(&ratio(|s| s.1)), "{model:?}");
+        assert_eq!(model.speed(endpoint(2, 9)), (1.0, 1.0));
+        let gap = Gap { batch: 1.0, context_tokens: 100.0, gap_ms: model.decode_ms(1.0, 100.0) };
+        assert!(learner.gap(endpoint(2, 9), &gap));
+        assert_eq!((learner.model().speed(endpoint(2, 9)), learner.model().speed(endpoint(2, 1))), ((1.0, 1.0), (1.0, 1.0)));
+    }
+
+    #[test]
+    fn what_cannot_be_teaches_nothing_and_a_stall_little() {
+        let mut learner = Learner::default();
+        taught(&mut learner, &h100(), (1, 500), |_| 1.0);
+        let before = learner.model();
+        let good = FirstToken { uncached_tokens: 10.0, prompt_tokens: 20.0, service_ms: 12.0 };
+        for bad in [f32::NAN, f32::INFINITY, -1.0, 1e30] {
+            assert!(!learner.first_token(endpoint(0, 1), &FirstToken { service_ms: bad, ..good }));
+            assert!(!learner.first_token(endpoint(0, 1), &FirstToken { uncached_tokens: bad, ..good }));
+            assert!(!learner.gap(endpoint(0, 1), &Gap { batch: bad, context_tokens: 1.0, gap_ms: 7.0 }));
+            assert!(!learner.gap(endpoint(0, 1), &Gap { batch: 1.0, context_tokens: 1.0, gap_ms: bad }));
+        }
+        assert!(!learner.gap(endpoint(5_000, 1), &Gap { batch: 1.0, context_tokens: 1.0, gap_ms: 7.0 }));
+        assert_eq!(learner.model(), before);
+        assert!(learner.first_token(endpoint(0, 1), &FirstToken { service_ms: 500_000.0, ..good }));
+        assert!(off(&learner.model(), &before) < 0.05, "{:?} {before:?}", learner.model());
+    }
+
+    #[test]
+    fn the_mean_output_is_followed() {
+        let mut learner = Learner::default();
+        (0..2_000).for_each(|_| learner.ended(50));
+        assert!((learner.model().output_tokens() - 50.0).abs() < 1.0);
+        learner.ended(u32::MAX);
+        assert!(learner.model().output_tokens() <= 6_000.0, "one absurd count moves it by its share of the maximum");
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_it_is_taught_the_model_is_one(
+            samples in prop::collection::vec((0_u16..6, 0_u32..3, prop::array::uniform3(prop::num::f32::ANY)), 0..60),
+            small in prop::collection::vec((0_u16..6, prop::array::uniform3(0.0_f32..1e6)), 0..60),
+        ) {
+            let mut learner = Learner::default();
+            let small = small.into_iter().map(|(slot, numbers)| (slot, 1, numbers));
+            for (slot, incarnation, [a, b, ms]) in samples.into_iter().chain(small) {
+                learner.first_token(endpoint(slot, incarnation), &FirstToken { uncached_tokens: a, prompt_tokens: b, service_ms: ms });
+                learner.gap(endpoint(slot, incarnation), &Gap { batch: a, context_tokens: b, gap_ms: ms });
+                learner.ended(a as u32);
+            }
+            let model = learner.model();
+            prop_assert_eq!(StepModel::from_words(&model.words()), Ok(model.clone()), "every number is one it may be");
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Models as 32-bit words: how they go to a proxy and into a file. One reader that looks at every number, so that nothing absurd gets in.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+
+/// The most 32-bit words a model may be on the wire: it is pushed whole to every proxy, so 64 KB.
+pub const WORDS_MAX: usize = 16_384;
+
+/// Why words are no model. The sender is at fault; sending the same again will fail the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InvalidModel {
+    /// More than [`WORDS_MAX`].
+    TooLong(usize),
+    /// Not as many as the layout says.
+    Length(usize),
+    /// A layout that this version does not know.
+    Layout(u32),
+    /// The word at this position is no finite number, or not one that it may be.
+    Word(usize),
+}
+
+/// Reads words one after the other.
+pub(super) struct Words<'w> {
+    words: &'w [u32],
+    at: usize,
+}
+
+// === impl Words ===
+
+impl<'w> Words<'w> {
+    /// Of a model in this layout, which is its first word.
+    pub(super) fn of(words: &'w [u32], layout: u32) -> Result<Self, InvalidModel> {
+        if words.len() > WORDS_MAX {
+            return Err(InvalidModel::TooLong(words.len()));
+        }
+        match words.first() {
+            Some(first) if *first == layout => Ok(Self { words, at: 1 }),
+            first => Err(InvalidModel::Layout(first.copied().unwrap_or(0))),
+        }
+    }
+
+    /// Is there nothing left?
+    pub(super) fn ended(&self) -> bool {
+        self.at >= self.words.len()
+    }
+
+    /// The next word as it is.
+    pub(super) fn word(&mut self) -> Result<u32, InvalidModel> {
+        let word = self.words.get(self.at).ok_or(InvalidModel::Length(self.words.len()))?;
+        self.at += 1;
+        Ok(*word)
+    }
+
+    /// The next as a number in a range.
+    pub(super) fn number(&mut self, range: &RangeInclusive<f32>) -> Result<f32, InvalidModel> {
+        let at = self.at;
+        Some(f32::from_bits(self.word()?)).filter(|number| range.contains(number)).ok_or(InvalidModel::Word(at))
+    }
+
+    /// The next as numbers in a range.
+    pub(super) fn numbers<const N: usize>(&mut self, range: &RangeInclusive<f32>) -> Result<[f32; N], InvalidModel> {
+        let mut numbers = [0.0; N];
+        numbers.iter_mut().try_for_each(|number| self.number(range).map(|read| *number = read))?;
+        Ok(numbers)
+    }
+}
+
+/// Appends numbers.
+pub(super) fn put(words: &mut Vec<u32>, numbers: &[f32]) {
+    words.extend(numbers.iter().map(|number| number.to_bits()));
+}
+
+// === impl InvalidModel ===
+
+impl fmt::Display for InvalidModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooLong(count) => write!(f, "a model of {count} words, at most {WORDS_MAX} are allowed"),
+            Self::Length(count) => write!(f, "{count} words are no model"),
+            Self::Layout(layout) => write!(f, "model layout {layout} is not known"),
+            Self::Word(at) => write!(f, "word {at} of a model is not a number that it may be"),
+        }
+    }
+}
+
+impl std::error::Error for InvalidModel {}
