@@ -20,7 +20,7 @@ mod flight;
 mod forward;
 
 use scheduler::objects::Asked;
-use scheduler::{Request, Snapshot};
+use scheduler::{Request, Snapshot, Unavailable};
 
 use crate::api::{Api, Family};
 use crate::body;
@@ -262,6 +262,9 @@ impl Exchange {
         };
         self.why.recorded = pool.draws_one_in(settings.decision_log_one_in);
         match pool.pick(&request, now, &mut self.why) {
+            Err(Refusal::Unavailable(Unavailable::ModelNotServed)) if target.is_none() && !pool.knows_model(model) => {
+                self.refuse(pool, &Refusal::UnknownModel(model.into()))
+            }
             Err(refusal) => self.refuse(pool, &refusal),
             Ok(picked) => {
                 let streamed = parsed.as_ref().is_some_and(|p| p.stream);

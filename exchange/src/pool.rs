@@ -305,6 +305,12 @@ impl Pool {
         Ok(Resolved { target_model: resolved.target_model.map(Into::into), priority: resolved.priority })
     }
 
+    /// Is there an endpoint that serves the model, ready and allowed or not, or an object that promises one? Then it may be asked for again.
+    pub(crate) fn knows_model(&self, model: &str) -> bool {
+        let snapshot = self.snapshot();
+        snapshot.is_some_and(|snapshot| snapshot.objects().names(model) || snapshot.endpoints().iter().any(|e| e.serves(model)))
+    }
+
     /// An attempt failed before any response.
     pub(crate) fn failed(&mut self, endpoint: EndpointRef, now: Time) {
         // Requests under way outlive their endpoint; nothing would ever clear a row of one that is gone.

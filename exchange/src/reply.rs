@@ -96,6 +96,9 @@ impl Refusal {
             Self::Unavailable(Unavailable::SubsetEmpty) => {
                 row(503, "no_eligible_endpoint", "rejected-no-endpoints", "no ready model server is in the subset allowed for this request")
             }
+            Self::Unavailable(Unavailable::ModelNotServed) => {
+                row(503, "no_eligible_endpoint", "rejected-no-endpoints", "no ready model server serves this model now; try again")
+            }
             Self::Unavailable(Unavailable::Filtered) => {
                 row(503, "no_eligible_endpoint", "rejected-no-endpoints", "no ready model server is eligible for this request")
             }

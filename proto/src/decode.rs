@@ -1,6 +1,7 @@
 //! Messages to scheduler types. A message that breaks a rule is refused whole; [`InvalidState`] names the field.
 
 use std::fmt;
+use std::sync::Arc;
 
 use scheduler::objects::{InvalidObjects, Objects};
 use scheduler::plugin::{VALUE_DEPTH_MAX, Value};
@@ -54,7 +55,8 @@ pub fn roster(message: state::Roster) -> Result<Roster, InvalidState> {
     let version = version(message.version.as_ref(), "version")?;
     let spec = pipeline(message.pipeline.ok_or(InvalidState::Missing("pipeline"))?)?;
     let pipeline = Pipeline::build(&spec).map_err(InvalidState::Pipeline)?;
-    let endpoints = message.endpoints.into_iter().map(endpoint).collect::<Result<Vec<_>, _>>()?;
+    let sets: Vec<Arc<[Box<str>]>> = message.model_sets.into_iter().map(model_set).collect();
+    let endpoints = message.endpoints.into_iter().map(|message| endpoint(message, &sets)).collect::<Result<Vec<_>, _>>()?;
     let unknown = vec![EndpointMetrics::default(); endpoints.len()];
     let objects = Objects::build(&objects::decode(message.objects.unwrap_or_default())).map_err(InvalidState::Objects)?;
     let snapshot = Snapshot::try_new(version, endpoints, unknown, pipeline).map_err(InvalidState::Snapshot)?.with_objects(objects);
@@ -161,19 +163,31 @@ fn version(version: Option<&state::Version>, field: &'static str) -> Result<Vers
     version.map(|v| Version { term: v.term, sequence: v.sequence }).ok_or(InvalidState::Missing(field))
 }
 
-fn endpoint(message: state::Endpoint) -> Result<Endpoint, InvalidState> {
+/// Readers look models up by bisection.
+fn model_set(message: state::ModelSet) -> Arc<[Box<str>]> {
+    let mut models: Vec<Box<str>> = message.models.into_iter().map(Into::into).collect();
+    sort_by(&mut models, |a, b| a < b);
+    models.into()
+}
+
+fn endpoint(message: state::Endpoint, sets: &[Arc<[Box<str>]>]) -> Result<Endpoint, InvalidState> {
     let slot = u16::try_from(message.slot).map_err(|_| InvalidState::OutOfRange("endpoints.slot"))?;
     if message.address.parse::<std::net::SocketAddr>().is_err() {
         return Err(InvalidState::Address(message.address));
     }
     let mut labels: Vec<(Box<str>, Box<str>)> = message.labels.into_iter().map(|l| (l.key.into(), l.value.into())).collect();
     sort_by(&mut labels, |a, b| a < b);
+    let models = match usize::try_from(message.model_set).unwrap_or(usize::MAX).checked_sub(1) {
+        Some(set) => sets.get(set).cloned().ok_or(InvalidState::OutOfRange("endpoints.model_set"))?,
+        None => Arc::default(),
+    };
     Ok(Endpoint {
         id: EndpointRef { slot: Slot(slot), incarnation: Incarnation(message.incarnation) },
         name: message.name.into(),
         address: message.address.into(),
         readiness: if message.ready { Readiness::Ready } else { Readiness::NotReady },
         labels: labels.into(),
+        models,
         age_ms: message.age_ms,
     })
 }

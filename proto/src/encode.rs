@@ -29,14 +29,17 @@ pub struct PoolState<'a> {
 /// The message that carries a pool but for its metrics.
 #[must_use]
 pub fn encode_roster(pool: PoolState<'_>) -> state::Roster {
+    let sets: BTreeSet<&[Box<str>]> = pool.endpoints.iter().map(|e| &*e.models).filter(|models| !models.is_empty()).collect();
+    let sets: Vec<&[Box<str>]> = sets.into_iter().collect();
     state::Roster {
         pool: pool.pool.to_owned(),
         version: Some(version(pool.version)),
-        endpoints: pool.endpoints.iter().map(endpoint).collect(),
+        endpoints: pool.endpoints.iter().map(|e| endpoint(e, &sets)).collect(),
         pipeline: Some(pipeline(pool.pipeline)),
         hash_secret: pool.hash_secret,
         staleness_max_ms: pool.staleness_max_ms,
         objects: (!pool.objects.is_empty()).then(|| objects::encode(pool.objects)),
+        model_sets: sets.iter().map(|set| state::ModelSet { models: set.iter().map(ToString::to_string).collect() }).collect(),
     }
 }
 
@@ -62,7 +65,8 @@ fn version(version: Version) -> state::Version {
     state::Version { term: version.term, sequence: version.sequence }
 }
 
-fn endpoint(endpoint: &Endpoint) -> state::Endpoint {
+/// `sets` in order, so that an endpoint's is found by bisection.
+fn endpoint(endpoint: &Endpoint, sets: &[&[Box<str>]]) -> state::Endpoint {
     state::Endpoint {
         slot: u32::from(endpoint.id.slot.0),
         incarnation: endpoint.id.incarnation.0,
@@ -71,6 +75,7 @@ fn endpoint(endpoint: &Endpoint) -> state::Endpoint {
         ready: endpoint.readiness == Readiness::Ready,
         labels: endpoint.labels.iter().map(|(k, v)| state::Label { key: k.to_string(), value: v.to_string() }).collect(),
         age_ms: endpoint.age_ms,
+        model_set: sets.binary_search(&&*endpoint.models).ok().and_then(|at| u32::try_from(at + 1).ok()).unwrap_or(0),
     }
 }
 

@@ -181,6 +181,7 @@ fn endpoint(at: u16) -> Endpoint {
             ("llm-d.ai/role".into(), "both".into()),
             ("tier".into(), "gold".into()),
         ]),
+        models: std::sync::Arc::default(),
         age_ms: 60_000,
     }
 }

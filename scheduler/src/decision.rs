@@ -54,6 +54,8 @@ pub enum Unavailable {
     NoReadyEndpoint,
     /// Endpoints are ready, but the subset hint allows none of them.
     SubsetEmpty,
+    /// Endpoints are ready and allowed, but each says it serves other models.
+    ModelNotServed,
     /// Endpoints were ready and allowed, but a filter of the profile dropped the last of them.
     Filtered,
 }

@@ -1,8 +1,8 @@
 //! Filters: who may be picked at all.
 //!
-//! Three are structural, [`Ready`], [`Subset`] and [`Ejected`]: [`crate::schedule()`] applies them to every request, before the profile's own, and no configuration
-//! can leave them out. What they promise (never an endpoint that is not ready, never one outside the subset hint) is promised to the
-//! proxy, not to the operator.
+//! Four are structural, [`Ready`], [`Subset`], [`ServesModel`] and [`Ejected`]: [`crate::schedule()`] applies them to every request, before the profile's own, and no configuration
+//! can leave them out. What they promise (never an endpoint that is not ready, never one outside the subset hint, never one that serves other models) is promised
+//! to the proxy, not to the operator.
 
 pub(crate) mod by_label;
 pub(crate) mod endpoint_attribute;
@@ -14,11 +14,13 @@ pub(crate) mod utilization;
 
 mod decoder;
 mod ejection;
+mod model;
 mod readiness;
 mod subset;
 
 pub(crate) use decoder::Decoder;
 pub(crate) use ejection::Ejected;
+pub(crate) use model::ServesModel;
 pub(crate) use readiness::Ready;
 pub(crate) use subset::Subset;
 

@@ -237,6 +237,12 @@ impl Objects {
         Ok(Resolved { target_model: target_model.filter(|target| *target != asked.model), priority: objective.unwrap_or(priority) })
     }
 
+    /// Does an `InferenceModel` say that the pool serves this model?
+    #[must_use]
+    pub fn names(&self, model: &str) -> bool {
+        find(&self.models, model).is_some()
+    }
+
     fn known<'a>(&self, model: &'a str) -> Result<(), UnknownModel<'a>> {
         let known = match self.models.is_empty() {
             false => find(&self.models, model).is_some(),

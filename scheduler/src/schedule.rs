@@ -1,11 +1,12 @@
 //! Filter, score, pick: all the control flow of scheduling.
 
 use crate::candidates::{Candidates, unit};
-use crate::decision::{Decision, Drop, Explanation, ProfileExplanation, Ranked, ScoreColumn, Unavailable};
-use crate::filter::{Decoder, Ejected, Ready, Subset};
+use crate::decision::{Decision, Drop, Explanation, ProfileExplanation, Ranked, ScoreColumn, Shed, Unavailable};
+use crate::filter::{Decoder, Ejected, Ready, ServesModel, Subset};
 use crate::local::Local;
 use crate::pipeline::{Pipeline, Profile};
 use crate::plugin::{Context, Filter};
+use crate::prospects::Prospects;
 use crate::request::Request;
 use crate::rng::Rng;
 use crate::snapshot::{EndpointIndex, Snapshot};
@@ -15,8 +16,14 @@ use crate::snapshot::{EndpointIndex, Snapshot};
 pub const SETTLED_MS: u64 = 5_000;
 
 /// The filters every request passes first: the name explanations call each by, and what it means when nobody is left.
-const STRUCTURAL: [(&str, &dyn Filter, Unavailable); 2] =
-    [("ready", &Ready, Unavailable::NoReadyEndpoint), ("subset", &Subset, Unavailable::SubsetEmpty)];
+const STRUCTURAL: [(&str, &dyn Filter, Unavailable); 3] = [
+    ("ready", &Ready, Unavailable::NoReadyEndpoint),
+    ("subset", &Subset, Unavailable::SubsetEmpty),
+    ("model", &ServesModel, Unavailable::ModelNotServed),
+];
+
+/// What a profile that leaves nobody comes to.
+const NOBODY: Decision = Decision::Unavailable(Unavailable::Filtered);
 
 /// One request on its way through a pipeline: what a profile handler works with.
 #[derive(Debug)]
@@ -40,11 +47,13 @@ pub fn schedule(
     rng: &mut Rng,
     mut explanation: Option<&mut Explanation>,
 ) -> Decision {
-    let context = Context { snapshot, request, local };
+    let prospects = Prospects::default();
+    let context = Context { snapshot, request, local, prospects: &prospects };
     if let Some(explanation) = explanation.as_deref_mut() {
         *explanation = Explanation {
             prompt_tokens: request.prompt_tokens,
             uncached_tokens: snapshot.indices().map(|index| context.uncached_tokens(index)).collect(),
+            prospects: prospects.get(&context).to_vec(),
             ..Explanation::default()
         };
     }
@@ -92,34 +101,34 @@ impl<'r> Run<'r> {
     /// Runs the only profile.
     ///
     /// # Errors
-    /// [`Unavailable`] when it leaves nobody.
-    pub fn only_profile(&mut self) -> Result<Ranked, Unavailable> {
-        self.pipeline.only_profile().ok_or(Unavailable::Filtered).and_then(|profile| self.run(profile, profile.ranked_max, None))
+    /// The decision when it leaves nobody, or sheds the request.
+    pub fn only_profile(&mut self) -> Result<Ranked, Decision> {
+        self.pipeline.only_profile().ok_or(NOBODY).and_then(|profile| self.run(profile, profile.ranked_max, None))
     }
 
     /// Runs a profile for a list to try one after another.
     ///
     /// # Errors
-    /// [`Unavailable`] when it leaves nobody, or is not there.
-    pub fn ranked(&mut self, profile: &str) -> Result<Ranked, Unavailable> {
-        self.pipeline.profile(profile).ok_or(Unavailable::Filtered).and_then(|profile| self.run(profile, profile.ranked_max, None))
+    /// The decision when it leaves nobody, is not there, or sheds the request.
+    pub fn ranked(&mut self, profile: &str) -> Result<Ranked, Decision> {
+        self.pipeline.profile(profile).ok_or(NOBODY).and_then(|profile| self.run(profile, profile.ranked_max, None))
     }
 
     /// Runs a profile, for a list to try one after another, among those whose role lets them decode.
     ///
     /// # Errors
-    /// [`Unavailable`] when it leaves nobody, or is not there.
-    pub fn decoders(&mut self, profile: &str) -> Result<Ranked, Unavailable> {
+    /// The decision when it leaves nobody, is not there, or sheds the request.
+    pub fn decoders(&mut self, profile: &str) -> Result<Ranked, Decision> {
         let decoder: (&str, &dyn Filter) = ("role", &Decoder);
-        self.pipeline.profile(profile).ok_or(Unavailable::Filtered).and_then(|profile| self.run(profile, profile.ranked_max, Some(decoder)))
+        self.pipeline.profile(profile).ok_or(NOBODY).and_then(|profile| self.run(profile, profile.ranked_max, Some(decoder)))
     }
 
     /// Runs a profile for as many as its picker is told to list, or else for one.
     ///
     /// # Errors
-    /// [`Unavailable`] when it leaves nobody, or is not there.
-    pub fn picked(&mut self, profile: &str) -> Result<Ranked, Unavailable> {
-        self.pipeline.profile(profile).ok_or(Unavailable::Filtered).and_then(|profile| self.run(profile, profile.listed.unwrap_or(1), None))
+    /// The decision when it leaves nobody, is not there, or sheds the request.
+    pub fn picked(&mut self, profile: &str) -> Result<Ranked, Decision> {
+        self.pipeline.profile(profile).ok_or(NOBODY).and_then(|profile| self.run(profile, profile.listed.unwrap_or(1), None))
     }
 
     /// Does this decider want the request disaggregated, where `decode` would do the rest?
@@ -129,12 +138,13 @@ impl<'r> Run<'r> {
     }
 
     /// Runs a profile, after one more filter perhaps, for a list of `max`.
-    fn run(&mut self, profile: &Profile, max: usize, first: Option<(&str, &dyn Filter)>) -> Result<Ranked, Unavailable> {
+    fn run(&mut self, profile: &Profile, max: usize, first: Option<(&str, &dyn Filter)>) -> Result<Ranked, Decision> {
         let context = self.context;
         let mut explanation =
             self.explanation.is_some().then(|| ProfileExplanation { name: profile.name.clone(), ..ProfileExplanation::default() });
         let mut candidates = self.filtered(profile, first, explanation.as_mut());
-        let ranked = if candidates.is_empty() {
+        let sheds = profile.scorers.iter().any(|(.., scorer)| !candidates.is_empty() && scorer.sheds(&context, candidates.indices()));
+        let ranked = if candidates.is_empty() || sheds {
             None
         } else {
             score(&context, profile, &mut candidates, explanation.as_mut());
@@ -143,7 +153,7 @@ impl<'r> Run<'r> {
         if let (Some(all), Some(this)) = (self.explanation.as_deref_mut(), explanation) {
             all.profiles.push(this);
         }
-        let ranked = ranked.ok_or(Unavailable::Filtered)?;
+        let ranked = ranked.ok_or(if sheds { Decision::Shed(Shed::Slo) } else { NOBODY })?;
         Ok(end_settled(context.snapshot, &candidates, ranked, max, self.rng))
     }
 
@@ -242,6 +252,7 @@ mod tests {
             address: format!("10.0.0.{}:8000", at + 1).into(),
             readiness: Readiness::Ready,
             labels: Box::new([]),
+            models: std::sync::Arc::default(),
             age_ms,
         };
         let endpoints = rows.iter().enumerate().map(|(at, &(age_ms, _))| endpoint(at, age_ms)).collect();

@@ -150,6 +150,7 @@ pub(crate) fn roster(term: u64, sequence: u64, hosts: &[SocketAddr]) -> state::R
         address: address.to_string().into(),
         readiness: Readiness::Ready,
         labels: Box::default(),
+        models: std::sync::Arc::default(),
         age_ms: 60_000,
     };
     let endpoints: Vec<Endpoint> = (0..).zip(hosts).map(endpoint).collect();

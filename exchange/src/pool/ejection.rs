@@ -139,6 +139,7 @@ mod tests {
             address: format!("10.0.0.{slot}:8000").into(),
             readiness: Readiness::Ready,
             labels: Box::new([]),
+            models: std::sync::Arc::default(),
             age_ms: 60_000,
         };
         let endpoints: Vec<Endpoint> = (0..endpoints).map(endpoint).collect();

@@ -173,6 +173,7 @@ impl PoolRows {
             address: address.into(),
             readiness: ready,
             labels: known.map(|e| e.labels.clone()).unwrap_or_default(),
+            models: known.map(|e| e.models.clone()).unwrap_or_default(),
             age_ms: number(row, "age_ms")?,
         });
         self.metrics.push(metrics(row));

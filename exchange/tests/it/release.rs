@@ -82,6 +82,7 @@ fn roster_of(n: u8, incarnation: u32, pipeline: &PipelineSpec, role: impl Fn(u16
             address: address(usize::from(i)).into(),
             readiness: Readiness::Ready,
             labels: Box::new([(ROLE_LABEL.into(), role(i).into())]),
+            models: std::sync::Arc::default(),
             age_ms: 60_000,
         })
         .collect();

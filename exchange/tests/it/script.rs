@@ -129,6 +129,7 @@ impl Script {
             address: address.into(),
             readiness: Readiness::Ready,
             labels: Box::new([]),
+            models: std::sync::Arc::default(),
             age_ms: 60_000,
         };
         let mut metrics = EndpointMetrics::default();
@@ -137,6 +138,7 @@ impl Script {
                 None => endpoint.readiness = Readiness::NotReady,
                 Some(("queue", n)) => metrics.queue_depth = Some(n.parse().unwrap()),
                 Some(("kv", n)) => metrics.kv_cache_utilization = Some(n.parse().unwrap()),
+                Some(("models", models)) => endpoint.models = models.split(',').map(Into::into).collect(),
                 Some(("role", role)) => endpoint.labels = Box::new([(ROLE_LABEL.into(), role.into())]),
                 Some((other, _)) => panic!("no such metric: {other}"),
             }

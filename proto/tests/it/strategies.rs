@@ -46,8 +46,10 @@ pub(crate) fn any_version() -> impl Strategy<Value = Version> {
 
 fn any_endpoint() -> impl Strategy<Value = Endpoint> {
     let labels = proptest::collection::btree_map("[a-z./-]{1,12}", ".{0,12}", 0..4);
-    (any::<u32>(), ".{0,20}", any::<SocketAddr>(), any::<bool>(), labels, any::<u64>()).prop_map(
-        |(incarnation, name, mut address, ready, labels, age_ms)| {
+    // Few names, so that endpoints say the same and different things.
+    let models = proptest::collection::btree_set("[ab]{1,2}", 0..3);
+    (any::<u32>(), ".{0,20}", any::<SocketAddr>(), any::<bool>(), labels, models, any::<u64>()).prop_map(
+        |(incarnation, name, mut address, ready, labels, models, age_ms)| {
             if let SocketAddr::V6(v6) = &mut address {
                 v6.set_flowinfo(0);
                 v6.set_scope_id(0);
@@ -58,6 +60,7 @@ fn any_endpoint() -> impl Strategy<Value = Endpoint> {
                 address: address.to_string().into(),
                 readiness: if ready { Readiness::Ready } else { Readiness::NotReady },
                 labels: labels.into_iter().map(|(k, v)| (k.into(), v.into())).collect(),
+                models: models.into_iter().map(Into::into).collect(),
                 age_ms,
             }
         },

@@ -261,6 +261,7 @@ impl AnyEndpoint {
             address: address.into(),
             readiness: if self.ready { Readiness::Ready } else { Readiness::NotReady },
             labels: self.labels(),
+            models: self.models(),
             age_ms: self.age_ms,
         }
     }
@@ -271,6 +272,11 @@ impl AnyEndpoint {
             self.labels.iter().cloned().chain(role).map(|(key, value)| (key.into(), value.into())).collect();
         labels.sort_unstable();
         labels.into()
+    }
+
+    /// Every other role serves one model only, which may be the one asked for.
+    fn models(&self) -> std::sync::Arc<[Box<str>]> {
+        self.role.filter(|at| at % 2 == 1).map(|at| format!("m{}", at % 4).into()).into_iter().collect()
     }
 
     fn metrics(&self) -> EndpointMetrics {

@@ -93,6 +93,7 @@ impl Row {
             address: format!("10.0.0.{}:8000", at + 1).into(),
             readiness: Readiness::Ready,
             labels: Box::new([]),
+            models: std::sync::Arc::default(),
             age_ms: 60_000,
         };
         Self {
@@ -112,6 +113,11 @@ impl Row {
             "name" => {}
             "address" => self.endpoint.address = cell.into(),
             "ready" => self.endpoint.readiness = if yes(cell)? { Readiness::Ready } else { Readiness::NotReady },
+            "models" => {
+                let mut models = names(cell);
+                models.sort();
+                self.endpoint.models = models.into();
+            }
             "age_ms" => self.endpoint.age_ms = number(cell)?,
             "queue" => self.metrics.queue_depth = known(cell)?,
             "running" => self.metrics.running_requests = known(cell)?,
