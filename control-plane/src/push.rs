@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use futures::Stream;
+use futures::{Stream, StreamExt};
 use proto::state::state_service_server::StateService;
 use proto::state::{self, daemon_message, proxy_message};
 use tokio::sync::mpsc;
@@ -18,6 +18,7 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::shared::{Proxy, STREAMS_MAX, Shared};
 use crate::shutdown::Shutdown;
 
+pub mod calls;
 mod session;
 pub use session::{EDS_ABSENT_GRACE, FIRST_ROSTER_WAIT, METRICS_INTERVAL_MIN, Session};
 
@@ -30,12 +31,17 @@ const POOLS_ASKED_MAX: usize = 256;
 /// The longest node id and pool name taken, in bytes.
 const NAME_BYTES_MAX: usize = 1024;
 
-/// Serves state streams.
+/// Serves state streams, and the calls that stand for them: see [`calls`].
 #[derive(Clone, Debug)]
 pub struct StateServer {
     shared: Arc<Shared>,
     shutdown: Shutdown,
 }
+
+/// What a proxy says, by whatever way it comes.
+trait Inbound: Stream<Item = Result<state::ProxyMessage, Status>> + Send + Unpin {}
+
+impl<S: Stream<Item = Result<state::ProxyMessage, Status>> + Send + Unpin> Inbound for S {}
 
 type Outbound = mpsc::Sender<Result<state::DaemonMessage, Status>>;
 
@@ -54,7 +60,7 @@ impl StateServer {
         Self { shared, shutdown }
     }
 
-    async fn serve(self, mut inbound: Streaming<state::ProxyMessage>, outbound: Outbound, peer: String) -> Result<(), Status> {
+    async fn serve(self, mut inbound: impl Inbound, outbound: Outbound, peer: String) -> Result<(), Status> {
         let hello =
             tokio::time::timeout(HELLO_WAIT_MAX, hello(&mut inbound)).await.map_err(|_| Status::deadline_exceeded("no Hello came"))??;
         let _ = outbound.send(Ok(self.welcome(&hello))).await;
@@ -69,7 +75,7 @@ impl StateServer {
     async fn run(
         &self,
         session: &mut Session,
-        inbound: &mut Streaming<state::ProxyMessage>,
+        inbound: &mut impl Inbound,
         outbound: &Outbound,
         row: &Row,
         process_id: u64,
@@ -97,8 +103,8 @@ impl StateServer {
             let relay_at = session.relay_at(Instant::now());
             let full = outbound.capacity() == 0;
             tokio::select! {
-                message = inbound.message() => match message? {
-                    Some(message) => self.receive(session, message, process_id, row)?,
+                message = inbound.next() => match message {
+                    Some(message) => self.receive(session, message?, process_id, row)?,
                     None => return Ok(()),
                 },
                 changed = pools.changed() => changed.map_err(|_| Status::unavailable("shutting down"))?,
@@ -177,8 +183,8 @@ impl StateService for StateServer {
     }
 }
 
-async fn hello(inbound: &mut Streaming<state::ProxyMessage>) -> Result<state::Hello, Status> {
-    let first = inbound.message().await?.and_then(|m| m.message);
+async fn hello(inbound: &mut impl Inbound) -> Result<state::Hello, Status> {
+    let first = inbound.next().await.transpose()?.and_then(|m| m.message);
     let Some(proxy_message::Message::Hello(hello)) = first else {
         return Err(Status::invalid_argument("the first message must be a Hello"));
     };

@@ -10,6 +10,7 @@ use envoy_types::pb::envoy::service::endpoint::v3::endpoint_discovery_service_se
 use proto::MESSAGE_BYTES_MAX;
 use proto::state::state_service_server::StateServiceServer;
 use tokio::task::JoinSet;
+use tonic::service::Routes;
 
 use crate::admin::{self, Admin};
 use crate::args::{AdminTls, EndpointTlsArgs, ObjectsArgs, ScrapeArgs, Serve, StateTls};
@@ -19,7 +20,7 @@ use crate::listen::{Incoming, TlsFiles, listen};
 use crate::objects::ObjectsSource;
 use crate::persist::{Saved, SnapshotFile};
 use crate::pool_task::{PoolTask, Scrape};
-use crate::push::StateServer;
+use crate::push::{self, StateServer};
 use crate::scrape::{EndpointTls, Intervals};
 use crate::shared::{ScraperHandle, Shared};
 use crate::shutdown::{self, Shutdown};
@@ -227,13 +228,15 @@ fn scraping(args: ScrapeArgs) -> Scrape {
 
 /// Serves state and EDS until `shutdown`.
 pub async fn serve_state(incoming: Incoming, shared: Arc<Shared>, mut shutdown: Shutdown) -> &'static str {
-    let state = StateServiceServer::new(StateServer::new(Arc::clone(&shared), shutdown.clone()))
-        .max_decoding_message_size(MESSAGE_BYTES_MAX)
-        .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let state = StateServer::new(Arc::clone(&shared), shutdown.clone());
+    let calls = push::calls::router(state.clone());
+    let state = StateServiceServer::new(state).max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX);
     let eds = EndpointDiscoveryServiceServer::new(EdsServer::new(shared, shutdown.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX);
     let served = tonic::transport::Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        .accept_http1(true) // calls may come either way
+        .add_routes(Routes::from(calls))
         .add_service(state)
         .add_service(eds)
         .serve_with_incoming_shutdown(incoming, async move { shutdown.begun().await })

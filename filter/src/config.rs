@@ -44,10 +44,21 @@ pub struct StateConfig {
     pub cluster: String,
     /// `:authority` of the stream; empty for the cluster's name.
     pub authority: String,
+    /// How it is spoken to.
+    pub transport: Transport,
     /// A stream silent for this long is opened anew, in ms.
     pub silence_max_ms: u64,
     /// The longest pause between attempts to reach it, in ms.
     pub backoff_max_ms: u64,
+}
+
+/// How messages go to the daemon and come from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// By one gRPC stream.
+    Grpc,
+    /// By HTTP calls that stand for one.
+    Http,
 }
 
 /// A pool and the routes it is behind.
@@ -121,6 +132,7 @@ macro_rules! flag {
 
 const FAILURE_MODES: &[&str] = &["close", "open"];
 const DESTINATION_FORMATS: &[&str] = &["list", "single"];
+const TRANSPORTS: &[&str] = &["grpc", "http"];
 const OBJECTIVE_HEADERS: &[&str] = &["ignore", "trust"];
 
 /// Every plain field. Defaults are those of [`FilterConfig::default`].
@@ -130,6 +142,15 @@ const FIELDS: &[Field] = &[
         path: "state.authority",
         kind: text!(OptionalName, state.authority),
         about: ":authority of the stream; empty: the cluster's name",
+    },
+    Field {
+        path: "state.transport",
+        kind: Kind::Choice {
+            allowed: TRANSPORTS,
+            get: |c| if c.state.transport == Transport::Http { "http" } else { "grpc" },
+            set: |c, v| c.state.transport = if v == "http" { Transport::Http } else { Transport::Grpc },
+        },
+        about: "one gRPC stream, or HTTP calls (long polls) where a proxy allows its filters nothing else",
     },
     Field {
         path: "state.silence_max_ms",
@@ -221,6 +242,7 @@ impl Default for FilterConfig {
             state: StateConfig {
                 cluster: "switchpoint-state".to_owned(),
                 authority: String::new(),
+                transport: Transport::Grpc,
                 silence_max_ms: 5_000,
                 backoff_max_ms: 2_000,
             },
@@ -491,7 +513,7 @@ mod tests {
     #[test]
     fn every_field_is_taken() {
         let config = FilterConfig::parse(
-            br#"{"state": {"cluster": "c", "authority": "a", "silence_max_ms": 1000, "backoff_max_ms": 100},
+            br#"{"state": {"cluster": "c", "authority": "a", "transport": "http", "silence_max_ms": 1000, "backoff_max_ms": 100},
                  "pools": [{"name": "p", "clusters": ["x", "y"]}], "failure_mode": "open", "cold_start_wait_ms": 0,
                  "body_limit_bytes": 2048, "destination_format": "single", "destination_header": "x-d", "fallback_header": "x-f",
                  "subset_namespace": "ns", "subset_key": "k", "ready_path": "/r", "explain": true, "decision_log_one_in": 50,
@@ -515,7 +537,13 @@ mod tests {
             per_try_timeout_ms: 9,
             retry: false,
         };
-        let state = StateConfig { cluster: "c".into(), authority: "a".into(), silence_max_ms: 1000, backoff_max_ms: 100 };
+        let state = StateConfig {
+            cluster: "c".into(),
+            authority: "a".into(),
+            transport: Transport::Http,
+            silence_max_ms: 1000,
+            backoff_max_ms: 100,
+        };
         let pools = vec![PoolConfig { name: "p".into(), clusters: vec!["x".into(), "y".into()] }];
         let expected = FilterConfig { state, pools, settings, prefix_entries: 0, lease_ms: 500, sharing: false };
         assert_eq!(format!("{config:?}"), format!("{expected:?}"));

@@ -36,12 +36,15 @@ pub struct Process {
     pub streams: RefCell<Vec<bool>>,
     /// Messages sent, by stream.
     pub sent: RefCell<Vec<(u32, Vec<u8>)>>,
+    /// Calls made: path, session and body.
+    pub calls: RefCell<Vec<(String, String, Vec<u8>)>>,
     /// Buffers that cannot be written.
     pub read_only: Cell<bool>,
     /// What the next read of a buffer gives.
     pub buffers: RefCell<BTreeMap<u32, Vec<u8>>>,
     pub request: RefCell<Vec<(String, String)>>,
     pub response: RefCell<Vec<(String, String)>>,
+    pub answer: RefCell<Vec<(String, String)>>,
     /// Replies, resumptions and the like, in order, as text.
     pub log: RefCell<Vec<String>>,
     pub gone: RefCell<Vec<u32>>,
@@ -91,6 +94,7 @@ impl FakeHost {
         match map {
             Map::Request => &self.request,
             Map::Response => &self.response,
+            Map::Answer => &self.answer,
         }
     }
 }
@@ -165,6 +169,14 @@ impl Host for FakeHost {
     fn stream_cancel(&self, stream: u32) -> Result<()> {
         self.streams.borrow_mut()[stream as usize - 1] = false;
         Ok(())
+    }
+
+    fn call(&self, cluster: &str, headers: &[(&str, &str)], body: &[u8], timeout_ms: u64) -> Result<u32> {
+        assert!(cluster == "switchpoint-state" && timeout_ms > 0);
+        let value = |name: &str| headers.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned()).unwrap();
+        assert_eq!((value(":method").as_str(), value(":authority").as_str()), ("POST", "switchpoint-state"));
+        self.calls.borrow_mut().push((value(":path"), value("x-switchpoint-session"), body.to_vec()));
+        Ok(u32::try_from(self.calls.borrow().len()).unwrap())
     }
 
     fn stream_status(&self) -> String {

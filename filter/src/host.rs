@@ -2,8 +2,8 @@
 //!
 //! The bindings are our own, not the SDK's. The SDK returns a status as a Rust enum, which is undefined behaviour for the statuses it does
 //! not list; it panics on most of those it does, and on every header that is not UTF-8; and a panic here fails all streams of a worker. Here
-//! a status is a number, a value is bytes, and whatever the host answers is a `Result`. The one exception is opening a stream, because
-//! the SDK's dispatcher delivers only to streams it opened itself: see [`wasm::ProxyWasm`].
+//! a status is a number, a value is bytes, and whatever the host answers is a `Result`. The exceptions are opening a stream and
+//! making a call, because the SDK's dispatcher delivers only to those it made itself: see [`wasm::ProxyWasm`].
 
 use std::fmt;
 
@@ -23,6 +23,8 @@ pub enum Map {
     Request = 0,
     /// Of the response.
     Response = 2,
+    /// Of the answer to a call.
+    Answer = 6,
 }
 
 /// Which bytes.
@@ -32,6 +34,8 @@ pub enum Buffer {
     RequestBody = 0,
     /// This piece of the response body.
     ResponseBody = 1,
+    /// The body of the answer to a call.
+    Answer = 4,
     /// The message a stream received.
     StreamMessage = 5,
     /// The plugin configuration.
@@ -91,6 +95,8 @@ pub trait Host: Clone + 'static {
     fn stream_send(&self, stream: u32, message: &[u8]) -> Result<()>;
     /// Ends a stream of the current root context; no callback follows.
     fn stream_cancel(&self, stream: u32) -> Result<()>;
+    /// Sends an HTTP request to a cluster, as a call of the current root context; a callback brings the answer, or that there is none.
+    fn call(&self, cluster: &str, headers: &[(&str, &str)], body: &[u8], timeout_ms: u64) -> Result<u32>;
     /// What the other side said when it ended the stream of the current callback.
     fn stream_status(&self) -> String;
     /// Reads a property; `None` when there is none.
@@ -345,6 +351,13 @@ mod wasm {
 
         fn stream_cancel(&self, stream: u32) -> Result<()> {
             check(unsafe { proxy_grpc_cancel(stream) })
+        }
+
+        // Through the SDK, as above. What its wrapper panics on are statuses that the host has no use for in this call.
+        fn call(&self, cluster: &str, headers: &[(&str, &str)], body: &[u8], timeout_ms: u64) -> Result<u32> {
+            let timeout = std::time::Duration::from_millis(timeout_ms);
+            let call = proxy_wasm::hostcalls::dispatch_http_call(cluster, headers.to_vec(), Some(body), Vec::new(), timeout);
+            call.map_err(|status| HostError(status as u32))
         }
 
         fn stream_status(&self) -> String {

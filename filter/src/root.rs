@@ -10,6 +10,7 @@ use crate::config::FilterConfig;
 use crate::host::{Buffer, Host};
 use crate::http::Http;
 use crate::state::{TICK_MS, Vm, Waiting};
+use crate::stream::Answer;
 
 /// A root context: one plugin configuration in one VM.
 pub struct Root<H: Host> {
@@ -59,6 +60,12 @@ impl<H: Host> Context for Root<H> {
     fn on_grpc_stream_close(&mut self, stream: u32, code: u32) {
         let why = format!("the stream ended: {} (gRPC status {code})", self.host.stream_status());
         self.vm.borrow_mut().stream_closed(self.id, stream, &why);
+    }
+
+    fn on_http_call_response(&mut self, call: u32, headers: usize, size: usize, _trailers: usize) {
+        let answer = if headers == 0 { Answer::default() } else { Answer::read(&self.host, size) };
+        let due = self.vm.borrow_mut().call_answered(self.id, call, answer);
+        retry(due);
     }
 }
 

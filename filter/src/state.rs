@@ -24,7 +24,7 @@ use exchange::Time;
 use crate::config::FilterConfig;
 use crate::host::{Buffer, Host};
 use crate::metrics::{Metrics, Stat};
-use crate::stream::{Lead, Link};
+use crate::stream::{Answer, Lead, Link};
 use board::NotPosted;
 use lease::Lease;
 use replica::Replica;
@@ -269,9 +269,19 @@ impl<H: Host> Vm<H> {
         let now = self.host.now();
         if !self.link.is(stream) {
             let _ = self.host.stream_cancel(stream);
-        } else if self.with_lead(root, now, |link, lead| link.ended(lead, stream, why)).is_none() {
+        } else if self.with_lead(root, now, |link, lead| link.ended(lead, why)).is_none() {
             self.step_down(root);
         }
+    }
+
+    /// A call was answered, perhaps one to the daemon; `status` is nothing when there was no answer.
+    pub fn call_answered(&mut self, root: u32, call: u32, answer: Answer) -> Vec<Rc<dyn Waiting>> {
+        let now = self.host.now();
+        let outcome = self.with_lead(root, now, |link, lead| link.answered(lead, call, answer));
+        if matches!(outcome, None | Some(Err(NotPosted::Superseded))) {
+            self.step_down(root);
+        }
+        self.due(now)
     }
 
     /// One replica for each pool of any configuration in force.
@@ -728,6 +738,125 @@ mod tests {
         let entries = |vm: &Vm<FakeHost>| vm.replica("default").unwrap().borrow().pool.prefixes().stats().entries_max;
         assert_eq!(entries(&leader), 0);
         assert!(entries(&worker) >= FilterConfig::default().prefix_entries);
+    }
+
+    // === by calls ===
+
+    /// Answers a call with these messages.
+    fn answer(vm: &mut Vm<FakeHost>, call: usize, status: &[u8], messages: &[Vec<u8>]) {
+        let mut body = Vec::new();
+        messages.iter().for_each(|message| proto::frames::push(&mut body, message));
+        let answer = Answer { status: Some(status.to_vec()), body };
+        vm.call_answered(1, u32::try_from(call).unwrap(), answer);
+    }
+
+    /// The calls made since the last look, as text, numbered.
+    fn called(host: &FakeHost, seen: &mut usize) -> Vec<String> {
+        let calls = host.calls.borrow();
+        let text = |(path, session, body): &(String, String, Vec<u8>)| {
+            let (mut kinds, mut rest) = (Vec::new(), body.as_slice());
+            while let Some((message, after)) = proto::frames::take(rest) {
+                rest = after;
+                kinds.push(match state::ProxyMessage::decode(message).unwrap().message.unwrap() {
+                    proxy_message::Message::Hello(_) => "hello".to_owned(),
+                    proxy_message::Message::Ack(ack) => format!("ack {}", ack.version.unwrap().sequence),
+                    proxy_message::Message::Report(_) => "report".to_owned(),
+                    _ => "other".to_owned(),
+                });
+            }
+            format!("{} {} {kinds:?}", path.strip_prefix("/switchpoint/state/").unwrap(), u64::from_str_radix(session, 16).unwrap())
+        };
+        calls.iter().skip(std::mem::replace(seen, calls.len())).map(text).collect()
+    }
+
+    /// A process whose VM 1 leads by calls, and has said hello: call 1.
+    fn calling() -> (FakeHost, Vm<FakeHost>, usize) {
+        let host = FakeHost::new();
+        let mut leader = Vm::new(host.clone());
+        leader.configure(1, config(r#"{"pools": [{"name": "default"}], "state": {"transport": "http"}}"#));
+        leader.tick(1);
+        let mut seen = 0;
+        let first = called(&host, &mut seen);
+        assert!(first.len() == 1 && first[0].starts_with("tell ") && first[0].ends_with("[\"hello\"]"), "{first:?}");
+        (host, leader, seen)
+    }
+
+    fn session(host: &FakeHost) -> u64 {
+        u64::from_str_radix(&host.calls.borrow().last().unwrap().1, 16).unwrap()
+    }
+
+    #[test]
+    fn calls_do_what_the_stream_does() {
+        let (host, mut leader, mut seen) = calling();
+        let s = session(&host);
+        answer(&mut leader, 1, b"200", &[]);
+        assert_eq!(called(&host, &mut seen), [format!("hear {s} []")]);
+        let both = [roster_message("default", version(1), &["10.0.0.1:1"]), metrics_message("default", version(1), 7, &[3.0])];
+        answer(&mut leader, 2, b"200", &both);
+        assert_eq!(in_force(&leader), 1);
+        assert_eq!(host.metric_value("switchpoint_state_metrics_total"), 1, "both were taken, in order");
+        assert_eq!(called(&host, &mut seen), [format!("tell {s} [\"ack 1\"]"), format!("hear {s} []")]);
+        // While one call tells, what is to be told gathers.
+        for sequence in 2..4 {
+            let hear = host.calls.borrow().len();
+            answer(&mut leader, hear, b"200", &[roster_message("default", version(sequence), &["10.0.0.1:1"])]);
+            assert_eq!(called(&host, &mut seen), [format!("hear {s} []")]);
+        }
+        answer(&mut leader, 3, b"200", &[]);
+        assert_eq!(called(&host, &mut seen), [format!("tell {s} [\"ack 2\", \"ack 3\"]")]);
+        assert_eq!(host.streams.borrow().len(), 0);
+    }
+
+    #[test]
+    fn a_daemon_that_does_not_wait_is_asked_once_a_tick() {
+        let (host, mut leader, mut seen) = calling();
+        answer(&mut leader, 1, b"200", &[]);
+        called(&host, &mut seen);
+        answer(&mut leader, 2, b"200", &[]);
+        assert_eq!(called(&host, &mut seen).len(), 0);
+        host.pass_ms(100);
+        leader.tick(1);
+        assert_eq!(called(&host, &mut seen).len(), 1);
+    }
+
+    #[test]
+    fn a_call_that_fails_is_the_end_of_the_connection() {
+        let frames = |body: &[u8]| Answer { status: Some(b"200".to_vec()), body: body.to_vec() };
+        let ends =
+            [Answer::default(), Answer { status: Some(b"503".to_vec()), body: b"shutting down\n".to_vec() }, frames(b"\x09\0\0\0cut")];
+        for end in ends {
+            let (host, mut leader, mut seen) = calling();
+            let s = session(&host);
+            answer(&mut leader, 1, b"200", &[]);
+            called(&host, &mut seen);
+            leader.call_answered(1, 2, end);
+            assert_eq!(called(&host, &mut seen).len(), 0, "not at once");
+            host.pass_ms(100);
+            leader.tick(1);
+            let again = called(&host, &mut seen);
+            assert!(again.len() == 1 && again[0].ends_with("[\"hello\"]") && session(&host) != s, "{again:?}");
+            // The answer to a call of the one before is nobody's.
+            answer(&mut leader, 2, b"200", &[roster_message("default", version(1), &["10.0.0.1:1"])]);
+            assert_eq!((in_force(&leader), called(&host, &mut seen).len()), (0, 0));
+        }
+    }
+
+    #[test]
+    fn calls_to_a_silent_daemon_are_given_up_and_so_is_a_superseded_lead() {
+        let (host, mut leader, mut seen) = calling();
+        answer(&mut leader, 1, b"200", &[]);
+        called(&host, &mut seen);
+        for _ in 0..54 {
+            host.pass_ms(100);
+            leader.tick(1);
+        }
+        assert!(called(&host, &mut seen).iter().any(|call| call.ends_with("[\"hello\"]")), "silence is noticed as on a stream");
+        let mut other = vm(&host, 1);
+        host.pass_ms(3_000);
+        other.tick(1);
+        let hear = host.calls.borrow().len();
+        answer(&mut leader, hear, b"200", &[roster_message("default", version(9), &["10.0.0.9:1"])]);
+        assert_eq!((in_force(&leader), called(&host, &mut seen).len(), leader.epoch), (0, 0, None));
     }
 
     struct Waiter(std::cell::Cell<u32>);

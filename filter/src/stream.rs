@@ -1,4 +1,4 @@
-//! The stream to the daemon: opened by the VM that leads, and what it does with what comes.
+//! The connection to the daemon: opened by the VM that leads, and what it does with what comes. [`wire`] says what it is made of.
 //!
 //! ```text
 //! Closed ── its time has come ──► Open ── silence, a changed configuration, the end of the lead ──► Closed
@@ -8,11 +8,14 @@
 //! Every message is first decoded here, under [`Poison::guard`]; then it goes up on the notice board, whence all other VMs take it; then it is
 //! in force here. A message that breaks a rule is refused whole, counted, logged, and, when it is a roster, answered with the reason.
 
+mod wire;
+
 use std::cell::{Ref, RefCell};
 use std::rc::Rc;
 
 use exchange::Time;
-use prost::Message;
+use prost::Message as _;
+use proto::frames;
 use proto::state::{self, proxy_message};
 use scheduler::Version;
 
@@ -26,6 +29,9 @@ use crate::state::replica::{Refused, Replica, Update, decode};
 use crate::state::report;
 use crate::state::roll::Roll;
 use crate::state::sharing::{Me, Moment};
+use wire::Wire;
+
+pub use wire::Answer;
 
 /// The first pause after a failure, in ms; it doubles with each further one.
 const BACKOFF_MS: u64 = 100;
@@ -33,13 +39,10 @@ const BACKOFF_MS: u64 = 100;
 const COLD_BACKOFF_MS: u64 = 250;
 /// How often the counters of all VMs are passed on, in ms.
 const REPORT_MS: u64 = 1_000;
-/// What the proxy takes off the stream at most, in bytes: the wire's limit and a little. The little makes each byte of the number's encoding
-/// part of valid UTF-8 (E1 80 80 02), which the SDK asks of a serialized message.
-const RECEIVE_BYTES_MAX: u32 = 4_194_304 + 97;
 /// Random identity of the process, which all its VMs share; a hot restart runs two processes with one node id.
 const PROCESS_KEY: &str = "switchpoint/1/process";
 
-/// The stream, or the wait for one.
+/// The connection, or the wait for one.
 #[derive(Debug)]
 pub struct Link {
     phase: Phase,
@@ -56,7 +59,7 @@ enum Phase {
 
 #[derive(Debug)]
 struct Open {
-    stream: u32,
+    wire: Wire,
     /// The root context it belongs to.
     root: u32,
     heard: Time,
@@ -123,9 +126,9 @@ impl Link {
                 self.close(lead.host, lead.root);
                 self.failed(lead, "it is silent");
             }
-            Phase::Open(open) => {
-                let stream = open.stream;
-                self.report(lead, stream);
+            Phase::Open(_) => {
+                self.report(lead);
+                self.keep_on(lead);
             }
         }
         let newest = lead.replicas.iter().filter_map(|r| r.borrow().metrics_at()).max();
@@ -135,14 +138,14 @@ impl Link {
     }
 
     /// Tells the other proxies what changed here.
-    pub fn share<H: Host>(&self, lead: &Lead<'_, H>) {
-        let (Phase::Open(open), Some(_)) = (&self.phase, lead.me) else { return };
+    pub fn share<H: Host>(&mut self, lead: &Lead<'_, H>) {
+        let (Phase::Open(_), Some(_)) = (&self.phase, lead.me) else { return };
         for replica in lead.replicas {
             let Replica { outward, sharing, pool, name, .. } = &mut *replica.borrow_mut();
             let (share, lost) = outward.share(lead.host, (name, pool), sharing, lead.now);
             lead.metrics.add(Stat::PlacementsLost, lost);
             if let Some(share) = share {
-                lead.send(open.stream, proxy_message::Message::Share(share));
+                self.send(lead, proxy_message::Message::Share(share));
             }
         }
     }
@@ -150,88 +153,135 @@ impl Link {
     /// Is `stream` the open one?
     #[must_use]
     pub fn is(&self, stream: u32) -> bool {
-        matches!(&self.phase, Phase::Open(open) if open.stream == stream)
+        matches!(&self.phase, Phase::Open(open) if open.wire.is_stream(stream))
     }
 
-    /// Ends the stream, if one is open. `root` is the root context of the current callback; a stream is its own root context's to end.
+    /// Ends the connection, if one is open. `root` is the root context of the current callback; a stream is its own root context's to end.
     pub fn close<H: Host>(&mut self, host: &H, root: u32) {
         if let Phase::Open(open) = std::mem::replace(&mut self.phase, Phase::Closed { retry_at: Time(0) }) {
             let elsewhere = open.root != root;
             if elsewhere {
                 let _ = host.focus(open.root);
             }
-            let _ = host.stream_cancel(open.stream);
+            open.wire.close(host);
             if elsewhere {
                 let _ = host.focus(root);
             }
         }
     }
 
-    /// Ends the stream if it belongs to a root context that goes.
+    /// Ends the connection if it belongs to a root context that goes.
     pub fn root_goes<H: Host>(&mut self, host: &H, root: u32) {
         if matches!(&self.phase, Phase::Open(open) if open.root == root) {
             self.close(host, root);
         }
     }
 
-    /// The daemon or the network ended the stream. Its handle must be released here: later it would be another's.
-    pub fn ended<H: Host>(&mut self, lead: &Lead<'_, H>, stream: u32, why: &str) {
-        let _ = lead.host.stream_cancel(stream);
-        self.phase = Phase::Closed { retry_at: Time(0) };
+    /// The daemon or the network ended the connection. A stream's handle must be released here: later it would be another's.
+    pub fn ended<H: Host>(&mut self, lead: &Lead<'_, H>, why: &str) {
+        self.close(lead.host, lead.root);
         self.failed(lead, why);
+    }
+
+    /// A call was answered, perhaps one of this connection's. The lead is over when a later leader has written.
+    pub fn answered<H: Host>(&mut self, lead: &Lead<'_, H>, call: u32, answer: Answer) -> Result<(), NotPosted> {
+        let Phase::Open(open) = &mut self.phase else { return Ok(()) };
+        let Some(calls) = open.wire.calls_with(call) else { return Ok(()) };
+        let (messages, goes_on) = match calls.answered(call, answer) {
+            Ok(answered) => answered,
+            Err(why) => {
+                self.ended(lead, &why);
+                return Ok(());
+            }
+        };
+        let mut rest = messages.as_slice();
+        while !rest.is_empty() && matches!(self.phase, Phase::Open(_)) {
+            let Some((message, after)) = frames::take(rest) else {
+                self.ended(lead, "what it answers is cut short");
+                return Ok(());
+            };
+            self.message(lead, message)?;
+            rest = after;
+        }
+        if goes_on {
+            self.keep_on(lead);
+        }
+        Ok(())
     }
 
     /// A message came. The lead is over when a later leader has written.
     pub fn message<H: Host>(&mut self, lead: &Lead<'_, H>, bytes: &[u8]) -> Result<(), NotPosted> {
         let Phase::Open(open) = &mut self.phase else { return Ok(()) };
         open.heard = lead.now;
-        let stream = open.stream;
         let Some(decoded) = self.poison.guard(lead.host, lead.vm, bytes, || decode(bytes, |pool| lead.replica(pool))) else {
             lead.metrics.count(Stat::Refused);
             log::warn!("a message of the daemon is refused: a VM was lost decoding it");
             return Ok(());
         };
-        match decoded {
-            Ok(Update::Welcome(welcome)) => self.welcome(lead, &welcome),
+        let ack = match decoded {
+            Ok(Update::Welcome(welcome)) => {
+                self.welcome(lead, &welcome);
+                None
+            }
             Ok(Update::Roster(roster)) => {
                 self.heard();
-                lead.roster(stream, *roster, bytes)?;
+                lead.roster(*roster, bytes)?
             }
             Ok(Update::Metrics { pool, snapshot, sequence }) => {
                 self.heard();
                 lead.measured(&pool, *snapshot, sequence, bytes)?;
+                None
             }
-            Ok(Update::Peers(peers)) => lead.peers(peers),
-            Ok(Update::Nothing) => {}
-            Err(refused) => lead.refuse(stream, refused),
+            Ok(Update::Peers(peers)) => {
+                lead.peers(peers);
+                None
+            }
+            Ok(Update::Nothing) => None,
+            Err(refused) => lead.refuse(refused),
+        };
+        if let Some(ack) = ack {
+            self.send(lead, proxy_message::Message::Ack(ack));
         }
         Ok(())
     }
 
     fn open<H: Host>(&mut self, lead: &Lead<'_, H>) {
         let pools = names(lead.replicas);
-        match lead.host.stream_open(&service(&lead.config.state), "switchpoint.state.v1.StateService", "Stream") {
+        match Wire::open(lead.host, &lead.config.state) {
             Err(error) => self.failed(lead, &format!("its cluster is not to be had: {error}")),
-            Ok(stream) => {
+            Ok(wire) => {
                 lead.metrics.count(Stat::StreamsOpened);
                 // Another daemon, perhaps, that knows nothing of what the last one was told.
                 lead.replicas.iter().for_each(|replica| replica.borrow_mut().outward = Outward::default());
                 let (root, state) = (lead.root, lead.config.state.clone());
-                self.phase = Phase::Open(Open { stream, root, heard: lead.now, state, pools: pools.clone() });
+                self.phase = Phase::Open(Open { wire, root, heard: lead.now, state, pools: pools.clone() });
                 self.reported = lead.now;
                 let hello = state::Hello { schema: proto::SCHEMA, node_id: node_id(lead.host), process_id: process_id(lead.host), pools };
-                lead.send(stream, proxy_message::Message::Hello(hello));
+                self.send(lead, proxy_message::Message::Hello(hello));
             }
+        }
+    }
+
+    fn send<H: Host>(&mut self, lead: &Lead<'_, H>, message: proxy_message::Message) {
+        let bytes = state::ProxyMessage { message: Some(message) }.encode_to_vec();
+        self.act(lead, |wire, state| wire.send(lead.host, state, &bytes));
+    }
+
+    /// Calls are made anew as they are answered.
+    fn keep_on<H: Host>(&mut self, lead: &Lead<'_, H>) {
+        self.act(lead, |wire, state| wire.drive(lead.host, state));
+    }
+
+    fn act<H: Host>(&mut self, lead: &Lead<'_, H>, act: impl FnOnce(&mut Wire, &StateConfig) -> crate::host::Result<()>) {
+        let Phase::Open(open) = &mut self.phase else { return };
+        if let Err(error) = act(&mut open.wire, &open.state) {
+            self.ended(lead, &format!("its cluster is not to be had: {error}"));
         }
     }
 
     fn welcome<H: Host>(&mut self, lead: &Lead<'_, H>, welcome: &state::Welcome) {
         if welcome.schema != proto::SCHEMA {
-            self.close(lead.host, lead.root);
-            self.failed(
-                lead,
-                &format!("it speaks state schema {}, this filter {}: run both of one release", welcome.schema, proto::SCHEMA),
-            );
+            self.ended(lead, &format!("it speaks state schema {}, this filter {}: run both of one release", welcome.schema, proto::SCHEMA));
             return;
         }
         lead.metrics.record(Stat::Connected, 1);
@@ -264,14 +314,14 @@ impl Link {
         self.phase = Phase::Closed { retry_at: lead.now.plus_ms(half.saturating_add(chance)) };
     }
 
-    fn report<H: Host>(&mut self, lead: &Lead<'_, H>, stream: u32) {
+    fn report<H: Host>(&mut self, lead: &Lead<'_, H>) {
         if lead.now.ms_since(self.reported) < REPORT_MS {
             return;
         }
         self.reported = lead.now;
         for replica in lead.replicas {
             for report in report::gather(lead.host, &replica.borrow().name, lead.roll, lead.now) {
-                lead.send(stream, proxy_message::Message::Report(report));
+                self.send(lead, proxy_message::Message::Report(report));
             }
         }
     }
@@ -284,8 +334,9 @@ impl<'a, H: Host> Lead<'a, H> {
         self.replicas.iter().map(|r| r.borrow()).find(|r| *r.name == *pool)
     }
 
-    fn roster(&self, stream: u32, roster: proto::Roster, bytes: &[u8]) -> Result<(), NotPosted> {
-        let Some(replica) = self.replicas.iter().find(|r| *r.borrow().name == roster.pool) else { return Ok(()) };
+    /// Takes a roster over; what is to be said of it.
+    fn roster(&self, roster: proto::Roster, bytes: &[u8]) -> Result<Option<state::Ack>, NotPosted> {
+        let Some(replica) = self.replicas.iter().find(|r| *r.borrow().name == roster.pool) else { return Ok(None) };
         let (version, endpoints) = (roster.snapshot.version(), roster.snapshot.endpoints().len());
         let mut replica = replica.borrow_mut();
         match replica.board.post_roster(self.host, self.epoch, version, bytes, self.now) {
@@ -301,24 +352,20 @@ impl<'a, H: Host> Lead<'a, H> {
                 if replica.version() != version {
                     let held = replica.version();
                     let why = format!("older than {}.{}, which is in force", held.term, held.sequence);
-                    drop(replica);
-                    self.refuse(stream, Refused { pool: roster.pool, version: Some(wire(version)), why });
-                    return Ok(());
+                    return Ok(self.refuse(Refused { pool: roster.pool, version: Some(wire(version)), why }));
                 }
             }
             Err(NotPosted::Host(error)) => {
                 let why = format!("the proxy could not store it: {error}");
-                self.refuse(stream, Refused { pool: roster.pool, version: Some(wire(version)), why });
-                return Ok(());
+                return Ok(self.refuse(Refused { pool: roster.pool, version: Some(wire(version)), why }));
             }
             Err(over) => return Err(over),
         }
         let ack = state::Ack { pool: replica.name.to_string(), version: Some(wire(version)), refused: String::new() };
-        self.send(stream, proxy_message::Message::Ack(ack));
         drop(replica);
         let total = self.replicas.iter().filter_map(|r| r.borrow().pool.snapshot().map(|s| s.endpoints().len() as u64)).sum();
         self.metrics.record(Stat::Endpoints, total);
-        Ok(())
+        Ok(Some(ack))
     }
 
     fn measured(&self, pool: &str, snapshot: scheduler::Snapshot, sequence: u64, bytes: &[u8]) -> Result<(), NotPosted> {
@@ -347,15 +394,13 @@ impl<'a, H: Host> Lead<'a, H> {
         }
     }
 
-    fn refuse(&self, stream: u32, refused: Refused) {
+    fn refuse(&self, refused: Refused) -> Option<state::Ack> {
         let Refused { pool, version, why } = refused;
         self.metrics.count(Stat::Refused);
         // Metrics come many times a second, and the next may be good; a roster that is wrong is wrong until somebody acts.
         let level = if version.is_some() || pool.is_empty() { log::Level::Error } else { log::Level::Debug };
         log::log!(level, "pool {pool}: a message of the daemon is refused whole, what was in force stays: {why}");
-        if version.is_some() {
-            self.send(stream, proxy_message::Message::Ack(state::Ack { pool, version, refused: why }));
-        }
+        version.is_some().then_some(state::Ack { pool, version, refused: why })
     }
 
     /// Tells every other VM to look at the board. A wake-up that is lost costs until that VM's next tick.
@@ -364,13 +409,6 @@ impl<'a, H: Host> Lead<'a, H> {
             if row.vm != self.vm && row.queue != 0 {
                 let _ = self.host.queue_push(row.queue, b"board");
             }
-        }
-    }
-
-    fn send(&self, stream: u32, message: proxy_message::Message) {
-        let bytes = state::ProxyMessage { message: Some(message) }.encode_to_vec();
-        if let Err(error) = self.host.stream_send(stream, &bytes) {
-            log::debug!("the stream took no message: {error}");
         }
     }
 }
@@ -394,44 +432,4 @@ fn process_id<H: Host>(host: &H) -> u64 {
     let _ = host.share(PROCESS_KEY, &fresh.to_le_bytes(), Expect::Absent);
     let shared = host.shared(PROCESS_KEY).ok().flatten();
     shared.and_then(|s| <[u8; 8]>::try_from(s.bytes).ok()).map_or(fresh, u64::from_le_bytes)
-}
-
-/// A serialized `envoy.config.core.v3.GrpcService`. The host also takes the bare name of a cluster, but tries this first, and some names are
-/// valid messages by accident. Names have at most 48 bytes, so that every length in here is one ASCII byte.
-fn service(config: &StateConfig) -> String {
-    #[derive(Clone, PartialEq, Message)]
-    struct GrpcService {
-        #[prost(message, optional, tag = "1")]
-        envoy_grpc: Option<EnvoyGrpc>,
-    }
-    #[derive(Clone, PartialEq, Message)]
-    struct EnvoyGrpc {
-        #[prost(string, tag = "1")]
-        cluster_name: String,
-        #[prost(string, tag = "2")]
-        authority: String,
-        #[prost(message, optional, tag = "4")]
-        max_receive_message_length: Option<u32>,
-    }
-    let (cluster_name, authority) = (config.cluster.clone(), config.authority.clone());
-    let envoy_grpc = Some(EnvoyGrpc { cluster_name, authority, max_receive_message_length: Some(RECEIVE_BYTES_MAX) });
-    String::from_utf8(GrpcService { envoy_grpc }.encode_to_vec()).unwrap_or_default()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::NAME_BYTES_MAX;
-
-    #[test]
-    fn any_service_allowed_is_text_and_limits_what_is_received() {
-        assert!(RECEIVE_BYTES_MAX as usize >= proto::MESSAGE_BYTES_MAX);
-        for (cluster, authority) in [(1, 0), (NAME_BYTES_MAX, NAME_BYTES_MAX), (17, 3)] {
-            let mut state = FilterConfig::default().state;
-            (state.cluster, state.authority) = ("c".repeat(cluster), "a".repeat(authority));
-            let service = service(&state);
-            assert!(service.contains(&state.cluster) && service.len() > cluster + authority, "{service:?}");
-            assert!(service.as_bytes().windows(4).any(|w| w == [0xE1, 0x80, 0x80, 0x02]), "{service:?}");
-        }
-    }
 }

@@ -12,6 +12,8 @@ pub mod state {
 mod decode;
 pub use decode::{InvalidState, Roster, metrics, roster};
 
+pub mod frames;
+
 mod objects;
 
 mod encode;

@@ -1,0 +1,209 @@
+//! What a connection to the daemon is made of: a gRPC stream, or, where a proxy allows its filters no such thing, HTTP calls.
+//!
+//! Both carry the same messages in the same order, and both end whole: whatever goes wrong with a call is the end of the connection, and the
+//! next one begins with a Hello. Calls are of two kinds, each with at most one under way:
+//!
+//! ```text
+//! tell: what there is to say, as soon as the call before is answered ──▶ 200
+//! hear: nothing ──▶ held by the daemon until it has something to say ──▶ 200 and messages; then the next
+//! ```
+//! A call cannot be called back. One of a connection that is given up is forgotten: its answer is nobody's.
+
+use prost::Message;
+use proto::{MESSAGE_BYTES_MAX, frames};
+
+use crate::config::{StateConfig, Transport};
+use crate::host::{Buffer, Host, HostError, Map, Result};
+use crate::pairs::Pairs;
+
+/// What the proxy takes off the stream at most, in bytes: the wire's limit and a little. The little makes each byte of the number's encoding
+/// part of valid UTF-8 (E1 80 80 02), which the SDK asks of a serialized message.
+const RECEIVE_BYTES_MAX: u32 = 4_194_304 + 97;
+
+/// Names the connection in each of its calls.
+const SESSION: &str = "x-switchpoint-session";
+
+/// An open connection.
+#[derive(Debug)]
+pub enum Wire {
+    /// A gRPC stream, by its number.
+    Stream(u32),
+    /// HTTP calls.
+    Calls(Calls),
+}
+
+/// Calls that stand for a stream.
+#[derive(Debug)]
+pub struct Calls {
+    session: String,
+    /// Messages not told yet, framed.
+    outbox: Vec<u8>,
+    tell: Option<u32>,
+    hear: Option<u32>,
+    /// The daemon knows of the connection.
+    known: bool,
+}
+
+/// The answer to a call; none by default.
+#[derive(Debug, Default)]
+pub struct Answer {
+    /// `:status`; nothing when there was no answer.
+    pub status: Option<Vec<u8>>,
+    /// Its body.
+    pub body: Vec<u8>,
+}
+
+// === impl Wire ===
+
+impl Wire {
+    /// Opens a connection. Over calls, what is sent first goes out with the first of them.
+    pub fn open<H: Host>(host: &H, config: &StateConfig) -> Result<Self> {
+        match config.transport {
+            Transport::Grpc => host.stream_open(&service(config), "switchpoint.state.v1.StateService", "Stream").map(Self::Stream),
+            Transport::Http => Ok(Self::Calls(Calls::new(host.entropy()))),
+        }
+    }
+
+    /// Sends a message; after an error the connection is of no more use.
+    pub fn send<H: Host>(&mut self, host: &H, config: &StateConfig, message: &[u8]) -> Result<()> {
+        match self {
+            // A stream that is gone says so in a callback of its own.
+            Self::Stream(stream) => host.stream_send(*stream, message).or(Ok(())),
+            Self::Calls(calls) => calls.send(host, config, message),
+        }
+    }
+
+    /// Makes the call that is due, if any.
+    pub fn drive<H: Host>(&mut self, host: &H, config: &StateConfig) -> Result<()> {
+        match self {
+            Self::Stream(_) => Ok(()),
+            Self::Calls(calls) => calls.drive(host, config),
+        }
+    }
+
+    /// Ends it; for a stream, in a callback of its own root context.
+    pub fn close<H: Host>(&self, host: &H) {
+        if let Self::Stream(stream) = self {
+            let _ = host.stream_cancel(*stream);
+        }
+    }
+
+    /// Is it this stream?
+    pub fn is_stream(&self, number: u32) -> bool {
+        matches!(self, Self::Stream(stream) if *stream == number)
+    }
+
+    /// The calls, if one of them is `call`.
+    pub fn calls_with(&mut self, call: u32) -> Option<&mut Calls> {
+        match self {
+            Self::Calls(calls) if calls.tell == Some(call) || calls.hear == Some(call) => Some(calls),
+            _ => None,
+        }
+    }
+}
+
+// === impl Answer ===
+
+impl Answer {
+    /// Reads the answer of the current callback.
+    pub fn read<H: Host>(host: &H, size: usize) -> Self {
+        let headers = host.headers(Map::Answer).unwrap_or_default();
+        let status = Pairs::new(&headers).find(|(name, _)| *name == b":status").map(|(_, value)| value.to_vec());
+        match host.buffer(Buffer::Answer, size) {
+            Ok(body) => Self { status, body },
+            Err(_) => Self::default(),
+        }
+    }
+}
+
+// === impl Calls ===
+
+impl Calls {
+    fn new(session: u64) -> Self {
+        Self { session: format!("{session:016x}"), outbox: Vec::new(), tell: None, hear: None, known: false }
+    }
+
+    fn send<H: Host>(&mut self, host: &H, config: &StateConfig, message: &[u8]) -> Result<()> {
+        if self.outbox.len().saturating_add(message.len()) > MESSAGE_BYTES_MAX {
+            return Err(HostError::INTERNAL);
+        }
+        frames::push(&mut self.outbox, message);
+        self.drive(host, config)
+    }
+
+    fn drive<H: Host>(&mut self, host: &H, config: &StateConfig) -> Result<()> {
+        if self.tell.is_none() && !self.outbox.is_empty() {
+            self.tell = Some(self.call(host, config, "/switchpoint/state/tell", &self.outbox)?);
+            self.outbox.clear();
+        }
+        if self.hear.is_none() && self.known {
+            self.hear = Some(self.call(host, config, "/switchpoint/state/hear", &[])?);
+        }
+        Ok(())
+    }
+
+    fn call<H: Host>(&self, host: &H, config: &StateConfig, path: &str, body: &[u8]) -> Result<u32> {
+        let authority = if config.authority.is_empty() { &config.cluster } else { &config.authority };
+        let headers = [(":method", "POST"), (":path", path), (":authority", authority), (SESSION, &self.session)];
+        host.call(&config.cluster, &headers, body, config.silence_max_ms)
+    }
+
+    /// Takes the answer to `call`: the messages in it, framed, and whether the next call may be made at once; or why the connection is over.
+    pub fn answered(&mut self, call: u32, answer: Answer) -> Result<(Vec<u8>, bool), String> {
+        let told = self.tell == Some(call);
+        let place = if told { &mut self.tell } else { &mut self.hear };
+        *place = None;
+        match answer.status.as_deref() {
+            Some(b"200") => {}
+            None => return Err("it does not answer".to_owned()),
+            Some(status) => {
+                let text = |bytes: &[u8]| String::from_utf8_lossy(bytes.get(..200).unwrap_or(bytes)).trim_end().to_owned();
+                return Err(format!("it answers {}: {}", text(status), text(&answer.body)));
+            }
+        }
+        self.known = true;
+        // A daemon that has nothing to say and does not wait is asked again at the next tick.
+        let goes_on = told || !answer.body.is_empty();
+        Ok(if told { (Vec::new(), goes_on) } else { (answer.body, goes_on) })
+    }
+}
+
+/// A serialized `envoy.config.core.v3.GrpcService`. The host also takes the bare name of a cluster, but tries this first, and some names are
+/// valid messages by accident. Names have at most 48 bytes, so that every length in here is one ASCII byte.
+fn service(config: &StateConfig) -> String {
+    #[derive(Clone, PartialEq, Message)]
+    struct GrpcService {
+        #[prost(message, optional, tag = "1")]
+        envoy_grpc: Option<EnvoyGrpc>,
+    }
+    #[derive(Clone, PartialEq, Message)]
+    struct EnvoyGrpc {
+        #[prost(string, tag = "1")]
+        cluster_name: String,
+        #[prost(string, tag = "2")]
+        authority: String,
+        #[prost(message, optional, tag = "4")]
+        max_receive_message_length: Option<u32>,
+    }
+    let (cluster_name, authority) = (config.cluster.clone(), config.authority.clone());
+    let envoy_grpc = Some(EnvoyGrpc { cluster_name, authority, max_receive_message_length: Some(RECEIVE_BYTES_MAX) });
+    String::from_utf8(GrpcService { envoy_grpc }.encode_to_vec()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{FilterConfig, NAME_BYTES_MAX};
+
+    #[test]
+    fn any_service_allowed_is_text_and_limits_what_is_received() {
+        assert!(RECEIVE_BYTES_MAX as usize >= proto::MESSAGE_BYTES_MAX);
+        for (cluster, authority) in [(1, 0), (NAME_BYTES_MAX, NAME_BYTES_MAX), (17, 3)] {
+            let mut state = FilterConfig::default().state;
+            (state.cluster, state.authority) = ("c".repeat(cluster), "a".repeat(authority));
+            let service = service(&state);
+            assert!(service.contains(&state.cluster) && service.len() > cluster + authority, "{service:?}");
+            assert!(service.as_bytes().windows(4).any(|w| w == [0xE1, 0x80, 0x80, 0x02]), "{service:?}");
+        }
+    }
+}
