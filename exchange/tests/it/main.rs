@@ -4,6 +4,7 @@
 
 mod belief;
 mod bodies;
+mod captured;
 #[cfg(not(target_arch = "wasm32"))] // another folder, which is out of reach there
 mod docs;
 mod golden;
@@ -15,3 +16,4 @@ mod responses;
 mod restore;
 mod script;
 mod tpot;
+mod workers;

@@ -1,0 +1,122 @@
+//! What a decision may know of a request: the headers its plugins read, within bounds; no body where the host shows none; and what it tells of itself.
+
+use exchange::{Exchange, HeadersStep, Pool, Settings, Step, Time};
+use scheduler::plugin::Value;
+use scheduler::{EndpointMetrics, Pipeline, PipelineSpec, PluginSpec, Snapshot, Version};
+
+use crate::release::roster;
+
+const PAIRS: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/completions")];
+const BODY: &[u8] = br#"{"model":"m","prompt":"hi"}"#;
+
+/// Its one plugin reads the header `x-session-id`.
+fn pool() -> Pool {
+    let session = PluginSpec {
+        parameters: vec![("strategy".to_owned(), Value::Text("session_id".to_owned()))],
+        ..PluginSpec::of_type("session-affinity-scorer")
+    };
+    let spec = PipelineSpec::of_one_profile("test", vec![(session, 1.0)], 1);
+    let endpoints = roster(4, 1).endpoints().to_vec();
+    let metrics = vec![EndpointMetrics::default(); endpoints.len()];
+    let mut pool = Pool::new(7, 1024);
+    pool.install(
+        Snapshot::try_new(Version { term: 1, sequence: 1 }, endpoints, metrics, Pipeline::build(&spec).unwrap()).unwrap(),
+        7,
+        1_000,
+    );
+    pool
+}
+
+fn recording() -> Settings {
+    Settings { decision_log_one_in: 1, ..Settings::default() }
+}
+
+/// The headers of the request as the decision saw them: the members of that name in its record.
+fn seen(before_state: bool, headers: &[(&str, &str)]) -> Vec<(String, usize)> {
+    let (settings, mut exchange, mut pool) = (recording(), Exchange::new(Time(0)), pool());
+    exchange.request_headers(&settings, PAIRS, false);
+    let bytes = headers.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes()));
+    if before_state {
+        exchange.capture(&Pool::new(7, 0), bytes);
+    } else {
+        exchange.capture(&pool, bytes);
+    }
+    assert!(matches!(exchange.decide(&settings, &mut pool, None, BODY, Time(0)), Step::Forward(_)));
+    let record: serde_json::Value = serde_json::from_str(&exchange.take_record().unwrap()).unwrap();
+    let headers = record["request"]["headers"].as_object().cloned().unwrap_or_default();
+    headers.into_iter().map(|(name, value)| (name, value.as_str().unwrap().len())).collect()
+}
+
+fn sized(name: &str, bytes: usize) -> (String, usize) {
+    (name.to_owned(), bytes)
+}
+
+#[test]
+fn headers_are_kept_that_a_plugin_reads_and_no_others() {
+    let given = [("x-session-id", "anna"), ("cookie", "secret"), ("x-session-i", "no"), ("x-session-id2", "no")];
+    assert_eq!(seen(false, &given), [sized("x-session-id", 4)]);
+    assert_eq!(seen(true, &given).len(), 4, "while nobody knows which they will be, all of them");
+}
+
+#[test]
+fn there_is_room_for_16_kib_of_names_and_values() {
+    let value = |bytes: usize| "v".repeat(bytes);
+    let (most, more) = (value(16_384 - 12), value(16_384 - 11));
+    assert_eq!(seen(false, &[("x-session-id", &most)]), [sized("x-session-id", 16_372)]);
+    assert!(seen(false, &[("x-session-id", &more)]).is_empty(), "one too many");
+    let (half, rest) = (value(8_000), value(16_384 - 8_003 - 3));
+    assert_eq!(seen(true, &[("x-a", &half), ("x-b", &rest)]).len(), 2, "together they fill it");
+    let rest = value(16_384 - 8_003 - 2);
+    assert_eq!(seen(true, &[("x-a", &half), ("x-b", &rest)]), [sized("x-a", 8_000)]);
+    assert_eq!(
+        seen(true, &[("x-a", &value(16_384)), ("x-b", "small")]),
+        [sized("x-b", 5)],
+        "what does not fit is left out, and the next looked at"
+    );
+}
+
+#[test]
+fn a_body_that_the_host_cannot_show_is_not_asked_for() {
+    let (settings, mut pool) = (Settings::default(), pool());
+    for (unseen, routed) in [(true, true), (false, false)] {
+        let mut exchange = Exchange::new(Time(0));
+        assert_eq!(exchange.request_headers(&settings, PAIRS, false), HeadersStep::Buffer);
+        if unseen {
+            exchange.body_unseen();
+        }
+        let step = exchange.decide(&settings, &mut pool, None, b"{ half of a bo", Time(0));
+        assert_eq!(matches!(step, Step::Forward(_)), routed, "unseen: {unseen}");
+        exchange.end(&mut pool, Time(0));
+    }
+}
+
+#[test]
+fn reasons_are_told_to_whoever_asks_for_them_in_the_house() {
+    let (settings, mut pool) = (Settings::default(), pool());
+    let mut silent = Exchange::new(Time(0));
+    silent.request_headers(&settings, PAIRS, false);
+    silent.decide(&settings, &mut pool, None, BODY, Time(0));
+    assert_eq!(silent.reasons(), None);
+    let mut exchange = Exchange::new(Time(0)).explaining();
+    exchange.request_headers(&settings, PAIRS, false);
+    exchange.decide(&settings, &mut pool, None, BODY, Time(0));
+    let reasons: serde_json::Value = serde_json::from_str(exchange.reasons().unwrap()).unwrap();
+    assert_eq!(reasons["candidates"].as_array().unwrap().len(), 4, "{reasons}");
+}
+
+#[test]
+fn one_decision_in_so_many_is_recorded_and_none_for_0() {
+    let recorded = |one_in: u32| {
+        let (settings, mut pool) = (Settings { decision_log_one_in: one_in, ..Settings::default() }, pool());
+        let decide = |_| {
+            let mut exchange = Exchange::new(Time(0));
+            exchange.request_headers(&settings, PAIRS, false);
+            exchange.decide(&settings, &mut pool, None, BODY, Time(0));
+            exchange.end(&mut pool, Time(0));
+            exchange.take_record().is_some()
+        };
+        (0..400).map(decide).filter(|recorded| *recorded).count()
+    };
+    assert_eq!((recorded(0), recorded(1)), (0, 400));
+    assert!((20..90).contains(&recorded(8)), "{}", recorded(8));
+}

@@ -1,0 +1,301 @@
+//! Workers beside each other: what one holds and knows, another picks by, as rows and placements say it.
+
+use std::collections::BTreeMap;
+
+use exchange::pool::{OwnRow, PeerRow, RowHead};
+use exchange::{Exchange, Origin, Pool, ResponseHead, Settings, Step, Time};
+use scheduler::in_flight::Load;
+use scheduler::{EndpointMetrics, EndpointRef, Incarnation, Pipeline, PipelineSpec, PluginSpec, Slot, Snapshot, Version};
+
+use crate::release::roster;
+
+/// A pool of so many endpoints that goes by this scorer alone and names the best one.
+fn pool_by(scorer: &str, endpoints: u8, seed: u64) -> Pool {
+    let mut pool = Pool::new(seed, 1 << 14);
+    pool.install(by(scorer, endpoints, &[]), 7, 1_000);
+    pool.count_anew([]);
+    pool
+}
+
+/// The queues are those of the first endpoints; of the others nothing is known.
+fn by(scorer: &str, endpoints: u8, queues: &[f32]) -> Snapshot {
+    let spec = PipelineSpec::of_one_profile("test", vec![(PluginSpec::of_type(scorer), 1.0)], 1);
+    let endpoints = roster(endpoints, 1).endpoints().to_vec();
+    let mut metrics = vec![EndpointMetrics::default(); endpoints.len()];
+    for (metrics, queue) in metrics.iter_mut().zip(queues) {
+        metrics.queue_depth = Some(*queue);
+    }
+    Snapshot::try_new(Version { term: 1, sequence: 1 }, endpoints, metrics, Pipeline::build(&spec).unwrap()).unwrap()
+}
+
+fn at(slot: u16) -> EndpointRef {
+    EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) }
+}
+
+fn ms(ms: u64) -> Time {
+    Time(0).plus_ms(ms)
+}
+
+/// Sends a request that goes on until it is ended, and says where.
+fn send(pool: &mut Pool, prompt: &str, now: Time) -> (Exchange, String) {
+    let (settings, mut exchange) = (Settings::default(), Exchange::new(now));
+    let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/completions")];
+    exchange.request_headers(&settings, pairs, false);
+    exchange.capture(pool, pairs);
+    let body = format!(r#"{{"model":"m","prompt":"{prompt}"}}"#);
+    let Step::Forward(forward) = exchange.decide(&settings, pool, None, body.as_bytes(), now) else { panic!("not routed") };
+    (exchange, forward.set[0].1.split(',').next().unwrap().to_owned())
+}
+
+/// Where so many requests go, one after another.
+fn tally(pool: &mut Pool, requests: usize, now: Time) -> BTreeMap<String, usize> {
+    let mut tally = BTreeMap::new();
+    for _ in 0..requests {
+        let (mut exchange, to) = send(pool, "hi", now);
+        exchange.end(pool, now);
+        *tally.entry(to).or_default() += 1;
+    }
+    tally
+}
+
+fn requests(pool: &Pool) -> u64 {
+    (0..4).map(|slot| u64::from(pool.in_flight().load(at(slot)).requests)).sum()
+}
+
+const ADDRESS: [&str; 4] = ["10.0.0.0:8000", "10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000"];
+
+#[test]
+fn a_row_brings_the_load_of_one_worker_to_another_and_takes_it_back() {
+    let (mut one, mut two) = (pool_by("active-request-scorer", 4, 1), pool_by("active-request-scorer", 4, 2));
+    let (mut row, mut peer) = (OwnRow::default(), PeerRow::default());
+    let head = RowHead { vm: 9, written: ms(3), ring: 5 };
+    let mut under_way: Vec<Exchange> = (0..3).map(|_| send(&mut one, "hi", ms(1)).0).collect();
+    assert_eq!((requests(&one), requests(&two)), (3, 0));
+
+    let bytes = one.write_row(&mut row, head).to_vec();
+    assert!(!two.read_row(&mut peer, bytes, true), "no SLO in it");
+    assert_eq!((requests(&two), peer.head()), (3, head));
+    let idle: Vec<&str> =
+        (0..4).filter(|slot| two.in_flight().load(at(*slot)).requests == 0).map(|slot| ADDRESS[usize::from(slot)]).collect();
+    assert_eq!(tally(&mut two, 10, ms(4)), BTreeMap::from([(idle[0].to_owned(), 10)]), "it picks whom the other left idle");
+
+    assert!(!two.count_row(&mut peer, false));
+    assert_eq!(requests(&two), 0, "the other is thought lost");
+    assert!(!two.count_row(&mut peer, true));
+    assert_eq!(requests(&two), 3, "and lives");
+    two.install(by("active-request-scorer", 4, &[]), 7, 1_000);
+    two.count_anew([&peer]);
+    two.count_anew([&peer]);
+    assert_eq!(requests(&two), 3, "however often it is counted anew");
+    two.others([(at(1), Load { requests: 5, ..Load::default() }), (at(1), Load { requests: 1, ..Load::default() })]);
+    assert_eq!((requests(&two), two.in_flight().load(at(1)).requests), (6, 6), "what a host sums up itself takes the place of rows");
+
+    for exchange in &mut under_way {
+        exchange.end(&mut one, ms(5));
+    }
+    two.count_anew([&peer]);
+    let bytes = one.write_row(&mut row, head).to_vec();
+    assert!(!two.read_row(&mut peer, bytes, true));
+    assert_eq!((requests(&one), requests(&two), row.is_idle()), (0, 0, true));
+}
+
+#[test]
+fn the_lowest_slo_of_others_is_found_anew_when_one_leaves() {
+    let mut pool = pool_by("active-request-scorer", 4, 1);
+    let row = |ttft: u32, tpot: u32| {
+        let words = [1_u64, 1, 0, 1 << 16, 1, u64::from(ttft) | u64::from(tpot) << 32];
+        let slot_1 = 1_u64 | 1 << 32;
+        let mut bytes: Vec<u8> = words[..4].iter().flat_map(|word| word.to_le_bytes()).collect();
+        bytes.extend([slot_1, words[5]].iter().flat_map(|word| word.to_le_bytes()));
+        bytes
+    };
+    let (mut strict, mut lax) = (PeerRow::default(), PeerRow::default());
+    assert!(pool.read_row(&mut strict, row(200_000, 20_000), true), "SLOs are to be put together");
+    assert!(pool.read_row(&mut lax, row(900_000, 50_000), true));
+    let slos = |pool: &Pool| (pool.in_flight().load(at(1)).ttft_slo_us, pool.in_flight().load(at(1)).tpot_slo_us);
+    pool.put_slos_together([&strict, &lax]);
+    assert_eq!(slos(&pool), (Some(200_000), Some(20_000)));
+    assert!(pool.count_row(&mut strict, false));
+    pool.put_slos_together([&strict, &lax]);
+    assert_eq!(slos(&pool), (Some(900_000), Some(50_000)));
+}
+
+/// A reply of the first of the list after so many attempts, and the end.
+fn answered(pool: &mut Pool, mut exchange: Exchange, by: &str, attempts: u32, now: Time) {
+    let head =
+        ResponseHead { origin: Origin::Upstream, status: 200, upstream_address: Some(by.as_bytes()), attempts, ..ResponseHead::default() };
+    exchange.response_headers(pool, &head, now);
+    exchange.end(pool, now);
+}
+
+#[test]
+fn what_is_news_to_others_is_counted() {
+    let mut pool = Pool::new(3, 1024);
+    pool.install(roster(4, 1), 7, 1_000);
+    let mut seen = pool.changes();
+    let mut grew = |pool: &Pool| pool.changes() - std::mem::replace(&mut seen, pool.changes());
+    let (mut exchange, _) = send(&mut pool, "hi", ms(1));
+    assert_eq!(grew(&pool), 1, "a pick");
+    exchange.end(&mut pool, ms(2));
+    assert_eq!(grew(&pool), 1, "an end");
+
+    let (exchange, first) = send(&mut pool, "hi", ms(3));
+    assert_eq!(grew(&pool), 1);
+    let other = ADDRESS.iter().find(|address| **address != first).unwrap();
+    let failed = at(ADDRESS.iter().position(|address| *address == first).unwrap().try_into().unwrap());
+    answered(&mut pool, exchange, other, 2, ms(4));
+    assert_eq!(pool.counters().endpoints().iter().map(|row| row.failed).sum::<u64>(), 1);
+    let after_failure = grew(&pool);
+    assert!(after_failure >= 2, "a failure and an end: {after_failure}");
+
+    let (mut row, mut peer, mut two) = (OwnRow::default(), PeerRow::default(), Pool::new(4, 1024));
+    two.install(roster(4, 1), 7, 1_000);
+    let bytes = pool.write_row(&mut row, RowHead::default()).to_vec();
+    two.read_row(&mut peer, bytes, true);
+    let told: Vec<_> = peer.ejections().collect();
+    assert_eq!(told.iter().map(|row| (row.endpoint, row.failures)).collect::<Vec<_>>(), [(failed, 1)]);
+    let before = two.changes();
+    two.learn(told[0], ms(5));
+    assert_eq!(two.changes() - before, 1, "news");
+    two.learn(told[0], ms(6));
+    two.learn(exchange::pool::Ejection { endpoint: at(9), ..told[0] }, ms(6));
+    assert_eq!(two.changes() - before, 1, "known by now; and who is not in the pool cannot fail");
+    assert!(!tally(&mut two, 40, ms(7)).contains_key(&first), "nobody is sent where another worker failed");
+
+    // It answers again: that is news, once.
+    let forget = |pool: &mut Pool, now| {
+        let body = br#"{"model":"m","prompt":"hi"}"#;
+        let mut exchange = Exchange::new(now);
+        let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/completions")];
+        exchange.request_headers(&Settings::default(), pairs, false);
+        exchange.decide(&Settings::default(), pool, Some(first.as_bytes()), body, now);
+        let before = pool.changes();
+        answered(pool, exchange, &first, 1, now);
+        pool.changes() - before
+    };
+    let (cleared, again) = (forget(&mut two, ms(2_000)), forget(&mut two, ms(2_001)));
+    assert_eq!(cleared, again + 1);
+    two.tick(ms(2_100));
+    assert_eq!(failures_told(&mut two), 1, "that it answered is told for a while");
+    two.tick(ms(120_000));
+    assert_eq!(failures_told(&mut two), 0, "and then forgotten");
+}
+
+fn failures_told(pool: &mut Pool) -> usize {
+    let (mut row, mut peer) = (OwnRow::default(), PeerRow::default());
+    let bytes = pool.write_row(&mut row, RowHead::default()).to_vec();
+    Pool::new(1, 0).read_row(&mut peer, bytes, false);
+    peer.ejections().count()
+}
+
+#[test]
+fn placements_are_kept_for_telling_up_to_a_bound_and_only_where_wanted() {
+    let prompt = |n: usize| format!("{n} once upon a time ").repeat(200);
+    let mut pool = pool_by("prefix-cache-scorer", 4, 1);
+    let (mut exchange, _) = send(&mut pool, &prompt(0), ms(1));
+    exchange.end(&mut pool, ms(1));
+    assert!(pool.take_placements().is_empty(), "nobody to tell");
+
+    pool.tell_placements(true);
+    let mut exchange = Exchange::new(ms(1));
+    let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"GET"), (b":path", b"/v1/models")];
+    exchange.request_headers(&Settings::default(), pairs, true);
+    assert!(matches!(exchange.decide(&Settings::default(), &mut pool, None, b"", ms(1)), Step::Forward(_)));
+    exchange.end(&mut pool, ms(1));
+    assert!(pool.take_placements().is_empty(), "a request without a prompt");
+    let (mut exchange, to) = send(&mut pool, &prompt(0), ms(1));
+    exchange.end(&mut pool, ms(1));
+    let placement = pool.take_placements().remove(0);
+    assert_eq!(
+        (placement.endpoint, placement.known as usize),
+        (at_address(&to), placement.blocks.len()),
+        "all of it was known to be there"
+    );
+    assert!(pool.take_placements().is_empty(), "taken");
+
+    // More than is kept: the rest is lost, what was kept stays whole, and what is taken makes room.
+    let kept = |pool: &mut Pool| {
+        for n in 0..SENT {
+            let (mut exchange, _) = send(pool, &format!("{} once upon a time ", n % 3).repeat(8_000), ms(1));
+            exchange.end(pool, ms(1));
+        }
+        pool.take_placements().iter().map(|placement| placement.blocks.len()).sum::<usize>()
+    };
+    let bound = 4 * scheduler::prefix::BLOCKS_MAX;
+    let (first, second) = (kept(&mut pool), kept(&mut pool));
+    assert!(first <= bound && first > bound - bound / 20, "{first} of {bound}");
+    assert_eq!(first, second);
+    pool.tell_placements(false);
+    assert_eq!(kept(&mut pool), 0);
+}
+
+/// Prompts of some 600 blocks each: far more than is kept.
+const SENT: usize = 110;
+
+fn at_address(address: &str) -> EndpointRef {
+    at(ADDRESS.iter().position(|known| *known == address).unwrap().try_into().unwrap())
+}
+
+#[test]
+fn hashes_are_keyed_by_the_secret_of_the_deployment() {
+    let blocks = |secret: u64| {
+        let mut pool = Pool::new(1, 1024);
+        pool.install(roster(1, 1), secret, 1_000);
+        pool.tell_placements(true);
+        let (mut exchange, _) = send(&mut pool, &"once upon a time ".repeat(200), ms(1));
+        exchange.end(&mut pool, ms(1));
+        pool.take_placements().remove(0).blocks
+    };
+    let (one, two) = (blocks(1), blocks(0));
+    assert_eq!(blocks(1), one);
+    assert!(one.len() > 1 && one.iter().all(|block| !two.contains(block)));
+}
+
+#[test]
+fn metrics_count_until_they_are_older_than_is_allowed() {
+    let mut pool = pool_by("queue-scorer", 2, 1);
+    assert_eq!(tally(&mut pool, 60, ms(10)).len(), 2, "nothing is known yet");
+    pool.refresh(by("queue-scorer", 2, &[50.0, 0.0]), ms(10));
+    assert_eq!(tally(&mut pool, 60, ms(1_010)), BTreeMap::from([(ADDRESS[1].to_owned(), 60)]), "a second old, as is allowed");
+    assert_eq!(tally(&mut pool, 60, ms(1_011)).len(), 2, "a millisecond older: no reason to prefer anybody");
+}
+
+#[test]
+fn metrics_of_those_who_stay_outlive_a_new_roster() {
+    let mut pool = pool_by("queue-scorer", 2, 1);
+    pool.refresh(by("queue-scorer", 2, &[50.0, 3.0]), ms(10));
+    pool.install(by("queue-scorer", 3, &[]), 7, 1_000);
+    let queues: Vec<Option<f32>> = pool.snapshot().unwrap().metrics().iter().map(|metrics| metrics.queue_depth).collect();
+    assert_eq!(queues, [Some(50.0), Some(3.0), None]);
+    pool.install(roster(3, 2), 7, 1_000);
+    let queues: Vec<Option<f32>> = pool.snapshot().unwrap().metrics().iter().map(|metrics| metrics.queue_depth).collect();
+    assert_eq!(queues, [None, None, None], "another life at the same slot is another endpoint");
+}
+
+#[test]
+fn when_nobody_is_heard_prompts_go_to_the_home_that_all_compute_alike() {
+    let homes = |alone: bool, seed: u64| -> Vec<String> {
+        let mut pool = pool_by("prefix-cache-scorer", 4, seed);
+        pool.hears_nobody(alone);
+        (0..12).map(|n| send(&mut pool, &format!("{n} once upon a time ").repeat(200), ms(1)).1).collect()
+    };
+    assert_eq!(homes(true, 1), homes(true, 2));
+    assert_ne!(homes(false, 1), homes(false, 2), "otherwise chance decides between equals");
+}
+
+#[test]
+fn an_endpoint_that_holds_all_it_may_forgets_in_slices() {
+    let mut pool = pool_by("prefix-cache-scorer", 4, 1);
+    for n in 0..40 {
+        let (mut exchange, _) = send(&mut pool, &format!("{n} once upon a time ").repeat(200), ms(1));
+        exchange.end(&mut pool, ms(1));
+    }
+    let before = pool.prefixes().stats().entries;
+    pool.install(roster(2, 1), 7, 1_000);
+    let after = pool.prefixes().stats().entries;
+    assert!(after > 0 && after < before, "those of the two that left do not count: {after} of {before}");
+    for _ in 0..100 {
+        pool.tick(ms(2));
+    }
+    assert_eq!(pool.prefixes().stats().entries, after, "what stays is not swept away");
+}
