@@ -249,6 +249,63 @@ pub struct ExtProcArgs {
     /// Tell clients that ask (x-switchpoint-explain: 1) the reasons of a decision.
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_EXPLAIN")]
     pub ext_proc_explain: bool,
+
+    /// What else exchanges are handled by; the filter's configuration has the same under these names.
+    #[command(flatten)]
+    pub exchanges: ExchangeArgs,
+}
+
+/// Settings of exchanges, each as shipped (`exchange::Settings`) unless given.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Endpoint Picker Protocol (ext_proc)")]
+pub struct ExchangeArgs {
+    /// Header that names the model where a gateway does not show the body [default: x-gateway-model-name].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_MODEL_HEADER", value_name = "NAME", value_parser = header_name)]
+    pub ext_proc_model_header: Option<String>,
+
+    /// Header, and metadata key, of the destination [default: x-gateway-destination-endpoint].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_DESTINATION_HEADER", value_name = "NAME", value_parser = header_name)]
+    pub ext_proc_destination_header: Option<String>,
+
+    /// Metadata namespace of the subset hint [default: envoy.lb.subset_hint].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_SUBSET_NAMESPACE", value_name = "NAME")]
+    pub ext_proc_subset_namespace: Option<String>,
+
+    /// Key of the subset hint in it [default: x-gateway-destination-endpoint-subset].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_SUBSET_KEY", value_name = "NAME")]
+    pub ext_proc_subset_key: Option<String>,
+
+    /// What becomes of a request while there has never been state: refused, or any endpoint [default: close].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_FAILURE_MODE", value_enum)]
+    pub ext_proc_failure_mode: Option<FailureMode>,
+
+    /// How long a request may wait for the first state; keep `message_timeout` of the gateway above it [default: 2s].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_COLD_START_WAIT", value_name = "DURATION", value_parser = duration)]
+    pub ext_proc_cold_start_wait: Option<Duration>,
+
+    /// Largest request body on an inference path, in bytes [default: 25165824].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_BODY_LIMIT_BYTES", value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1_024..=BODY_LIMIT_BYTES_MAX))]
+    pub ext_proc_body_limit_bytes: Option<u32>,
+
+    /// Time one attempt of a streamed request may take to its response headers [default: no limit].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_PER_TRY_TIMEOUT", value_name = "DURATION", value_parser = duration)]
+    pub ext_proc_per_try_timeout: Option<Duration>,
+
+    /// Failed attempts do not go on to the next ranked endpoint.
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_NO_RETRY")]
+    pub ext_proc_no_retry: bool,
+}
+
+/// A body is one message of ext_proc, and those end at 33 MiB ([`crate::ext_proc::MESSAGE_BYTES_MAX`]).
+const BODY_LIMIT_BYTES_MAX: i64 = 32 << 20;
+
+/// What becomes of a request while there has never been state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FailureMode {
+    /// It is refused (503).
+    Close,
+    /// Any endpoint may have it.
+    Open,
 }
 
 /// An address to listen on, if any.
@@ -408,6 +465,12 @@ fn listen(text: &str) -> Result<Listen, String> {
 }
 
 /// `250ms`, `2s`, `1.5s`, `1m`.
+/// What HTTP/2 allows in a header name of ours.
+fn header_name(text: &str) -> Result<String, String> {
+    let allowed = (1..=128).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+    if allowed { Ok(text.to_owned()) } else { Err("must be 1 to 128 characters a-z, 0-9 and -".to_owned()) }
+}
+
 fn duration(text: &str) -> Result<Duration, String> {
     let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);

@@ -16,8 +16,11 @@
 //! The host (the wasm filter, an ext_proc stream) owns sockets and clocks. It must not resume a request before its last body byte, must call
 //! `decide` again for a parked one, and calls `end` when the exchange is over in any way.
 
+mod asking;
 mod flight;
 mod forward;
+
+use std::borrow::Cow;
 
 use scheduler::objects::Asked;
 use scheduler::{Request, Snapshot, Unavailable};
@@ -27,12 +30,12 @@ use crate::body;
 use crate::explain::{HEADER_ENDPOINTS_MAX, Why};
 use crate::hint;
 use crate::pool::Pool;
-use crate::prompt;
 use crate::reply::{Refusal, Reply};
-use crate::settings::{FailureMode, ObjectiveHeader, Settings};
+use crate::settings::{DecideAt, FailureMode, ObjectiveHeader, Settings};
 use crate::time::Time;
 use crate::{headers, rewrite};
 
+pub use asking::{Asking, Read};
 pub use flight::{HELD_BYTES_MAX, Origin, Outcome, ResponseBody, ResponseHead, ResponseStep};
 pub use forward::Forward;
 
@@ -49,8 +52,10 @@ pub struct Exchange {
     family: crate::api::Family,
     started: Time,
     why: Why,
-    /// Did the client declare the length of its body?
-    sized: bool,
+    /// The length of its body, where the client declared it.
+    declared_bytes: Option<usize>,
+    /// The model named by a header, which counts where the body is not seen.
+    named: Option<Box<str>>,
     /// The body goes by where we cannot see it.
     unseen: bool,
     objective: Option<Box<str>>,
@@ -112,6 +117,7 @@ struct Head<'h> {
     explain: bool,
     objective: Named<'h>,
     rewrite: Named<'h>,
+    model: Option<&'h [u8]>,
 }
 
 /// The value of a header that has two names: the first value of each.
@@ -130,7 +136,8 @@ impl Exchange {
             family: Family::OpenAi,
             started: now,
             why: Why::default(),
-            sized: false,
+            declared_bytes: None,
+            named: None,
             unseen: false,
             objective: None,
             rewrite: None,
@@ -163,7 +170,7 @@ impl Exchange {
         pairs: impl IntoIterator<Item = (&'h [u8], &'h [u8])>,
         end_of_stream: bool,
     ) -> HeadersStep {
-        let head = Head::read(pairs);
+        let head = Head::read(pairs, settings.model_header.as_bytes());
         self.api = Api::of(head.method, head.path);
         self.family = self.api.error_family();
         if head.explain && settings.explain {
@@ -171,7 +178,8 @@ impl Exchange {
         }
         self.objective = head.objective.get().filter(|_| settings.objective_header == ObjectiveHeader::Trust).map(Into::into);
         self.rewrite = head.rewrite.get().map(Into::into);
-        self.sized = head.content_length.is_some();
+        self.declared_bytes = head.content_length;
+        self.named = head.model.and_then(|name| std::str::from_utf8(name).ok()).map(Into::into);
         if head.path_is(settings.ready_path.as_bytes()) {
             self.phase = Phase::Done;
             return HeadersStep::Ready;
@@ -180,7 +188,10 @@ impl Exchange {
         if head.unbuffered || head.grpc != self.api.is_grpc() {
             self.api = Api::Other { family: self.family }; // no body of it will be read, so none may be missed
         }
-        if !self.api.is_inference() || end_of_stream {
+        if settings.decide_at == DecideAt::Headers {
+            self.body_unseen();
+        }
+        if !self.api.is_inference() || end_of_stream || self.unseen {
             return HeadersStep::Decide;
         }
         if let Some(reply) = head.content_length.and_then(|bytes| self.body_grew(settings, bytes)) {
@@ -228,53 +239,85 @@ impl Exchange {
 
     /// Decides where the request goes. `hint` is the raw subset hint, `None` when absent; `body` is the whole body on an inference path.
     pub fn decide(&mut self, settings: &Settings, pool: &mut Pool, hint: Option<&[u8]>, body: &[u8], now: Time) -> Step {
+        let read = self.read(body);
+        match self.resolve(settings, pool, read, now) {
+            Ok(asking) => self.pick(settings, pool, hint, asking.hashed(), now),
+            Err(step) => step,
+        }
+    }
+
+    /// The first step of [`Self::decide`]: reads the body.
+    #[must_use]
+    pub fn read<'b>(&self, body: &'b [u8]) -> Read<'b> {
+        Read { parsed: self.parse(body), body }
+    }
+
+    /// The second: what the pool's objects make of it.
+    ///
+    /// # Errors
+    /// What to do where that already says it: refuse, or wait for the pool's first state.
+    pub fn resolve<'b>(&mut self, settings: &Settings, pool: &mut Pool, read: Read<'b>, now: Time) -> Result<Asking<'b>, Step> {
         let _ = self.end(pool, now); // a host that decides twice must not leak the first pick
-        let parsed = match self.parse(body) {
-            Ok(parsed) => parsed,
-            Err(refusal) => return self.refuse(pool, &refusal),
-        };
+        let Read { parsed, body } = read;
+        let mut parsed = parsed.map_err(|refusal| self.refuse(pool, &refusal))?;
         let Some((prefix, token)) = pool.prompt_settings() else {
-            return self.without_state(settings, pool, now);
+            return Err(self.without_state(settings, pool, now));
         };
-        let model = parsed.as_ref().map_or("", |p| &*p.model);
-        let asked = Asked { model, objective: self.objective.as_deref(), rewrite: self.rewrite.as_deref() };
-        let resolved = match pool.resolve(asked) {
-            Ok(resolved) => resolved,
-            Err(refusal) => return self.refuse(pool, &refusal),
-        };
-        let target = resolved.target_model.as_deref();
-        let (splice, names) = parsed.as_ref().zip(target).and_then(|(p, target)| rewrite::model(body, p, target)).unzip();
-        let target = target.filter(|_| splice.is_some());
-        let hint = hint.map(hint::parse);
-        let blocks = parsed.as_ref().map(|p| prompt::blocks(p, target.unwrap_or(model), pool.hash_secret(), prefix)).unwrap_or_default();
-        let prompt_tokens = parsed.as_ref().map_or(0, |p| prompt::tokens(p, token));
-        let headers: Vec<(&str, &str)> = self.captured.iter().map(|(name, value)| (&**name, &**value)).collect();
-        let request = Request {
-            model: target.unwrap_or(model),
-            subset: hint.as_ref(),
+        let unseen = self.unseen && self.api.is_inference();
+        let named = self.named.as_deref().filter(|_| unseen).map(|name| Cow::Owned(name.to_owned()));
+        let model = parsed.as_mut().map(|p| std::mem::take(&mut p.model)).or(named).unwrap_or_default();
+        let asked = Asked { model: &model, objective: self.objective.as_deref(), rewrite: self.rewrite.as_deref() };
+        let resolved = pool.resolve(asked).map_err(|refusal| self.refuse(pool, &refusal))?;
+        let target = resolved.target_model;
+        let (splice, names) = parsed.as_ref().zip(target.as_deref()).and_then(|(p, target)| rewrite::model(body, p, target)).unzip();
+        // A client may declare what it likes.
+        let unseen_bytes = self.declared_bytes.filter(|_| unseen).unwrap_or(0).min(settings.body_limit_bytes);
+        Ok(Asking {
+            prompt_tokens: asking::tokens(parsed.as_ref(), unseen_bytes, token),
+            parsed,
+            body_bytes: if unseen { unseen_bytes } else { body.len() },
+            model,
+            target: target.filter(|_| splice.is_some()),
+            splice,
+            names,
             priority: resolved.priority,
-            prompt_tokens,
-            prefix_blocks: &blocks,
-            prefix_block_tokens: prefix.block_tokens,
-            max_tokens: parsed.as_ref().and_then(|p| p.max_tokens),
-            media_items: parsed.as_ref().map_or(0, |p| p.media_items),
+            prefix,
+            secret: pool.hash_secret(),
+            blocks: Vec::new(),
+        })
+    }
+
+    /// The last: picks an endpoint for what is asked, hashed.
+    pub fn pick(&mut self, settings: &Settings, pool: &mut Pool, hint: Option<&[u8]>, asking: Asking<'_>, now: Time) -> Step {
+        let hint = hint.map(hint::parse);
+        let headers: Vec<(&str, &str)> = self.captured.iter().map(|(name, value)| (&**name, &**value)).collect();
+        let parsed = asking.parsed.as_ref();
+        let request = Request {
+            model: asking.asked_for(),
+            subset: hint.as_ref(),
+            priority: asking.priority,
+            prompt_tokens: asking.prompt_tokens,
+            prefix_blocks: &asking.blocks,
+            prefix_block_tokens: asking.prefix.block_tokens,
+            max_tokens: parsed.and_then(|p| p.max_tokens),
+            media_items: parsed.map_or(0, |p| p.media_items),
             headers: &headers,
         };
         self.why.recorded = pool.draws_one_in(settings.decision_log_one_in);
         match pool.pick(&request, now, &mut self.why) {
-            Err(Refusal::Unavailable(Unavailable::ModelNotServed)) if target.is_none() && !pool.knows_model(model) => {
-                self.refuse(pool, &Refusal::UnknownModel(model.into()))
+            Err(Refusal::Unavailable(Unavailable::ModelNotServed)) if asking.target.is_none() && !pool.knows_model(&asking.model) => {
+                self.refuse(pool, &Refusal::UnknownModel(asking.model.as_ref().into()))
             }
             Err(refusal) => self.refuse(pool, &refusal),
             Ok(picked) => {
-                let streamed = parsed.as_ref().is_some_and(|p| p.stream);
-                let mut forward = Forward::to(settings, &picked, self.api.is_inference(), streamed);
-                if let Some(splice) = splice {
-                    forward.rewrite(splice, self.sized.then_some(body.len()));
+                let mut forward = Forward::to(settings, &picked, self.api.is_inference(), parsed.is_some_and(|p| p.stream));
+                let label = pool.counters_mut().departed(&asking.model, request.model, request.priority, asking.body_bytes);
+                if let Some(splice) = asking.splice {
+                    forward.rewrite(splice, self.declared_bytes.map(|_| asking.body_bytes));
                 }
-                let label = pool.counters_mut().departed(model, request.model, request.priority, body.len());
-                let flight = Flight::new(self.api, label, picked, Prompt { blocks, tokens: prompt_tokens }, now);
-                self.phase = Phase::Routed(Box::new(flight.renamed(names)));
+                let prompt = Prompt { blocks: asking.blocks, tokens: asking.prompt_tokens };
+                let flight = Flight::new(self.api, label, picked, prompt, now);
+                self.phase = Phase::Routed(Box::new(flight.renamed(asking.names)));
                 Step::Forward(forward)
             }
         }
@@ -351,7 +394,7 @@ impl Exchange {
 // === impl Head ===
 
 impl<'h> Head<'h> {
-    fn read(pairs: impl IntoIterator<Item = (&'h [u8], &'h [u8])>) -> Self {
+    fn read(pairs: impl IntoIterator<Item = (&'h [u8], &'h [u8])>, model_header: &[u8]) -> Self {
         let mut head = Self::default();
         for (name, value) in pairs {
             match name {
@@ -365,6 +408,9 @@ impl<'h> Head<'h> {
                     head.explain |= name == headers::EXPLAIN.as_bytes() && value == b"1";
                     head.objective.offer(headers::OBJECTIVE, name, value);
                     head.rewrite.offer(headers::MODEL_REWRITE, name, value);
+                    if name == model_header && !value.is_empty() {
+                        head.model = head.model.or(Some(value));
+                    }
                 }
             }
         }
@@ -409,9 +455,9 @@ mod tests {
             (&[(current, ""), (older, "a")], Some("a")),
             (&[(current, "\u{fe}"), ("x-other", "a")], Some("\u{fe}")),
         ] {
-            let head = Head::read(given.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())));
+            let head = Head::read(given.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())), b"");
             assert_eq!(head.objective.get(), read, "{given:?}");
         }
-        assert_eq!(Head::read([(current.as_bytes(), &b"\xff"[..])]).objective.get(), None);
+        assert_eq!(Head::read([(current.as_bytes(), &b"\xff"[..])], b"").objective.get(), None);
     }
 }

@@ -20,6 +20,8 @@ pub const PREFILLER: &str = "x-prefiller-host-port";
 pub const ENCODERS: &str = "x-encoder-hosts-ports";
 /// The data-parallel rank to serve a request, for the sidecar in front of all ranks.
 pub const DATA_PARALLEL: &str = "x-data-parallel-host-port";
+/// The model of a request, as gateways that read bodies have it.
+pub const MODEL: &str = "x-gateway-model-name";
 /// Why a request was refused.
 pub const DROPPED_REASON: &str = "x-llm-d-request-dropped-reason";
 /// Asks an engine for its load in the reply (ORCA).

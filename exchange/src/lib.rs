@@ -6,10 +6,12 @@
 #![forbid(unsafe_code)]
 
 mod exchange;
-pub use exchange::{Exchange, Forward, HELD_BYTES_MAX, HeadersStep, Origin, Outcome, ResponseBody, ResponseHead, ResponseStep, Step};
+pub use exchange::{
+    Asking, Exchange, Forward, HELD_BYTES_MAX, HeadersStep, Origin, Outcome, Read, ResponseBody, ResponseHead, ResponseStep, Step,
+};
 
 mod settings;
-pub use settings::{DestinationFormat, FailureMode, ObjectiveHeader, Settings};
+pub use settings::{DecideAt, DestinationFormat, FailureMode, ObjectiveHeader, Settings};
 
 pub mod pool;
 pub use pool::Pool;

@@ -11,6 +11,15 @@ pub enum DestinationFormat {
     Single,
 }
 
+/// When a request is decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecideAt {
+    /// At its last byte, when all of it is known.
+    Body,
+    /// At its headers, by load, session, subset and a model header; its body passes unread. For proxies that cannot hold a body.
+    Headers,
+}
+
 /// What happens to a request while the proxy has never had state and the wait for it is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureMode {
@@ -42,6 +51,11 @@ pub struct Settings {
     pub subset_namespace: String,
     /// Key of the subset hint in that namespace.
     pub subset_key: String,
+    /// When a request on an inference path is decided.
+    pub decide_at: DecideAt,
+    /// Header that names the model where the body is not seen: then nobody else says it. What sets it must have read the body, as a client could
+    /// name one model here and another there.
+    pub model_header: String,
     /// Largest request body on an inference path, in bytes after decompression. A million-token prompt is about 5 MB; Envoy's own limit
     /// (32 MiB in the shipped files) lies above, so that the error is ours.
     pub body_limit_bytes: usize,
@@ -86,6 +100,8 @@ impl Default for Settings {
             destination_format: DestinationFormat::List,
             subset_namespace: headers::SUBSET_NAMESPACE.to_owned(),
             subset_key: headers::SUBSET.to_owned(),
+            decide_at: DecideAt::Body,
+            model_header: headers::MODEL.to_owned(),
             body_limit_bytes: 24 << 20,
             failure_mode: FailureMode::Close,
             cold_start_wait_ms: 2_000,

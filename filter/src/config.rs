@@ -8,7 +8,7 @@ mod value;
 use std::fmt;
 
 use exchange::json::JsonError;
-use exchange::{DestinationFormat, FailureMode, ObjectiveHeader, Settings};
+use exchange::{DecideAt, DestinationFormat, FailureMode, ObjectiveHeader, Settings};
 use scheduler::prefix::{ENTRIES_DEFAULT, ENTRIES_MAX};
 use value::{Fields, Value};
 
@@ -130,6 +130,7 @@ macro_rules! flag {
     };
 }
 
+const DECIDE_AT: &[&str] = &["body", "headers"];
 const FAILURE_MODES: &[&str] = &["close", "open"];
 const DESTINATION_FORMATS: &[&str] = &["list", "single"];
 const TRANSPORTS: &[&str] = &["grpc", "http"];
@@ -175,6 +176,20 @@ const FIELDS: &[Field] = &[
         path: "cold_start_wait_ms",
         kind: number!(0, 60_000, settings.cold_start_wait_ms: u64),
         about: "how long a request may wait for the first state",
+    },
+    Field {
+        path: "decide_at",
+        kind: Kind::Choice {
+            allowed: DECIDE_AT,
+            get: |c| if c.settings.decide_at == DecideAt::Headers { "headers" } else { "body" },
+            set: |c, v| c.settings.decide_at = if v == "headers" { DecideAt::Headers } else { DecideAt::Body },
+        },
+        about: "a request is decided at its last byte, or at its headers, its body unread: where the proxy cannot hold a body",
+    },
+    Field {
+        path: "model_header",
+        kind: text!(Header, settings.model_header),
+        about: "header that names the model where the body is not read",
     },
     Field {
         path: "body_limit_bytes",
@@ -515,7 +530,7 @@ mod tests {
         let config = FilterConfig::parse(
             br#"{"state": {"cluster": "c", "authority": "a", "transport": "http", "silence_max_ms": 1000, "backoff_max_ms": 100},
                  "pools": [{"name": "p", "clusters": ["x", "y"]}], "failure_mode": "open", "cold_start_wait_ms": 0,
-                 "body_limit_bytes": 2048, "destination_format": "single", "destination_header": "x-d", "fallback_header": "x-f",
+                 "decide_at": "headers", "model_header": "x-m", "body_limit_bytes": 2048, "destination_format": "single", "destination_header": "x-d", "fallback_header": "x-f",
                  "subset_namespace": "ns", "subset_key": "k", "ready_path": "/r", "explain": true, "decision_log_one_in": 50,
                  "objective_header": "trust", "retry": false,
                  "per_try_timeout_ms": 9, "prefix_entries": 0, "lease_ms": 500, "sharing": false}"#,
@@ -527,6 +542,8 @@ mod tests {
             destination_format: DestinationFormat::Single,
             subset_namespace: "ns".into(),
             subset_key: "k".into(),
+            decide_at: DecideAt::Headers,
+            model_header: "x-m".into(),
             body_limit_bytes: 2048,
             failure_mode: FailureMode::Open,
             cold_start_wait_ms: 0,
@@ -565,6 +582,7 @@ mod tests {
             ),
             (r#"{"pools": [{"name": "a", "clusters": "c"}]}"#, "`pools[0].clusters` must be a list of at most 64 cluster names".to_owned()),
             (r#"{"pools": [{"name": "a", "cluster": "c"}]}"#, "`pools[0].cluster` must be left out: there is no such field".to_owned()),
+            (&with(r#""decide_at": "once""#), "`decide_at` must be \"body\" or \"headers\"".to_owned()),
             (&with(r#""failure_mode": "maybe""#), "`failure_mode` must be \"close\" or \"open\"".to_owned()),
             (&with(r#""cold_start_wait_ms": -1"#), "`cold_start_wait_ms` must be a whole number from 0 to 60000".to_owned()),
             (&with(r#""body_limit_bytes": 1e99"#), "`body_limit_bytes` must be a whole number from 1024 to 1073741824".to_owned()),

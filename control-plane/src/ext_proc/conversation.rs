@@ -15,7 +15,9 @@ use std::sync::Arc;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Part;
 use envoy_types::pb::envoy::service::ext_proc::v3::{HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse};
 use exchange::rewrite::Splice;
-use exchange::{Exchange, Forward, HeadersStep, Origin, Reply, ResponseBody, ResponseHead, Settings, Step, Time, headers, ready_reply};
+use exchange::{
+    Asking, Exchange, Forward, HeadersStep, Origin, Reply, ResponseBody, ResponseHead, Settings, Step, Time, headers, ready_reply,
+};
 
 use super::front::{Front, FrontPool};
 use super::held::Held;
@@ -222,16 +224,28 @@ impl Conversation {
         Next::Listen
     }
 
+    /// The pool is locked for what needs it alone: other exchanges do not wait while this one's body is read and its prompt hashed.
     fn decide(&mut self, headers_answered: bool, now: Time) -> Next {
         let step = {
-            let mut inner = self.pool.lock();
-            inner.use_it();
+            let (exchange, settings) = (&mut self.exchange, &*self.settings);
             let body = self.held.whole();
-            let step = self.exchange.decide(&self.settings, &mut inner.pool, self.hint.as_deref(), &body, now);
-            if matches!(step, Step::Forward(_)) && inner.pool.snapshot().is_some() {
-                inner.pick_took(self.front.now().us_since(now));
+            let read = exchange.read(&body);
+            let resolved = {
+                let mut inner = self.pool.lock();
+                inner.use_it();
+                exchange.resolve(settings, &mut inner.pool, read, now)
+            };
+            match resolved.map(Asking::hashed) {
+                Ok(asking) => {
+                    let mut inner = self.pool.lock();
+                    let step = exchange.pick(settings, &mut inner.pool, self.hint.as_deref(), asking, now);
+                    if matches!(step, Step::Forward(_)) {
+                        inner.pick_took(self.front.now().us_since(now));
+                    }
+                    step
+                }
+                Err(step) => step,
             }
-            step
         };
         match step {
             Step::Forward(forward) => self.forward(forward, headers_answered),

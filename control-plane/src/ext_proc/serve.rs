@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use exchange::{DestinationFormat, ObjectiveHeader, Settings};
+use exchange::{DestinationFormat, FailureMode, ObjectiveHeader, Settings};
 use tokio::task::JoinSet;
 use tonic::transport::Server;
 
@@ -113,6 +113,8 @@ fn tls(args: ExtProcArgs) -> Tls {
 
 /// Those of all exchanges, but for what the command line says.
 fn settings(args: &ExtProcArgs) -> Settings {
+    let (given, shipped) = (args.exchanges.clone(), Settings::default());
+    let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     Settings {
         destination_format: match args.ext_proc_destination_format {
             args::DestinationFormat::Single => DestinationFormat::Single,
@@ -123,6 +125,67 @@ fn settings(args: &ExtProcArgs) -> Settings {
             args::ObjectiveHeader::Trust => ObjectiveHeader::Trust,
         },
         explain: args.ext_proc_explain,
-        ..Settings::default()
+        model_header: given.ext_proc_model_header.unwrap_or(shipped.model_header),
+        destination_header: given.ext_proc_destination_header.unwrap_or(shipped.destination_header),
+        subset_namespace: given.ext_proc_subset_namespace.unwrap_or(shipped.subset_namespace),
+        subset_key: given.ext_proc_subset_key.unwrap_or(shipped.subset_key),
+        failure_mode: match given.ext_proc_failure_mode {
+            Some(args::FailureMode::Open) => FailureMode::Open,
+            Some(args::FailureMode::Close) => FailureMode::Close,
+            None => shipped.failure_mode,
+        },
+        cold_start_wait_ms: given.ext_proc_cold_start_wait.map_or(shipped.cold_start_wait_ms, ms),
+        body_limit_bytes: given.ext_proc_body_limit_bytes.and_then(|n| n.try_into().ok()).unwrap_or(shipped.body_limit_bytes),
+        per_try_timeout_ms: given.ext_proc_per_try_timeout.map_or(shipped.per_try_timeout_ms, ms),
+        retry: !given.ext_proc_no_retry,
+        ..shipped
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    fn read(arguments: &str) -> Settings {
+        let Command::Serve(serve) = Cli::try_parse_from(format!("switchpointd serve --endpoint 10.0.0.1:1 {arguments}").split_whitespace())
+            .expect("a command line")
+            .command
+        else {
+            panic!("another command")
+        };
+        settings(&serve.ext_proc)
+    }
+
+    #[test]
+    fn nothing_said_is_as_shipped_but_for_the_format() {
+        let shipped = Settings { destination_format: DestinationFormat::Single, ..Settings::default() };
+        assert_eq!(format!("{:?}", read("")), format!("{shipped:?}"));
+    }
+
+    #[test]
+    fn every_setting_is_taken() {
+        let said = read(
+            "--ext-proc-model-header x-m --ext-proc-destination-header x-d --ext-proc-subset-namespace ns --ext-proc-subset-key k \
+             --ext-proc-failure-mode open --ext-proc-cold-start-wait 1ms --ext-proc-body-limit-bytes 2048 --ext-proc-per-try-timeout 3s \
+             --ext-proc-no-retry --ext-proc-explain --ext-proc-objective-header trust --ext-proc-destination-format list",
+        );
+        let expected = Settings {
+            destination_header: "x-d".into(),
+            subset_namespace: "ns".into(),
+            subset_key: "k".into(),
+            model_header: "x-m".into(),
+            body_limit_bytes: 2048,
+            failure_mode: FailureMode::Open,
+            cold_start_wait_ms: 1,
+            explain: true,
+            objective_header: ObjectiveHeader::Trust,
+            per_try_timeout_ms: 3_000,
+            retry: false,
+            ..Settings::default()
+        };
+        assert_eq!(format!("{said:?}"), format!("{expected:?}"));
     }
 }

@@ -7,8 +7,8 @@ use std::path::Path;
 
 use exchange::pool::Label;
 use exchange::{
-    DestinationFormat, Exchange, FailureMode, HeadersStep, ObjectiveHeader, Origin, Pool, Reply, ResponseBody, ResponseHead, Settings,
-    Step, Time,
+    DecideAt, DestinationFormat, Exchange, FailureMode, HeadersStep, ObjectiveHeader, Origin, Pool, Reply, ResponseBody, ResponseHead,
+    Settings, Step, Time,
 };
 use scheduler::objects::{ModelSpec, ObjectiveSpec, Objects, ObjectsSpec, TargetSpec};
 use scheduler::plugin::Value;
@@ -110,6 +110,8 @@ impl Script {
         match rest {
             "destination_format single" => self.settings.destination_format = DestinationFormat::Single,
             "failure_mode open" => self.settings.failure_mode = FailureMode::Open,
+            "decide_at headers" => self.settings.decide_at = DecideAt::Headers,
+            "model_header x-model" => self.settings.model_header = "x-model".to_owned(),
             "explain" => self.settings.explain = true,
             "objective_header trust" => self.settings.objective_header = ObjectiveHeader::Trust,
             "body_limit 100" => self.settings.body_limit_bytes = 100,
