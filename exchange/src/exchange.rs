@@ -302,6 +302,8 @@ impl Exchange {
             max_tokens: parsed.and_then(|p| p.max_tokens),
             media_items: parsed.map_or(0, |p| p.media_items),
             headers: &headers,
+            slo: scheduler::Slo::default(),
+            prediction_based: false,
         };
         self.why.recorded = pool.draws_one_in(settings.decision_log_one_in);
         match pool.pick(&request, now, &mut self.why) {

@@ -103,6 +103,9 @@ impl Refusal {
                 row(503, "no_eligible_endpoint", "rejected-no-endpoints", "no ready model server is eligible for this request")
             }
             Self::Shed(Shed::Saturated) => row(429, "saturated", "rejected-saturated", "the model servers are saturated; try again later"),
+            Self::Shed(Shed::Slo) => {
+                row(429, "slo_unattainable", "rejected-saturated", "no model server could serve the request within the SLOs now; try again later")
+            }
             Self::Shed(Shed::Admitter) => row(429, "not_admitted", "rejected-saturated", "the request was not admitted; try again later"),
             Self::UnknownProfile(name) => {
                 row(400, "unknown_profile", "invalid-request", &format!("no scheduling profile is named {:?}", shortened(name)))

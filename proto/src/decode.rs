@@ -199,6 +199,7 @@ fn pipeline(message: state::Pipeline) -> Result<PipelineSpec, InvalidState> {
         profile_handler: message.profile_handler,
         saturation_detector: message.saturation_detector,
         ranked_max: message.ranked_max,
+        latency_prediction: message.latency_prediction,
     })
 }
 

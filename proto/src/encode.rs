@@ -86,6 +86,7 @@ fn pipeline(spec: &PipelineSpec) -> state::Pipeline {
         profile_handler: spec.profile_handler.clone(),
         saturation_detector: spec.saturation_detector.clone(),
         ranked_max: spec.ranked_max,
+        latency_prediction: spec.latency_prediction,
     }
 }
 

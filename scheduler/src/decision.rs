@@ -1,5 +1,7 @@
 //! What comes out of a pick.
 
+use crate::latency::Abstention;
+use crate::prospects::Prospect;
 use crate::snapshot::EndpointIndex;
 
 /// The most endpoints a ranked list may hold. Each stands for one more attempt of the same request: beyond a few the pool has other troubles.
@@ -45,6 +47,8 @@ pub enum Shed {
     Saturated,
     /// An admitter of the pipeline refused it.
     Admitter,
+    /// No endpoint would serve it within the SLOs, and it yields.
+    Slo,
 }
 
 /// Why nobody can serve a request.
@@ -77,6 +81,8 @@ pub struct Explanation {
     /// Tokens of the prompt that each endpoint would have to work through, as it is believed to hold the others; parallel to the snapshot's
     /// endpoints.
     pub uncached_tokens: Vec<u32>,
+    /// What it would see at each endpoint, or why that is not known, parallel to the snapshot's endpoints; empty where nobody asked.
+    pub prospects: Vec<Result<Prospect, Abstention>>,
     /// Everyone who was dropped before any profile ran, in the order it happened.
     pub dropped: Vec<Drop>,
     /// The profiles that ran, in order.

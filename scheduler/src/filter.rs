@@ -10,6 +10,7 @@ pub(crate) mod label_selector;
 pub(crate) mod prefix_cache_affinity;
 pub(crate) mod role;
 pub(crate) mod session_affinity;
+pub(crate) mod slo_headroom_tier;
 pub(crate) mod utilization;
 
 mod decoder;

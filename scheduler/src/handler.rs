@@ -4,3 +4,4 @@ pub(crate) mod data_parallel;
 pub(crate) mod disagg;
 pub(crate) mod header;
 pub(crate) mod single;
+pub(crate) mod slo_aware;

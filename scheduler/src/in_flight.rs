@@ -8,15 +8,23 @@
 //! A row belongs to one life of one endpoint. The first admission of another life starts the row afresh; tickets of the former life then
 //! count nowhere and change nothing.
 //!
+//! Requests with an SLO are also in the queue of their endpoint ([`Running`]), whose lowest SLOs are part of its load.
+//!
 //! What others have outstanding is kept beside it ([`Others`]) and read together with it: a pick sees all that is known to be under way.
 
 mod others;
 pub use others::Others;
 
+mod running;
+use running::{Entry, Queues};
+pub use running::{MEASURED_MAX, Running};
+
 mod since_scrape;
 use since_scrape::SinceScrape;
 pub use since_scrape::requests_now;
 
+use crate::prospects::Promise;
+use crate::slo::Slo;
 use crate::snapshot::{ENDPOINTS_MAX, EndpointMetrics, EndpointRef, Incarnation, Slot};
 
 /// What one endpoint has outstanding.
@@ -32,7 +40,7 @@ pub struct Load {
     pub prefills: Prefills,
     /// The lowest TTFT SLO of requests that wait for their first token, µs; `None` when none of them has one.
     pub ttft_slo_us: Option<u32>,
-    /// The lowest TPOT SLO of requests past their first token, µs a token; `None` when none of them has one.
+    /// The lowest TPOT SLO of all of them, µs a token: those who wait for their first token will want it kept, too. `None` when none has one.
     pub tpot_slo_us: Option<u32>,
 }
 
@@ -63,6 +71,7 @@ pub struct InFlight {
     changed: Vec<u16>,
     others: Others,
     scraped: SinceScrape,
+    queues: Queues,
 }
 
 /// One request's place in the ledger.
@@ -77,6 +86,8 @@ pub struct Ticket {
     past_first_token: bool,
     /// What it counts for in [`Load::prefill_tokens`] to its end.
     output_tokens: u32,
+    /// Its place in a queue, if it has an SLO.
+    entry: Option<Entry>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -192,7 +203,7 @@ impl InFlight {
     pub fn admit_prompt(&mut self, endpoint: EndpointRef, prompt_tokens: u32, uncached_tokens: u32) -> Ticket {
         let prefills = Prefills::of(prompt_tokens, uncached_tokens);
         let share = Load { requests: 1, prefill_tokens: prefills.uncached_tokens, prefills, ..NOTHING };
-        let mut ticket = Ticket { endpoint, life: NOWHERE, share, past_first_token: false, output_tokens: 0 };
+        let mut ticket = Ticket { endpoint, life: NOWHERE, share, past_first_token: false, output_tokens: 0, entry: None };
         if self.life(endpoint) == NOWHERE {
             self.start_row(endpoint);
         }
@@ -218,7 +229,37 @@ impl InFlight {
             ticket.share.prefills = NO_PREFILLS;
             ticket.share.decode_tokens = ticket.share.decode_tokens.saturating_add(u64::from(prompt_tokens));
             self.add(ticket);
+            self.queued(ticket, |queues, slot, entry| queues.started(slot, entry.id));
         }
+    }
+
+    /// The request has an SLO, and this was promised when it was sent: from now to its end it is in the queue of its endpoint. Nothing for one
+    /// without an SLO, or a second time.
+    pub fn track(&mut self, ticket: &mut Ticket, promise: Promise) {
+        if promise.slo.any() && ticket.entry.is_none() {
+            ticket.entry = Some(self.queues.number(promise));
+            self.enqueue(ticket);
+        }
+    }
+
+    /// The request's first token took this long, ms.
+    pub fn first_token_took(&mut self, ticket: &Ticket, ms: f32) {
+        if let Some(entry) = ticket.entry.filter(|_| self.counts(ticket)) {
+            self.queues.first_token_took(ticket.endpoint.slot.0, entry.id, ms);
+        }
+    }
+
+    /// Further tokens of the request took this long, ms each.
+    pub fn tokens_took(&mut self, ticket: &Ticket, ms: f32) {
+        if let Some(entry) = ticket.entry.filter(|_| self.counts(ticket)) {
+            self.queues.tokens_took(ticket.endpoint.slot.0, entry.id, ms);
+        }
+    }
+
+    /// Our own requests with an SLO at `endpoint`, the strictest first.
+    #[must_use]
+    pub fn running(&self, endpoint: EndpointRef) -> &[Running] {
+        if self.life(endpoint) == NOWHERE { &[] } else { self.queues.queue(endpoint.slot.0) }
     }
 
     /// The request's output grew by `tokens`.
@@ -235,18 +276,21 @@ impl InFlight {
             return;
         }
         self.subtract(ticket);
+        self.queued(ticket, |queues, slot, entry| queues.remove(slot, entry.id));
         if self.life(to) == NOWHERE && self.row(to.slot).is_none_or(|row| row.load == EMPTY.load) {
             self.start_row(to);
         }
         ticket.endpoint = to;
         ticket.life = self.life(to);
         self.add(ticket);
+        self.enqueue(ticket);
     }
 
     /// The request has ended, in whatever way.
     #[expect(clippy::needless_pass_by_value, reason = "taking the ticket is what rules out a second release")]
     pub fn release(&mut self, ticket: Ticket) {
         self.subtract(&ticket);
+        self.queued(&ticket, |queues, slot, entry| queues.remove(slot, entry.id));
     }
 
     /// What `endpoint` has outstanding as far as is known: of our own, and of others.
@@ -312,7 +356,29 @@ impl InFlight {
         if let Some(row) = self.rows.get_mut(slot) {
             self.lives_started += 1;
             *row = Row { incarnation: endpoint.incarnation, life: self.lives_started, ..Row { changed: row.changed, ..EMPTY } };
+            self.queues.clear(endpoint.slot.0);
         }
+    }
+
+    fn enqueue(&mut self, ticket: &Ticket) {
+        let waits = !ticket.past_first_token;
+        self.queued(ticket, |queues, slot, entry| queues.add(slot, entry, waits));
+    }
+
+    /// Changes the queue that a ticket belongs in, and then what its endpoint must keep.
+    fn queued(&mut self, ticket: &Ticket, change: impl FnOnce(&mut Queues, u16, Entry)) {
+        let Some(entry) = ticket.entry.filter(|_| self.counts(ticket)) else { return };
+        let slot = ticket.endpoint.slot.0;
+        change(&mut self.queues, slot, entry);
+        let Slo { ttft_us, tpot_us } = self.queues.lowest(slot);
+        if let Some(load) = self.counting(ticket) {
+            (load.ttft_slo_us, load.tpot_slo_us) = (ttft_us, tpot_us);
+        }
+    }
+
+    /// Does any row count the ticket?
+    fn counts(&self, ticket: &Ticket) -> bool {
+        ticket.life != NOWHERE && self.row(ticket.endpoint.slot).is_some_and(|row| row.life == ticket.life)
     }
 
     /// The life a request at `endpoint` is counted in from now on.
@@ -346,6 +412,16 @@ impl InFlight {
         load.prefill_tokens = load.prefill_tokens.saturating_sub(share.prefill_tokens);
         load.decode_tokens = load.decode_tokens.saturating_sub(share.decode_tokens);
         load.prefills = load.prefills.without(share.prefills);
+    }
+}
+
+// === impl Ticket ===
+
+impl Ticket {
+    /// What it counts for.
+    #[must_use]
+    pub fn load(&self) -> Load {
+        self.share
     }
 }
 

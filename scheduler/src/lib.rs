@@ -23,6 +23,12 @@ pub use snapshot::{
 mod request;
 pub use request::{Request, SubsetHint};
 
+mod slo;
+pub use slo::Slo;
+
+mod prospects;
+pub use prospects::{Headroom, Promise, Prospect, promise};
+
 mod local;
 pub use local::{AdapterRoom, Local};
 
@@ -50,7 +56,7 @@ mod picker;
 mod producer;
 mod scorer;
 
-pub use producer::{BYTES_PER_TOKEN, IdentitySettings, LoadSettings, PrefixSettings, Production, TokenSettings};
+pub use producer::{BYTES_PER_TOKEN, IdentitySettings, LatencySettings, LoadSettings, PrefixSettings, Production, TokenSettings};
 
 mod rng;
 pub use rng::Rng;

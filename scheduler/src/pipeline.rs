@@ -29,6 +29,8 @@ pub struct PipelineSpec {
     pub saturation_detector: String,
     /// Endpoints in the ranked list where a picker does not say, 1 to [`crate::RANKED_MAX`].
     pub ranked_max: u32,
+    /// Is latency predicted? Without, SLOs and what asks for them change nothing.
+    pub latency_prediction: bool,
 }
 
 /// One declared plugin.
@@ -71,6 +73,7 @@ pub struct Pipeline {
     production: Production,
     headers: Vec<Box<str>>,
     session_tokens: Vec<SessionToken>,
+    predicts: bool,
     /// Types of the parsers declared.
     parsers: Vec<&'static str>,
 }
@@ -165,6 +168,7 @@ impl PipelineSpec {
             profile_handler: String::new(),
             saturation_detector: String::new(),
             ranked_max,
+            latency_prediction: false,
         }
     }
 }
@@ -230,6 +234,7 @@ impl Pipeline {
             production: Production::with_defaults().map_err(built_in)?,
             headers: Vec::new(),
             session_tokens: Vec::new(),
+            predicts: spec.latency_prediction,
             parsers: Vec::new(),
         };
         for plugin in &spec.plugins {
@@ -280,6 +285,18 @@ impl Pipeline {
     #[must_use]
     pub fn session_tokens(&self) -> &[SessionToken] {
         &self.session_tokens
+    }
+
+    /// Is latency predicted? Without, SLOs change nothing.
+    #[must_use]
+    pub fn predicts(&self) -> bool {
+        self.predicts
+    }
+
+    /// Must every inference request have an SLO?
+    #[must_use]
+    pub fn demands_slo(&self) -> bool {
+        self.predicts && self.handler.demands_slo()
     }
 
     /// May a request be split among endpoints of several roles? Then those that never decode are no destination of the proxy's.

@@ -15,19 +15,20 @@ pub use parameters::{Default, InvalidParameter, Parameter, Parameters, VALUE_DEP
 pub use reference::reference_markdown;
 pub use state::State;
 
-use crate::admitter::probabilistic;
+use crate::admitter::{latency_slo, probabilistic};
 use crate::candidates::Candidates;
 use crate::decider::{always, prefix_based};
 use crate::decision::{Decision, Ranked};
 use crate::detector::concurrency;
-use crate::filter::{by_label, label_selector, prefix_cache_affinity, role, utilization};
-use crate::handler::{data_parallel, disagg, header, single};
+use crate::filter::{by_label, label_selector, prefix_cache_affinity, role, slo_headroom_tier, utilization};
+use crate::handler::{data_parallel, disagg, header, single, slo_aware};
 use crate::in_flight::Load;
 use crate::local::Local;
 use crate::parser;
 use crate::picker::{max_score, random, weighted_random};
 use crate::pipeline::{Reference, Stage};
-use crate::producer::{agent_identity, approx_prefix_cache, inflight_load, token};
+use crate::producer::{agent_identity, approx_prefix_cache, inflight_load, predicted_latency, token};
+use crate::prospects::{Prospect, Prospects};
 use crate::request::Request;
 use crate::rng::Rng;
 use crate::schedule::Run;
@@ -47,6 +48,8 @@ pub struct Context<'a> {
     pub request: &'a Request<'a>,
     /// The proxy's own state.
     pub local: Local<'a>,
+    /// What the request would see at each endpoint, once somebody asks.
+    pub prospects: &'a Prospects,
 }
 
 /// Narrows the candidates.
@@ -69,6 +72,11 @@ pub trait Filter: std::fmt::Debug + Send + Sync {
 pub trait Scorer: std::fmt::Debug + Send + Sync {
     /// Writes one score in 0..=1 for each of `endpoints` into `scores`, which runs parallel and comes filled with 0. More is better.
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]);
+
+    /// Is the request to be shed rather than sent to any of `endpoints`?
+    fn sheds(&self, _context: &Context<'_>, _endpoints: &[EndpointIndex]) -> bool {
+        false
+    }
 
     /// Names of the request headers it reads.
     fn headers(&self) -> &[Box<str>] {
@@ -94,6 +102,11 @@ pub trait ProfileHandler: std::fmt::Debug + Send + Sync {
 
     /// May it split a request among endpoints of several roles? Then those that never decode are no destination of the proxy's.
     fn disaggregates(&self) -> bool {
+        false
+    }
+
+    /// Must every inference request have an SLO, where latency is predicted?
+    fn demands_slo(&self) -> bool {
         false
     }
 
@@ -233,6 +246,8 @@ pub static PLUGINS: &[PluginType] = &[
     context_length_aware::PLUGIN,
     session_affinity::PLUGIN,
     header_label_affinity::PLUGIN,
+    crate::scorer::latency::LATENCY,
+    crate::scorer::latency::SLO,
     endpoint_attribute::PLUGIN,
     label_selector::PLUGIN,
     label_selector::BY_LABEL_SELECTOR,
@@ -241,6 +256,7 @@ pub static PLUGINS: &[PluginType] = &[
     role::PREFILL,
     role::ENCODE,
     prefix_cache_affinity::PLUGIN,
+    slo_headroom_tier::PLUGIN,
     utilization::PLUGIN,
     crate::filter::endpoint_attribute::PLUGIN,
     crate::filter::session_affinity::PLUGIN,
@@ -251,15 +267,19 @@ pub static PLUGINS: &[PluginType] = &[
     header::PLUGIN,
     disagg::PLUGIN,
     data_parallel::PLUGIN,
+    slo_aware::PLUGIN,
     prefix_based::PLUGIN,
     always::PREFILL,
     always::MULTIMODAL,
     crate::detector::utilization::PLUGIN,
     concurrency::PLUGIN,
     probabilistic::PLUGIN,
+    latency_slo::PLUGIN,
     approx_prefix_cache::PLUGIN,
     inflight_load::PLUGIN,
     token::PLUGIN,
+    predicted_latency::PLUGIN,
+    predicted_latency::TRACKER,
     agent_identity::PLUGIN,
     parser::OPENAI,
     parser::ANTHROPIC,
@@ -331,7 +351,7 @@ impl Plugin {
 
 // === impl Context ===
 
-impl Context<'_> {
+impl<'a> Context<'a> {
     /// What the engine last said of itself; `None` when that is too old to go by.
     #[must_use]
     pub fn metrics(&self, endpoint: EndpointIndex) -> Option<&EndpointMetrics> {
@@ -374,6 +394,12 @@ impl Context<'_> {
     pub fn uncached_tokens(&self, endpoint: EndpointIndex) -> u32 {
         let cached = self.local.matched_blocks(endpoint).saturating_mul(self.request.prefix_block_tokens);
         self.request.prompt_tokens.saturating_sub(cached)
+    }
+
+    /// What the request would see there; `None` where nothing is predicted, or the model abstains.
+    #[must_use]
+    pub fn prospect(&self, endpoint: EndpointIndex) -> Option<&'a Prospect> {
+        self.prospects.get(self).get(endpoint.get())?.as_ref().ok()
     }
 }
 

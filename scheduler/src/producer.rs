@@ -6,11 +6,13 @@
 pub(crate) mod agent_identity;
 pub(crate) mod approx_prefix_cache;
 pub(crate) mod inflight_load;
+pub(crate) mod predicted_latency;
 pub(crate) mod token;
 
 pub use agent_identity::IdentitySettings;
 pub use approx_prefix_cache::PrefixSettings;
 pub use inflight_load::LoadSettings;
+pub use predicted_latency::LatencySettings;
 pub use token::{BYTES_PER_TOKEN, TokenSettings};
 
 use crate::plugin::{InvalidParameter, Parameters, PluginType};
@@ -26,6 +28,10 @@ pub enum Producer {
     Token(TokenSettings),
     /// Which headers tell an agent's sessions apart.
     Identity(IdentitySettings),
+    /// How latency is predicted.
+    Latency(LatencySettings),
+    /// Nothing: what it stands for is always there.
+    Tracker,
 }
 
 /// All that producers set.
@@ -39,6 +45,8 @@ pub struct Production {
     pub token: TokenSettings,
     /// Which headers tell an agent's sessions apart.
     pub identity: IdentitySettings,
+    /// How latency is predicted.
+    pub latency: LatencySettings,
 }
 
 // === impl Production ===
@@ -54,6 +62,7 @@ impl Production {
             load: defaults(&inflight_load::PLUGIN, LoadSettings::read)?,
             token: defaults(&token::PLUGIN, TokenSettings::read)?,
             identity: defaults(&agent_identity::PLUGIN, IdentitySettings::read)?,
+            latency: defaults(&predicted_latency::PLUGIN, LatencySettings::read)?,
         })
     }
 
@@ -63,6 +72,8 @@ impl Production {
             Producer::Load(load) => self.load = load,
             Producer::Token(token) => self.token = token,
             Producer::Identity(identity) => self.identity = identity,
+            Producer::Latency(latency) => self.latency = latency,
+            Producer::Tracker => {}
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
+use crate::slo::Slo;
 use crate::sort::sort_by;
 
 /// One inference request, as far as picking is concerned.
@@ -26,6 +27,10 @@ pub struct Request<'a> {
     pub media_items: u32,
     /// Name and value of the request headers that [`crate::Pipeline::headers`] names, as far as there are any.
     pub headers: &'a [(&'a str, &'a str)],
+    /// What it asks of latency.
+    pub slo: Slo,
+    /// Does it ask to be scheduled by that?
+    pub prediction_based: bool,
 }
 
 impl<'a> Request<'a> {

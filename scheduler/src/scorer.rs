@@ -9,6 +9,7 @@ pub(crate) mod context_length_aware;
 pub(crate) mod endpoint_attribute;
 pub(crate) mod header_label_affinity;
 pub(crate) mod kv_cache_utilization;
+pub(crate) mod latency;
 pub(crate) mod load_aware;
 pub(crate) mod lora_affinity;
 pub(crate) mod no_hit_lru;

@@ -141,6 +141,8 @@ impl<'a> RequestRow<'a> {
             max_tokens: count("max_tokens"),
             media_items: count("media_items").unwrap_or(0),
             headers: &self.headers,
+            slo: scheduler::Slo { ttft_us: count("slo_ttft_us"), tpot_us: count("slo_tpot_us") },
+            prediction_based: self.value.get("prediction_based").and_then(Value::as_bool).unwrap_or(false),
         })
     }
 }

@@ -164,6 +164,9 @@ pub struct Pipeline {
     pub saturation_detector: ::prost::alloc::string::String,
     #[prost(uint32, tag = "5")]
     pub ranked_max: u32,
+    /// Latency is predicted: SLOs count.
+    #[prost(bool, tag = "50")]
+    pub latency_prediction: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Profile {

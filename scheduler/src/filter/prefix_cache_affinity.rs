@@ -13,7 +13,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "prefix-cache-affinity-filter",
     kind: Kind::Filter,
     doc: for_people(
-        "Keeps endpoints with matched blocks / all blocks >= affinityThreshold; all where there are none, where the lowest TTFT of those is more than maxTTFTPenaltyMs above the lowest of the others, and at random with explorationProbability. TTFT = prompt tokens in flight / peakPrefillThroughput.",
+        "Keeps endpoints with matched blocks / all blocks >= affinityThreshold; all where there are none, where the lowest TTFT of those is more than maxTTFTPenaltyMs above the lowest of the others, and at random with explorationProbability. TTFT = prompt tokens in flight / peakPrefillThroughput, or what is predicted of this request (ttftSource).",
     ),
     source: for_people("llm-d-router, filter/prefixcacheaffinity"),
     parameters: &[
@@ -31,7 +31,9 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "ttftSource",
             default: Default::Text("prefillThroughput"),
-            doc: for_people("prefillThroughput; there is no latencyPredictor here yet"),
+            doc: for_people(
+                "prefillThroughput or latencyPredictor, by which an endpoint of which nothing is predicted is neither slow nor fast",
+            ),
         },
         Parameter {
             name: "peakPrefillThroughput",
@@ -42,7 +44,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter { name: "inFlightLoadProducerName", ..PRODUCER_NAME },
         Parameter { name: "latencyPredictionInfoProducerName", ..PRODUCER_NAME },
     ],
-    needs: &[State::PrefixIndex, State::InFlight],
+    needs: &[State::PrefixIndex, State::InFlight, State::Latency],
     build,
 };
 
@@ -53,21 +55,34 @@ const QUANTITY_MAX: f64 = 1e9;
 struct PrefixCacheAffinity {
     threshold: f64,
     exploration: f64,
-    /// How many more prompt tokens may be in flight where the prompt is held; `None`: any number.
-    tokens_penalty: Option<f64>,
+    /// What holding the prompt may cost; `None`: anything.
+    penalty: Option<Penalty>,
+}
+
+/// By how much the best of those that hold the prompt may be behind the best of the others.
+#[derive(Clone, Copy, Debug)]
+enum Penalty {
+    /// In prompt tokens in flight.
+    Tokens(f64),
+    /// In predicted TTFT.
+    Ms(f64),
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    parameters.choice("ttftSource", &[("prefillThroughput", ())])?;
+    let predicted = parameters.choice("ttftSource", &[("prefillThroughput", false), ("latencyPredictor", true)])?;
     let penalty_ms = parameters.number("maxTTFTPenaltyMs", 0.0..=QUANTITY_MAX)?;
     let tokens_per_s = parameters.number("peakPrefillThroughput", 0.0..=QUANTITY_MAX)?;
-    if penalty_ms > 0.0 && tokens_per_s <= 0.0 {
+    if penalty_ms > 0.0 && tokens_per_s <= 0.0 && !predicted {
         return Err(parameters.out_of_range("peakPrefillThroughput"));
     }
     Ok(Plugin::Filter(Box::new(PrefixCacheAffinity {
         threshold: parameters.number("affinityThreshold", 0.0..=1.0)?,
         exploration: parameters.number("explorationProbability", 0.0..=1.0)?,
-        tokens_penalty: (penalty_ms > 0.0).then_some(penalty_ms / 1000.0 * tokens_per_s),
+        penalty: (penalty_ms > 0.0).then_some(if predicted {
+            Penalty::Ms(penalty_ms)
+        } else {
+            Penalty::Tokens(penalty_ms / 1000.0 * tokens_per_s)
+        }),
     })))
 }
 
@@ -77,17 +92,20 @@ impl PrefixCacheAffinity {
         u32::try_from(blocks).is_ok_and(|blocks| blocks > 0 && f64::from(matched) >= self.threshold * f64::from(blocks))
     }
 
-    /// Is there an endpoint elsewhere that much less busy than all that hold the prompt?
+    /// Is there an endpoint elsewhere that is that much better off than all that hold the prompt?
     fn too_slow(&self, context: &Context<'_>, candidates: &Candidates) -> bool {
-        let Some(penalty) = self.tokens_penalty else { return false };
+        let Some(penalty) = self.penalty else { return false };
+        let cost = |endpoint: EndpointIndex| match penalty {
+            #[expect(clippy::cast_precision_loss, reason = "tokens in flight stay far below 2^52")]
+            Penalty::Tokens(_) => Some(context.load(endpoint).prefill_tokens as f64),
+            Penalty::Ms(_) => context.prospect(endpoint).map(|prospect| f64::from(prospect.prediction.ttft_ms)),
+        };
         let least = |holding: bool| {
             let of = candidates.indices().iter().filter(|&&endpoint| self.holds(context, endpoint) == holding);
-            of.map(|&endpoint| context.load(endpoint).prefill_tokens).min()
+            of.filter_map(|&endpoint| cost(endpoint)).fold(f64::INFINITY, f64::min)
         };
-        let (Some(here), Some(elsewhere)) = (least(true), least(false)) else { return false };
-        #[expect(clippy::cast_precision_loss, reason = "tokens in flight stay far below 2^52")]
-        let more = here.saturating_sub(elsewhere) as f64;
-        more > penalty
+        let (here, elsewhere, Penalty::Tokens(most) | Penalty::Ms(most)) = (least(true), least(false), penalty);
+        here.is_finite() && here - elsewhere > most
     }
 }
 
@@ -113,20 +131,18 @@ mod tests {
         PLUGIN.build(&given).map(drop).unwrap_err().to_string()
     }
 
-    #[test]
-    fn there_is_no_predictor_to_ask() {
-        let predictor = ("ttftSource", Value::Text("latencyPredictor".to_owned()));
-        assert_eq!(
-            refusal(&[predictor]),
-            "parameter `ttftSource` is out of range: prefillThroughput; there is no latencyPredictor here yet"
-        );
+    fn idle_throughput() -> (&'static str, Value) {
+        ("peakPrefillThroughput", Value::Number(0.0))
     }
 
     #[test]
     fn no_throughput_needs_no_penalty() {
-        let (idle, any) = (("peakPrefillThroughput", Value::Number(0.0)), ("maxTTFTPenaltyMs", Value::Number(0.0)));
+        let (idle, any) = (idle_throughput(), ("maxTTFTPenaltyMs", Value::Number(0.0)));
         assert!(refusal(std::slice::from_ref(&idle)).starts_with("parameter `peakPrefillThroughput` is out of range"));
         let given = [idle, any].map(|(name, value)| (name.to_owned(), value));
         assert!(PLUGIN.build(&given).is_ok());
+        let predicted = ("ttftSource", Value::Text("latencyPredictor".to_owned()));
+        let given = [idle_throughput(), predicted].map(|(name, value)| (name.to_owned(), value));
+        assert!(PLUGIN.build(&given).is_ok(), "what is predicted needs no throughput");
     }
 }

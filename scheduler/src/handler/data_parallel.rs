@@ -54,7 +54,7 @@ impl ProfileHandler for DataParallel {
     fn route(&self, run: &mut Run<'_>) -> Decision {
         let ranked = match run.only_profile() {
             Ok(ranked) => ranked,
-            Err(why) => return Decision::Unavailable(why),
+            Err(refused) => return refused,
         };
         let rank = ranked.first();
         match self.primary_of(rank, run) {

@@ -113,7 +113,7 @@ impl ProfileHandler for Disagg {
     fn route(&self, run: &mut Run<'_>) -> Decision {
         let ranked = match run.decoders(&self.decode_profile) {
             Ok(ranked) => ranked,
-            Err(why) => return Decision::Unavailable(why),
+            Err(refused) => return refused,
         };
         let decode = ranked.first();
         let prefill = self.prefill.as_ref().and_then(|stage| stage.picked(run, decode, decode).first().copied());

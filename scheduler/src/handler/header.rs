@@ -54,6 +54,6 @@ impl ProfileHandler for HeaderProfile {
             Some(name) if !run.has_profile(name) => return Decision::UnknownProfile(name.into()),
             name => run.ranked(name.unwrap_or(&self.default_profile)),
         };
-        ranked.map_or_else(Decision::Unavailable, |ranked| Decision::Route(Route::to(ranked)))
+        ranked.map_or_else(|refused| refused, |ranked| Decision::Route(Route::to(ranked)))
     }
 }

@@ -28,6 +28,6 @@ impl ProfileHandler for SingleProfile {
     }
 
     fn route(&self, run: &mut Run<'_>) -> Decision {
-        run.only_profile().map_or_else(Decision::Unavailable, |ranked| Decision::Route(Route::to(ranked)))
+        run.only_profile().map_or_else(|refused| refused, |ranked| Decision::Route(Route::to(ranked)))
     }
 }

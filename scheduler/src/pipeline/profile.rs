@@ -3,6 +3,7 @@
 use super::{InvalidPipeline, PLUGINS_MAX, PipelineSpec, ProfilePlugin, ProfileSpec, WEIGHT_MAX, no_such};
 use crate::picker;
 use crate::plugin::{Filter, Picker, Plugin, Scorer};
+use crate::producer::Producer;
 
 /// A profile ready to work. Each use of a plugin is an instance of its own: plugins keep nothing between requests.
 #[derive(Debug)]
@@ -54,6 +55,8 @@ impl Profile {
                     built.picker = picker;
                     built.listed = picker::list_length(&parameters).map_err(|error| plugin.refuse(error))?;
                 }
+                // The reference's files name these in profiles.
+                Plugin::Producer(Producer::Latency(_) | Producer::Tracker) => {}
                 Plugin::ProfileHandler(_) | Plugin::Decider(_) | Plugin::Admitter(_) | Plugin::Producer(_) | Plugin::Parser(_) => {
                     return Err(no_such("filter, scorer or picker", &part.name, &by()));
                 }

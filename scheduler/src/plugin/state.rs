@@ -29,6 +29,8 @@ pub enum State {
     Labels,
     /// Headers of the request.
     Headers,
+    /// What predicts latency.
+    Latency,
 }
 
 impl fmt::Display for State {
@@ -46,6 +48,7 @@ impl fmt::Display for State {
             Self::Prompt => "the prompt",
             Self::Labels => "endpoint labels",
             Self::Headers => "request headers",
+            Self::Latency => "latency model",
         })
     }
 }

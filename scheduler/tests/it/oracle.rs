@@ -107,6 +107,16 @@ fn scores(case: &Case, allowed: &[usize], scorer: &str) -> Vec<(usize, f64)> {
             let depth = |row: &Row| row.metrics.attributes.first().map(|(_, depth)| depth + 100.0);
             neutral(&min_max(&known(depth)))
         }
+        // No latency is predicted here: what stands in for it.
+        "latency-scorer" | "slo-scorer" => {
+            let free = scores(case, allowed, "kv-cache-utilization-scorer");
+            let queues = known(|row| row.metrics.queue_depth);
+            let longest = queues.iter().filter_map(|(_, queue)| *queue).fold(0.0, f64::max);
+            let short = |queue: f64| if longest > 0.0 { (longest - queue) / longest } else { 1.0 };
+            let short = neutral(&queues.into_iter().map(|(at, queue)| (at, queue.map(short))).collect::<Vec<_>>());
+            let held = scores(case, allowed, "prefix-cache-scorer");
+            free.iter().zip(short).zip(held).map(|((&(at, free), (_, short)), (_, held))| (at, (free + short + held) / 3.0)).collect()
+        }
         other => panic!("the twin knows no {other}"),
     }
 }
@@ -146,6 +156,7 @@ fn kept(case: &Case, left: &[usize], filter: &str) -> Vec<usize> {
         "decode-filter" => only(&|row| label(row, "llm-d.ai/role").is_none() || role(row, &["decode", "both"])),
         "prefill-filter" => only(&|row| role(row, &["prefill", "both"])),
         "encode-filter" => Vec::new(),
+        "slo-headroom-tier-filter" => left.to_vec(),
         "session-affinity-filter" => or_all(only(&|row| in_session(case, row))),
         "utilization-filter" => only(&|row| {
             let waiting = row.metrics.queue_depth.filter(|queue| queue.is_finite() && *queue >= 0.0 && !case.metrics_stale);

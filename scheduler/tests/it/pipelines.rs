@@ -66,7 +66,14 @@ fn any_pipeline() -> impl Strategy<Value = PipelineSpec> {
                 built.push(profile);
             }
             let saturation_detector = detector.map_or("", |_| "detector").to_owned();
-            PipelineSpec { plugins, profiles: built, profile_handler: "handler".to_owned(), saturation_detector, ranked_max }
+            PipelineSpec {
+                plugins,
+                profiles: built,
+                profile_handler: "handler".to_owned(),
+                saturation_detector,
+                ranked_max,
+                latency_prediction: false,
+            }
         },
     )
 }

@@ -1,0 +1,38 @@
+//! `latency-slo-admitter`: refuses a sheddable request that no endpoint would serve within the SLOs.
+
+use crate::plugin::{
+    Admitter, Context, InvalidParameter, Kind, PRODUCER_NAME, Parameter, Parameters, Plugin, PluginType, State, for_people,
+};
+use crate::rng::Rng;
+use crate::snapshot::EndpointIndex;
+
+pub(crate) const PLUGIN: PluginType = PluginType {
+    name: "latency-slo-admitter",
+    kind: Kind::Admitter,
+    doc: for_people(
+        "Refuses a request of negative priority that has an SLO, where every endpoint would miss an SLO, has requests under way, and 2 % or more of its KV cache in use. One of which nothing is predicted is no reason to refuse.",
+    ),
+    source: for_people("llm-d-router, admitter/latencyslo"),
+    parameters: &[Parameter { name: "latencyPredictionInfoProducerName", ..PRODUCER_NAME }],
+    needs: &[State::Latency, State::InFlight, State::KvCacheUtilization, State::PrefixIndex, State::Prompt],
+    build,
+};
+
+/// Below it an endpoint is cold: what is predicted of it is not worth a refusal. The reference's.
+const COLD_KV_CACHE: f32 = 0.02;
+
+#[derive(Debug)]
+struct LatencySlo;
+
+fn build(_: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
+    Ok(Plugin::Admitter(Box::new(LatencySlo)))
+}
+
+impl Admitter for LatencySlo {
+    fn admits(&self, context: &Context<'_>, endpoints: &[EndpointIndex], _: &mut Rng) -> bool {
+        let cold = |endpoint| context.metric(endpoint, |m| m.kv_cache_utilization).is_some_and(|used| used < COLD_KV_CACHE);
+        let misses = |endpoint| context.prospect(endpoint).is_some_and(|prospect| !prospect.is_valid()) && !cold(endpoint);
+        let sheddable = context.request.priority < 0 && context.request.slo.any();
+        !sheddable || !endpoints.iter().all(|&endpoint| misses(endpoint))
+    }
+}

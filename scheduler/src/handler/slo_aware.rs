@@ -1,0 +1,67 @@
+//! `slo-aware-profile-handler`: requests that ask for it by header are scheduled by their SLOs, the others as ever.
+//!
+//! | prediction | SLO | header | runs |
+//! |---|---|---|---|
+//! | off | any | any | the default profile |
+//! | on | none | any | nothing: 400, unless `sloMissing: default`, then the default profile |
+//! | on | some | false or absent | the default profile; its SLO counts for others all the same |
+//! | on | some | true | the SLO profile |
+
+use crate::decision::{Decision, Route};
+use crate::pipeline::Reference;
+use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, ProfileHandler, State, for_people};
+use crate::schedule::Run;
+
+pub(crate) const PLUGIN: PluginType = PluginType {
+    name: "slo-aware-profile-handler",
+    kind: Kind::ProfileHandler,
+    doc: for_people(
+        "Runs sloProfile for requests with an SLO and PredictionBasedRouting: true, defaultProfile for the others, and for all while latency is not predicted (--latency-prediction). While it is, an inference request without an SLO is the client's error (400).",
+    ),
+    source: for_people("Gateway API Inference Extension, issue 1323"),
+    parameters: &[
+        Parameter { name: "defaultProfile", default: Default::Text("default"), doc: for_people("the profile of the others") },
+        Parameter { name: "sloProfile", default: Default::Text("slo"), doc: for_people("the profile that goes by SLOs") },
+        Parameter {
+            name: "sloMissing",
+            default: Default::Text("refuse"),
+            doc: for_people(
+                "what becomes of requests without an SLO while latency is predicted: refuse, or default, which runs defaultProfile",
+            ),
+        },
+    ],
+    needs: &[State::Headers, State::Latency],
+    build,
+};
+
+#[derive(Debug)]
+struct SloAware {
+    default_profile: Box<str>,
+    slo_profile: Box<str>,
+    demands_slo: bool,
+}
+
+fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
+    Ok(Plugin::ProfileHandler(Box::new(SloAware {
+        default_profile: parameters.text("defaultProfile")?.trim().into(),
+        slo_profile: parameters.text("sloProfile")?.trim().into(),
+        demands_slo: parameters.choice("sloMissing", &[("refuse", true), ("default", false)])?,
+    })))
+}
+
+impl ProfileHandler for SloAware {
+    fn references(&self) -> Vec<Reference<'_>> {
+        vec![Reference::Profile(&self.default_profile), Reference::Profile(&self.slo_profile)]
+    }
+
+    fn demands_slo(&self) -> bool {
+        self.demands_slo
+    }
+
+    fn route(&self, run: &mut Run<'_>) -> Decision {
+        let context = run.context();
+        let by_slo = context.snapshot.pipeline().predicts() && context.request.slo.any() && context.request.prediction_based;
+        let ranked = run.ranked(if by_slo { &self.slo_profile } else { &self.default_profile });
+        ranked.map_or_else(|refused| refused, |ranked| Decision::Route(Route::to(ranked)))
+    }
+}

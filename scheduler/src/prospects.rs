@@ -1,0 +1,157 @@
+//! What one request would see at each endpoint, and what that leaves to the SLOs that count there: the request's own, and the lowest of those
+//! who are there already.
+//!
+//! Made when the first plugin of a decision asks, for all endpoints in one pass, and kept for the others. It says nothing where prediction is
+//! off, nor where the model abstains: what is unknown neither meets an SLO nor breaks it.
+
+use std::cell::OnceCell;
+
+use crate::in_flight::Load;
+use crate::latency::{Abstention, Conditions, LatencyModel, Prediction};
+use crate::local::Local;
+use crate::plugin::Context;
+use crate::producer::LatencySettings;
+use crate::request::Request;
+use crate::slo::{Slo, ms};
+use crate::snapshot::{EndpointIndex, Snapshot};
+
+/// What is predicted of one time, and what it must not exceed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Headroom {
+    /// What it is expected to be, ms.
+    pub predicted_ms: f32,
+    /// What it may be, ms: the lower of the request's own SLO and the lowest there. Infinite where there is neither; 0 for a request that has no
+    /// SLO at all, which leaves the endpoint of the lowest latency the most headroom.
+    pub limit_ms: f32,
+}
+
+/// What one request would see at one endpoint.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Prospect {
+    /// All that is predicted.
+    pub prediction: Prediction,
+    /// Time to the first token.
+    pub ttft: Headroom,
+    /// Time for each further token.
+    pub tpot: Headroom,
+    /// Nothing is under way there.
+    pub idle: bool,
+}
+
+/// What was predicted of a request where it was sent, and which of its SLOs count for those who come after it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Promise {
+    /// What the request asked for.
+    pub slo: Slo,
+    /// Those of its SLOs that the endpoint could meet if it were idle. An SLO that it never could would make everybody else yield for nothing.
+    pub counts: Slo,
+    /// What was predicted, unless nothing was.
+    pub predicted: Option<Prediction>,
+}
+
+/// The column of prospects of one decision.
+#[derive(Debug, Default)]
+pub struct Prospects(OnceCell<Vec<Result<Prospect, Abstention>>>);
+
+// === impl Headroom ===
+
+impl Headroom {
+    /// What is left, ms; negative when it is too little, infinite where nothing limits it.
+    #[must_use]
+    pub fn left_ms(self) -> f32 {
+        self.limit_ms - self.predicted_ms
+    }
+
+    /// Is it too little?
+    #[must_use]
+    pub fn is_exceeded(self) -> bool {
+        self.left_ms() < 0.0
+    }
+}
+
+// === impl Prospect ===
+
+impl Prospect {
+    /// Would the request, and all that are there, have what they ask for? An endpoint with nothing under way always counts as valid.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        self.idle || self.meets()
+    }
+
+    /// Is what is predicted within all SLOs that count?
+    #[must_use]
+    pub fn meets(&self) -> bool {
+        !self.ttft.is_exceeded() && !self.tpot.is_exceeded()
+    }
+
+    fn of(prediction: Prediction, load: Load, own: Slo, settings: LatencySettings) -> Self {
+        let (ttft_ms, tpot_ms) = settings.counted(&prediction);
+        let lowest = own.strictest(Slo { ttft_us: load.ttft_slo_us, tpot_us: load.tpot_slo_us });
+        let limit = |us: Option<u32>| if own.any() { us.map_or(f32::INFINITY, ms) } else { 0.0 };
+        Self {
+            prediction,
+            ttft: Headroom { predicted_ms: ttft_ms, limit_ms: limit(lowest.ttft_us) },
+            tpot: Headroom { predicted_ms: tpot_ms, limit_ms: limit(lowest.tpot_us) * settings.slo_buffer_factor },
+            idle: load.requests == 0,
+        }
+    }
+}
+
+// === impl Prospects ===
+
+impl Prospects {
+    /// Parallel to the snapshot's endpoints; empty where nothing is predicted.
+    pub(crate) fn get(&self, context: &Context<'_>) -> &[Result<Prospect, Abstention>] {
+        self.0.get_or_init(|| predict(context))
+    }
+}
+
+fn predict(context: &Context<'_>) -> Vec<Result<Prospect, Abstention>> {
+    let Some((model, settings)) = in_force(context.snapshot) else { return Vec::new() };
+    let mut predicted = Vec::with_capacity(context.snapshot.endpoints().len());
+    let rows = context.snapshot.endpoints().iter().zip(context.snapshot.indices());
+    model.predict_all(
+        rows.map(|(endpoint, index)| (endpoint.id, Conditions::at_pick(context.snapshot, &context.local, context.request, index))),
+        &mut predicted,
+    );
+    let prospect = |(predicted, index): (Result<Prediction, Abstention>, EndpointIndex)| {
+        predicted.map(|prediction| Prospect::of(prediction, context.load(index), context.request.slo, settings))
+    };
+    predicted.into_iter().zip(context.snapshot.indices()).map(prospect).collect()
+}
+
+/// The model that the pool's requests are predicted by, when they are to be.
+fn in_force(snapshot: &Snapshot) -> Option<(&LatencyModel, LatencySettings)> {
+    let pipeline = snapshot.pipeline();
+    let settings = pipeline.production().latency;
+    snapshot.latency().filter(|_| pipeline.predicts() && settings.predict).map(|model| (model, settings))
+}
+
+/// What `request` is promised by being sent to `endpoint`, where it is not counted yet.
+#[must_use]
+pub fn promise(snapshot: &Snapshot, request: &Request<'_>, local: Local<'_>, endpoint: EndpointIndex) -> Promise {
+    let slo = request.slo;
+    let (Some((model, settings)), Some(at)) = (in_force(snapshot), snapshot.endpoint(endpoint)) else {
+        return Promise { slo, counts: slo, predicted: None };
+    };
+    let conditions = Conditions::at_pick(snapshot, &local, request, endpoint);
+    let predicted = model.predict(at.id, &conditions).ok();
+    let (mut ttft_ms, mut tpot_ms) = predicted.as_ref().map_or((f32::INFINITY, f32::INFINITY), |p| settings.counted(p));
+    let meets = |ttft_ms: f32, tpot_ms: f32| Slo {
+        ttft_us: slo.ttft_us.filter(|us| ttft_ms <= ms(*us)),
+        tpot_us: slo.tpot_us.filter(|us| tpot_ms <= ms(*us) * settings.slo_buffer_factor),
+    };
+    if meets(ttft_ms, tpot_ms) != slo {
+        // Not as it is: then as it would be if it were idle, by the model, or where that has not seen it idle by what its steps cost.
+        let Conditions { prompt_tokens, uncached_tokens, .. } = conditions;
+        let idle = Conditions { queued: Some(0.0), running: Some(0.0), prompt_tokens, uncached_tokens, ..Conditions::default() };
+        let (prefill_speed, decode_speed) = snapshot.step().speed(at.id);
+        let by_step = || {
+            let step = snapshot.step();
+            (step.prefill_ms(uncached_tokens, prompt_tokens) * prefill_speed, step.decode_ms(1.0, prompt_tokens) * decode_speed)
+        };
+        let (idle_ttft_ms, idle_tpot_ms) = model.predict(at.id, &idle).map_or_else(|_| by_step(), |p| settings.counted(&p));
+        (ttft_ms, tpot_ms) = (ttft_ms.min(idle_ttft_ms), tpot_ms.min(idle_tpot_ms));
+    }
+    Promise { slo, counts: meets(ttft_ms, tpot_ms), predicted }
+}

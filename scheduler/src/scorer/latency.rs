@@ -1,0 +1,311 @@
+//! `latency-scorer` and `slo-scorer`: the best is where a request would be served within all SLOs, by how much time that leaves.
+//!
+//! Endpoints stand in tiers, and only the best tier there is gets scores:
+//!
+//! ```text
+//!  Meets      all SLOs are met: its own, and the lowest of those who are there
+//!  Idle       not so, but nothing is under way there, so nobody else is late for it
+//!  TpotLate   only the time for each token is too long
+//!  TtftLate   only the time to the first token is
+//!  BothLate
+//! ```
+//! Within a tier both headrooms are spread over 0 to 1, min to max, and blended; one that all have alike drops out. Where SLOs are met the
+//! strategy says whether little headroom is better (pack, and keep room for large requests) or much (spread); elsewhere the least is missing.
+//!
+//! An endpoint of which nothing is predicted gets the mean of those that are scored. Where nothing is predicted of any, a mix of KV cache, queue and
+//! prefix stands in (the reference's composite).
+
+use super::{PREFIX_PRODUCER, rate};
+use crate::plugin::{
+    Context, Default, InvalidParameter, Kind, PRODUCER_NAME, Parameter, Parameters, Plugin, PluginType, Scorer, State, for_people,
+};
+use crate::prospects::{Headroom, Prospect};
+use crate::snapshot::EndpointIndex;
+
+/// How headroom is turned into preference; the daemon takes it from the environment where it is not given.
+const STRATEGY: Parameter = Parameter {
+    name: "headroomSelectionStrategy",
+    default: Default::Text("least"),
+    doc: for_people(
+        "where SLOs are met: least (or lowest) headroom first, or most (or highest); without it, HEADROOM_SELECTION_STRATEGY of the daemon's environment",
+    ),
+};
+const TTFT_WEIGHT: Parameter =
+    Parameter { name: "ttftWeight", default: Default::Number(0.8), doc: for_people("how much TTFT headroom counts, 0 to 1e6") };
+const TPOT_WEIGHT: Parameter =
+    Parameter { name: "tpotWeight", default: Default::Number(0.2), doc: for_people("how much TPOT headroom counts, 0 to 1e6") };
+const COMPOSITE_KV: Parameter = Parameter {
+    name: "compositeKVWeight",
+    default: Default::Number(1.0),
+    doc: for_people("without predictions: how much free KV cache counts, 0 to 1e6"),
+};
+const COMPOSITE_QUEUE: Parameter = Parameter {
+    name: "compositeQueueWeight",
+    default: Default::Number(1.0),
+    doc: for_people("without predictions: how much a short queue counts, 0 to 1e6"),
+};
+const COMPOSITE_PREFIX: Parameter = Parameter {
+    name: "compositePrefixWeight",
+    default: Default::Number(1.0),
+    doc: for_people("without predictions: how much the share of the prompt it holds counts, 0 to 1e6"),
+};
+
+pub(crate) const LATENCY: PluginType = PluginType {
+    name: "latency-scorer",
+    kind: Kind::Scorer,
+    doc: for_people(
+        "Of the best tier (SLOs met; idle; only TPOT late; only TTFT late; both): (floor(100 (1 - h)) + 1) / 100, h = ttftWeight * TTFT headroom + tpotWeight * TPOT headroom, each min-max of its size over the tier; strategy most: h for 1 - h where SLOs are met. The others 0. Without predictions: a mix of free KV cache, queue and prefix.",
+    ),
+    source: for_people("llm-d-router, scorer/latency"),
+    parameters: &[
+        TTFT_WEIGHT,
+        TPOT_WEIGHT,
+        STRATEGY,
+        COMPOSITE_KV,
+        COMPOSITE_QUEUE,
+        COMPOSITE_PREFIX,
+        Parameter { name: "latencyPredictionInfoProducerName", ..PRODUCER_NAME },
+        PREFIX_PRODUCER,
+    ],
+    needs: NEEDS,
+    build: |parameters| Ok(Plugin::Scorer(Box::new(Latency::read(parameters)?))),
+};
+
+pub(crate) const SLO: PluginType = PluginType {
+    name: "slo-scorer",
+    kind: Kind::Scorer,
+    doc: for_people(
+        "As latency-scorer, but endpoints outside the best tier get so much that a draw by weight goes to one of them with explorationShare. Where no endpoint is valid (SLOs met, or idle), a request with an SLO and a priority below shedBelowPriority is shed (429).",
+    ),
+    source: for_people("Gateway API Inference Extension, issue 1323"),
+    parameters: &[
+        STRATEGY,
+        TTFT_WEIGHT,
+        TPOT_WEIGHT,
+        Parameter {
+            name: "explorationShare",
+            default: Default::Number(0.01),
+            doc: for_people("how often a draw by weight takes an endpoint outside the best tier, so that it is learned about, 0 to 0.5"),
+        },
+        Parameter {
+            name: "shedBelowPriority",
+            default: Default::Number(1.0),
+            doc: for_people(
+                "requests of a lower priority are shed where no endpoint is valid, a whole number from 0; Critical is 1, and 0 sheds the sheddable only",
+            ),
+        },
+        COMPOSITE_KV,
+        COMPOSITE_QUEUE,
+        COMPOSITE_PREFIX,
+    ],
+    needs: NEEDS,
+    build: |parameters| {
+        let latency = Latency::read(parameters)?;
+        let shed_below = parameters.integer("shedBelowPriority", 0..=i32::MAX as u32)?;
+        Ok(Plugin::Scorer(Box::new(SloScorer {
+            latency,
+            exploration_share: parameters.number("explorationShare", 0.0..=0.5)?,
+            shed_below_priority: i32::try_from(shed_below).unwrap_or(i32::MAX),
+        })))
+    },
+};
+
+const NEEDS: &[State] = &[State::Latency, State::InFlight, State::PrefixIndex, State::Prompt, State::QueueDepth, State::KvCacheUtilization];
+
+/// What is good where SLOs are met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Strategy {
+    Least,
+    Most,
+}
+
+/// How an endpoint stands; the better first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Tier {
+    Meets,
+    Idle,
+    TpotLate,
+    TtftLate,
+    BothLate,
+}
+
+#[derive(Debug)]
+struct Latency {
+    ttft_weight: f64,
+    tpot_weight: f64,
+    strategy: Strategy,
+    /// Of free KV cache, queue and prefix; they add up to 1.
+    composite: [f32; 3],
+}
+
+#[derive(Debug)]
+struct SloScorer {
+    latency: Latency,
+    exploration_share: f64,
+    shed_below_priority: i32,
+}
+
+/// Least and greatest size of one headroom over a tier.
+#[derive(Clone, Copy)]
+struct Span {
+    least: f64,
+    greatest: f64,
+}
+
+// === impl Latency ===
+
+impl Latency {
+    fn read(parameters: &Parameters<'_>) -> Result<Self, InvalidParameter> {
+        let number = |parameter: &Parameter| parameters.number(parameter.name, 0.0..=1e6);
+        let strategies = [("least", Strategy::Least), ("lowest", Strategy::Least), ("most", Strategy::Most), ("highest", Strategy::Most)];
+        let weights = [number(&COMPOSITE_KV)?, number(&COMPOSITE_QUEUE)?, number(&COMPOSITE_PREFIX)?];
+        let sum: f64 = weights.iter().sum();
+        #[expect(clippy::cast_possible_truncation, reason = "shares of 1")]
+        let composite = if sum > 0.0 { weights.map(|weight| (weight / sum) as f32) } else { [1.0, 0.0, 0.0] };
+        Ok(Self {
+            ttft_weight: number(&TTFT_WEIGHT)?,
+            tpot_weight: number(&TPOT_WEIGHT)?,
+            strategy: parameters.choice(STRATEGY.name, &strategies)?,
+            composite,
+        })
+    }
+
+    /// Scores the best tier, 0 to the others, and those of whom nothing is known as the mean of the tier. False where nothing is predicted.
+    fn score_best_tier(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) -> bool {
+        let known = || endpoints.iter().map(|&endpoint| context.prospect(endpoint));
+        let Some(best) = known().flatten().map(tier).min() else { return false };
+        let in_tier = || known().flatten().filter(|prospect| tier(prospect) == best);
+        let (ttft, tpot) = (Span::of(in_tier().map(|p| p.ttft)), Span::of(in_tier().map(|p| p.tpot)));
+        let (alpha, beta) = self.weights(ttft, tpot);
+        let most = best == Tier::Meets && self.strategy == Strategy::Most;
+        for (score, prospect) in scores.iter_mut().zip(known()) {
+            *score = match prospect {
+                None => f32::NAN,
+                Some(prospect) if tier(prospect) == best => {
+                    let combined = alpha * ttft.place(prospect.ttft) + beta * tpot.place(prospect.tpot);
+                    graded(if most { combined } else { 1.0 - combined })
+                }
+                Some(_) => 0.0,
+            };
+        }
+        let (sum, count) = scores.iter().filter(|score| **score > 0.0).fold((0.0, 0.0), |(sum, count), score| (sum + score, count + 1.0));
+        for score in scores.iter_mut().filter(|score| score.is_nan()) {
+            *score = sum / count; // the best tier has somebody, and nobody in it has 0
+        }
+        true
+    }
+
+    /// A headroom that all have alike says nothing.
+    fn weights(&self, ttft: Span, tpot: Span) -> (f64, f64) {
+        let sum = self.ttft_weight + self.tpot_weight;
+        match (ttft.tells(), tpot.tells()) {
+            (false, true) => (0.0, 1.0),
+            (true, false) => (1.0, 0.0),
+            _ if sum > 0.0 => (self.ttft_weight / sum, self.tpot_weight / sum),
+            _ => (1.0, 0.0),
+        }
+    }
+
+    /// What stands in for predictions.
+    fn score_composite(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
+        let queue = |endpoint| context.metric(endpoint, |m| m.queue_depth);
+        let longest = endpoints.iter().filter_map(|&endpoint| queue(endpoint)).fold(0.0, f32::max);
+        let blocks = context.request.prefix_blocks.len();
+        let free = |endpoint| context.metric(endpoint, |m| m.kv_cache_utilization).map(|used| 1.0 - used);
+        let short = |endpoint| queue(endpoint).map(|queue| if longest > 0.0 { (longest - queue) / longest } else { 1.0 });
+        #[expect(clippy::cast_precision_loss, reason = "prompts have far fewer blocks than an f32 has digits")]
+        let held = |endpoint| Some(if blocks == 0 { 0.0 } else { context.local.matched_blocks(endpoint) as f32 / blocks as f32 });
+        let ratings: [&dyn Fn(EndpointIndex) -> Option<f32>; 3] = [&free, &short, &held];
+        let mut column = vec![0.0; scores.len()];
+        for (weight, rating) in self.composite.into_iter().zip(ratings) {
+            rate(endpoints, &mut column, rating);
+            scores.iter_mut().zip(&column).for_each(|(score, rating)| *score += weight * rating);
+        }
+    }
+}
+
+impl Scorer for Latency {
+    fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
+        if !self.score_best_tier(context, endpoints, scores) {
+            self.score_composite(context, endpoints, scores);
+        }
+    }
+}
+
+// === impl SloScorer ===
+
+impl Scorer for SloScorer {
+    fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
+        if !self.latency.score_best_tier(context, endpoints, scores) {
+            return self.latency.score_composite(context, endpoints, scores);
+        }
+        let total: f32 = scores.iter().sum();
+        let others = scores.iter().filter(|score| **score <= 0.0).count();
+        if others > 0 {
+            // Of all weights together the others have this share, each as much.
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_precision_loss,
+                reason = "a share of at most 1, over an endpoint count"
+            )]
+            let each = (self.exploration_share / (1.0 - self.exploration_share) * f64::from(total) / others as f64) as f32;
+            scores.iter_mut().filter(|score| **score <= 0.0).for_each(|score| *score = each);
+        }
+    }
+
+    fn sheds(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> bool {
+        let yields = context.request.slo.any() && context.request.priority < self.shed_below_priority;
+        yields && endpoints.iter().all(|&endpoint| context.prospect(endpoint).is_some_and(|prospect| !prospect.is_valid()))
+    }
+}
+
+// === impl Span ===
+
+impl Span {
+    /// Too little to tell endpoints apart, ms.
+    const NOTHING: f64 = 1e-9;
+
+    fn of(headrooms: impl Iterator<Item = Headroom>) -> Self {
+        let mut span = Self { least: f64::INFINITY, greatest: f64::NEG_INFINITY };
+        for size in headrooms.map(size).filter(|size| size.is_finite()) {
+            span = Self { least: span.least.min(size), greatest: span.greatest.max(size) };
+        }
+        span
+    }
+
+    fn tells(self) -> bool {
+        self.greatest - self.least > Self::NOTHING
+    }
+
+    /// Where it lies between least and greatest, 0 to 1; the middle where that says nothing, and 1 for what nothing limits.
+    fn place(self, headroom: Headroom) -> f64 {
+        let size = size(headroom);
+        if !self.tells() {
+            0.5
+        } else if size.is_finite() {
+            (size - self.least) / (self.greatest - self.least)
+        } else {
+            1.0
+        }
+    }
+}
+
+fn size(headroom: Headroom) -> f64 {
+    f64::from(headroom.left_ms()).abs()
+}
+
+/// In hundredths, at least one.
+#[expect(clippy::cast_possible_truncation, reason = "1 to 101")]
+fn graded(preference: f64) -> f32 {
+    ((libm::floor(preference * 100.0) + 1.0) / 100.0) as f32
+}
+
+fn tier(prospect: &Prospect) -> Tier {
+    match (prospect.ttft.is_exceeded(), prospect.tpot.is_exceeded()) {
+        (false, false) => Tier::Meets,
+        _ if prospect.idle => Tier::Idle,
+        (false, true) => Tier::TpotLate,
+        (true, false) => Tier::TtftLate,
+        (true, true) => Tier::BothLate,
+    }
+}
