@@ -340,7 +340,7 @@ impl Exchange {
     /// Reads a piece of the response body, the `last` or not. Returns what goes on in its place, if anything else does.
     pub fn response_chunk(&mut self, pool: &mut Pool, bytes: &[u8], last: bool, now: Time) -> Option<&[u8]> {
         let Phase::Routed(flight) = &mut self.phase else { return None };
-        flight.response_chunk(pool, bytes, now);
+        flight.response_chunk(pool, bytes, last, now);
         flight.restored(bytes, last)
     }
 

@@ -10,16 +10,26 @@
 mod adapters;
 mod counters;
 mod ejection;
+mod observed;
 mod pick;
 mod row;
+mod watch;
 
 pub use counters::{Counters, DURATION_BOUNDS_MS, EndpointCounters, Histogram, Label, MODELS_MAX, ModelCounters};
 pub use ejection::{Ejection, Ejections};
+pub use observed::{OBSERVATION_BYTES, OBSERVATIONS_MAX, Observed};
 pub(crate) use pick::{Held, Picked, Token};
 pub use row::{OwnRow, PeerRow, RowHead, Sum};
+pub(crate) use watch::{Ending, ms_between};
+
+use std::collections::VecDeque;
+use std::sync::Arc;
 
 use adapters::Adapters;
+use observed::Untaken;
 use scheduler::in_flight::{InFlight, Load};
+use scheduler::latency::LatencyModel;
+use scheduler::latency::step::StepModel;
 use scheduler::objects::{Asked, UnknownModel};
 use scheduler::prefix::PrefixIndex;
 use scheduler::{ENDPOINTS_MAX, EndpointMetrics, EndpointRef, PrefixSettings, Rng, Snapshot, TokenSettings};
@@ -53,6 +63,18 @@ pub struct Pool {
     untold: Untold,
     /// There are other proxies, and they cannot be heard.
     alone: bool,
+    /// What the daemon learned so far; `None` until it says, and nothing is observed before.
+    learned: Option<Learned>,
+    untaken: Untaken,
+    /// When each slot's last first token came.
+    first_tokens: Vec<Time>,
+}
+
+/// What the daemon learned.
+#[derive(Clone, Debug)]
+struct Learned {
+    step: Arc<StepModel>,
+    latency: Option<Arc<LatencyModel>>,
 }
 
 /// An endpoint was given a prompt of these blocks.
@@ -115,6 +137,9 @@ impl Pool {
             changes: 0,
             untold: Untold::default(),
             alone: false,
+            learned: None,
+            untaken: Untaken::default(),
+            first_tokens: Vec::new(),
         }
     }
 
@@ -129,6 +154,10 @@ impl Pool {
                 self.counters.forget(*gone);
             }
         }
+        let snapshot = match &self.learned {
+            Some(learned) => learned.applied_to(snapshot),
+            None => snapshot,
+        };
         self.counters.keep_endpoints(&refs);
         self.keep_by_endpoint(&refs);
         let measured = self.state.as_ref().and_then(|old| old.metrics_at.zip(keep_metrics(&old.snapshot, &snapshot)));
@@ -144,6 +173,18 @@ impl Pool {
         let moved: Vec<Option<usize>> = refs.iter().map(|id| before.iter().position(|other| other == id)).collect();
         self.cold_picks = moved.iter().map(|from| from.and_then(|at| self.cold_picks.get(at)).copied().unwrap_or(0)).collect();
         self.adapters.rearrange(&moved);
+    }
+
+    /// Takes over what the daemon learned. From now on requests are observed.
+    pub fn learned(&mut self, step: StepModel, latency: Option<LatencyModel>) {
+        let learned = Learned { step: Arc::new(step), latency: latency.map(Arc::new) };
+        self.state = self.state.take().map(|state| State { snapshot: learned.applied_to(state.snapshot), ..state });
+        self.learned = Some(learned);
+    }
+
+    /// The observations made since the last call, and the number of the first: they are counted from 0 on.
+    pub fn take_observed(&mut self) -> (u64, VecDeque<Observed>) {
+        self.untaken.take()
     }
 
     /// Takes newer metrics: `snapshot` is [`Self::snapshot`] with other metrics.
@@ -221,6 +262,18 @@ impl Pool {
     /// The load of a row begins or ceases to count. Says whether [`Self::put_slos_together`] must follow.
     pub fn count_row(&mut self, row: &mut PeerRow, counts: bool) -> bool {
         row.count(counts, self.in_flight.others_mut())
+    }
+
+    /// From now on a pick of this process stands for one of each of so many other proxies until it is `delay_us` old: see
+    /// [`scheduler::in_flight::Others`].
+    pub fn stand_for(&mut self, proxies: u32, delay_us: u64, now: Time) {
+        self.in_flight.others_mut().stand_for(proxies, delay_us, now.us_since(Time(0)));
+    }
+
+    /// What is known of failures.
+    #[must_use]
+    pub fn ejections(&self) -> &[Ejection] {
+        self.ejections.rows()
     }
 
     /// Finds the lowest SLOs of others anew, from all their rows.
@@ -346,6 +399,14 @@ impl Untold {
             self.blocks += blocks.len();
             self.placements.push(Placement { endpoint, blocks: blocks.into(), known });
         }
+    }
+}
+
+// === impl Learned ===
+
+impl Learned {
+    fn applied_to(&self, snapshot: Snapshot) -> Snapshot {
+        snapshot.with_step(Arc::clone(&self.step)).with_latency(self.latency.clone())
     }
 }
 

@@ -40,8 +40,10 @@ metrics! {
     CompletionTokens: Counter "switchpoint_completion_tokens_total", "Output tokens, as engines reported.";
     EstimatedTokens: Counter "switchpoint_estimated_completion_tokens_total", "Output tokens where engines reported none: counted by events.";
     PlacementsLost: Counter "switchpoint_placements_lost_total", "Ring segments of other workers that were overwritten before they were read.";
+    ShareDelayUs: Histogram "switchpoint_share_delay_us", "Time from what is told to other proxies until they hear of it, in µs, as measured there and back.";
     RostersApplied: Counter "switchpoint_state_rosters_total", "Rosters taken over from the daemon.";
     MetricsApplied: Counter "switchpoint_state_metrics_total", "Metrics taken over from the daemon.";
+    LearnedApplied: Counter "switchpoint_state_learned_total", "Models taken over from the daemon.";
     Refused: Counter "switchpoint_state_refused_total", "Messages of the daemon refused whole.";
     Poisoned: Counter "switchpoint_state_poisoned_total", "Messages refused because a VM was lost decoding them.";
     StreamsOpened: Counter "switchpoint_state_streams_total", "Streams opened to the daemon.";

@@ -7,6 +7,7 @@
 
 pub mod board;
 pub mod lease;
+pub mod observed;
 pub mod outward;
 pub mod poison;
 pub mod replica;
@@ -156,9 +157,8 @@ impl<H: Host> Vm<H> {
     /// lost one knew is on the board.
     pub fn serves(&mut self) {
         if !std::mem::replace(&mut self.serves, true) {
-            if self.seat.slot.is_none() {
-                self.beat(self.host.now());
-            }
+            // The others read its row at each pick from now on.
+            self.beat(self.host.now());
             self.refresh();
         }
     }
@@ -177,6 +177,13 @@ impl<H: Host> Vm<H> {
             let alone = replica.sharing.hears_nobody(replica.metrics_at(), now);
             replica.pool.hears_nobody(alone);
             self.metrics.add(Stat::PlacementsLost, lost);
+        }
+    }
+
+    /// Puts what ended requests told where the VM that leads finds it.
+    pub fn tell_observed(&self, replica: &mut Replica) {
+        if let Some(seat) = self.seat.slot {
+            replica.tell_observed(&self.host, seat, self.id);
         }
     }
 

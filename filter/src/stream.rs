@@ -128,6 +128,7 @@ impl Link {
             }
             Phase::Open(_) => {
                 self.report(lead);
+                self.pass_on_observed(lead);
                 self.keep_on(lead);
             }
         }
@@ -236,6 +237,10 @@ impl Link {
                 lead.peers(peers);
                 None
             }
+            Ok(Update::Learned(learned)) => {
+                lead.learned(*learned, bytes)?;
+                None
+            }
             Ok(Update::Nothing) => None,
             Err(refused) => lead.refuse(refused),
         };
@@ -325,6 +330,15 @@ impl Link {
             }
         }
     }
+
+    /// Passes on what ended requests of all VMs told since the last tick.
+    fn pass_on_observed<H: Host>(&mut self, lead: &Lead<'_, H>) {
+        for replica in lead.replicas {
+            for observations in replica.borrow_mut().read_observed(lead.host, lead.roll, lead.now) {
+                self.send(lead, proxy_message::Message::Observations(observations));
+            }
+        }
+    }
 }
 
 // === impl Lead ===
@@ -384,12 +398,34 @@ impl<'a, H: Host> Lead<'a, H> {
         }
     }
 
+    fn learned(&self, learned: proto::Learned, bytes: &[u8]) -> Result<(), NotPosted> {
+        let Some(replica) = self.replicas.iter().find(|r| *r.borrow().name == *learned.pool) else { return Ok(()) };
+        let mut replica = replica.borrow_mut();
+        match replica.learned_board.post_roster(self.host, self.epoch, learned.version, bytes, self.now) {
+            Ok(()) => {
+                replica.learn(learned);
+                self.metrics.count(Stat::LearnedApplied);
+                self.wake();
+                Ok(())
+            }
+            Err(NotPosted::NotNewer) => {
+                let _ = replica.refresh(self.host);
+                Ok(())
+            }
+            // The next comes soon.
+            Err(NotPosted::OtherRoster | NotPosted::Host(_)) => Ok(()),
+            Err(over) => Err(over),
+        }
+    }
+
     fn peers(&self, peers: state::Peers) {
         let Some(replica) = self.replicas.iter().find(|r| *r.borrow().name == *peers.pool) else { return };
         let Replica { outward, sharing, pool, .. } = &mut *replica.borrow_mut();
-        outward.heard(peers.proxies);
+        if let Some(delay_us) = outward.heard(&peers, self.now) {
+            self.metrics.record(Stat::ShareDelayUs, u64::from(delay_us));
+        }
         if let Some(me) = self.me {
-            sharing.pass_on(self.host, me, peers, self.now);
+            sharing.pass_on(self.host, me, peers, outward.delay_us(), self.now);
             sharing.tell(self.host, me, pool, self.now, Moment::Tick);
         }
     }

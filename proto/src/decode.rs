@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use scheduler::latency::InvalidModel;
 use scheduler::objects::{InvalidObjects, Objects};
 use scheduler::plugin::{VALUE_DEPTH_MAX, Value};
 use scheduler::sort::sort_by;
@@ -32,6 +33,8 @@ pub enum InvalidState {
     Pipeline(InvalidPipeline),
     /// The objects break a rule.
     Objects(InvalidObjects),
+    /// Words that are no model.
+    Model(InvalidModel),
 }
 
 /// A roster, decoded and checked, with a snapshot whose metrics are all unknown.
@@ -105,6 +108,7 @@ impl fmt::Display for InvalidState {
             Self::Snapshot(why) => why.fmt(f),
             Self::Pipeline(why) => why.fmt(f),
             Self::Objects(why) => why.fmt(f),
+            Self::Model(why) => why.fmt(f),
         }
     }
 }
@@ -159,7 +163,7 @@ fn attribute(column: &state::Attribute, i: usize) -> Option<(Box<str>, f32)> {
     Some((column.key.as_str().into(), value))
 }
 
-fn version(version: Option<&state::Version>, field: &'static str) -> Result<Version, InvalidState> {
+pub(crate) fn version(version: Option<&state::Version>, field: &'static str) -> Result<Version, InvalidState> {
     version.map(|v| Version { term: v.term, sequence: v.sequence }).ok_or(InvalidState::Missing(field))
 }
 

@@ -14,6 +14,9 @@ pub use decode::{InvalidState, Roster, metrics, roster};
 
 pub mod frames;
 
+mod learned;
+pub use learned::{LEARNED_BYTES_MAX, Learned, encode_learned, learned};
+
 mod objects;
 
 mod encode;

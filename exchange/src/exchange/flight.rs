@@ -3,11 +3,12 @@
 use std::borrow::Cow;
 
 use scheduler::EndpointRef;
+use scheduler::latency::learn::Ended;
 
 use crate::api::Api;
 use crate::headers;
 use crate::load;
-use crate::pool::{DURATION_BOUNDS_MS, Held, Label, Picked, Pool, Token};
+use crate::pool::{DURATION_BOUNDS_MS, Ending, Held, Label, Picked, Pool, Token, ms_between};
 use crate::restore::{Names, Restorer};
 use crate::sse::ResponseReader;
 use crate::time::Time;
@@ -118,6 +119,8 @@ pub(super) struct Flight {
     names: Option<Names>,
     restorer: Option<Restorer>,
     streamed: bool,
+    /// Its last byte is in.
+    whole: bool,
     first_token_at: Option<Time>,
     last_token_at: Option<Time>,
     response_bytes: u64,
@@ -183,6 +186,7 @@ impl Flight {
             names: None,
             restorer: None,
             streamed: false,
+            whole: false,
             first_token_at: None,
             last_token_at: None,
             response_bytes: 0,
@@ -233,17 +237,18 @@ impl Flight {
         (restored != bytes).then_some(restored)
     }
 
-    pub(super) fn response_chunk(&mut self, pool: &mut Pool, bytes: &[u8], now: Time) {
+    pub(super) fn response_chunk(&mut self, pool: &mut Pool, bytes: &[u8], last: bool, now: Time) {
         self.response_bytes += bytes.len() as u64;
+        self.whole |= last;
         let Some(reader) = &mut self.reader else { return };
         let progress = reader.chunk(bytes);
         if progress.first_token {
             self.first_token_at = Some(now);
-            pool.first_token(&mut self.held, self.prompt.tokens);
+            pool.first_token(&mut self.held, self.prompt.tokens, now);
         }
         if progress.events > 0 {
             self.last_token_at = Some(now);
-            pool.decoded(&mut self.held, progress.events);
+            pool.decoded(&mut self.held, progress.events, now);
         }
     }
 
@@ -258,9 +263,29 @@ impl Flight {
             usage,
         };
         self.count(pool, &outcome);
+        let ttft_ms = self.first_token_at.filter(|_| self.streamed).map(|at| ms_between(self.picked_at, at));
+        let ending = Ending { ended: self.ended(), ttft_ms, tpot_ms: self.tpot_ms(&usage), usage: &usage };
+        pool.observe_end(&self.held, &ending);
         pool.hit(&self.held, &usage, self.prompt.blocks.len());
         pool.release(self.held);
         outcome
+    }
+
+    /// A response that was cut off is nobody's measure; whose fault that was is not known here.
+    fn ended(&self) -> Ended {
+        match (self.served, self.status) {
+            (true, 200) if self.whole => Ended::Done,
+            (true, 200) | (false, 0) => Ended::Aborted,
+            _ => Ended::Failed,
+        }
+    }
+
+    /// Time for each token after the first, by tokens rather than by pieces, ms; of streamed responses with at least two.
+    #[expect(clippy::cast_precision_loss, reason = "token counts stay far below 2^24")]
+    fn tpot_ms(&self, usage: &Usage) -> Option<f32> {
+        let (first, last) = self.first_token_at.filter(|_| self.streamed).zip(self.last_token_at)?;
+        let further = usage.completion_tokens?.checked_sub(1).filter(|further| *further > 0)?;
+        Some(ms_between(first, last) / further as f32)
     }
 
     /// The entries of the list before the last attempted host failed; all that were attempted, when nobody answered.
@@ -315,10 +340,8 @@ impl Flight {
         if let Some(ttft) = outcome.ttft_ms {
             row.ttft_ms.record(ttft as f64, &DURATION_BOUNDS_MS);
         }
-        if let (Some(first), Some(last), Some(tokens @ 2..)) = (self.first_token_at, self.last_token_at, outcome.usage.completion_tokens)
-            && self.streamed
-        {
-            row.tpot_ms.record(last.us_since(first) as f64 / 1_000.0 / f64::from(tokens - 1), &DURATION_BOUNDS_MS);
+        if let Some(tpot_ms) = self.tpot_ms(&outcome.usage) {
+            row.tpot_ms.record(f64::from(tpot_ms), &DURATION_BOUNDS_MS);
         }
     }
 }

@@ -7,6 +7,7 @@ use scheduler::in_flight::{InFlight, Ticket};
 use scheduler::prefix::{self, Reuse};
 use scheduler::{Decision, EndpointIndex, EndpointRef, Explanation, Local, Readiness, Request, Route, Snapshot, session_token};
 
+use super::watch::Watch;
 use super::{Pool, State, adapters};
 use crate::explain::Why;
 use crate::record::Record;
@@ -41,6 +42,8 @@ pub(crate) struct Held {
     stages: Vec<Ticket>,
     /// What the one that works through the prompt was believed to hold of it; `None` where the reply does not tell of that one.
     belief: Option<Belief>,
+    /// What is observed of it; `None` when nothing is.
+    pub(super) watch: Option<Box<Watch>>,
 }
 
 /// How much of a prompt an endpoint was believed to hold, and how long ago it was given the last of that.
@@ -93,12 +96,13 @@ impl Pool {
             *blocks = 0;
         }
         match (Refusal::of(&decision), decision) {
-            (None, Decision::Route(route)) => self.record(request, &route).ok_or(Refusal::NoState),
+            (None, Decision::Route(route)) => self.record(request, &route, now).ok_or(Refusal::NoState),
             (refusal, _) => Err(refusal.unwrap_or(Refusal::NoState)),
         }
     }
 
-    fn record(&mut self, request: &Request<'_>, route: &Route) -> Option<Picked> {
+    fn record(&mut self, request: &Request<'_>, route: &Route, now: Time) -> Option<Picked> {
+        let watch = self.watch(request, route, now);
         let state = self.state.as_ref()?;
         let tokens = state.tokens(route);
         let load = &state.snapshot.pipeline().production().load;
@@ -113,8 +117,10 @@ impl Pool {
         let uncached = request.prompt_tokens.saturating_sub(matched);
         let uncached_here = if prompting == serving { uncached } else { 0 };
         let serving_ticket = self.in_flight.admit_prompt(serving_ref, request.prompt_tokens, uncached_here);
-        let mut held = Held { serving: serving_ticket, stages: Vec::new(), belief: None };
+        let mut held = Held { serving: serving_ticket, stages: Vec::new(), belief: None, watch };
         self.in_flight.expect_output(&mut held.serving, output_tokens);
+        let load = held.serving.load();
+        self.in_flight.others_mut().picked(serving_ref, load, now.us_since(Time(0)));
         held.stages.extend(stages.into_iter().map(|endpoint| self.in_flight.admit(endpoint, 0)));
         if prompting != serving {
             held.stages.push(self.in_flight.admit_prompt(prompting_ref, request.prompt_tokens, uncached));
@@ -144,6 +150,7 @@ impl Pool {
     /// Another endpoint of the list served: accounting and placement move to it.
     pub(crate) fn moved(&mut self, held: &mut Held, to: EndpointRef, blocks: &[u64]) {
         self.in_flight.transfer(&mut held.serving, to);
+        held.watch = held.watch.take().and_then(|mut watch| watch.moved(to).then_some(watch));
         self.changes += 1;
         // One that left meanwhile, or lives again at its slot, has nothing to remember; and where another works through the prompt, the
         // reply tells of that one's cache whoever serves.
@@ -173,14 +180,16 @@ impl Pool {
     }
 
     /// The first token is out.
-    pub(crate) fn first_token(&mut self, held: &mut Held, prompt_tokens: u32) {
+    pub(crate) fn first_token(&mut self, held: &mut Held, prompt_tokens: u32, now: Time) {
+        self.watch_first_token(held, now);
         self.in_flight.first_token(&mut held.serving, prompt_tokens);
         self.changes += 1;
     }
 
     /// The output grew. Nobody is told of each token: the next row has them.
-    pub(crate) fn decoded(&mut self, held: &mut Held, tokens: u32) {
+    pub(crate) fn decoded(&mut self, held: &mut Held, tokens: u32, now: Time) {
         self.in_flight.decoded(&mut held.serving, tokens);
+        self.watch_tokens(held, tokens, now);
     }
 
     /// The request has ended.

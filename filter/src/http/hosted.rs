@@ -260,7 +260,7 @@ impl<H: Host> Hosted<H> {
         };
         let now = self.host.now();
         let step = self.exchange.borrow_mut().response_headers(&mut replica.borrow_mut().pool, &head, now);
-        self.vm.borrow().tell(&mut replica.borrow_mut(), now, Moment::End);
+        self.shared(&replica, now);
         self.response.set(step.body);
         for name in step.remove {
             self.host.header_remove(Map::Response, name).unwrap_or_else(|e| self.failed("a response header", e));
@@ -279,7 +279,7 @@ impl<H: Host> Hosted<H> {
                 return Flow::Hold;
             }
             ResponseBody::Ignore => {}
-            ResponseBody::Read if size == 0 => {}
+            ResponseBody::Read if size == 0 && !last => {}
             body => self.response_piece(size, last, body == ResponseBody::Hold),
         }
         Flow::Go
@@ -287,8 +287,10 @@ impl<H: Host> Hosted<H> {
 
     /// The response's last byte is in, if trailers say so.
     pub fn response_complete(&self) {
-        if self.response.get() == ResponseBody::Hold {
-            self.response_piece(self.response_size.get(), true, true);
+        match self.response.get() {
+            ResponseBody::Hold => self.response_piece(self.response_size.get(), true, true),
+            ResponseBody::Read => self.response_piece(0, true, false),
+            ResponseBody::Ignore | ResponseBody::Restore => {}
         }
     }
 
@@ -311,7 +313,14 @@ impl<H: Host> Hosted<H> {
                 Err(error) => self.failed("the client's model name", error),
             }
         }
-        self.vm.borrow().tell(&mut replica.borrow_mut(), now, Moment::End);
+        self.shared(&replica, now);
+    }
+
+    /// The other VMs are told and heard, when no request waits for it here.
+    fn shared(&self, replica: &RefCell<Replica>, now: Time) {
+        let (vm, mut replica) = (self.vm.borrow(), replica.borrow_mut());
+        vm.tell(&mut replica, now, Moment::End);
+        vm.hear(&mut replica, now, Moment::End);
     }
 
     /// The exchange is over, in whatever way.
@@ -319,11 +328,8 @@ impl<H: Host> Hosted<H> {
         let Some(replica) = self.replica.borrow().clone() else { return };
         let now = self.host.now();
         let outcome = self.exchange.borrow_mut().end(&mut replica.borrow_mut().pool, now);
-        {
-            let (vm, mut replica) = (self.vm.borrow(), replica.borrow_mut());
-            vm.tell(&mut replica, now, Moment::End);
-            vm.hear(&mut replica, now, Moment::End);
-        }
+        self.shared(&replica, now);
+        self.vm.borrow().tell_observed(&mut replica.borrow_mut());
         if let Some(outcome) = outcome {
             self.metrics.add(Stat::FailedAttempts, outcome.failed_attempts);
             if let Some(ttft_ms) = outcome.ttft_ms {

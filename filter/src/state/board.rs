@@ -82,8 +82,18 @@ impl Board {
     /// The board of `pool`, which is a name from the filter's configuration: a fixed set.
     #[must_use]
     pub fn new(pool: &str) -> Self {
-        let key = |name: &str| format!("switchpoint/1/pool/{pool}/{name}");
+        Self::keyed(&format!("switchpoint/1/pool/{pool}"))
+    }
+
+    fn keyed(at: &str) -> Self {
+        let key = |name: &str| format!("{at}/{name}");
         Self { head: key("head"), roster: [key("roster/a"), key("roster/b")], metrics: [key("metrics/a"), key("metrics/b")] }
+    }
+
+    /// The board of what was learned of `pool`. It has a version of its own and nothing that belongs to it, so its messages hang where rosters do.
+    #[must_use]
+    pub fn of_learned(pool: &str) -> Self {
+        Self::keyed(&format!("switchpoint/1/learned/{pool}"))
     }
 
     /// What is in force; `None` when nothing ever was.

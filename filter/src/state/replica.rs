@@ -5,14 +5,16 @@
 
 use std::ops::Deref;
 
-use exchange::pool::{DURATION_BOUNDS_MS, Histogram};
+use exchange::pool::{DURATION_BOUNDS_MS, Histogram, Observed};
 use exchange::{Pool, Time};
 use prost::Message;
 use proto::state::{self, daemon_message};
 use scheduler::{Snapshot, Version};
 
 use super::board::{Board, Seen};
+use super::observed;
 use super::outward::Outward;
+use super::roll::{Roll, Row};
 use super::sharing::Sharing;
 use crate::host::{Host, Result};
 
@@ -31,6 +33,14 @@ pub struct Replica {
     pub sharing: Sharing,
     /// What this VM tells other proxies while it leads.
     pub outward: Outward,
+    /// Where the leader puts up what the daemon learned.
+    pub learned_board: Board,
+    /// What this VM tells the daemon of ended requests.
+    observed: observed::Writer,
+    /// By seat, how far the leader has read what other VMs tell so.
+    observed_by: Vec<observed::Reader>,
+    learned: Version,
+    learned_seen: Option<Seen>,
     version: Version,
     metrics_sequence: u64,
     metrics_at: Option<Time>,
@@ -55,6 +65,8 @@ pub enum Update {
     },
     /// What the other proxies of a pool have under way, and placed.
     Peers(state::Peers),
+    /// What was learned of a pool.
+    Learned(Box<proto::Learned>),
     /// Nothing to us: of a pool we have no roster of, or of a newer daemon.
     Nothing,
 }
@@ -77,6 +89,8 @@ pub struct Refreshed {
     pub roster: bool,
     /// Metrics were taken over.
     pub metrics: bool,
+    /// What was learned was taken over.
+    pub learned: bool,
     /// What is on the board could not be read.
     pub refused: bool,
 }
@@ -94,6 +108,11 @@ impl Replica {
             pick_us: Histogram::default(),
             sharing: Sharing::new(name),
             outward: Outward::default(),
+            learned_board: Board::of_learned(name),
+            observed: observed::Writer::default(),
+            observed_by: Vec::new(),
+            learned: Version::default(),
+            learned_seen: None,
             version: Version::default(),
             metrics_sequence: 0,
             metrics_at: None,
@@ -136,7 +155,7 @@ impl Replica {
     /// # Errors
     /// What the host says.
     pub fn refresh<H: Host>(&mut self, host: &H) -> Result<Refreshed> {
-        let mut refreshed = Refreshed::default();
+        let mut refreshed = self.refresh_learned(host)?;
         let Some(seen) = self.board.look(host)?.filter(|seen| self.seen != Some(*seen)) else { return Ok(refreshed) };
         // A side that is being replaced this moment is looked for again; one that cannot be read is not.
         let mut settled = true;
@@ -168,6 +187,48 @@ impl Replica {
         Ok(refreshed)
     }
 
+    fn refresh_learned<H: Host>(&mut self, host: &H) -> Result<Refreshed> {
+        let mut refreshed = Refreshed::default();
+        let Some(seen) = self.learned_board.look(host)?.filter(|seen| self.learned_seen != Some(*seen)) else { return Ok(refreshed) };
+        let notice = if seen.head.version > self.learned { self.learned_board.roster(host, seen.head)? } else { None };
+        // As with the roster: what is being replaced is looked for again, what cannot be read is not.
+        self.learned_seen = (notice.is_some() || seen.head.version <= self.learned).then_some(seen);
+        if let Some(notice) = notice {
+            match decode(notice.message(), |_| None::<&Self>) {
+                Ok(Update::Learned(learned)) => {
+                    self.learn(*learned);
+                    refreshed.learned = true;
+                }
+                _ => refreshed.refused = true,
+            }
+        }
+        Ok(refreshed)
+    }
+
+    /// What ended requests told the VMs of the process since the last time: a message for each that has any.
+    pub fn read_observed<H: Host>(&mut self, host: &H, roll: &Roll, now: Time) -> Vec<state::Observations> {
+        let Self { name, observed_by, .. } = self;
+        let read = |(seat, row): (u16, Row)| {
+            while observed_by.len() <= usize::from(seat) {
+                observed_by.push(observed::Reader::default());
+            }
+            observed_by.get_mut(usize::from(seat))?.read(host, (name, seat, row.vm))
+        };
+        roll.alive(now).filter_map(read).collect()
+    }
+
+    /// Puts what ended requests told here where the VM that leads finds it.
+    pub fn tell_observed<H: Host>(&mut self, host: &H, seat: u16, vm: u64) {
+        let (_, rows) = self.pool.take_observed();
+        self.observed.append(host, (&self.name, seat, vm), rows.iter().map(Observed::to_bytes));
+    }
+
+    /// Takes over what was learned.
+    pub fn learn(&mut self, learned: proto::Learned) {
+        self.learned = learned.version;
+        self.pool.learned(learned.step, learned.latency);
+    }
+
     /// Takes over a roster. Endpoints that stay keep their metrics until the next come.
     pub fn install(&mut self, roster: proto::Roster) {
         let proto::Roster { snapshot, hash_secret, staleness_max_ms, .. } = roster;
@@ -190,13 +251,18 @@ impl Replica {
 /// # Errors
 /// [`Refused`] says why nothing of it may be used.
 pub fn decode<R: Deref<Target = Replica>>(message: &[u8], find: impl FnOnce(&str) -> Option<R>) -> Result<Update, Refused> {
-    use daemon_message::Message::{Metrics, Peers, Roster, Welcome};
+    use daemon_message::Message::{Learned, Metrics, Peers, Roster, Welcome};
     #[cfg(feature = "drill")]
     crate::drill::obey(message);
     let unreadable = |e: prost::DecodeError| Refused { pool: String::new(), version: None, why: e.to_string() };
     match state::DaemonMessage::decode(message).map_err(unreadable)?.message {
         Some(Welcome(welcome)) => Ok(Update::Welcome(welcome)),
         Some(Peers(peers)) => Ok(Update::Peers(peers)),
+        Some(Learned(learned)) => {
+            let pool = learned.pool.clone();
+            let refused = |why: proto::InvalidState| Refused { pool, version: None, why: why.to_string() };
+            proto::learned(learned).map(|learned| Update::Learned(Box::new(learned))).map_err(refused)
+        }
         Some(Roster(roster)) => {
             let (pool, version) = (roster.pool.clone(), roster.version);
             let refused = |why: proto::InvalidState| Refused { pool, version, why: why.to_string() };
@@ -235,7 +301,7 @@ mod tests {
         let v1 = Version { term: 3, sequence: 1 };
         replica.board.post_roster(&host, 1, v1, &roster_message("default", v1, &["10.0.0.1:1", "10.0.0.2:1"]), host.now()).unwrap();
         replica.board.post_metrics(&host, 1, (v1, 2), &metrics_message("default", v1, 2, &[1.0, 2.0]), host.now()).unwrap();
-        assert_eq!(replica.refresh(&host).unwrap(), Refreshed { roster: true, metrics: true, refused: false });
+        assert_eq!(replica.refresh(&host).unwrap(), Refreshed { roster: true, metrics: true, ..Refreshed::default() });
         assert_eq!((replica.version(), queues(&replica)), (v1, vec![Some(1.0), Some(2.0)]));
         assert_eq!(replica.refresh(&host).unwrap(), Refreshed::default(), "nothing new");
 

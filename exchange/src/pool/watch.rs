@@ -1,0 +1,185 @@
+//! A request under observation, from its pick to its end: what was true at the endpoints it may be served by, and how fast the one that serves is.
+//!
+//! The list names who may serve; so the conditions of each are noted, and those of who answers are told. A retry took time that nobody
+//! measured: such a request tells of its tokens, not of its first one.
+
+use scheduler::latency::learn::{Ended, Observation};
+use scheduler::latency::step::{FirstToken, Gap};
+use scheduler::latency::{Conditions, Prediction};
+use scheduler::{EndpointRef, Local, Request, Route};
+
+use super::observed::Observed;
+use super::{Held, Pool};
+use crate::time::Time;
+use crate::usage::Usage;
+
+/// Tokens over which a gap is measured: long enough to be more than the jitter of one, short enough that the batch is still the same.
+const GAP_TOKENS: u32 = 4;
+
+/// The first token after which a gap is measured; the next ones after twice as many each, so that a stream of any length costs a few looks.
+const GAP_FROM_TOKEN: u32 = 2;
+
+/// One request.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    picked_at: Time,
+    /// The ranked list.
+    candidates: Vec<(EndpointRef, Conditions)>,
+    /// Of the first of them.
+    predicted: Option<Prediction>,
+    /// Who serves, as far as is known.
+    serving: usize,
+    service_ms: Option<f32>,
+    tokens: u32,
+    next_gap: u32,
+    gap_began: Option<(Time, u32)>,
+    gap: Option<Gap>,
+}
+
+/// How a request ended.
+#[derive(Debug)]
+pub(crate) struct Ending<'u> {
+    /// In what way.
+    pub(crate) ended: Ended,
+    /// Pick to first token, ms.
+    pub(crate) ttft_ms: Option<f32>,
+    /// Time for each token after the first, ms.
+    pub(crate) tpot_ms: Option<f32>,
+    /// What it cost.
+    pub(crate) usage: &'u Usage,
+}
+
+// === impl Watch ===
+
+impl Watch {
+    /// `to` serves, not the first of the list.
+    pub(super) fn moved(&mut self, to: EndpointRef) -> bool {
+        let position = self.candidates.iter().position(|(endpoint, _)| *endpoint == to);
+        self.serving = position.unwrap_or(0);
+        self.predicted = None;
+        position.is_some()
+    }
+
+    fn retried(&self) -> bool {
+        self.serving > 0
+    }
+
+    fn endpoint(&self) -> Option<EndpointRef> {
+        self.candidates.get(self.serving).map(|(endpoint, _)| *endpoint)
+    }
+
+    fn observed(&self, ending: &Ending<'_>) -> Option<Observed> {
+        let &(endpoint, conditions) = self.candidates.get(self.serving)?;
+        let usage = ending.usage;
+        let first_token = self.service_ms.map(|service_ms| FirstToken {
+            uncached_tokens: Observed::uncached_tokens(&conditions, usage),
+            prompt_tokens: conditions.prompt_tokens,
+            service_ms,
+        });
+        let ttft_ms = ending.ttft_ms.filter(|_| !self.retried());
+        let observation = Observation {
+            endpoint,
+            conditions,
+            ended: ending.ended,
+            ttft_ms,
+            tpot_ms: ending.tpot_ms,
+            output_tokens: usage.completion_tokens,
+            first_token,
+            gap: self.gap,
+        };
+        Some(Observed {
+            observation,
+            predicted: self.predicted,
+            prompt_tokens: usage.prompt_tokens,
+            cached_tokens: usage.cached_tokens,
+            estimated: usage.estimated,
+        })
+    }
+}
+
+// === impl Pool ===
+
+impl Pool {
+    /// Begins to observe a request, before it counts anywhere; not one that several endpoints work on, whose times are nobody's alone.
+    pub(super) fn watch(&self, request: &Request<'_>, route: &Route, now: Time) -> Option<Box<Watch>> {
+        let state = self.state.as_ref().filter(|_| self.learned.is_some() && request.prompt_tokens > 0)?;
+        if route.prefill.is_some() || !route.encode.is_empty() || route.data_parallel.is_some() {
+            return None;
+        }
+        let local = Local {
+            in_flight: &self.in_flight,
+            matched_blocks: &self.matched,
+            metrics_stale: state.metrics_stale(now),
+            ejected: &[],
+            last_cold_picks: &[],
+            adapter_rooms: &[],
+        };
+        let conditions = |index| Some((state.snapshot.endpoint(index)?.id, Conditions::at_pick(&state.snapshot, &local, request, index)));
+        let candidates: Vec<_> = route.ranked.iter().filter_map(conditions).collect();
+        let first = candidates.first();
+        let predicted = state.snapshot.latency().zip(first).and_then(|(model, (endpoint, at))| model.predict(*endpoint, at).ok());
+        Some(Box::new(Watch {
+            picked_at: now,
+            candidates,
+            predicted,
+            serving: 0,
+            service_ms: None,
+            tokens: 0,
+            next_gap: GAP_FROM_TOKEN,
+            gap_began: None,
+            gap: None,
+        }))
+    }
+
+    /// The first token is out: how long its prefill took, if the endpoint worked on no prompt of others meanwhile, whose first tokens are not seen
+    /// here.
+    pub(super) fn watch_first_token(&mut self, held: &mut Held, now: Time) {
+        let Some(watch) = &mut held.watch else { return };
+        let Some(endpoint) = watch.endpoint() else { return };
+        let slot = usize::from(endpoint.slot.0);
+        if self.first_tokens.len() <= slot {
+            self.first_tokens.resize(slot + 1, Time(0));
+        }
+        let Some(last) = self.first_tokens.get_mut(slot) else { return };
+        let before = std::mem::replace(last, now);
+        let ours_alone = self.in_flight.load(endpoint).prefills.prompts == self.in_flight.own(endpoint).prefills.prompts;
+        if ours_alone && !watch.retried() {
+            watch.service_ms = Some(ms_between(watch.picked_at.max(before), now));
+        }
+    }
+
+    /// The output grew: a gap is measured now and then, while nobody at the endpoint waits for a first token.
+    pub(super) fn watch_tokens(&self, held: &mut Held, tokens: u32, now: Time) {
+        let Some(watch) = &mut held.watch else { return };
+        watch.tokens = watch.tokens.saturating_add(tokens);
+        let is_due = watch.gap_began.map_or(watch.next_gap, |(_, from)| from + GAP_TOKENS) <= watch.tokens;
+        let Some(endpoint) = watch.endpoint().filter(|_| is_due) else { return };
+        let load = self.in_flight.load(endpoint);
+        let quiet = load.prefills.prompts == 0;
+        if let Some((began, from)) = watch.gap_began.take() {
+            watch.next_gap = watch.tokens.saturating_mul(2);
+            #[expect(clippy::cast_precision_loss, reason = "requests and tokens of one endpoint")]
+            let (batch, context_tokens, count) = (load.requests as f32, load.decode_tokens as f32, (watch.tokens - from) as f32);
+            let gap = Gap { batch, context_tokens, gap_ms: ms_between(began, now) / count };
+            watch.gap = Some(gap).filter(|_| quiet).or(watch.gap);
+        } else if quiet {
+            watch.gap_began = Some((now, watch.tokens));
+        } else {
+            watch.next_gap = watch.tokens.saturating_mul(2);
+        }
+    }
+
+    /// The request has ended.
+    pub(crate) fn observe_end(&mut self, held: &Held, ending: &Ending<'_>) {
+        let tells = ending.ended != Ended::Done || ending.ttft_ms.is_some() || ending.usage.completion_tokens.is_some();
+        if let Some(observed) = held.watch.as_ref().filter(|_| tells).and_then(|watch| watch.observed(ending)) {
+            self.untaken.keep(observed);
+        }
+    }
+}
+
+/// Milliseconds with their fraction.
+#[expect(clippy::cast_precision_loss, reason = "minutes in µs; beyond 2^24 nearly right is right enough")]
+pub(crate) fn ms_between(from: Time, to: Time) -> f32 {
+    to.us_since(from) as f32 / 1_000.0
+}

@@ -1,0 +1,110 @@
+//! What was learned of a pool, to and from its message. Each number is looked at by the model it is of; a message is in force whole or not at all.
+
+use scheduler::Version;
+use scheduler::latency::LatencyModel;
+use scheduler::latency::step::StepModel;
+
+use crate::decode::version;
+use crate::{InvalidState, state};
+
+/// The largest message of what was learned, in bytes: it goes to every proxy of a pool, every few seconds while there is something to learn.
+pub const LEARNED_BYTES_MAX: usize = 64 << 10;
+
+/// What of a message is no model: names, versions, lengths.
+const ENVELOPE_BYTES: usize = 2_048;
+
+/// What was learned of a pool.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Learned {
+    /// The pool it is of.
+    pub pool: String,
+    /// Of the same count as the rosters'.
+    pub version: Version,
+    /// What the engines' steps cost.
+    pub step: StepModel,
+    /// Predicts latencies, where that is wanted and enough is known.
+    pub latency: Option<LatencyModel>,
+}
+
+/// The message of it; `None` when it would be larger than [`LEARNED_BYTES_MAX`], which every reader refuses.
+#[must_use]
+pub fn encode_learned(learned: &Learned) -> Option<state::Learned> {
+    let Learned { pool, version, step, latency } = learned;
+    let message = state::Learned {
+        pool: pool.clone(),
+        version: Some(state::Version { term: version.term, sequence: version.sequence }),
+        step: step.words(),
+        latency: latency.as_ref().map(LatencyModel::words).unwrap_or_default(),
+    };
+    fits(&message).then_some(message)
+}
+
+/// Decodes what was learned.
+///
+/// # Errors
+/// [`InvalidState`] says what is wrong; nothing of the message may then be used.
+pub fn learned(message: state::Learned) -> Result<Learned, InvalidState> {
+    let version = version(message.version.as_ref(), "version")?;
+    if !fits(&message) {
+        return Err(InvalidState::OutOfRange("learned"));
+    }
+    let step = StepModel::from_words(&message.step).map_err(InvalidState::Model)?;
+    let latency =
+        if message.latency.is_empty() { None } else { Some(LatencyModel::from_words(&message.latency).map_err(InvalidState::Model)?) };
+    Ok(Learned { pool: message.pool, version, step, latency })
+}
+
+fn fits(message: &state::Learned) -> bool {
+    let words = message.step.len().saturating_add(message.latency.len());
+    words.saturating_mul(4) <= LEARNED_BYTES_MAX - ENVELOPE_BYTES && message.pool.len() < ENVELOPE_BYTES / 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prost::Message;
+    use scheduler::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
+
+    fn endpoints(count: usize) -> impl Iterator<Item = EndpointRef> {
+        (0..count).map(|slot| EndpointRef { slot: Slot(u16::try_from(slot).unwrap()), incarnation: Incarnation(u32::MAX) })
+    }
+
+    fn learned_of(count: usize) -> Learned {
+        let step = endpoints(count).fold(StepModel::default(), |step, endpoint| step.with_speed(endpoint, 2.0, 0.5));
+        let latency = endpoints(count).fold(LatencyModel::constant(120.0, 9.0), |model, endpoint| model.with_endpoint(endpoint, 2.0, 0.5));
+        Learned { pool: "default".to_owned(), version: Version { term: u64::MAX, sequence: 7 }, step, latency: Some(latency) }
+    }
+
+    #[test]
+    fn what_was_learned_arrives_as_it_was_and_the_largest_pool_fits_in_64_kb() {
+        for count in [0, 1, ENDPOINTS_MAX] {
+            let sent = learned_of(count);
+            let bytes = encode_learned(&sent).unwrap().encode_to_vec();
+            assert!(bytes.len() <= LEARNED_BYTES_MAX, "{count} endpoints are {} bytes", bytes.len());
+            assert_eq!(learned(state::Learned::decode(&*bytes).unwrap()), Ok(sent));
+        }
+        let without = Learned { latency: None, ..learned_of(3) };
+        assert_eq!(learned(encode_learned(&without).unwrap()), Ok(without));
+    }
+
+    #[test]
+    fn what_is_no_model_is_refused_whole() {
+        let good = || encode_learned(&learned_of(2)).unwrap();
+        let spoilt: [(&str, fn(&mut state::Learned)); 8] = [
+            ("`version` is missing", |m| m.version = None),
+            ("is not known", |m| m.step.clear()),
+            ("is not known", |m| m.step[0] ^= 1),
+            ("is not a number that it may be", |m| m.step[1] = f32::NAN.to_bits()),
+            ("is not a number that it may be", |m| m.latency[2] = f32::INFINITY.to_bits()),
+            ("is not a number that it may be", |m| *m.latency.last_mut().unwrap() = 1e30_f32.to_bits()),
+            ("are no model", |m| m.latency.truncate(9)),
+            ("`learned` is out of range", |m| m.latency.resize(LEARNED_BYTES_MAX, 0)),
+        ];
+        for (why, spoil) in spoilt {
+            let mut message = good();
+            spoil(&mut message);
+            let refused = learned(message).unwrap_err().to_string();
+            assert!(refused.contains(why), "{why}: {refused}");
+        }
+    }
+}
