@@ -34,7 +34,7 @@ use crate::rng::Rng;
 use crate::schedule::Run;
 use crate::scorer::{
     active_request, context_length_aware, endpoint_attribute, header_label_affinity, kv_cache_utilization, load_aware, lora_affinity,
-    no_hit_lru, prefix_cache, queue, running_requests_size, session_affinity, token_load,
+    marginal_cost, no_hit_lru, prefix_cache, queue, running_requests_size, session_affinity, token_load,
 };
 use crate::session::SessionToken;
 use crate::snapshot::{EndpointIndex, EndpointMetrics, Snapshot};
@@ -240,6 +240,7 @@ pub static PLUGINS: &[PluginType] = &[
     active_request::PLUGIN,
     token_load::PLUGIN,
     prefix_cache::PLUGIN,
+    marginal_cost::PLUGIN,
     lora_affinity::PLUGIN,
     load_aware::PLUGIN,
     no_hit_lru::PLUGIN,

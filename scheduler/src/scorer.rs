@@ -12,6 +12,7 @@ pub(crate) mod kv_cache_utilization;
 pub(crate) mod latency;
 pub(crate) mod load_aware;
 pub(crate) mod lora_affinity;
+pub(crate) mod marginal_cost;
 pub(crate) mod no_hit_lru;
 pub(crate) mod prefix_cache;
 pub(crate) mod queue;

@@ -21,6 +21,8 @@ pub enum State {
     InFlight,
     /// Which endpoint is believed to hold which prompt.
     PrefixIndex,
+    /// What steps of the engines cost, as learned.
+    StepModel,
     /// Endpoints that were lately given prompts which nobody held.
     ColdPicks,
     /// Length and parts of the request's own prompt.
@@ -44,6 +46,7 @@ impl fmt::Display for State {
             Self::Attributes => "scraped: customMetrics",
             Self::InFlight => "in-flight ledger",
             Self::PrefixIndex => "prefix index",
+            Self::StepModel => "learned step times",
             Self::ColdPicks => "recent cold picks",
             Self::Prompt => "the prompt",
             Self::Labels => "endpoint labels",

@@ -1,0 +1,186 @@
+//! `marginal-cost-scorer`: the best is where the request costs least, its own time and what it imposes on those already there.
+//!
+//! ```text
+//!  S  = v (c0 + c1 u + c2 (n² - (n-u)²)) + A     its prefill there, u of its n prompt tokens uncached; A: loading its adapter
+//!  W  = the same of every prompt that waits there for its first token
+//!  D  = w (e0 + e1 (B+1) + e2 (K+n))             a decode step there with it; B requests in flight with K tokens of context
+//!  J  = W + S                                    it waits for its first token
+//!     + η B W                                    a place behind a long queue is also a place in a long batch
+//!     + ψ (Bavg + γ (B - Bavg)) S                its prefill holds up the others: there (γ), and by and by everywhere (Bavg, the mean B)
+//!     + φ o (D + w B (e1 + e2 n) / 2)            o tokens of output: its own steps, and what it adds to those of others
+//! ```
+//!
+//! All of it is known at the pick: n, u, B, K and the sums of W from the ledger and the prefix index, which change at the pick; c, e, o and
+//! each endpoint's speeds v, w from the step model ([`crate::latency::step`]), learned online. No engine has to report anything. Tokens are
+//! estimates, and the step model is learned in the same estimates, so another tokeniser is another c1 and e2 and nothing else.
+//!
+//! The score is the lowest J over J: 1 is the best, and a half costs twice as much. ψ is what makes the policy: a miss on a full pool costs
+//! everyone, so hits are kept; with ψ = 1, η = 1, γ = 1, φ = 0 and tokens for times it is `LMetric`.
+
+use crate::in_flight::{ATTENTION_UNIT, Load, Prefills};
+use crate::latency::step::StepModel;
+use crate::local::AdapterRoom;
+use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State, for_people};
+use crate::scorer::PREFIX_PRODUCER;
+use crate::snapshot::EndpointIndex;
+
+pub(crate) const PLUGIN: PluginType = PluginType {
+    name: "marginal-cost-scorer",
+    kind: Kind::Scorer,
+    doc: for_people(
+        "min J / J, J = W + S + queueExternality B W + externality (Bavg + ownBatchShare (B - Bavg)) S + decodeWeight o (D + w B (e1 + e2 n) / 2): S its prefill there in ms, W that of prompts waiting there, B requests in flight, D a decode step, o the output expected. For the most requests within their SLOs rather than the lowest latency: queueExternality 0.1, ownBatchShare 0.5.",
+    ),
+    source: for_people("ours; docs/routing-quality.md"),
+    parameters: &[
+        Parameter {
+            name: "externality",
+            default: Default::Number(2.0),
+            doc: for_people("what a ms of prefill costs each request it holds up, 0 to 100"),
+        },
+        Parameter {
+            name: "ownBatchShare",
+            default: Default::Number(0.3),
+            doc: for_people("how far those held up are the endpoint's own requests rather than the pool's mean, 0 to 1"),
+        },
+        Parameter {
+            name: "queueExternality",
+            default: Default::Number(0.2),
+            doc: for_people("what a ms of waiting costs for each request in flight there, 0 to 100"),
+        },
+        Parameter {
+            name: "decodeWeight",
+            default: Default::Number(0.5),
+            doc: for_people("what a ms of decoding costs against one of waiting for the first token, 0 to 100"),
+        },
+        Parameter {
+            name: "adapterLoadMs",
+            default: Default::Number(100.0),
+            doc: for_people("what loading a LoRA adapter takes, ms; twice that where another has to go; 0 to 600000"),
+        },
+        PREFIX_PRODUCER,
+    ],
+    needs: &[State::InFlight, State::PrefixIndex, State::Prompt, State::StepModel, State::Adapters, State::AdapterRooms],
+    build,
+};
+
+#[derive(Debug)]
+struct MarginalCost {
+    externality: f32,
+    own_batch_share: f32,
+    queue_externality: f32,
+    decode_weight: f32,
+    adapter_load_ms: f32,
+}
+
+/// What is asked of every endpoint alike.
+struct Asked<'a> {
+    step: &'a StepModel,
+    prompt_tokens: f32,
+}
+
+/// What the request would cost at one endpoint: J = fixed + externality of its service x the pool's mean batch.
+#[derive(Clone, Copy)]
+struct Cost {
+    fixed: f32,
+    service_ms: f32,
+}
+
+/// One endpoint as the formula sees it.
+struct Place {
+    load: Load,
+    speed: (f32, f32),
+    uncached_tokens: f32,
+    adapter_ms: f32,
+}
+
+fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
+    #[expect(clippy::cast_possible_truncation, reason = "small numbers of a few digits")]
+    let number = |name, max| parameters.number(name, 0.0..=max).map(|number| number as f32);
+    Ok(Plugin::Scorer(Box::new(MarginalCost {
+        externality: number("externality", 100.0)?,
+        own_batch_share: number("ownBatchShare", 1.0)?,
+        queue_externality: number("queueExternality", 100.0)?,
+        decode_weight: number("decodeWeight", 100.0)?,
+        adapter_load_ms: number("adapterLoadMs", 600_000.0)?,
+    })))
+}
+
+// === impl MarginalCost ===
+
+impl MarginalCost {
+    fn cost(&self, asked: &Asked<'_>, place: &Place) -> Cost {
+        let ([_, e1, e2], output) = (asked.step.decode(), asked.step.output_tokens());
+        let (v, w) = place.speed;
+        let batch = whole(u64::from(place.load.requests));
+        let context = whole(place.load.decode_tokens.saturating_add(place.load.prefills.prompt_tokens));
+        let service_ms = v * asked.step.prefill_ms(place.uncached_tokens, asked.prompt_tokens) + place.adapter_ms;
+        let waiting_ms = v * prefills_ms(asked.step, &place.load.prefills);
+        let own_step_ms = asked.step.decode_ms(batch + 1.0, context + asked.prompt_tokens);
+        let others_step_ms = batch * (e1 + e2 * asked.prompt_tokens) / 2.0;
+        let fixed = waiting_ms * (1.0 + self.queue_externality * batch)
+            + service_ms * (1.0 + self.externality * self.own_batch_share * batch)
+            + self.decode_weight * output * w * (own_step_ms + others_step_ms);
+        Cost { fixed, service_ms }
+    }
+
+    /// What a ms of service costs the rest of the pool.
+    fn shared(&self, mean_batch: f32) -> f32 {
+        self.externality * (1.0 - self.own_batch_share) * mean_batch
+    }
+
+    fn adapter_ms(&self, context: &Context<'_>, endpoint: EndpointIndex) -> f32 {
+        match context.local.adapter_room(endpoint) {
+            AdapterRoom::Unknown | AdapterRoom::Loaded => 0.0,
+            _ if runs(context, endpoint) => 0.0,
+            AdapterRoom::Free => self.adapter_load_ms,
+            AdapterRoom::Full { .. } => 2.0 * self.adapter_load_ms,
+        }
+    }
+}
+
+impl Scorer for MarginalCost {
+    fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
+        let asked = Asked { step: context.snapshot.step(), prompt_tokens: whole(u64::from(context.request.prompt_tokens)) };
+        let mut services = vec![0.0_f32; endpoints.len()];
+        let mut requests = 0_u64;
+        for ((score, service), &endpoint) in scores.iter_mut().zip(&mut services).zip(endpoints) {
+            let place = Place {
+                load: context.load(endpoint),
+                speed: context.snapshot.endpoint(endpoint).map_or((1.0, 1.0), |e| asked.step.speed(e.id)),
+                uncached_tokens: whole(u64::from(context.uncached_tokens(endpoint))),
+                adapter_ms: self.adapter_ms(context, endpoint),
+            };
+            requests += u64::from(place.load.requests);
+            Cost { fixed: *score, service_ms: *service } = self.cost(&asked, &place);
+        }
+        let shared = self.shared(whole(requests) / whole(endpoints.len() as u64).max(1.0));
+        let mut lowest = f32::INFINITY;
+        for (score, service) in scores.iter_mut().zip(&services) {
+            *score += shared * service;
+            lowest = lowest.min(*score);
+        }
+        for score in scores {
+            *score = if *score > lowest { lowest / *score } else { 1.0 };
+        }
+    }
+}
+
+/// Does the engine say that it runs the adapter?
+fn runs(context: &Context<'_>, endpoint: EndpointIndex) -> bool {
+    let lora = context.metrics(endpoint).and_then(|metrics| metrics.lora.as_ref());
+    lora.is_some_and(|lora| lora.running.iter().any(|adapter| **adapter == *context.request.model))
+}
+
+/// How long these prompts take at an average endpoint, ms.
+fn prefills_ms(step: &StepModel, prefills: &Prefills) -> f32 {
+    let [c0, c1, c2] = step.prefill();
+    c0 * whole(u64::from(prefills.prompts))
+        + c1 * whole(prefills.uncached_tokens)
+        + c2 * (whole(prefills.attention) * whole(ATTENTION_UNIT))
+}
+
+/// A count as an f32: times are no better known than to seven digits.
+#[expect(clippy::cast_precision_loss, reason = "said above")]
+fn whole(count: u64) -> f32 {
+    count as f32
+}

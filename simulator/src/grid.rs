@@ -1,0 +1,99 @@
+//! Many runs at once: every combination of workloads, loads, policies and seeds, on as many threads as asked.
+
+use std::sync::Mutex;
+
+use crate::measure::Measures;
+use crate::policy::Policy;
+use crate::workload::{Kind, Workload};
+use crate::world::{self, Setting};
+
+/// One run, by its names.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Cell {
+    pub(crate) setting: String,
+    pub(crate) workload: &'static str,
+    /// A share of the workload's capacity.
+    pub(crate) load: f64,
+    pub(crate) policy: String,
+    pub(crate) seed: u64,
+    pub(crate) measures: Measures,
+}
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub(crate) struct Grid {
+    pub(crate) name: String,
+    pub(crate) setting: Setting,
+    /// Of the main setting's capacity, how much this one has.
+    pub(crate) capacity: f64,
+    pub(crate) kinds: Vec<Kind>,
+    pub(crate) loads: Vec<f64>,
+    pub(crate) policies: Vec<String>,
+    pub(crate) seeds: Vec<u64>,
+}
+
+impl Grid {
+    /// Runs all of it; each workload is loaded once a seed.
+    pub(crate) fn run(&self, threads: usize) -> Result<Vec<Cell>, String> {
+        let mut cells = Vec::new();
+        for &kind in &self.kinds {
+            for &seed in &self.seeds {
+                let workload = kind.load(seed)?;
+                let jobs: Vec<(f64, &String)> =
+                    self.loads.iter().flat_map(|&load| self.policies.iter().map(move |policy| (load, policy))).collect();
+                cells.extend(parallel(threads, &jobs, |&(load, policy)| self.cell(kind, &workload, (load, policy), seed))?);
+            }
+        }
+        Ok(cells)
+    }
+
+    fn cell(&self, kind: Kind, workload: &Workload, (load, policy): (f64, &str), seed: u64) -> Result<Cell, String> {
+        let rate = load * kind.capacity() * self.capacity;
+        let outcome = world::run(workload, rate, &Policy::named(policy)?, &self.setting, seed)?;
+        let measures = Measures::of(&outcome.records, &self.setting.engine);
+        Ok(Cell { setting: self.name.clone(), workload: kind.name(), load, policy: policy.to_owned(), seed, measures })
+    }
+
+    /// The highest rate at which `good` still holds, requests a second, by bisection between 5 % and 130 % of capacity.
+    pub(crate) fn highest_rate(
+        &self,
+        (kind, workload): (Kind, &Workload),
+        policy: &str,
+        seed: u64,
+        good: impl Fn(&Measures) -> bool,
+    ) -> Result<f64, String> {
+        let (mut low, mut high) = (0.05, 1.3);
+        for _ in 0..7 {
+            let middle = f64::midpoint(low, high);
+            let cell = self.cell(kind, workload, (middle, policy), seed)?;
+            *if good(&cell.measures) { &mut low } else { &mut high } = middle;
+        }
+        Ok(low * kind.capacity() * self.capacity)
+    }
+}
+
+/// Does every job, on so many threads; results in the order of the jobs.
+pub(crate) fn parallel<J: Sync, T: Send>(
+    threads: usize,
+    jobs: &[J],
+    work: impl Fn(&J) -> Result<T, String> + Sync,
+) -> Result<Vec<T>, String> {
+    let (next, done) = (Mutex::new(0..jobs.len()), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..threads.max(1) {
+            scope.spawn(|| {
+                loop {
+                    let Some(at) = next.lock().ok().and_then(|mut next| next.next()) else { return };
+                    let Some(job) = jobs.get(at) else { return };
+                    let result = work(job);
+                    if let Ok(mut done) = done.lock() {
+                        done.push((at, result));
+                    }
+                }
+            });
+        }
+    });
+    let mut done = done.into_inner().map_err(|_| "a run panicked".to_owned())?;
+    done.sort_by_key(|(at, _)| *at);
+    done.into_iter().map(|(_, result)| result).collect()
+}

@@ -1,0 +1,96 @@
+//! Routing policies compared in virtual time: `make sim`. See docs/routing-quality.md for what was found.
+//!
+//! Engines are simulated; the scheduler, its plugins, the ledger, the prefix index and the step learner are the real ones.
+#![deny(clippy::indexing_slicing)]
+
+mod engine;
+mod grid;
+mod hardware;
+mod learning;
+mod measure;
+mod policy;
+mod router;
+mod trace;
+mod workload;
+mod world;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::grid::Grid;
+use crate::workload::Kind;
+use crate::world::Setting;
+
+#[derive(Parser)]
+#[command(about = "Routing policies compared in virtual time", version)]
+struct Args {
+    #[command(subcommand)]
+    task: Task,
+    /// Runs at once; each is one thread.
+    #[arg(long, global = true, default_value_t = 2)]
+    threads: usize,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Runs policies over workloads and prints a line of figures for each.
+    Try {
+        /// Workloads, by name; all of the main table when left out.
+        #[arg(long, value_delimiter = ',')]
+        workloads: Vec<String>,
+        /// Shares of capacity.
+        #[arg(long, value_delimiter = ',', default_values_t = [0.7])]
+        loads: Vec<f64>,
+        /// Policies, by name, separated by semicolons.
+        #[arg(long, value_delimiter = ';')]
+        policies: Vec<String>,
+        /// Seeds. Those of the published tables are 1 to 5: tune on others.
+        #[arg(long, value_delimiter = ',', default_values_t = [101])]
+        seeds: Vec<u64>,
+        /// Tokens a step may compute.
+        #[arg(long, default_value_t = 8192)]
+        budget: usize,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "simulator: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: Args) -> Result<(), String> {
+    match args.task {
+        Task::Try { workloads, loads, policies, seeds, budget } => {
+            let kinds = kinds(&workloads)?;
+            let mut setting = Setting::plain(hardware::LLAMA_8B_H100);
+            setting.engine.budget = budget;
+            let grid = Grid { name: "try".to_owned(), setting, capacity: 1.0, kinds, loads, policies, seeds };
+            let mut out = std::io::stdout().lock();
+            let head = ["TTFT mean", "p50", "p90", "p99", "E2E mean", "TPOT p99", "SLO", "hits"];
+            let _ = writeln!(out, "{:<18}{:>5} {:<36}{:>5}{}", "workload", "load", "policy", "seed", head.map(|h| format!("{h:>10}")).concat());
+            for cell in grid.run(args.threads)? {
+                let m = &cell.measures;
+                let figures = [m.ttft_mean, m.ttft_p50, m.ttft_p90, m.ttft_p99, m.e2e_mean, m.tpot_p99].map(|ms| format!("{ms:>10.1}"));
+                let shares = [m.slo, m.hits].map(|share| format!("{share:>10.4}"));
+                let (figures, shares) = (figures.concat(), shares.concat());
+                let _ = writeln!(out, "{:<18}{:>5} {:<36}{:>5}{figures}{shares}", cell.workload, cell.load, cell.policy, cell.seed);
+            }
+            Ok(())
+        }
+    }
+}
+
+fn kinds(names: &[String]) -> Result<Vec<Kind>, String> {
+    if names.is_empty() {
+        return Ok(Kind::MAIN.to_vec());
+    }
+    let all = || Kind::MAIN.into_iter().chain(Kind::FURTHER);
+    names.iter().map(|name| all().find(|kind| kind.name() == name).ok_or_else(|| format!("no workload is called `{name}`"))).collect()
+}

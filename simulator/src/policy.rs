@@ -1,0 +1,116 @@
+//! The policies compared: configurations of our own plugins, and small rivals for which no plugin exists.
+
+mod oracle;
+mod rival;
+pub(crate) use rival::{Rival, View};
+
+use scheduler::plugin::Value;
+use scheduler::{PipelineSpec, PluginSpec};
+
+use crate::hardware::LLAMA_8B_H100;
+
+/// How a proxy picks.
+#[derive(Clone, Debug)]
+pub(crate) enum Policy {
+    /// By these plugins.
+    Config(PipelineSpec),
+    /// By a policy of its own.
+    Rival(Rival),
+}
+
+/// Our policy and its setting for goodput.
+pub(crate) const OURS: &str = "ours";
+pub(crate) const GOODPUT: &str = "ours-goodput";
+
+/// The policies of the main table, ours first.
+pub(crate) const MAIN: [&str; 14] = [
+    OURS,
+    GOODPUT,
+    "2/2/3",
+    "2/2/3/2",
+    "2/2/3+active",
+    "affinity+token-load",
+    "lmetric",
+    "lmetric-new",
+    "dynamo",
+    "chwbl",
+    "least-request",
+    "p2c",
+    "round-robin",
+    "oracle",
+];
+
+/// What llm-d ships or recommends, by configuration.
+pub(crate) const LLM_D: [&str; 3] = ["2/2/3", "2/2/3/2", "affinity+token-load"];
+pub(crate) const LMETRIC: [&str; 2] = ["lmetric", "lmetric-new"];
+
+// === impl Policy ===
+
+impl Policy {
+    /// The policy of this name; `ours` may be followed by parameters: `ours:externality=3,decodeWeight=0`.
+    pub(crate) fn named(name: &str) -> Result<Self, String> {
+        let (name, given) = name.split_once(':').unwrap_or((name, ""));
+        let numbers = given.split(',').filter(|pair| !pair.is_empty()).map(|pair| {
+            let (key, number) = pair.split_once('=').ok_or_else(|| format!("`{pair}` is no key=number"))?;
+            Ok((key.to_owned(), Value::Number(number.parse().map_err(|_| format!("`{number}` is no number"))?)))
+        });
+        let mut numbers: Vec<(String, Value)> = numbers.collect::<Result<_, String>>()?;
+        let scorer = |plugin_type: &str, weight| (PluginSpec::of_type(plugin_type), weight);
+        let weighted = |more: &[(&str, f64)]| {
+            let base = [("queue-scorer", 2.0), ("kv-cache-utilization-scorer", 2.0), ("prefix-cache-scorer", 3.0)];
+            profile(base.iter().chain(more).map(|&(plugin_type, weight)| scorer(plugin_type, weight)).collect())
+        };
+        Ok(match name {
+            OURS | GOODPUT => {
+                if name == GOODPUT {
+                    let setting = [("queueExternality", 0.1), ("ownBatchShare", 0.5)];
+                    numbers.splice(0..0, setting.map(|(key, number)| (key.to_owned(), Value::Number(number))));
+                }
+                let plugin = PluginSpec { parameters: numbers, ..PluginSpec::of_type("marginal-cost-scorer") };
+                profile(vec![(plugin, 1.0)])
+            }
+            "2/2/3" => weighted(&[]),
+            "2/2/3/2" => weighted(&[("no-hit-lru-scorer", 2.0)]),
+            "2/2/3+active" => weighted(&[("active-request-scorer", 2.0)]),
+            "affinity+token-load" => {
+                let spec = LLAMA_8B_H100;
+                let peak = spec.budget as f64 / spec.times.cold_ms(8192, spec.budget) * 1e3;
+                let parameters = vec![number("maxTTFTPenaltyMs", 14_000.0), number("peakPrefillThroughput", peak.round())];
+                let affinity = PluginSpec { parameters, ..PluginSpec::of_type("prefix-cache-affinity-filter") };
+                profile(vec![(affinity, 1.0), scorer("token-load-scorer", 1.0)])
+            }
+            _ => Self::Rival(Rival::named(name).ok_or_else(|| format!("no policy is called `{name}`"))?),
+        })
+    }
+
+    /// What the snapshots of a pool under it are made with.
+    pub(crate) fn pipeline(&self) -> PipelineSpec {
+        match self {
+            Self::Config(spec) => spec.clone(),
+            Self::Rival(_) => PipelineSpec::default(),
+        }
+    }
+}
+
+fn number(key: &str, number: f64) -> (String, Value) {
+    (key.to_owned(), Value::Number(number))
+}
+
+fn profile(plugins: Vec<(PluginSpec, f64)>) -> Policy {
+    Policy::Config(PipelineSpec::of_one_profile("simulated", plugins, 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_policy_can_be_built() {
+        for name in MAIN {
+            let policy = Policy::named(name).unwrap();
+            scheduler::Pipeline::build(&policy.pipeline()).unwrap();
+        }
+        assert!(Policy::named("best").is_err() && Policy::named("ours:externality").is_err());
+        assert!(scheduler::Pipeline::build(&Policy::named("ours:decodeWeight=0").unwrap().pipeline()).is_ok());
+    }
+}

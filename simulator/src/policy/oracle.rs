@@ -1,0 +1,146 @@
+//! The greedy oracle: true caches (also of prompts still queued), true step times, true output lengths. For each replica it plays what is
+//! there to its end, with the request and without, and takes the place where all together end soonest. It knows nothing of arrivals to
+//! come, so it is no bound: a policy that leaves room for them can beat it.
+
+use super::View;
+use crate::engine::{Engine, Inside};
+
+/// What a request's end is worth against its first token and those of others: they count alike.
+#[derive(Clone, Copy, Debug, Default)]
+struct Played {
+    own: f64,
+    others: f64,
+}
+
+/// A prompt in the queue.
+#[derive(Clone, Copy)]
+struct Prompt {
+    left: f64,
+    done: f64,
+    output: f64,
+    own: bool,
+}
+
+/// A sequence that decodes: at which step it ends, and its context less the steps made.
+#[derive(Clone, Copy)]
+struct Decoding {
+    ends_at: f64,
+    base: f64,
+    own: bool,
+}
+
+struct Play<'e> {
+    engine: &'e Engine<'e>,
+    now: f64,
+    step: f64,
+    /// Soonest to end last.
+    decoding: Vec<Decoding>,
+    context: f64,
+    out: Played,
+}
+
+/// What half a millisecond of service costs each request there.
+const BATCH_WEIGHT: f64 = 0.5;
+
+/// Greedy cost of the replica at this position.
+pub(super) fn cost(view: &View<'_, '_>, at: usize) -> f64 {
+    let Some(engine) = view.engines.get(at) else { return f64::INFINITY };
+    let found = f64::from(engine.would_find(view.job));
+    let inside = engine.inside();
+    let prompt = f64::from(view.job.prompt);
+    let own = Prompt { left: prompt - found, done: found, output: f64::from(view.job.output), own: true };
+    let without = Play::start(engine, view.now, &inside).run(&inside, None);
+    let with = Play::start(engine, view.now, &inside).run(&inside, Some(own));
+    let times = engine.spec().times;
+    let service = times.mixed_ms((0.0, 0.0), own.left, found) - times.mixed_ms((0.0, 0.0), 0.0, 0.0);
+    with.own + (with.others - without.others) + BATCH_WEIGHT * view.requests(at) * service
+}
+
+impl<'e> Play<'e> {
+    fn start(engine: &'e Engine<'_>, now: f64, inside: &Inside) -> Self {
+        let mut decoding: Vec<Decoding> =
+            inside.decodes.iter().map(|&(left, context)| Decoding { ends_at: left, base: context, own: false }).collect();
+        decoding.sort_by(|a, b| b.ends_at.total_cmp(&a.ends_at));
+        let context = decoding.iter().map(|sequence| sequence.base).sum();
+        let begins = engine.busy_until().map_or(0.0, |ends| (ends - now).max(0.0));
+        Self { engine, now: begins, step: 0.0, decoding, context, out: Played::default() }
+    }
+
+    fn run(mut self, inside: &Inside, own: Option<Prompt>) -> Played {
+        let queue = inside.prefills.iter().map(|&(left, done, output)| Prompt { left, done, output, own: false });
+        let mut queue: Vec<Prompt> = queue.chain(own).collect();
+        queue.reverse();
+        loop {
+            if !queue.is_empty() {
+                self.prefill_step(&mut queue);
+            } else if let Some(next) = self.decoding.last() {
+                let steps = (next.ends_at - self.step).max(1.0);
+                self.decode_steps(steps);
+            } else {
+                return self.out;
+            }
+        }
+    }
+
+    /// One step: as much of the queue as the budget takes, and a token for each that decodes.
+    fn prefill_step(&mut self, queue: &mut Vec<Prompt>) {
+        let batch = self.decoding.len() as f64;
+        let mut budget = (self.engine.spec().budget as f64 - batch).max(1.0);
+        let times = self.engine.spec().times;
+        let alone = times.mixed_ms((batch, self.context + batch), 0.0, 0.0);
+        let (mut tokens, mut pairs, mut ended) = (0.0, 0.0, Vec::new());
+        while let Some(prompt) = queue.last_mut().filter(|_| budget > 0.0) {
+            let chunk = prompt.left.min(budget);
+            pairs += (prompt.done + chunk).powi(2) - prompt.done.powi(2);
+            (tokens, budget) = (tokens + chunk, budget - chunk);
+            (prompt.left, prompt.done) = (prompt.left - chunk, prompt.done + chunk);
+            if prompt.left <= 0.0 {
+                ended.extend(queue.pop());
+            }
+        }
+        // The pairs of a prompt that begins nothing: what all chunks together cost.
+        let [p0, p1, p2] = times.prefill;
+        self.now += alone + times.slowdown * (p0 + p1 * tokens + p2 * pairs - times.decode[0]).max(0.0);
+        self.step += 1.0;
+        self.context += batch;
+        self.pop_done();
+        for prompt in ended {
+            self.count(self.now, prompt.own);
+            if prompt.output > 1.0 {
+                let sequence = Decoding { ends_at: self.step + prompt.output - 1.0, base: prompt.done - self.step, own: prompt.own };
+                let place = self.decoding.partition_point(|other| other.ends_at > sequence.ends_at);
+                self.decoding.insert(place, sequence);
+                self.context += prompt.done;
+            } else {
+                self.count(self.now, prompt.own);
+            }
+        }
+    }
+
+    fn decode_steps(&mut self, steps: f64) {
+        let times = self.engine.spec().times;
+        let batch = self.decoding.len() as f64;
+        let [d0, d1, d2] = times.decode;
+        let grown = self.context * steps + batch * steps * (steps + 1.0) / 2.0;
+        self.now += times.slowdown * (steps * (times.overhead + d0 + d1 * batch) + d2 * grown);
+        self.step += steps;
+        self.context += batch * steps;
+        self.pop_done();
+    }
+
+    fn pop_done(&mut self) {
+        while let Some(sequence) = self.decoding.last().copied().filter(|sequence| sequence.ends_at <= self.step) {
+            self.decoding.pop();
+            self.context -= sequence.base + self.step;
+            self.count(self.now, sequence.own);
+        }
+    }
+
+    fn count(&mut self, ms: f64, own: bool) {
+        if own {
+            self.out.own += ms;
+        } else {
+            self.out.others += ms;
+        }
+    }
+}

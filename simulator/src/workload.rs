@@ -1,0 +1,258 @@
+//! Workloads: real traces, rotated and jittered by the seed, and synthetic ones. Times are at the trace's own rate; a run compresses them.
+
+use scheduler::Rng;
+
+use crate::engine::{BLOCK_TOKENS, Job};
+use crate::trace::{self, ID_TOKENS, Line};
+
+/// Requests in order of arrival.
+#[derive(Debug)]
+pub(crate) struct Workload {
+    requests: Vec<Request>,
+    blocks: Vec<u64>,
+    /// Requests a second at its own rate.
+    pub(crate) rate: f64,
+}
+
+/// One request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    /// Arrival at the workload's own rate, ms.
+    pub(crate) at: f64,
+    pub(crate) prompt: u32,
+    pub(crate) output: u32,
+    first_block: usize,
+    blocks: usize,
+}
+
+/// Which workload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Mooncake's conversations: long prompts, a third of them seen before.
+    Conversation,
+    /// Mooncake's synthetic mix: long prompts, two thirds of them seen before.
+    PrefixHeavy,
+    /// Azure's code completion: bursts of short requests, nothing shared.
+    Code,
+    /// Azure's conversations: steady, nothing shared.
+    Chat,
+    /// 150 tenants, each with a system prompt of 5,632 tokens; every question is new.
+    Tenants,
+    /// The same with five questions a tenant, asked again and again.
+    TenantsRepeated,
+    /// The same with a few large tenants and many small ones.
+    TenantsZipf,
+    /// Agents: 3 to 30 turns, each with all before it and a tool's answer, a second or so apart.
+    Agents,
+}
+
+/// Draws from a generator of the scheduler's.
+pub(crate) struct Dice(Rng);
+
+// === impl Dice ===
+
+impl Dice {
+    pub(crate) fn seeded(seed: u64) -> Self {
+        Self(Rng::seeded(mix(seed, 77)))
+    }
+
+    /// Uniform in 0..1.
+    pub(crate) fn unit(&mut self) -> f64 {
+        (self.0.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    pub(crate) fn below(&mut self, count: usize) -> usize {
+        self.0.below(count)
+    }
+
+    /// Exponential with mean 1.
+    pub(crate) fn exponential(&mut self) -> f64 {
+        -(1.0 - self.unit()).ln()
+    }
+
+    /// Standard normal (Box and Muller).
+    pub(crate) fn normal(&mut self) -> f64 {
+        (-2.0 * (1.0 - self.unit()).ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos()
+    }
+
+    /// Log-normal with this mean and spread, within bounds, whole.
+    fn tokens(&mut self, mean: f64, spread: f64, bounds: (f64, f64)) -> u32 {
+        (mean * (spread * self.normal() - spread * spread / 2.0).exp()).clamp(bounds.0, bounds.1) as u32
+    }
+}
+
+// === impl Kind ===
+
+impl Kind {
+    pub(crate) const MAIN: [Self; 5] = [Self::Conversation, Self::PrefixHeavy, Self::Code, Self::Chat, Self::Tenants];
+    pub(crate) const FURTHER: [Self; 3] = [Self::TenantsRepeated, Self::TenantsZipf, Self::Agents];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Conversation => "conversation",
+            Self::PrefixHeavy => "prefix-heavy",
+            Self::Code => "code",
+            Self::Chat => "chat",
+            Self::Tenants => "tenants",
+            Self::TenantsRepeated => "tenants-repeated",
+            Self::TenantsZipf => "tenants-zipf",
+            Self::Agents => "agents",
+        }
+    }
+
+    /// The highest rate that eight Llama 8B engines on H100 sustain under any policy, requests a second: loads are shares of it. Sustained: the
+    /// median TTFT of the last 30 % of arrivals stays under 5 s. `simulator capacity` finds it.
+    pub(crate) fn capacity(self) -> f64 {
+        match self {
+            Self::Conversation => 12.6,
+            Self::PrefixHeavy => 18.0,
+            Self::Code => 182.0,
+            Self::Chat => 209.0,
+            Self::Tenants | Self::TenantsRepeated | Self::TenantsZipf => 18.7,
+            Self::Agents => 60.0,
+        }
+    }
+
+    /// The workload as this seed has it.
+    pub(crate) fn load(self, seed: u64) -> Result<Workload, String> {
+        let dice = &mut Dice::seeded(mix(seed, self as u64 + 1));
+        let lines = match self {
+            Self::Conversation => {
+                let mut lines = trace::mooncake("conversation")?;
+                // The trace's clock ticks every 3 s.
+                lines.iter_mut().for_each(|line| line.at += dice.unit() * 3_000.0);
+                rotated(lines, dice)
+            }
+            Self::PrefixHeavy => rotated(trace::mooncake("synthetic")?, dice),
+            Self::Code => copies(&trace::azure("code")?, 6, dice),
+            Self::Chat => copies(&trace::azure("conv")?, 2, dice),
+            Self::Tenants => tenants(None, 0.0, dice),
+            Self::TenantsRepeated => tenants(Some(5), 0.0, dice),
+            Self::TenantsZipf => tenants(None, 1.0, dice),
+            Self::Agents => agents(dice),
+        };
+        Ok(Workload::of(&lines))
+    }
+}
+
+// === impl Workload ===
+
+impl Workload {
+    pub(crate) fn of(lines: &[Line]) -> Self {
+        let (mut requests, mut blocks) = (Vec::with_capacity(lines.len()), Vec::new());
+        let start = lines.first().map_or(0.0, |line| line.at);
+        for (number, line) in lines.iter().enumerate() {
+            let first_block = blocks.len();
+            for block in 0..line.prompt as usize / BLOCK_TOKENS {
+                let token = block * BLOCK_TOKENS;
+                blocks.push(match line.ids.get(token / ID_TOKENS) {
+                    Some(&id) => mix(id + 1, (token % ID_TOKENS) as u64),
+                    None => mix(0xabcd_0000_0000 + number as u64, block as u64),
+                });
+            }
+            let count = blocks.len() - first_block;
+            requests.push(Request { at: line.at - start, prompt: line.prompt, output: line.output, first_block, blocks: count });
+        }
+        let span_s = requests.last().map_or(1.0, |last| last.at / 1e3).max(1e-3);
+        let rate = requests.len().saturating_sub(1) as f64 / span_s;
+        Self { requests, blocks, rate }
+    }
+
+    pub(crate) fn requests(&self) -> &[Request] {
+        &self.requests
+    }
+
+    pub(crate) fn job(&self, request: u32) -> Option<Job<'_>> {
+        let Request { prompt, output, first_block, blocks, .. } = *self.requests.get(request as usize)?;
+        Some(Job { request, prompt, output, blocks: self.blocks.get(first_block..first_block + blocks)? })
+    }
+}
+
+/// A hash of two numbers, never 0.
+pub(crate) fn mix(a: u64, b: u64) -> u64 {
+    let mut rng = Rng::seeded(a.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17) ^ b);
+    rng.next_u64() | 1
+}
+
+fn in_order(mut lines: Vec<Line>) -> Vec<Line> {
+    lines.sort_by(|a, b| a.at.total_cmp(&b.at));
+    lines
+}
+
+/// The trace begun at a random place; what came before it follows its end.
+fn rotated(mut lines: Vec<Line>, dice: &mut Dice) -> Vec<Line> {
+    let (first, last) = lines.iter().fold((f64::INFINITY, 0.0_f64), |(first, last), line| (first.min(line.at), last.max(line.at)));
+    let span = last - first + 1_000.0;
+    let shift = dice.unit() * span;
+    lines.iter_mut().for_each(|line| line.at = (line.at - first + shift) % span);
+    in_order(lines)
+}
+
+/// Several copies of a trace, each begun elsewhere. They share no prompt.
+fn copies(lines: &[Line], count: usize, dice: &mut Dice) -> Vec<Line> {
+    in_order((0..count).flat_map(|_| rotated(lines.to_vec(), dice)).collect())
+}
+
+/// Shared system prompts of 11 ids, questions of 1,568 tokens, about 1,000 tokens of output; Poisson. `questions`: different ones a tenant has.
+fn tenants(questions: Option<usize>, zipf: f64, dice: &mut Dice) -> Vec<Line> {
+    const TENANTS: usize = 150;
+    const REQUESTS: u64 = 12_000;
+    let shares: Vec<f64> = (1..=TENANTS).map(|rank| (rank as f64).powf(-zipf)).collect();
+    let all: f64 = shares.iter().sum();
+    let mut at = 0.0;
+    let line = |number: u64| {
+        at += dice.exponential() * 1e3;
+        let mut left = dice.unit() * all;
+        let tenant = shares.iter().position(|share| {
+            left -= share;
+            left <= 0.0
+        });
+        let tenant = tenant.unwrap_or(TENANTS - 1) as u64;
+        let question = questions.map_or(1_000_000 + number, |count| tenant * 1_000 + dice.below(count) as u64);
+        let output = dice.tokens(1_000.0, 0.3, (50.0, 4_000.0));
+        let system = (0..11).map(|id| 10_000_000 + tenant * 64 + id);
+        Line { at, prompt: 7_200, output, ids: system.chain((0..4).map(|id| 1_000_000_000 + question * 64 + id)).collect() }
+    };
+    (0..REQUESTS).map(line).collect()
+}
+
+/// Sessions that arrive by chance. A turn carries all before it; the next comes once a tool has run.
+fn agents(dice: &mut Dice) -> Vec<Line> {
+    const SESSIONS: u64 = 1_200;
+    let (mut lines, mut begins) = (Vec::new(), 0.0);
+    for session in 0..SESSIONS {
+        begins += dice.exponential() * 4_000.0;
+        let (mut at, mut prompt) = (begins, f64::from(dice.tokens(6_000.0, 0.8, (1_000.0, 40_000.0))));
+        for _ in 0..3 + dice.below(28) {
+            let output = dice.tokens(250.0, 0.7, (20.0, 2_000.0));
+            let ids = (0..(prompt as u64).div_ceil(ID_TOKENS as u64)).map(|id| (session + 1) << 20 | id).collect();
+            lines.push(Line { at, prompt: prompt as u32, output, ids });
+            prompt = (prompt + f64::from(output) + f64::from(dice.tokens(900.0, 1.0, (50.0, 12_000.0)))).min(120_000.0);
+            at += 2_000.0 + f64::from(output) * 12.0 + dice.exponential() * 3_000.0;
+        }
+    }
+    in_order(lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_is_a_workload_and_another_is_another() {
+        for kind in Kind::MAIN.into_iter().chain(Kind::FURTHER) {
+            let times = |seed| kind.load(seed).unwrap().requests().iter().map(|request| request.at).collect::<Vec<_>>();
+            assert!(times(1) == times(1) && times(1) != times(2), "{}", kind.name());
+            assert!(times(1).is_sorted() && times(1)[0] == 0.0);
+        }
+    }
+
+    #[test]
+    fn what_ids_share_blocks_share() {
+        let line = |ids: &[u64]| Line { at: 0.0, prompt: 1_000, output: 1, ids: ids.to_vec() };
+        let workload = Workload::of(&[line(&[1, 2]), line(&[1, 3]), line(&[]), line(&[])]);
+        let blocks = |request| workload.job(request).unwrap().blocks.to_vec();
+        let shared = |a: u32, b: u32| blocks(a).iter().zip(blocks(b)).take_while(|(a, b)| **a == *b).count();
+        assert_eq!((blocks(0).len(), shared(0, 1), shared(0, 2), shared(2, 3)), (15, 8, 0, 0));
+    }
+}
