@@ -1,4 +1,7 @@
 //! From conditions to the numbers a model sees: the one table of features, and the one function that fills it.
+//!
+//! Features are plain counts and times, no logarithms: what is linear in them is (work that is queued takes its time, whatever the amount), and the
+//! trees that correct the rest only compare. So nothing but one `exp` for each time is costly at a pick.
 
 use super::conditions::Conditions;
 use super::step::StepModel;
@@ -16,37 +19,56 @@ pub struct Feature {
     pub name: &'static str,
     /// What it is, for people.
     pub doc: &'static str,
+    /// Up to here it is nothing unusual, whatever was seen.
+    pub usual: f32,
 }
 
 /// All features, in order.
-pub const FEATURES: [Feature; 8] = [
-    Feature { name: "service", doc: "ln(1 + ms) of this prompt's prefill and of all queued before it, by the step model" },
-    Feature { name: "step", doc: "ln(1 + ms) of a decode step with this request in the batch, by the step model" },
-    Feature { name: "requests", doc: "ln(1 + requests under way)" },
-    Feature { name: "queued", doc: "ln(1 + requests waiting in the engine)" },
-    Feature { name: "kv", doc: "share of KV-cache blocks in use" },
-    Feature { name: "uncached", doc: "ln(1 + prompt tokens to be worked through)" },
-    Feature { name: "prompt", doc: "ln(1 + prompt tokens)" },
-    Feature { name: "prefill", doc: "ln(1 + prompt tokens outstanding before it)" },
+pub const FEATURES: [Feature; 10] = [
+    Feature { name: "own", doc: "prefill of this prompt by the step model, ms", usual: 500.0 },
+    Feature { name: "step", doc: "a decode step with this request in the batch, by the step model, ms", usual: 100.0 },
+    Feature { name: "requests", doc: "requests under way: the scrape, and what changed since", usual: 16.0 },
+    Feature { name: "queued", doc: "requests waiting in the engine, as scraped", usual: 8.0 },
+    Feature { name: "running", doc: "requests running in the engine, as scraped, else those under way", usual: 16.0 },
+    Feature { name: "kv", doc: "share of KV-cache blocks in use, as scraped", usual: 1.0 },
+    Feature { name: "prompt", doc: "tokens of the prompt", usual: 8_192.0 },
+    Feature { name: "uncached", doc: "those of them that the endpoint is not believed to hold", usual: 8_192.0 },
+    Feature { name: "prefill", doc: "uncached prompt tokens that wait there for their prefill", usual: 16_384.0 },
+    Feature { name: "context", doc: "tokens of context of requests that decode there", usual: 65_536.0 },
 ];
+
+/// Inputs of the linear part of each of the two times.
+pub(super) const TERMS: usize = 8;
 
 /// The features under these conditions: what is unknown counts as nothing there, but for requests running, which the ledger knows too.
 #[must_use]
 pub fn features(conditions: &Conditions, step: &StepModel) -> Features {
     let c = conditions;
-    let queued = c.queued.unwrap_or(0.0);
     let running = c.running.unwrap_or(c.requests);
-    let service_ms = step.prefill_ms(c.uncached_tokens, c.prompt_tokens) + step.prefill_ms(c.prefill_tokens, c.prefill_tokens);
-    let step_ms = step.decode_ms(running + 1.0, c.context_tokens + c.prompt_tokens);
-    let ln = libm::log1pf;
     [
-        ln(service_ms),
-        ln(step_ms),
-        ln(c.requests),
-        ln(queued),
+        step.prefill_ms(c.uncached_tokens, c.prompt_tokens),
+        step.decode_ms(c.requests + 1.0, c.context_tokens + c.prompt_tokens),
+        c.requests,
+        c.queued.unwrap_or(0.0),
+        running,
         c.kv_utilization.unwrap_or(0.0),
-        ln(c.uncached_tokens),
-        ln(c.prompt_tokens),
-        ln(c.prefill_tokens),
+        c.prompt_tokens,
+        c.uncached_tokens,
+        c.prefill_tokens,
+        c.context_tokens,
     ]
+}
+
+/// What the time to the first token is a sum of, each with a weight that is not negative.
+pub(super) fn ttft_terms(x: &Features) -> [f32; TERMS] {
+    let &[own, step, requests, queued, _running, kv, _prompt, uncached, prefill, _context] = x;
+    [1.0, own, step, requests, queued, uncached, prefill, prefill * kv]
+}
+
+/// What the time of each further token is a sum of. It does not grow with a queue for ever: an engine mixes at most one chunk of prefill into a step,
+/// so what a queue adds saturates.
+pub(super) fn tpot_terms(x: &Features) -> [f32; TERMS] {
+    let &[_own, step, requests, queued, _running, kv, _prompt, uncached, prefill, _context] = x;
+    let waiting = uncached + prefill;
+    [1.0, step, requests.min(32.0), kv, queued / (queued + 8.0), waiting / (waiting + 2_048.0), prefill / (prefill + 16_384.0), requests]
 }

@@ -1,7 +1,34 @@
-//! From what requests saw to a [`LatencyModel`](super::LatencyModel).
+//! From what requests saw to a [`LatencyModel`].
+//!
+//! Each observation is kept in a bounded window, stratified so that the common case does not push out the rare ones; it moves its endpoint's offset
+//! at once; and when enough new ones have come, new shapes are fitted to the older part of the window and judged by the newest, which neither they
+//! nor the model in force were fitted to. Only what is better there takes its place. So there is one model in force at any time, and it changes
+//! slowly in shape, quickly in offsets.
+//!
+//! ```text
+//! observe ──► endpoint's offset, error of what was predicted (for the ninth decile), window
+//! publish ──► enough is new? fit to the old, judge by the new, better? fit to all ──► model in force + offsets + deciles
+//! ```
+//!
+//! What an aborted or failed request would have taken is not known, so it teaches nothing. Nor do numbers that cannot be.
 
-use super::Conditions;
-use super::step::{FirstToken, Gap};
+mod errors;
+mod fit;
+mod offset;
+mod window;
+
+use std::ops::RangeInclusive;
+
+use errors::Errors;
+use fit::Row;
+use offset::Offsets;
+use window::{Sample, Window};
+
+use super::features::{FEATURES, FEATURES_COUNT, Features, TERMS, features, tpot_terms, ttft_terms};
+use super::model::{BEYOND_TIMES, Head, LatencyModel, Offset};
+use super::shape::{Shape, TREES_MAX};
+use super::step::{self, FirstToken, Gap, StepModel};
+use super::{Conditions, Prediction};
 use crate::snapshot::EndpointRef;
 
 /// How a request ended.
@@ -34,4 +61,341 @@ pub struct Observation {
     pub first_token: Option<FirstToken>,
     /// A gap of its stream as a measure of a decode step, when there was one.
     pub gap: Option<Gap>,
+}
+
+/// What became of an observation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Learned from.
+    Learned,
+    /// Not learned from: how long it would have taken is not known.
+    Censored,
+    /// Not learned from: no such numbers can be.
+    Refused,
+}
+
+/// How learning stands, for people.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// Observations learned from.
+    pub learned: u64,
+    /// Observations of requests that were aborted or failed.
+    pub censored: u64,
+    /// Observations that cannot be.
+    pub refused: u64,
+    /// Of those learned from, in the window.
+    pub window: usize,
+    /// Shapes that took the place of the one in force.
+    pub adopted: u64,
+    /// Shapes that did not, as they were no better on the newest observations.
+    pub rejected: u64,
+    /// How often an endpoint, or the whole pool, was found to have changed.
+    pub drifts: u64,
+}
+
+/// Learns a [`StepModel`] and, on top of it, a [`LatencyModel`]. One writer; time is an argument.
+#[derive(Clone, Debug, Default)]
+pub struct Learner {
+    steps: step::Learner,
+    /// The step model that the shapes in force were fitted with.
+    step: StepModel,
+    ttft: Target,
+    tpot: Target,
+    window: Window,
+    /// The most seen of each feature.
+    most: Features,
+    standing: Standing,
+    fitted_at_ms: Option<u64>,
+    published_at_ms: Option<u64>,
+    /// Anything new since the last publication?
+    changed: bool,
+}
+
+/// What is learned of one of the two times.
+#[derive(Clone, Debug, Default)]
+struct Target {
+    /// In force.
+    shape: Option<Shape>,
+    offsets: Offsets,
+    errors: Errors,
+    samples: u32,
+    /// Samples since the last fit.
+    fresh: usize,
+}
+
+/// Which of the two times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Which {
+    Ttft,
+    Tpot,
+}
+
+/// What a time may be, ms: an hour. What takes longer hangs.
+const TTFT_MS: RangeInclusive<f32> = 0.01..=3_600_000.0;
+/// What a time for a token may be, ms.
+const TPOT_MS: RangeInclusive<f32> = 0.001..=600_000.0;
+
+/// New samples below which nothing is fitted, and the part of all samples that must be new: a fit costs some ms of the daemon's time.
+const FRESH_MIN: usize = 32;
+const FRESH_PART: usize = 16;
+
+/// How long a fit is left alone, and a publication, ms: the latter is what proxies decode.
+const FIT_INTERVAL_MS: u64 = 1_000;
+const PUBLISH_INTERVAL_MS: u64 = 500;
+
+/// Samples below which no trees are tried: they would learn chance.
+const TREES_SAMPLES_MIN: usize = 200;
+
+/// How many trees are tried.
+const TREES: [usize; 4] = [0, 4, 8, TREES_MAX];
+
+/// Samples after which one counts for 1/e: what an engine did then says less of what it does now.
+const FORGET_SAMPLES: f32 = 3_000.0;
+
+/// The pool as a whole has changed when all its endpoints are off by this, as a logarithm: a fifth. What is older then counts for a tenth.
+const DRIFT: f32 = 0.2;
+const BEFORE_DRIFT: f32 = 0.1;
+
+// === impl Learner ===
+
+impl Learner {
+    /// A learner that starts from what another learned: its model is in force until a better one is found, and its step model is the prior.
+    #[must_use]
+    pub fn starting_from(step: &StepModel, model: Option<&LatencyModel>) -> Self {
+        let mut learner = Self { steps: step::Learner::starting_from(step), step: step.without_speeds(), ..Self::default() };
+        if let Some(model) = model {
+            learner.step = model.step.without_speeds();
+            learner.ttft = Target { shape: Some(model.ttft.shape.clone()), samples: model.ttft.samples, ..Target::default() };
+            learner.tpot = Target { shape: Some(model.tpot.shape.clone()), samples: model.tpot.samples, ..Target::default() };
+            for ((most, limit), feature) in learner.most.iter_mut().zip(&model.limits).zip(&FEATURES) {
+                *most = if *limit > feature.usual { limit / BEYOND_TIMES } else { 0.0 };
+            }
+            learner.ttft.errors.assume(&model.ttft.spread);
+            learner.tpot.errors.assume(&model.tpot.spread);
+            learner.changed = true;
+        }
+        learner
+    }
+
+    /// Learns from what one request saw; `predicted` is what was said of it at the pick, if anything was.
+    pub fn observe(&mut self, observation: &Observation, predicted: Option<&Prediction>) -> Verdict {
+        let verdict = self.judge(observation);
+        match verdict {
+            Verdict::Learned => self.standing.learned += 1,
+            Verdict::Censored => self.standing.censored += 1,
+            Verdict::Refused => self.standing.refused += 1,
+        }
+        if verdict == Verdict::Learned {
+            self.learn(observation, predicted);
+        }
+        verdict
+    }
+
+    fn judge(&self, observation: &Observation) -> Verdict {
+        if observation.ended != Ended::Done {
+            return Verdict::Censored;
+        }
+        let times =
+            observation.ttft_ms.is_none_or(|ms| TTFT_MS.contains(&ms)) && observation.tpot_ms.is_none_or(|ms| TPOT_MS.contains(&ms));
+        if times && observation.conditions.checked().is_some() { Verdict::Learned } else { Verdict::Refused }
+    }
+
+    fn learn(&mut self, observation: &Observation, predicted: Option<&Prediction>) {
+        let Observation { endpoint, conditions, ttft_ms, tpot_ms, output_tokens, first_token, gap, .. } = *observation;
+        first_token.map(|sample| self.steps.first_token(endpoint, &sample));
+        gap.map(|sample| self.steps.gap(endpoint, &sample));
+        output_tokens.into_iter().for_each(|tokens| self.steps.ended(tokens));
+        if ttft_ms.is_none() && tpot_ms.is_none() {
+            return;
+        }
+        let x = features(&conditions, &self.step);
+        for (most, value) in self.most.iter_mut().zip(&x) {
+            *most = most.max(*value);
+        }
+        let mut sample = Sample::new(endpoint, conditions, ttft_ms.map(libm::logf), tpot_ms.map(libm::logf));
+        let said = |of: fn(&Prediction) -> f32| predicted.map(|predicted| libm::logf(of(predicted)));
+        self.standing.drifts += u64::from(self.ttft.observe(&mut sample, Which::Ttft, &x, said(|p| p.ttft_ms)));
+        self.standing.drifts += u64::from(self.tpot.observe(&mut sample, Which::Tpot, &x, said(|p| p.tpot_ms)));
+        self.window.push(sample);
+        self.changed = true;
+    }
+
+    /// Fits anew where enough is new, and gives the model in force when it is time to tell proxies of it; `None` when nothing has changed, or nothing
+    /// is known yet.
+    pub fn publish(&mut self, now_ms: u64) -> Option<LatencyModel> {
+        let due = |last: Option<u64>, interval_ms: u64| last.is_none_or(|last| now_ms >= last.saturating_add(interval_ms));
+        if due(self.fitted_at_ms, FIT_INTERVAL_MS) && self.fit() {
+            self.fitted_at_ms = Some(now_ms);
+        }
+        if !self.changed || !due(self.published_at_ms, PUBLISH_INTERVAL_MS) {
+            return None;
+        }
+        let model = self.model()?;
+        self.published_at_ms = Some(now_ms);
+        self.changed = false;
+        Some(model)
+    }
+
+    /// The model in force; `None` before there is one.
+    #[must_use]
+    pub fn model(&self) -> Option<LatencyModel> {
+        let (ttft, tpot) = (self.ttft.head()?, self.tpot.head()?);
+        let slots = self.ttft.offsets.slots().max(self.tpot.offsets.slots());
+        let offset = |slot| {
+            let (ttft, tpot) = (self.ttft.offsets.at(slot), self.tpot.offsets.at(slot));
+            let incarnation = ttft.or(tpot).map_or_else(Default::default, |(incarnation, _)| incarnation);
+            let of = |row: Option<_>| row.filter(|(life, _)| *life == incarnation).map_or(0.0, |(_, offset)| offset);
+            Offset { incarnation, ttft: of(ttft), tpot: of(tpot) }
+        };
+        let mut limits = [0.0; FEATURES_COUNT];
+        for ((limit, most), feature) in limits.iter_mut().zip(&self.most).zip(&FEATURES) {
+            *limit = (BEYOND_TIMES * most).max(feature.usual);
+        }
+        Some(LatencyModel { step: self.step.clone(), ttft, tpot, limits, offsets: (0..slots).map(offset).collect() })
+    }
+
+    /// What is known of the steps of engines by now.
+    #[must_use]
+    pub fn step(&self) -> StepModel {
+        self.steps.model()
+    }
+
+    /// How learning stands.
+    #[must_use]
+    pub fn standing(&self) -> Standing {
+        Standing { window: self.window.len(), ..self.standing }
+    }
+
+    /// Fits both times where enough is new. Was anything fitted?
+    fn fit(&mut self) -> bool {
+        let fresh = self.ttft.due() || self.tpot.due();
+        if !fresh {
+            return false;
+        }
+        let step = self.steps.model().without_speeds();
+        let mut samples = self.window.by_age();
+        let ttft = self.ttft.candidate(Which::Ttft, &samples, (&self.step, &step));
+        let tpot = self.tpot.candidate(Which::Tpot, &samples, (&self.step, &step));
+        let first = self.ttft.shape.is_none() || self.tpot.shape.is_none();
+        // Both are of one step model: they are taken, or left, together, by what they are better by in sum.
+        let better = ttft.gain + tpot.gain > 0.0;
+        if !(better || first) {
+            self.standing.rejected += 1;
+        } else {
+            self.standing.adopted += 1;
+            self.step = step;
+            for (target, which, candidate) in [(&mut self.ttft, Which::Ttft, ttft), (&mut self.tpot, Which::Tpot, tpot)] {
+                if candidate.shape.is_some() {
+                    target.shape = candidate.shape;
+                    target.replay(which, &mut samples, &self.step);
+                }
+            }
+            self.window.refresh(&samples);
+            self.changed = true;
+        }
+        (self.ttft.fresh, self.tpot.fresh) = (0, 0);
+        true
+    }
+}
+
+/// A shape that might take the place of the one in force.
+struct Candidate {
+    /// Fitted to all samples; `None` where there were too few.
+    shape: Option<Shape>,
+    /// How much less wrong it is on the newest samples, fitted without them; a relative error.
+    gain: f32,
+}
+
+// === impl Target ===
+
+impl Target {
+    /// Learns from a sample. Was its endpoint found to have changed?
+    fn observe(&mut self, sample: &mut Sample, which: Which, x: &Features, said: Option<f32>) -> bool {
+        let Some(log) = sample.log(which) else { return false };
+        (self.samples, self.fresh) = (self.samples.saturating_add(1), self.fresh + 1);
+        let Some(shape) = &self.shape else { return false };
+        let middle = log_of(shape, which, x);
+        let said = said.filter(|said| said.is_finite()).unwrap_or(middle + self.offsets.of(sample.endpoint));
+        self.errors.push(said, log - said);
+        let changed = self.offsets.push(sample.endpoint, log - middle);
+        *sample.relative_mut(which) = self.offsets.relative(sample.endpoint);
+        changed
+    }
+
+    fn due(&self) -> bool {
+        let samples = usize::try_from(self.samples).unwrap_or(usize::MAX);
+        self.fresh >= FRESH_MIN.max(samples.min(window::SAMPLES_MAX) / FRESH_PART)
+    }
+
+    /// The best that can be fitted; judged by the samples that are new since the last fit.
+    fn candidate(&self, which: Which, samples: &[Sample], (in_force, step): (&StepModel, &StepModel)) -> Candidate {
+        let drifted = self.offsets.mean().abs() > DRIFT;
+        let of = |step: &StepModel| rows(samples, which, step, if drifted { self.fresh } else { usize::MAX });
+        let rows = of(step);
+        let (old, new) = rows.split_at(rows.len() - self.fresh.min(rows.len()));
+        if old.len() < FRESH_MIN {
+            // The first fit of all: there is nothing to compare with.
+            let enough = rows.len() >= FRESH_MIN && self.shape.is_none();
+            return Candidate { shape: enough.then(|| fit::base(&rows)), gain: 0.0 };
+        }
+        let base = fit::base(old);
+        let most = if old.len() >= TREES_SAMPLES_MIN { TREES_MAX } else { 0 };
+        let all = fit::with_trees(&base, old, most);
+        let first = |count: usize| Shape { weights: all.weights, trees: all.trees.iter().take(count).copied().collect() };
+        let tried = TREES.iter().filter(|count| **count <= most).map(|count| (*count, fit::loss(&first(*count), new, 0.0)));
+        let (trees, loss) = tried.fold((0, f32::INFINITY), |best, tried| if tried.1 < best.1 { tried } else { best });
+        let now = self.shape.as_ref().map(|shape| {
+            let rows = of(in_force);
+            let new = rows.get(rows.len() - new.len()..).unwrap_or_default();
+            fit::loss(shape, new, self.offsets.mean())
+        });
+        let shape = fit::with_trees(&fit::base(&rows), &rows, trees);
+        Candidate { shape: Some(shape), gain: now.map_or(f32::INFINITY, |now| now - loss) }
+    }
+
+    /// Learns the offsets of endpoints anew, against another shape.
+    fn replay(&mut self, which: Which, samples: &mut [Sample], step: &StepModel) {
+        let Some(shape) = &self.shape else { return };
+        self.offsets = Offsets::with_noise(&self.offsets);
+        for sample in samples {
+            let Some(log) = sample.log(which) else { continue };
+            let x = features(&sample.conditions, step);
+            self.offsets.push(sample.endpoint, log - log_of(shape, which, &x));
+            *sample.relative_mut(which) = self.offsets.relative(sample.endpoint);
+        }
+    }
+
+    /// As a proxy is told: what all endpoints are off by is in the shape, what each is off by besides in its offset.
+    fn head(&self) -> Option<Head> {
+        let shape = self.shape.as_ref()?;
+        let factor = libm::expf(self.offsets.mean());
+        let shape = Shape { weights: shape.weights.map(|weight| weight * factor), trees: shape.trees.clone() };
+        Some(Head { samples: self.samples, shape, spread: self.errors.spread() })
+    }
+}
+
+fn log_of(shape: &Shape, which: Which, x: &Features) -> f32 {
+    libm::logf(shape.base_ms(&terms(which, x))) + shape.correction(x)
+}
+
+fn terms(which: Which, x: &Features) -> [f32; TERMS] {
+    match which {
+        Which::Ttft => ttft_terms(x),
+        Which::Tpot => tpot_terms(x),
+    }
+}
+
+/// Samples of one time as rows to fit, oldest first, those that endpoints differ by taken out; before the last `since`, they count for little.
+#[expect(clippy::cast_precision_loss, reason = "some thousands of samples")]
+fn rows(samples: &[Sample], which: Which, step: &StepModel, since: usize) -> Vec<Row> {
+    let count = samples.iter().filter(|sample| sample.log(which).is_some()).count();
+    let known = samples.iter().filter_map(|sample| sample.log(which).map(|log| (sample, log)));
+    let row = |(at, (sample, log)): (usize, (&Sample, f32))| {
+        let x = features(&sample.conditions, step);
+        let age = (count - at) as f32;
+        let before = if count - at > since { BEFORE_DRIFT } else { 1.0 };
+        let weight = before * libm::expf(-age / FORGET_SAMPLES);
+        Row { x, terms: terms(which, &x), log: log - sample.relative(which), weight }
+    };
+    known.enumerate().map(row).collect()
 }

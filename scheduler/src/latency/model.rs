@@ -2,46 +2,67 @@
 
 use std::ops::RangeInclusive;
 
-use super::features::{FEATURES_COUNT, Features, features};
+use super::features::{FEATURES, FEATURES_COUNT, Features, TERMS, features, tpot_terms, ttft_terms};
+use super::shape::{Shape, Spread};
 use super::step::StepModel;
 use super::words::{InvalidModel, Words, put};
 use super::{Abstention, Conditions, Prediction};
 use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation};
 
+/// Samples of each time below which a model says nothing.
+pub const SAMPLES_MIN: u32 = 64;
+
+/// A model goes on this many times beyond the most it has seen of a feature; there, it says nothing.
+pub const BEYOND_TIMES: f32 = 4.0;
+
 /// Predicts TTFT and TPOT. Immutable: what was learned since is another model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LatencyModel {
-    step: StepModel,
-    ttft: Head,
-    tpot: Head,
+    /// What [`features()`] calls the times of steps; its endpoints are all alike, their differences are in `offsets`.
+    pub(super) step: StepModel,
+    pub(super) ttft: Head,
+    pub(super) tpot: Head,
+    /// The most of each feature that it says anything of.
+    pub(super) limits: Features,
     /// By slot.
-    residuals: Box<[Residual]>,
+    pub(super) offsets: Box<[Offset]>,
 }
 
-/// One target: the logarithm of its milliseconds is linear in the features.
+/// One of the two times.
 #[derive(Clone, Debug, PartialEq)]
-struct Head {
-    bias: f32,
-    weights: Features,
-    /// How many times the middle the ninth decile is, as a logarithm.
-    spread90: f32,
+pub(super) struct Head {
+    /// From how many requests it was learned.
+    pub(super) samples: u32,
+    pub(super) shape: Shape,
+    pub(super) spread: Spread,
 }
 
 /// What one endpoint differs by, as logarithms.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Residual {
-    incarnation: Incarnation,
-    ttft: f32,
-    tpot: f32,
+pub(super) struct Offset {
+    pub(super) incarnation: Incarnation,
+    pub(super) ttft: f32,
+    pub(super) tpot: f32,
 }
 
-const AVERAGE: Residual = Residual { incarnation: Incarnation(0), ttft: 0.0, tpot: 0.0 };
+/// What one endpoint takes, as a model has it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EndpointFactor {
+    /// Which endpoint.
+    pub endpoint: EndpointRef,
+    /// How many times as long as the others to its first token.
+    pub ttft: f32,
+    /// How many times as long for each further token.
+    pub tpot: f32,
+}
 
-/// The first word of a model: which layout the others have.
-const LAYOUT: u32 = 0x4c31;
+const AVERAGE: Offset = Offset { incarnation: Incarnation(0), ttft: 0.0, tpot: 0.0 };
 
-/// What a weight or another logarithm may be.
-const LOGS: RangeInclusive<f32> = -100.0..=100.0;
+/// The first word of a latency model.
+const LAYOUT: u32 = 0x4c32;
+
+/// What an endpoint's offset may be: a hundred and fifty times as fast or slow.
+pub(super) const OFFSETS: RangeInclusive<f32> = -5.0..=5.0;
 
 // === impl LatencyModel ===
 
@@ -50,26 +71,28 @@ impl LatencyModel {
     /// as one ms.
     #[must_use]
     pub fn constant(ttft_ms: f32, tpot_ms: f32) -> Self {
-        let head = |ms: f32| Head {
-            bias: libm::logf(if ms.is_finite() && ms > 0.0 { ms } else { 1.0 }),
-            weights: [0.0; FEATURES_COUNT],
-            spread90: 0.0,
+        let head = |ms: f32| {
+            let ms = if ms > 0.0 && ms.is_finite() { ms } else { 1.0 };
+            let shape = Shape { weights: [ms, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], trees: Box::default() };
+            Head { samples: u32::MAX, shape, spread: Spread::of(1.0) }
         };
-        Self { step: StepModel::default(), ttft: head(ttft_ms), tpot: head(tpot_ms), residuals: Box::default() }
+        let limits = [f32::MAX; FEATURES_COUNT];
+        Self { step: StepModel::default(), ttft: head(ttft_ms), tpot: head(tpot_ms), limits, offsets: Box::default() }
     }
 
     /// The same, where this endpoint takes so many times as long as the others: to its first token, and for each further one.
     #[must_use]
     pub fn with_endpoint(self, endpoint: EndpointRef, ttft_factor: f32, tpot_factor: f32) -> Self {
+        let offset = |factor: f32| libm::logf(factor).clamp(*OFFSETS.start(), *OFFSETS.end());
         let slot = usize::from(endpoint.slot.0);
-        let mut residuals = self.residuals.into_vec();
-        if residuals.len() <= slot {
-            residuals.resize(slot + 1, AVERAGE);
+        let mut offsets = self.offsets.into_vec();
+        if offsets.len() <= slot && slot < ENDPOINTS_MAX {
+            offsets.resize(slot + 1, AVERAGE);
         }
-        if let Some(residual) = residuals.get_mut(slot) {
-            *residual = Residual { incarnation: endpoint.incarnation, ttft: libm::logf(ttft_factor), tpot: libm::logf(tpot_factor) };
+        if let Some(row) = offsets.get_mut(slot) {
+            *row = Offset { incarnation: endpoint.incarnation, ttft: offset(ttft_factor), tpot: offset(tpot_factor) };
         }
-        Self { residuals: residuals.into(), ..self }
+        Self { offsets: offsets.into(), ..self }
     }
 
     /// What a request would see at `endpoint` under these conditions.
@@ -77,15 +100,18 @@ impl LatencyModel {
     /// # Errors
     /// [`Abstention`]: why nothing is predicted.
     pub fn predict(&self, endpoint: EndpointRef, conditions: &Conditions) -> Result<Prediction, Abstention> {
+        if self.samples() < SAMPLES_MIN {
+            return Err(Abstention::TooLittleData);
+        }
         let x = features(conditions, &self.step);
-        let residual = self.residual(endpoint);
-        let (ttft_ms, tpot_ms) = (libm::expf(self.ttft.log(&x) + residual.ttft), libm::expf(self.tpot.log(&x) + residual.tpot));
-        Ok(Prediction {
-            ttft_ms,
-            tpot_ms,
-            ttft_p90_ms: ttft_ms * libm::expf(self.ttft.spread90),
-            tpot_p90_ms: tpot_ms * libm::expf(self.tpot.spread90),
-        })
+        let inside = x.iter().zip(&self.limits).all(|(value, limit)| value <= limit);
+        if !inside {
+            return Err(self.outside(&x));
+        }
+        let offset = self.offset(endpoint);
+        let (ttft_ms, ttft_factor) = self.ttft.predict(&ttft_terms(&x), &x, offset.ttft);
+        let (tpot_ms, tpot_factor) = self.tpot.predict(&tpot_terms(&x), &x, offset.tpot);
+        Ok(Prediction { ttft_ms, tpot_ms, ttft_p90_ms: ttft_ms * ttft_factor, tpot_p90_ms: tpot_ms * tpot_factor })
     }
 
     /// [`Self::predict`] for many at once: `out` is cleared and then runs parallel to `rows`.
@@ -94,20 +120,56 @@ impl LatencyModel {
         out.extend(rows.into_iter().map(|(endpoint, conditions)| self.predict(endpoint, &conditions)));
     }
 
+    /// From how many requests it was learned: of the time of which it saw fewer.
+    #[must_use]
+    pub fn samples(&self) -> u32 {
+        self.ttft.samples.min(self.tpot.samples)
+    }
+
+    /// How many trees correct the time to the first token, and that of each further one.
+    #[must_use]
+    pub fn trees(&self) -> (usize, usize) {
+        (self.ttft.shape.trees.len(), self.tpot.shape.trees.len())
+    }
+
+    /// The most of each feature, in the order of [`FEATURES`], that it says anything of.
+    #[must_use]
+    pub fn limits(&self) -> &Features {
+        &self.limits
+    }
+
+    /// The endpoints of which it knows that they are not like the others, by slot.
+    pub fn endpoints(&self) -> impl Iterator<Item = EndpointFactor> + '_ {
+        let known = (0_u16..).zip(&self.offsets).filter(|(_, offset)| (offset.ttft, offset.tpot) != (0.0, 0.0));
+        known.map(|(slot, offset)| EndpointFactor {
+            endpoint: EndpointRef { slot: crate::snapshot::Slot(slot), incarnation: offset.incarnation },
+            ttft: libm::expf(offset.ttft),
+            tpot: libm::expf(offset.tpot),
+        })
+    }
+
     /// The whole model as 32-bit words, at most [`WORDS_MAX`](super::WORDS_MAX): how it goes to a proxy or into a file.
     #[must_use]
     pub fn words(&self) -> Vec<u32> {
         let mut words = vec![LAYOUT];
         self.step.put_costs(&mut words);
+        put(&mut words, &self.limits);
         for head in [&self.ttft, &self.tpot] {
-            put(&mut words, &[head.bias, head.spread90]);
-            put(&mut words, &head.weights);
+            words.push(head.samples);
+            head.shape.put(&mut words);
+            head.spread.put(&mut words);
         }
-        for residual in &self.residuals {
-            words.push(residual.incarnation.0);
-            put(&mut words, &[residual.ttft, residual.tpot]);
+        for offset in &self.offsets {
+            words.push(offset.incarnation.0);
+            put(&mut words, &[offset.ttft, offset.tpot]);
         }
         words
+    }
+
+    /// Its size on the wire, bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        4 * self.words().len()
     }
 
     /// The model of these words, each number of it looked at.
@@ -118,47 +180,38 @@ impl LatencyModel {
         let count = words.len();
         let mut words = Words::of(words, LAYOUT)?;
         let step = StepModel::read_costs(&mut words)?;
-        let mut head = || Ok(Head { bias: words.number(&LOGS)?, spread90: words.number(&LOGS)?, weights: words.numbers(&LOGS)? });
+        let limits = words.numbers(&(0.0..=f32::MAX))?;
+        let mut head = || Ok(Head { samples: words.word()?, shape: Shape::read(&mut words)?, spread: Spread::read(&mut words)? });
         let (ttft, tpot) = (head()?, head()?);
-        let mut residuals = Vec::new();
+        let mut offsets = Vec::new();
         while !words.ended() {
-            if residuals.len() >= ENDPOINTS_MAX {
+            if offsets.len() >= ENDPOINTS_MAX {
                 return Err(InvalidModel::Length(count));
             }
             let incarnation = Incarnation(words.word()?);
-            residuals.push(Residual { incarnation, ttft: words.number(&LOGS)?, tpot: words.number(&LOGS)? });
+            offsets.push(Offset { incarnation, ttft: words.number(&OFFSETS)?, tpot: words.number(&OFFSETS)? });
         }
-        Ok(Self { step, ttft, tpot, residuals: residuals.into() })
+        Ok(Self { step, ttft, tpot, limits, offsets: offsets.into() })
     }
 
-    fn residual(&self, endpoint: EndpointRef) -> Residual {
-        let residual = self.residuals.get(usize::from(endpoint.slot.0)).filter(|row| row.incarnation == endpoint.incarnation);
-        residual.copied().unwrap_or(AVERAGE)
+    fn outside(&self, x: &Features) -> Abstention {
+        let beyond = x.iter().zip(&self.limits).position(|(value, limit)| !(value <= limit));
+        let feature = beyond.and_then(|at| FEATURES.get(at));
+        Abstention::OutsideRange(feature.map_or("", |feature| feature.name))
+    }
+
+    fn offset(&self, endpoint: EndpointRef) -> Offset {
+        let offset = self.offsets.get(usize::from(endpoint.slot.0)).filter(|row| row.incarnation == endpoint.incarnation);
+        offset.copied().unwrap_or(AVERAGE)
     }
 }
 
 // === impl Head ===
 
 impl Head {
-    fn log(&self, x: &Features) -> f32 {
-        self.bias + x.iter().zip(&self.weights).map(|(x, weight)| x * weight).sum::<f32>()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::snapshot::Slot;
-
-    #[test]
-    fn a_model_by_hand_says_what_it_was_told() {
-        let slow = EndpointRef { slot: Slot(3), incarnation: Incarnation(7) };
-        let model = LatencyModel::constant(200.0, 20.0).with_endpoint(slow, 2.0, 3.0);
-        let at = |endpoint| model.predict(endpoint, &Conditions::default()).unwrap();
-        let close = |a: f32, b: f32| (a / b - 1.0).abs() < 1e-5;
-        assert!(close(at(slow).ttft_ms, 400.0) && close(at(slow).tpot_ms, 60.0), "{:?}", at(slow));
-        let replaced = EndpointRef { incarnation: Incarnation(8), ..slow };
-        assert!(close(at(replaced).ttft_ms, 200.0) && close(at(replaced).tpot_ms, 20.0));
-        assert_eq!(LatencyModel::from_words(&model.words()), Ok(model));
+    /// The middle, ms, and how many times that the ninth decile is.
+    fn predict(&self, terms: &[f32; TERMS], x: &Features, offset: f32) -> (f32, f32) {
+        let ms = self.shape.base_ms(terms) * libm::expf(self.shape.correction(x) + offset);
+        (ms, self.spread.factor(ms))
     }
 }

@@ -51,6 +51,12 @@ impl<'w> Words<'w> {
         Ok(*word)
     }
 
+    /// The next as a count, at most `max`.
+    pub(super) fn count(&mut self, max: usize) -> Result<usize, InvalidModel> {
+        let at = self.at;
+        usize::try_from(self.word()?).ok().filter(|count| *count <= max).ok_or(InvalidModel::Word(at))
+    }
+
     /// The next as a number in a range.
     pub(super) fn number(&mut self, range: &RangeInclusive<f32>) -> Result<f32, InvalidModel> {
         let at = self.at;

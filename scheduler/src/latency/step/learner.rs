@@ -8,6 +8,7 @@
 //!
 //! Source: the simulations the default policy was tuned in, where this does as well as the true formulas given.
 
+use super::super::least_squares::solve;
 use super::{AVERAGE, COEFFICIENTS, OUTPUT_TOKENS, SPEEDS, Speed, StepModel, nearest};
 use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation};
 
@@ -288,19 +289,8 @@ impl Fit {
     /// Coordinate descent, each weight as good as it can be given the others and not negative.
     fn solve(&mut self) {
         let scale = self.observed_ms / self.prior_ms;
-        for _ in 0..SWEEPS {
-            for j in 0..3 {
-                let (Some(row), Some(seen)) = (self.normal.get(j), self.seen.get(j)) else { continue };
-                let own = row.get(j).copied().unwrap_or(0.0);
-                let theta = self.theta.get(j).copied().unwrap_or(0.0);
-                let others = dot(row, &self.theta) - own * theta;
-                let ridge = (RIDGE_SAMPLES * own / self.count).max(1e-9);
-                let better = ((seen - others + ridge * scale) / (own + ridge)).max(0.0);
-                if let Some(theta) = self.theta.get_mut(j).filter(|_| better.is_finite()) {
-                    *theta = better;
-                }
-            }
-        }
+        let count = self.count;
+        solve(&self.normal, &self.seen, &mut self.theta, |own| ((RIDGE_SAMPLES * own / count).max(1e-9), scale), SWEEPS);
     }
 }
 

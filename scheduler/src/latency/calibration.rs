@@ -1,0 +1,81 @@
+//! How good predictions are, measured as they turn out.
+
+/// Sums over predictions whose outcome is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Calibration {
+    count: u64,
+    relative_error: f64,
+    pinball: f64,
+    covered: u64,
+}
+
+// === impl Calibration ===
+
+impl Calibration {
+    /// One outcome: `middle_ms` and `p90_ms` were said, `actual_ms` it was. What is no number is left out.
+    pub fn add(&mut self, middle_ms: f32, p90_ms: f32, actual_ms: f32) {
+        let all = [middle_ms, p90_ms, actual_ms];
+        if !all.iter().all(|ms| ms.is_finite()) || actual_ms <= 0.0 {
+            return;
+        }
+        let [middle, p90, actual] = all.map(f64::from);
+        self.count += 1;
+        self.relative_error += (middle - actual).abs() / actual;
+        self.pinball += (0.9 * (actual - p90)).max(0.1 * (p90 - actual));
+        self.covered += u64::from(actual <= p90);
+    }
+
+    /// Outcomes.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Mean absolute error of the middle, as a share of the outcome.
+    #[must_use]
+    pub fn mape(&self) -> Option<f64> {
+        self.mean(self.relative_error)
+    }
+
+    /// Mean pinball loss of the ninth decile, ms: 0.9 of what outcomes are above it, 0.1 of what they are below. The least is the true decile's.
+    #[must_use]
+    pub fn pinball90_ms(&self) -> Option<f64> {
+        self.mean(self.pinball)
+    }
+
+    /// The share of outcomes within the ninth decile; 0.9 is right.
+    #[must_use]
+    pub fn coverage90(&self) -> Option<f64> {
+        self.mean(count(self.covered))
+    }
+
+    fn mean(&self, sum: f64) -> Option<f64> {
+        (self.count > 0).then(|| sum / count(self.count))
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+fn count(count: u64) -> f64 {
+    count as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_four_outcomes() {
+        let mut calibration = Calibration::default();
+        assert_eq!((calibration.count(), calibration.mape()), (0, None));
+        for actual in [100.0, 80.0, 200.0, 50.0] {
+            calibration.add(100.0, 150.0, actual);
+        }
+        for absurd in [f32::NAN, 0.0, -1.0, f32::INFINITY] {
+            calibration.add(100.0, 150.0, absurd);
+        }
+        assert_eq!(calibration.count(), 4);
+        assert_eq!(calibration.coverage90(), Some(0.75));
+        assert_eq!(calibration.mape(), Some((0.0 + 0.25 + 0.5 + 1.0) / 4.0));
+        assert!((calibration.pinball90_ms().unwrap() - (5.0 + 7.0 + 45.0 + 10.0) / 4.0).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,180 @@
+//! Fits one time to samples: the linear part by robust relative least squares, then small trees on what is left.
+
+use super::super::features::{FEATURES_COUNT, Features, TERMS};
+use super::super::least_squares::solve;
+use super::super::shape::{DEPTH, MS_MIN, Shape, Tree};
+
+/// One sample of one time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Row {
+    pub(super) x: Features,
+    pub(super) terms: [f32; TERMS],
+    /// What an average endpoint would have taken, as a logarithm of ms.
+    pub(super) log: f32,
+    /// How much it counts.
+    pub(super) weight: f32,
+}
+
+/// Rounds of reweighting: each brings the fit nearer to the smallest *absolute* relative error, which a few absurd samples do not move.
+const REWEIGHTINGS: usize = 8;
+
+/// Relative errors below this count alike.
+const ERROR_MIN: f64 = 0.02;
+
+/// A pull towards nothing, as a share of each weight's own curvature: it decides between inputs that say the same.
+const RIDGE: f64 = 1e-4;
+
+const SWEEPS: usize = 60;
+
+/// Where a tree may ask: so many places a feature.
+const CUTS: usize = 15;
+
+/// Samples that "no correction" counts for in each leaf.
+const LEAF_SHRINK: f32 = 10.0;
+
+/// How much of what it sees a tree says: the next ones say the rest, or learn that it was chance.
+const LEARNING_RATE: f32 = 0.3;
+
+/// How far one sample may pull a leaf, as a logarithm.
+const PULL_MAX: f32 = 0.7;
+
+/// The linear part.
+pub(super) fn base(rows: &[Row]) -> Shape {
+    let mut shape = Shape { weights: [0.0; TERMS], trees: Box::default() };
+    let mut weights = [0.0_f64; TERMS];
+    for round in 0..REWEIGHTINGS {
+        let (mut normal, mut seen) = ([[0.0; TERMS]; TERMS], [0.0; TERMS]);
+        for row in rows {
+            let ms = f64::from(libm::expf(row.log));
+            let expected = if round == 0 { ms } else { f64::from(shape.base_ms(&row.terms)) };
+            let error = if round == 0 { 1.0 } else { libm::log(ms / expected).abs().max(ERROR_MIN) };
+            // Twice too much and half are as wrong: relative to the larger of both, lest what is far too low weigh without end.
+            let scale = expected.max(ms);
+            add((&mut normal, &mut seen), &row.terms.map(|term| f64::from(term) / scale), ms / scale, f64::from(row.weight) / error);
+        }
+        solve(&normal, &seen, &mut weights, |own| (RIDGE * own + 1e-12, 0.0), SWEEPS);
+        shape.weights = weights.map(narrow);
+    }
+    shape
+}
+
+fn add((normal, seen): (&mut [[f64; TERMS]; TERMS], &mut [f64; TERMS]), inputs: &[f64; TERMS], target: f64, weight: f64) {
+    for ((sums, sum), a) in normal.iter_mut().zip(seen.iter_mut()).zip(inputs) {
+        for (product, b) in sums.iter_mut().zip(inputs) {
+            *product += weight * a * b;
+        }
+        *sum += weight * a * target;
+    }
+}
+
+/// So many trees more on top of a linear part.
+pub(super) fn with_trees(shape: &Shape, rows: &[Row], count: usize) -> Shape {
+    let cuts = cuts(rows);
+    let binned: Vec<[u8; FEATURES_COUNT]> = rows.iter().map(|row| bins(&row.x, &cuts)).collect();
+    let mut left: Vec<f32> = rows.iter().map(|row| row.log - libm::logf(shape.base_ms(&row.terms))).collect();
+    let mut trees = Vec::with_capacity(count);
+    for _ in 0..count {
+        let tree = tree(rows, &binned, &left, &cuts);
+        for (left, row) in left.iter_mut().zip(rows) {
+            *left -= tree.leaf(&row.x);
+        }
+        trees.push(tree);
+    }
+    Shape { weights: shape.weights, trees: trees.into() }
+}
+
+/// Where trees may ask: at quantiles of each feature, each value once.
+fn cuts(rows: &[Row]) -> [Vec<f32>; FEATURES_COUNT] {
+    std::array::from_fn(|feature| {
+        let mut values: Vec<f32> = rows.iter().filter_map(|row| row.x.get(feature).copied()).collect();
+        crate::sort::sort_by(&mut values, |a, b| a < b);
+        let mut cuts: Vec<f32> = (1..=CUTS).filter_map(|cut| values.get(cut * values.len() / (CUTS + 1)).copied()).collect();
+        cuts.dedup();
+        // Above the highest there is nobody to tell apart.
+        cuts.retain(|cut| values.last().is_some_and(|highest| cut < highest));
+        cuts
+    })
+}
+
+fn bins(x: &Features, cuts: &[Vec<f32>; FEATURES_COUNT]) -> [u8; FEATURES_COUNT] {
+    let mut bins = [0; FEATURES_COUNT];
+    for ((bin, value), cuts) in bins.iter_mut().zip(x).zip(cuts) {
+        *bin = u8::try_from(cuts.iter().filter(|cut| value > cut).count()).unwrap_or(u8::MAX);
+    }
+    bins
+}
+
+/// Sum of weights and of what is left, by leaf and by bin of a feature.
+type Histogram = [[(f32, f32); CUTS + 1]; 1 << DEPTH];
+
+/// The tree that leaves least, found level by level.
+fn tree(rows: &[Row], binned: &[[u8; FEATURES_COUNT]], left: &[f32], cuts: &[Vec<f32>; FEATURES_COUNT]) -> Tree {
+    let mut leaves = vec![0_u8; rows.len()];
+    let mut tree = Tree { features: [0; DEPTH], thresholds: [f32::MAX; DEPTH], leaves: [0.0; 1 << DEPTH] };
+    for level in 0..DEPTH {
+        let mut best = (0.0, None);
+        for (feature, cuts) in cuts.iter().enumerate() {
+            let histogram = histogram(rows, binned, left, (&leaves, feature));
+            for cut in 0..cuts.len() {
+                let gain = gain(&histogram, cut);
+                if gain > best.0 {
+                    best = (gain, Some((feature, cut)));
+                }
+            }
+        }
+        let Some((feature, cut)) = best.1 else { break };
+        for (leaf, bins) in leaves.iter_mut().zip(binned) {
+            let above = bins.get(feature).is_some_and(|bin| usize::from(*bin) > cut);
+            *leaf |= u8::from(above) << level;
+        }
+        let threshold = cuts.get(feature).and_then(|cuts| cuts.get(cut)).copied().unwrap_or(f32::MAX);
+        if let (Some(at), Some(value)) = (tree.features.get_mut(level), tree.thresholds.get_mut(level)) {
+            (*at, *value) = (u8::try_from(feature).unwrap_or(0), threshold);
+        }
+    }
+    let mut sums = [(0.0_f32, 0.0_f32); 1 << DEPTH];
+    for ((row, left), leaf) in rows.iter().zip(left).zip(&leaves) {
+        if let Some(sum) = sums.get_mut(usize::from(*leaf)) {
+            *sum = (sum.0 + row.weight, sum.1 + row.weight * left.clamp(-PULL_MAX, PULL_MAX));
+        }
+    }
+    tree.leaves = sums.map(|(weight, sum)| LEARNING_RATE * sum / (weight + LEAF_SHRINK));
+    tree
+}
+
+fn histogram(rows: &[Row], binned: &[[u8; FEATURES_COUNT]], left: &[f32], (leaves, feature): (&[u8], usize)) -> Histogram {
+    let mut histogram = [[(0.0, 0.0); CUTS + 1]; 1 << DEPTH];
+    for (((row, bins), left), leaf) in rows.iter().zip(binned).zip(left).zip(leaves) {
+        let bin = bins.get(feature).copied().unwrap_or(0);
+        if let Some(sum) = histogram.get_mut(usize::from(*leaf)).and_then(|leaf| leaf.get_mut(usize::from(bin))) {
+            *sum = (sum.0 + row.weight, sum.1 + row.weight * left.clamp(-PULL_MAX, PULL_MAX));
+        }
+    }
+    histogram
+}
+
+/// How much less is left when every leaf is split at `cut`: bins up to it, and those above.
+fn gain(histogram: &Histogram, cut: usize) -> f32 {
+    let worth = |(weight, sum): (f32, f32)| sum * sum / (weight + LEAF_SHRINK);
+    let add = |a: (f32, f32), b: &(f32, f32)| (a.0 + b.0, a.1 + b.1);
+    let of_leaf = |leaf: &[(f32, f32); CUTS + 1]| {
+        let below = leaf.iter().take(cut + 1).fold((0.0, 0.0), add);
+        let above = leaf.iter().skip(cut + 1).fold((0.0, 0.0), add);
+        worth(below) + worth(above) - worth(add(below, &above))
+    };
+    histogram.iter().map(of_leaf).sum()
+}
+
+/// How wrong a shape is: the mean absolute error of logarithms, so a relative one. Infinite where there is nothing to judge by.
+pub(super) fn loss(shape: &Shape, rows: &[Row], shift: f32) -> f32 {
+    let (error, weight) = rows.iter().fold((0.0, 0.0), |(error, weight), row| {
+        let log = libm::logf(shape.base_ms(&row.terms).max(MS_MIN)) + shape.correction(&row.x) + shift;
+        (error + row.weight * (row.log - log).abs(), weight + row.weight)
+    });
+    if weight > 0.0 { error / weight } else { f32::INFINITY }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "rounding is meant")]
+fn narrow(number: f64) -> f32 {
+    number as f32
+}

@@ -1,0 +1,115 @@
+//! What each endpoint is off by: learned at once from each sample, so that a pod that slows down is known before any shape is fitted anew.
+//!
+//! Two averages follow the errors of an endpoint, a slow one that hardly trembles and a fast one. While they agree within what chance explains, the slow
+//! one counts. When they do not, the endpoint has changed: the slow one jumps to the fast one.
+
+use super::super::model::OFFSETS;
+use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation};
+
+/// Offsets of one time, by slot.
+#[derive(Clone, Debug)]
+pub(super) struct Offsets {
+    rows: Vec<Row>,
+    /// How far single samples are off, absolute, on average.
+    noise: f32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    incarnation: Incarnation,
+    count: f32,
+    slow: f32,
+    fast: f32,
+}
+
+const NOTHING: Row = Row { incarnation: Incarnation(0), count: 0.0, slow: 0.0, fast: 0.0 };
+
+/// Samples that the slow average remembers, and the fast one.
+const SLOW: f32 = 100.0;
+const FAST: f32 = 10.0;
+
+/// Samples that "as all others" counts for.
+const SHRINK: f32 = 8.0;
+
+/// The averages disagree by more than chance beyond so many times the noise: the fast one trembles by some 0.3 of it, so a false alarm is rare.
+const CHANGED: f32 = 1.2;
+
+/// How far one sample may be off: a stall says little of what comes after it.
+const ERROR_MAX: f32 = 2.0;
+
+/// Noise before anything is known of it, least noise that is believed, and samples over which it is learned.
+const NOISE_PRIOR: f32 = 0.3;
+const NOISE_MIN: f32 = 0.02;
+const NOISE_SAMPLES: f32 = 200.0;
+
+// === impl Offsets ===
+
+impl Default for Offsets {
+    fn default() -> Self {
+        Self { rows: Vec::new(), noise: NOISE_PRIOR }
+    }
+}
+
+impl Offsets {
+    /// None yet, but with the noise known from before.
+    pub(super) fn with_noise(before: &Self) -> Self {
+        Self { rows: Vec::new(), noise: before.noise }
+    }
+
+    /// A sample of `endpoint` took this much longer than the shape says, as a logarithm. Was the endpoint found to have changed?
+    pub(super) fn push(&mut self, endpoint: EndpointRef, error: f32) -> bool {
+        let slot = usize::from(endpoint.slot.0);
+        if slot >= ENDPOINTS_MAX {
+            return false;
+        }
+        if self.rows.len() <= slot {
+            self.rows.resize(slot + 1, NOTHING);
+        }
+        let mean = self.mean();
+        let Some(row) = self.rows.get_mut(slot) else { return false };
+        if row.incarnation != endpoint.incarnation || row.count == 0.0 {
+            *row = Row { incarnation: endpoint.incarnation, slow: mean, fast: mean, ..NOTHING };
+        }
+        let error = error.clamp(row.slow - ERROR_MAX, row.slow + ERROR_MAX);
+        self.noise += ((error - row.slow).abs().max(NOISE_MIN) - self.noise) / NOISE_SAMPLES;
+        row.count += 1.0;
+        row.fast += (error - row.fast) / (row.count + 2.0).min(FAST);
+        row.slow += (error - row.slow) / (row.count + SHRINK).min(SLOW);
+        let changed = row.count > FAST && (row.fast - row.slow).abs() > CHANGED * self.noise;
+        if changed {
+            (row.slow, row.count) = (row.fast, FAST);
+        }
+        changed
+    }
+
+    /// What `endpoint` is off by; what all are, when nothing is known of it.
+    pub(super) fn of(&self, endpoint: EndpointRef) -> f32 {
+        let row = self.rows.get(usize::from(endpoint.slot.0));
+        let known = row.filter(|row| row.count > 0.0 && row.incarnation == endpoint.incarnation);
+        known.map_or_else(|| self.mean(), |row| row.slow).clamp(*OFFSETS.start(), *OFFSETS.end())
+    }
+
+    /// What all endpoints are off by, on average.
+    pub(super) fn mean(&self) -> f32 {
+        let (sum, count) = self.rows.iter().fold((0.0, 0.0), |(sum, count), row| {
+            let weight = row.count.min(SLOW);
+            (sum + weight * row.slow, count + weight)
+        });
+        if count > 0.0 { (sum / count).clamp(*OFFSETS.start(), *OFFSETS.end()) } else { 0.0 }
+    }
+
+    /// What `endpoint` is off by more than all are.
+    pub(super) fn relative(&self, endpoint: EndpointRef) -> f32 {
+        (self.of(endpoint) - self.mean()).clamp(*OFFSETS.start(), *OFFSETS.end())
+    }
+
+    pub(super) fn slots(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Who is known at a slot, and what it is off by more than all are.
+    pub(super) fn at(&self, slot: usize) -> Option<(Incarnation, f32)> {
+        let row = self.rows.get(slot).filter(|row| row.count > 0.0)?;
+        Some((row.incarnation, (row.slow - self.mean()).clamp(*OFFSETS.start(), *OFFSETS.end())))
+    }
+}

@@ -1,0 +1,115 @@
+//! The samples that shapes are fitted to: bounded, and by strata, so that an hour of short prompts at idle endpoints does not make forgotten what a queue
+//! of long ones is like.
+
+use std::collections::VecDeque;
+
+use super::super::Conditions;
+use super::Which;
+use crate::snapshot::EndpointRef;
+
+/// One request that was learned from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sample {
+    pub(super) endpoint: EndpointRef,
+    pub(super) conditions: Conditions,
+    /// Logarithms of ms.
+    pub(super) ttft: Option<f32>,
+    pub(super) tpot: Option<f32>,
+    /// What its endpoint was off by then, more than others, as logarithms.
+    ttft_relative: f32,
+    tpot_relative: f32,
+    /// When it came, among all.
+    number: u64,
+}
+
+/// The window.
+#[derive(Clone, Debug)]
+pub(super) struct Window {
+    strata: [VecDeque<Sample>; STRATA],
+    next: u64,
+}
+
+/// Where classes of waiting requests, and of tokens to be worked through, end.
+const QUEUES: [f32; 4] = [1.0, 4.0, 16.0, 64.0];
+const TOKENS: [f32; 3] = [256.0, 2_048.0, 8_192.0];
+
+const STRATA: usize = (QUEUES.len() + 1) * (TOKENS.len() + 1);
+
+/// Samples of a stratum. All strata full are half a megabyte, and a fit to them takes some tens of ms.
+const STRATUM_MAX: usize = 250;
+
+/// Samples of all strata.
+pub(super) const SAMPLES_MAX: usize = STRATA * STRATUM_MAX;
+
+// === impl Window ===
+
+impl Default for Window {
+    fn default() -> Self {
+        Self { strata: std::array::from_fn(|_| VecDeque::new()), next: 0 }
+    }
+}
+
+impl Window {
+    /// Keeps a sample, and lets the oldest of its stratum go where that is full.
+    pub(super) fn push(&mut self, sample: Sample) {
+        let class = |ends: &[f32], value: f32| ends.iter().filter(|end| value >= **end).count();
+        let queue = class(&QUEUES, sample.conditions.queued.unwrap_or(0.0));
+        let stratum = queue * (TOKENS.len() + 1) + class(&TOKENS, sample.conditions.uncached_tokens);
+        let Some(stratum) = self.strata.get_mut(stratum) else { return };
+        if stratum.len() >= STRATUM_MAX {
+            stratum.pop_front();
+        }
+        stratum.push_back(Sample { number: self.next, ..sample });
+        self.next += 1;
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.strata.iter().map(VecDeque::len).sum()
+    }
+
+    /// All of them, oldest first.
+    pub(super) fn by_age(&self) -> Vec<Sample> {
+        let mut samples: Vec<Sample> = self.strata.iter().flatten().copied().collect();
+        crate::sort::sort_by(&mut samples, |a, b| a.number < b.number);
+        samples
+    }
+
+    /// Takes over what endpoints are off by from `samples`, which are all that there are, by age.
+    pub(super) fn refresh(&mut self, samples: &[Sample]) {
+        for sample in self.strata.iter_mut().flatten() {
+            if let Ok(at) = samples.binary_search_by(|other| other.number.cmp(&sample.number)) {
+                *sample = samples.get(at).copied().unwrap_or(*sample);
+            }
+        }
+    }
+}
+
+// === impl Sample ===
+
+impl Sample {
+    /// Logarithms of ms, where known.
+    pub(super) fn new(endpoint: EndpointRef, conditions: Conditions, ttft: Option<f32>, tpot: Option<f32>) -> Self {
+        Self { endpoint, conditions, ttft, tpot, ttft_relative: 0.0, tpot_relative: 0.0, number: 0 }
+    }
+
+    pub(super) fn log(&self, which: Which) -> Option<f32> {
+        match which {
+            Which::Ttft => self.ttft,
+            Which::Tpot => self.tpot,
+        }
+    }
+
+    pub(super) fn relative(&self, which: Which) -> f32 {
+        match which {
+            Which::Ttft => self.ttft_relative,
+            Which::Tpot => self.tpot_relative,
+        }
+    }
+
+    pub(super) fn relative_mut(&mut self, which: Which) -> &mut f32 {
+        match which {
+            Which::Ttft => &mut self.ttft_relative,
+            Which::Tpot => &mut self.tpot_relative,
+        }
+    }
+}

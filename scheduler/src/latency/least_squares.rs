@@ -1,0 +1,24 @@
+//! Least squares with weights that cannot be negative, for a handful of inputs: coordinate descent on the normal equations.
+
+/// Improves `weights`, one after the other, to those that leave least of what was seen, none of them negative. `normal` holds sums of products of inputs,
+/// `seen` sums of inputs times what was seen. `ridge` says for an input with this sum of squares how strongly its weight is pulled, and where to.
+pub(super) fn solve<const N: usize>(
+    normal: &[[f64; N]; N],
+    seen: &[f64; N],
+    weights: &mut [f64; N],
+    ridge: impl Fn(f64) -> (f64, f64),
+    sweeps: usize,
+) {
+    for _ in 0..sweeps {
+        for (j, (row, seen)) in normal.iter().zip(seen).enumerate() {
+            let own = row.get(j).copied().unwrap_or(0.0);
+            let weight = weights.get(j).copied().unwrap_or(0.0);
+            let others = row.iter().zip(weights.iter()).map(|(a, b)| a * b).sum::<f64>() - own * weight;
+            let (pull, to) = ridge(own);
+            let better = ((seen - others + pull * to) / (own + pull)).max(0.0);
+            if let Some(weight) = weights.get_mut(j).filter(|_| better.is_finite()) {
+                *weight = better;
+            }
+        }
+    }
+}
