@@ -29,7 +29,7 @@ use super::model::{BEYOND_TIMES, Head, LatencyModel, Offset};
 use super::shape::{Shape, TREES_MAX};
 use super::step::{self, FirstToken, Gap, StepModel};
 use super::{Conditions, Prediction};
-use crate::snapshot::EndpointRef;
+use crate::snapshot::{EndpointRef, Incarnation};
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -243,7 +243,7 @@ impl Learner {
         let slots = self.ttft.offsets.slots().max(self.tpot.offsets.slots());
         let offset = |slot| {
             let (ttft, tpot) = (self.ttft.offsets.at(slot), self.tpot.offsets.at(slot));
-            let incarnation = ttft.or(tpot).map_or_else(Default::default, |(incarnation, _)| incarnation);
+            let incarnation = ttft.or(tpot).map_or(Incarnation(0), |(incarnation, _)| incarnation);
             let of = |row: Option<_>| row.filter(|(life, _)| *life == incarnation).map_or(0.0, |(_, offset)| offset);
             Offset { incarnation, ttft: of(ttft), tpot: of(tpot) }
         };
