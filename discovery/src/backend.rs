@@ -10,7 +10,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use futures::stream::BoxStream;
+use futures::stream::{BoxStream, StreamExt};
 use tokio::sync::Notify;
 
 use crate::instance::{Instance, NAME_BYTES_MAX};
@@ -76,6 +76,19 @@ pub enum BackendEvent {
 pub trait Backend: Send + Sync + 'static {
     /// Follows one component. The stream ends only with the backend; when `relist` is notified, it tells a [`BackendEvent::Reset`] soon.
     fn follow(&self, component: &Component, relist: Arc<Notify>) -> BoxStream<'static, BackendEvent>;
+}
+
+/// A component as a backend follows it.
+pub(crate) trait Following: Send + 'static {
+    /// What is told next, in order; `None` ends it.
+    fn next(&mut self) -> impl Future<Output = Option<Vec<BackendEvent>>> + Send;
+}
+
+/// What `following` tells, one by one.
+pub(crate) fn stream(following: impl Following) -> BoxStream<'static, BackendEvent> {
+    futures::stream::unfold(following, |mut following| async move { Some((futures::stream::iter(following.next().await?), following)) })
+        .flatten()
+        .boxed()
 }
 
 /// Why a namespace or component is refused. Whoever chose the name is at fault.

@@ -14,21 +14,20 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use futures::future::BoxFuture;
-use futures::stream::{BoxStream, StreamExt};
+use futures::stream::BoxStream;
 use notify::{RecursiveMode, Watcher};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use crate::backend::{Backend, BackendEvent, Component, Readiness, Record, checked_name};
+use crate::backend::{Backend, BackendEvent, Component, Following, Readiness, Record, stream};
 use crate::document::{DOCUMENT_BYTES_MAX, Document};
 use crate::instance::INSTANCES_MAX;
-use crate::registry::{InstanceHandle, RegisterError, Registration, Said, ServiceRegistry, new_incarnation};
+use crate::registry::{InstanceHandle, RegisterError, Registrant, Registration, Said, ServiceRegistry, new_incarnation};
 use crate::table::MetadataPolicy;
 use crate::watch::Discovery;
 
@@ -58,9 +57,7 @@ pub struct Directory {
 #[derive(Clone, Debug)]
 pub struct DirectoryRegistry {
     root: PathBuf,
-    address: SocketAddr,
-    name: Option<String>,
-    labels: BTreeMap<String, String>,
+    registrant: Registrant,
 }
 
 /// Reads a directory again and again.
@@ -101,21 +98,29 @@ impl Directory {
 impl Backend for Directory {
     fn follow(&self, component: &Component, relist: Arc<Notify>) -> BoxStream<'static, BackendEvent> {
         let folder = self.root.join(component.namespace()).join(component.name());
-        let scanner = Scanner { folder, files: HashMap::new(), told: BTreeMap::new(), synced: false };
-        futures::stream::unfold((scanner, Looks::new(relist), Vec::new()), |(mut scanner, mut looks, mut events)| async move {
-            while events.is_empty() {
-                looks.next(&scanner.folder).await;
-                let scan = move || {
-                    let events = scanner.scan();
-                    (scanner, events)
-                };
-                (scanner, events) = tokio::task::spawn_blocking(scan).await.ok()?;
-                events.reverse(); // taken from the end
-            }
-            let event = events.pop()?;
-            Some((event, (scanner, looks, events)))
-        })
-        .boxed()
+        let scanner = Scanner { folder: folder.clone(), files: HashMap::new(), told: BTreeMap::new(), synced: false };
+        stream(Follow { scanner: Some(scanner), looks: Looks::new(relist), folder })
+    }
+}
+
+struct Follow {
+    /// Away while it reads.
+    scanner: Option<Scanner>,
+    looks: Looks,
+    folder: PathBuf,
+}
+
+impl Following for Follow {
+    async fn next(&mut self) -> Option<Vec<BackendEvent>> {
+        self.looks.next(&self.folder).await;
+        let mut scanner = self.scanner.take()?;
+        let scan = move || {
+            let events = scanner.scan();
+            (scanner, events)
+        };
+        let (scanner, events) = tokio::task::spawn_blocking(scan).await.ok()?;
+        self.scanner = Some(scanner);
+        Some(events)
     }
 }
 
@@ -291,39 +296,23 @@ impl Looks {
 // === impl DirectoryRegistry ===
 
 impl DirectoryRegistry {
-    /// Registers in the directory at `root` a process that takes requests at `address`. The directory is made if it does not exist.
+    /// Registers in the directory at `root`: an address, or more than that. The directory is made if it does not exist.
     #[must_use]
-    pub fn new(root: impl Into<PathBuf>, address: SocketAddr) -> Self {
-        Self { root: root.into(), address, name: None, labels: BTreeMap::new() }
-    }
-
-    /// The same under this instance id, in place of one made up. Whoever registers under an id later takes it over.
-    #[must_use]
-    pub fn with_name(self, name: impl Into<String>) -> Self {
-        Self { name: Some(name.into()), ..self }
-    }
-
-    /// The same with these labels.
-    #[must_use]
-    pub fn with_labels(self, labels: impl IntoIterator<Item = (String, String)>) -> Self {
-        Self { labels: labels.into_iter().collect(), ..self }
+    pub fn new(root: impl Into<PathBuf>, registrant: impl Into<Registrant>) -> Self {
+        Self { root: root.into(), registrant: registrant.into() }
     }
 
     fn register(&self, namespace: &str, component: &str) -> Result<InstanceHandle, RegisterError> {
         let component = Component::try_new(namespace, component)?;
         let incarnation = new_incarnation();
-        let id: Arc<str> = match &self.name {
-            Some(name) => checked_name(name)?.into(),
-            None => format!("{}-{incarnation}", component.name()).into(),
-        };
+        let id = self.registrant.id(&component, &incarnation)?;
         let folder = self.root.join(component.namespace()).join(component.name());
         std::fs::create_dir_all(&folder).map_err(|e| RegisterError::Refused(format!("{}: {e}", folder.display())))?;
         let registration = Arc::new(Registered {
             path: folder.join(format!("{id}.json")),
             temporary: folder.join(format!(".{id}.{incarnation}")),
             incarnation: Arc::clone(&incarnation),
-            address: self.address,
-            labels: self.labels.clone(),
+            registrant: self.registrant.clone(),
             open: Mutex::new(true),
         });
         Ok(InstanceHandle::new(id, incarnation, |said| {
@@ -345,8 +334,7 @@ struct Registered {
     path: PathBuf,
     temporary: PathBuf,
     incarnation: Arc<str>,
-    address: SocketAddr,
-    labels: BTreeMap<String, String>,
+    registrant: Registrant,
     /// Until withdrawn. Held while the file is written, so that no write outlives the registration.
     open: Mutex<bool>,
 }
@@ -380,7 +368,7 @@ impl Registered {
             return Ok(());
         }
         let heartbeat_seconds = u32::try_from(HEARTBEAT.as_secs()).ok();
-        let file = Document { heartbeat_seconds, ..Document::of(said, self.address, &self.labels) };
+        let file = Document { heartbeat_seconds, ..Document::of(said, &self.registrant) };
         if let Some(folder) = self.path.parent() {
             std::fs::create_dir_all(folder)?;
         }

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use crate::backend::{MetadataSource, Readiness, Record, checked_name};
 use crate::instance::Instance;
 use crate::metadata::{METADATA_BYTES_MAX, Metadata};
-use crate::registry::{InstanceStatus, Said};
+use crate::registry::{InstanceStatus, Registrant, Said};
 
 /// The largest document, in bytes: metadata at its limit, and the rest.
 pub const DOCUMENT_BYTES_MAX: usize = METADATA_BYTES_MAX + (1 << 16);
@@ -44,14 +44,14 @@ fn yes() -> bool {
 // === impl Document ===
 
 impl Document {
-    /// What is said now of the instance at that address.
-    pub(crate) fn of(said: &Said, address: SocketAddr, labels: &BTreeMap<String, String>) -> Self {
+    /// What is said now of the instance that is registered as `registrant`.
+    pub(crate) fn of(said: &Said, registrant: &Registrant) -> Self {
         Self {
             incarnation: said.incarnation.to_string(),
-            address,
+            address: registrant.address,
             ready: said.status == InstanceStatus::Ready,
             heartbeat_seconds: None,
-            labels: labels.clone(),
+            labels: registrant.labels.clone(),
             metadata: said.metadata.map().clone(),
         }
     }

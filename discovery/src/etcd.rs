@@ -13,7 +13,6 @@
 //! (and at once when its handle is dropped). A failed etcd is noticed by pings of the connection, within [`PING_INTERVAL`] and [`PING_TIMEOUT`].
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,10 +23,10 @@ use tonic::metadata::MetadataValue;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Request, Status, Streaming};
 
-use crate::backend::{Backend, BackendEvent, Component, Record, checked_name};
+use crate::backend::{Backend, BackendEvent, Component, Following, Record, checked_name, stream};
 use crate::document::{DOCUMENT_BYTES_MAX, Document};
 use crate::instance::INSTANCES_MAX;
-use crate::registry::{InstanceHandle, RegisterError, Registration, Said, ServiceRegistry, chance, new_incarnation};
+use crate::registry::{InstanceHandle, RegisterError, Registrant, Registration, Said, ServiceRegistry, chance, new_incarnation};
 use crate::table::MetadataPolicy;
 use crate::watch::Discovery;
 
@@ -35,6 +34,10 @@ use api::auth_client::AuthClient;
 use api::kv_client::KvClient;
 use api::lease_client::LeaseClient;
 use api::watch_client::WatchClient;
+
+mod lease;
+
+pub use lease::EtcdLease;
 
 /// Generated from `etcd.proto` and committed; a test regenerates and compares.
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, clippy::allow_attributes_without_reason, reason = "generated code")]
@@ -92,9 +95,7 @@ pub struct Etcd {
 #[derive(Clone, Debug)]
 pub struct EtcdRegistry {
     connection: Connection,
-    address: SocketAddr,
-    name: Option<String>,
-    labels: BTreeMap<String, String>,
+    registrant: Registrant,
 }
 
 #[derive(Clone, Debug)]
@@ -204,15 +205,7 @@ impl Backend for Etcd {
     fn follow(&self, component: &Component, relist: Arc<Notify>) -> BoxStream<'static, BackendEvent> {
         let folder = self.connection.folder(component);
         let follow = Follow { connection: self.connection.clone(), folder, watch: None, known: BTreeMap::new(), failures: 0, relist };
-        futures::stream::unfold((follow, Vec::new()), |(mut follow, mut events)| async move {
-            while events.is_empty() {
-                events = follow.next().await;
-                events.reverse(); // taken from the end
-            }
-            let event = events.pop()?;
-            Some((event, (follow, events)))
-        })
-        .boxed()
+        stream(follow)
     }
 }
 
@@ -229,8 +222,14 @@ struct Follow {
 
 // === impl Follow ===
 
+impl Following for Follow {
+    async fn next(&mut self) -> Option<Vec<BackendEvent>> {
+        Some(self.step().await)
+    }
+}
+
 impl Follow {
-    async fn next(&mut self) -> Vec<BackendEvent> {
+    async fn step(&mut self) -> Vec<BackendEvent> {
         let Some(watch) = &mut self.watch else {
             if self.failures > 0 {
                 tokio::time::sleep(wait_after(self.failures - 1)).await;
@@ -330,38 +329,22 @@ fn record(id: &str, kv: &api::KeyValue) -> Option<Arc<Record>> {
 // === impl EtcdRegistry ===
 
 impl EtcdRegistry {
-    /// Registers in that cluster a process that takes requests at `address`.
+    /// Registers in that cluster: an address, or more than that.
     ///
     /// # Errors
     /// Says what is wrong with the configuration.
-    pub fn new(config: Config, address: SocketAddr) -> Result<Self, String> {
-        Ok(Self { connection: Connection::open(config)?, address, name: None, labels: BTreeMap::new() })
-    }
-
-    /// The same under this instance id, in place of one made up. Whoever registers under an id later takes it over.
-    #[must_use]
-    pub fn with_name(self, name: impl Into<String>) -> Self {
-        Self { name: Some(name.into()), ..self }
-    }
-
-    /// The same with these labels.
-    #[must_use]
-    pub fn with_labels(self, labels: impl IntoIterator<Item = (String, String)>) -> Self {
-        Self { labels: labels.into_iter().collect(), ..self }
+    pub fn new(config: Config, registrant: impl Into<Registrant>) -> Result<Self, String> {
+        Ok(Self { connection: Connection::open(config)?, registrant: registrant.into() })
     }
 
     fn register(&self, namespace: &str, component: &str) -> Result<InstanceHandle, RegisterError> {
         let component = Component::try_new(namespace, component)?;
         let incarnation = new_incarnation();
-        let id: Arc<str> = match &self.name {
-            Some(name) => checked_name(name)?.into(),
-            None => format!("{}-{incarnation}", component.name()).into(),
-        };
+        let id = self.registrant.id(&component, &incarnation)?;
         let keeper = Keeper {
             connection: self.connection.clone(),
             key: format!("{}{id}", self.connection.folder(&component)).into_bytes(),
-            address: self.address,
-            labels: self.labels.clone(),
+            registrant: self.registrant.clone(),
             lease: Arc::default(),
         };
         Ok(InstanceHandle::new(id, incarnation, |said| {
@@ -388,8 +371,7 @@ impl ServiceRegistry for EtcdRegistry {
 struct Keeper {
     connection: Connection,
     key: Vec<u8>,
-    address: SocketAddr,
-    labels: BTreeMap<String, String>,
+    registrant: Registrant,
     lease: Arc<Mutex<Option<i64>>>,
 }
 
@@ -437,7 +419,7 @@ impl Keeper {
     }
 
     async fn put(&self, lease: i64, said: &mut watch::Receiver<Said>) -> Result<(), Status> {
-        let document = Document::of(&said.borrow_and_update(), self.address, &self.labels);
+        let document = Document::of(&said.borrow_and_update(), &self.registrant);
         let value = serde_json::to_vec(&document).map_err(|e| Status::internal(e.to_string()))?;
         let put = api::PutRequest { key: self.key.clone(), value, lease };
         let mut kv = KvClient::new(self.connection.channel.clone()).max_encoding_message_size(2 * DOCUMENT_BYTES_MAX);

@@ -20,23 +20,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use futures::stream::{BoxStream, StreamExt};
+use futures::stream::BoxStream;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::ListParams;
 use kube::{Api, Client, Config, ResourceExt};
 use tokio::sync::Notify;
 
-use crate::backend::{Backend, BackendEvent, Component};
+use crate::backend::{Backend, BackendEvent, Component, Following, stream};
 use crate::registry::{InstanceHandle, RegisterError, Registration, ServiceRegistry};
 use crate::table::MetadataPolicy;
 use crate::watch::Discovery;
 
+mod lease;
 mod listing;
 mod pods;
 mod pool;
 mod slices;
 
+pub use lease::KubernetesLease;
 use listing::{Listing, Told};
 pub use pool::{InferencePools, PoolGroup};
 pub use slices::{PortRule, SliceIndex};
@@ -125,15 +127,7 @@ impl Backend for Kubernetes {
         let index = SliceIndex::new(self.ports.clone());
         let (component, names) = (component.clone(), BTreeSet::new());
         let follow = Follow { component, services, names, listed: false, slices, listing: None, index, relist };
-        futures::stream::unfold((follow, Vec::new()), |(mut follow, mut events)| async move {
-            while events.is_empty() {
-                events = follow.next().await;
-                events.reverse(); // taken from the end
-            }
-            let event = events.pop()?;
-            Some((event, (follow, events)))
-        })
-        .boxed()
+        stream(follow)
     }
 }
 
@@ -152,8 +146,14 @@ struct Follow {
 
 // === impl Follow ===
 
+impl Following for Follow {
+    async fn next(&mut self) -> Option<Vec<BackendEvent>> {
+        Some(self.step().await)
+    }
+}
+
 impl Follow {
-    async fn next(&mut self) -> Vec<BackendEvent> {
+    async fn step(&mut self) -> Vec<BackendEvent> {
         let slices = async {
             match &mut self.listing {
                 Some(listing) => listing.next().await,

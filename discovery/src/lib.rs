@@ -66,13 +66,15 @@ pub mod etcd;
 pub mod file;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
+#[cfg(any(feature = "kubernetes", feature = "etcd"))]
+pub mod lease;
 pub mod merge;
 
 pub use instance::{
     INSTANCES_MAX, Instance, LABEL_BYTES_MAX, LABELS_MAX, MetricsLocation, NAME_BYTES_MAX, NAMESPACE_DEFAULT, Scheme, validate,
 };
 pub use metadata::Metadata;
-pub use registry::{InstanceHandle, InstanceStatus, RegisterError, ServiceRegistry};
+pub use registry::{InstanceHandle, InstanceStatus, RegisterError, Registrant, ServiceRegistry};
 pub use table::{InstanceEvent, MetadataPolicy, Seen, State};
 pub use watch::{Discovery, DiscoveryError, Followed, InstanceEvents, ServiceDiscovery, Status};
 

@@ -42,6 +42,8 @@ pub struct Model {
 pub struct RuntimeConfig {
     /// Blocks of the KV cache.
     pub total_kv_blocks: Option<u64>,
+    /// Tokens of one of them.
+    pub kv_block_tokens: Option<u64>,
     /// The most sequences of one batch.
     pub max_num_seqs: Option<u64>,
     /// The most tokens of one batch.
@@ -185,6 +187,7 @@ fn model(value: &Value) -> Result<Model, MetadataError> {
     let number = |key| config.and_then(|c| c.get(key)).and_then(Value::as_u64);
     let runtime = RuntimeConfig {
         total_kv_blocks: number("total_kv_blocks"),
+        kv_block_tokens: number("kv_cache_block_size"),
         max_num_seqs: number("max_num_seqs"),
         max_num_batched_tokens: number("max_num_batched_tokens"),
     };
@@ -206,7 +209,7 @@ mod tests {
 
     #[test]
     fn models_in_every_spelling() {
-        let runtime = RuntimeConfig { total_kv_blocks: Some(24064), max_num_seqs: Some(256), max_num_batched_tokens: None };
+        let runtime = RuntimeConfig { total_kv_blocks: Some(24064), max_num_seqs: Some(256), ..RuntimeConfig::default() };
         let full = Model { name: "q".to_owned(), kind: Some("Completions".to_owned()), runtime };
         let config = r#"{"name":"q","type":"Completions","runtime_config":{"total_kv_blocks":24064,"max_num_seqs":256}}"#;
         for key in ["Model", "model"] {

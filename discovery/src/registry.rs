@@ -3,7 +3,9 @@
 //! What an instance says of itself is kept in one place, a watch channel: the routes of [`crate::serve`] read it, the backend follows it, and
 //! the handle alone writes it. Metadata is therefore readable the moment it is set, ready or not.
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::net::SocketAddr;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -12,7 +14,7 @@ use serde_json::{Map, Value};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use crate::backend::InvalidName;
+use crate::backend::{Component, InvalidName, checked_name};
 use crate::metadata::{Metadata, MetadataError};
 
 /// Registers instances.
@@ -31,6 +33,14 @@ pub enum InstanceStatus {
     Ready,
     /// No: it is starting, draining or broken.
     NotReady,
+}
+
+/// Who is registered, where the registry stores instances: a process that takes requests at an address.
+#[derive(Clone, Debug)]
+pub struct Registrant {
+    pub(crate) address: SocketAddr,
+    name: Option<String>,
+    pub(crate) labels: BTreeMap<String, String>,
 }
 
 /// Why an instance could not be registered.
@@ -73,6 +83,36 @@ pub(crate) struct Registration {
     pub(crate) task: Option<AbortHandle>,
     /// Takes the registration back; must not block for long.
     pub(crate) withdraw: Option<Box<dyn FnOnce() + Send + Sync>>,
+}
+
+// === impl Registrant ===
+
+impl From<SocketAddr> for Registrant {
+    fn from(address: SocketAddr) -> Self {
+        Self { address, name: None, labels: BTreeMap::new() }
+    }
+}
+
+impl Registrant {
+    /// The same under this instance id, in place of one made up. Whoever registers under an id later takes it over.
+    #[must_use]
+    pub fn with_name(self, name: impl Into<String>) -> Self {
+        Self { name: Some(name.into()), ..self }
+    }
+
+    /// The same with these labels.
+    #[must_use]
+    pub fn with_labels(self, labels: impl IntoIterator<Item = (String, String)>) -> Self {
+        Self { labels: labels.into_iter().collect(), ..self }
+    }
+
+    /// Its instance id in that component, in this life.
+    pub(crate) fn id(&self, component: &Component, incarnation: &str) -> Result<Arc<str>, InvalidName> {
+        Ok(match &self.name {
+            Some(name) => checked_name(name)?.into(),
+            None => format!("{}-{incarnation}", component.name()).into(),
+        })
+    }
 }
 
 // === impl InstanceHandle ===

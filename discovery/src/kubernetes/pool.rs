@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use futures::stream::{BoxStream, StreamExt};
+use futures::stream::BoxStream;
 use k8s_openapi::api::core::v1::Pod;
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::{Api, Client, ResourceExt};
@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 
 use super::listing::{Listing, Told};
 use super::pods::PodIndex;
-use crate::backend::{Backend, BackendEvent, Component};
+use crate::backend::{Backend, BackendEvent, Component, Following, stream};
 use crate::table::MetadataPolicy;
 use crate::watch::Discovery;
 
@@ -91,22 +91,20 @@ impl Backend for InferencePools {
             index: PodIndex::new(Vec::new()),
             relist,
         };
-        futures::stream::unfold((follow, Vec::new()), |(mut follow, mut events)| async move {
-            while events.is_empty() {
-                events = follow.next().await;
-                events.reverse(); // taken from the end
-            }
-            let event = events.pop()?;
-            Some((event, (follow, events)))
-        })
-        .boxed()
+        stream(follow)
     }
 }
 
 // === impl Follow ===
 
+impl Following for Follow {
+    async fn next(&mut self) -> Option<Vec<BackendEvent>> {
+        Some(self.step().await)
+    }
+}
+
 impl Follow {
-    async fn next(&mut self) -> Vec<BackendEvent> {
+    async fn step(&mut self) -> Vec<BackendEvent> {
         let pods = async {
             match &mut self.listing {
                 Some(listing) => listing.next().await,

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use discovery::directory::{Directory, DirectoryRegistry, HEARTBEAT, HEARTBEATS_MISSED_MAX, POLL_INTERVAL};
-use discovery::{Change, InstanceHandle, InstanceStatus, ServiceDiscovery, ServiceRegistry, State};
+use discovery::{Change, InstanceHandle, InstanceStatus, Registrant, ServiceDiscovery, ServiceRegistry, State};
 use futures::StreamExt;
 use serde_json::{Map, Value, json};
 
@@ -21,7 +21,7 @@ fn map(value: &Value) -> Map<String, Value> {
 }
 
 async fn register(root: &Path, name: &str, port: u16) -> InstanceHandle {
-    DirectoryRegistry::new(root, address(port)).with_name(name).register_instance("dynamo", "decode").await.unwrap()
+    DirectoryRegistry::new(root, Registrant::from(address(port)).with_name(name)).register_instance("dynamo", "decode").await.unwrap()
 }
 
 /// A file as an operator writes it.

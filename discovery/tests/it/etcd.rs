@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use discovery::etcd::{Config, Etcd, EtcdRegistry, LEASE};
-use discovery::{Discovery, InstanceStatus, ServiceDiscovery, ServiceRegistry};
+use discovery::{Discovery, InstanceStatus, Registrant, ServiceDiscovery, ServiceRegistry};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -27,7 +27,7 @@ fn rig() -> Option<Rig> {
 
 impl Rig {
     fn registry(&self, name: &str, port: u16) -> EtcdRegistry {
-        EtcdRegistry::new(self.config.clone(), SocketAddr::from(([10, 0, 0, 1], port))).unwrap().with_name(name)
+        EtcdRegistry::new(self.config.clone(), Registrant::from(SocketAddr::from(([10, 0, 0, 1], port))).with_name(name)).unwrap()
     }
 
     fn discovery(&self) -> Discovery<Etcd> {

@@ -71,6 +71,124 @@ pub struct WatchCreateRequest {
     #[prost(bool, tag = "4")]
     pub progress_notify: bool,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Compare {
+    #[prost(enumeration = "compare::CompareResult", tag = "1")]
+    pub result: i32,
+    #[prost(enumeration = "compare::CompareTarget", tag = "2")]
+    pub target: i32,
+    #[prost(bytes = "vec", tag = "3")]
+    pub key: ::prost::alloc::vec::Vec<u8>,
+    #[prost(oneof = "compare::TargetUnion", tags = "6")]
+    pub target_union: ::core::option::Option<compare::TargetUnion>,
+}
+/// Nested message and enum types in `Compare`.
+pub mod compare {
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum CompareResult {
+        Equal = 0,
+    }
+    impl CompareResult {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Equal => "EQUAL",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "EQUAL" => Some(Self::Equal),
+                _ => None,
+            }
+        }
+    }
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum CompareTarget {
+        Version = 0,
+        Create = 1,
+        Mod = 2,
+    }
+    impl CompareTarget {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Version => "VERSION",
+                Self::Create => "CREATE",
+                Self::Mod => "MOD",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "VERSION" => Some(Self::Version),
+                "CREATE" => Some(Self::Create),
+                "MOD" => Some(Self::Mod),
+                _ => None,
+            }
+        }
+    }
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum TargetUnion {
+        #[prost(int64, tag = "6")]
+        ModRevision(i64),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RequestOp {
+    #[prost(oneof = "request_op::Request", tags = "2")]
+    pub request: ::core::option::Option<request_op::Request>,
+}
+/// Nested message and enum types in `RequestOp`.
+pub mod request_op {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Request {
+        #[prost(message, tag = "2")]
+        RequestPut(super::PutRequest),
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TxnRequest {
+    #[prost(message, repeated, tag = "1")]
+    pub compare: ::prost::alloc::vec::Vec<Compare>,
+    #[prost(message, repeated, tag = "2")]
+    pub success: ::prost::alloc::vec::Vec<RequestOp>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TxnResponse {
+    #[prost(message, optional, tag = "1")]
+    pub header: ::core::option::Option<ResponseHeader>,
+    #[prost(bool, tag = "2")]
+    pub succeeded: bool,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WatchResponse {
     #[prost(message, optional, tag = "1")]
@@ -315,6 +433,24 @@ pub mod kv_client {
             let path = http::uri::PathAndQuery::from_static("/etcdserverpb.KV/Put");
             let mut req = request.into_request();
             req.extensions_mut().insert(GrpcMethod::new("etcdserverpb.KV", "Put"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn txn(
+            &mut self,
+            request: impl tonic::IntoRequest<super::TxnRequest>,
+        ) -> std::result::Result<tonic::Response<super::TxnResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/etcdserverpb.KV/Txn");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("etcdserverpb.KV", "Txn"));
             self.inner.unary(req, path, codec).await
         }
     }

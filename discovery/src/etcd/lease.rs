@@ -1,0 +1,85 @@
+//! A lease kept in etcd, as the key `<prefix>/leaders/<name>` whose value is the holder. It needs no lease of etcd's: it lapses by not changing.
+
+use futures::future::BoxFuture;
+
+use super::{Config, Connection, KvClient, api, within};
+use crate::lease::{LeaseStore, Seen};
+
+/// A lease in etcd.
+#[derive(Clone, Debug)]
+pub struct EtcdLease {
+    connection: Connection,
+    key: Vec<u8>,
+}
+
+// === impl EtcdLease ===
+
+impl EtcdLease {
+    /// The lease of that name.
+    ///
+    /// # Errors
+    /// Says what is wrong with the configuration, or the name.
+    pub fn new(config: Config, name: &str) -> Result<Self, String> {
+        let name = crate::backend::checked_name(name).map_err(|e| e.to_string())?;
+        let connection = Connection::open(config)?;
+        let key = format!("{}/leaders/{name}", connection.prefix).into_bytes();
+        Ok(Self { connection, key })
+    }
+
+    async fn look(&self) -> Result<Option<Seen>, tonic::Status> {
+        let ask = api::RangeRequest { key: self.key.clone(), range_end: Vec::new(), limit: 1 };
+        let mut kv = KvClient::new(self.connection.channel.clone());
+        let found = within(kv.range(self.connection.request(ask, true).await?)).await?.kvs.into_iter().next();
+        Ok(found.map(|kv| {
+            let (holder, transitions) = parsed(&kv.value);
+            Seen { holder, version: kv.mod_revision.to_string(), transitions }
+        }))
+    }
+
+    async fn swap(&self, holder: &str, expected: Option<&Seen>) -> Result<Option<Seen>, tonic::Status> {
+        let revision = expected.and_then(|seen| seen.version.parse().ok()).unwrap_or(0); // 0: there is no such key
+        let transitions = expected.map_or(0, |seen| seen.transitions + u32::from(seen.holder != holder));
+        let compare = api::Compare {
+            result: api::compare::CompareResult::Equal.into(),
+            target: api::compare::CompareTarget::Mod.into(),
+            key: self.key.clone(),
+            target_union: Some(api::compare::TargetUnion::ModRevision(revision)),
+        };
+        let put = api::PutRequest { key: self.key.clone(), value: format!("{transitions} {holder}").into_bytes(), lease: 0 };
+        let put = api::RequestOp { request: Some(api::request_op::Request::RequestPut(put)) };
+        let swap = api::TxnRequest { compare: vec![compare], success: vec![put] };
+        let mut kv = KvClient::new(self.connection.channel.clone());
+        let done = within(kv.txn(self.connection.request(swap, true).await?)).await?;
+        let version = done.header.map_or(0, |header| header.revision).to_string();
+        Ok(done.succeeded.then(|| Seen { holder: holder.to_owned(), version, transitions }))
+    }
+}
+
+/// `<transitions> <holder>`; what is neither is held by whoever wrote it.
+fn parsed(value: &[u8]) -> (String, u32) {
+    let text = String::from_utf8_lossy(value);
+    match text.split_once(' ').and_then(|(count, holder)| Some((holder.to_owned(), count.parse().ok()?))) {
+        Some(both) => both,
+        None => (text.into_owned(), 0),
+    }
+}
+
+impl LeaseStore for EtcdLease {
+    fn read(&self) -> BoxFuture<'_, Result<Option<Seen>, String>> {
+        Box::pin(async move {
+            match self.look().await {
+                Ok(seen) => Ok(seen),
+                Err(status) => Err(self.connection.failed(status).await),
+            }
+        })
+    }
+
+    fn write<'a>(&'a self, holder: &'a str, expected: Option<&'a Seen>) -> BoxFuture<'a, Result<Option<Seen>, String>> {
+        Box::pin(async move {
+            match self.swap(holder, expected).await {
+                Ok(seen) => Ok(seen),
+                Err(status) => Err(self.connection.failed(status).await),
+            }
+        })
+    }
+}

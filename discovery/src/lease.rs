@@ -1,0 +1,248 @@
+//! One of several processes leads, by a lease that it renews; the timings are those of Kubernetes' own controllers.
+//!
+//! ```text
+//!            free, mine, or unchanged for LEASE_DURATION as seen from here
+//!  standby ──────────────────────────────────────────────────────────────▶ leads ── renewed every RETRY_PERIOD
+//!     ▲                                                                      │
+//!     └── another holds it, or no renewal was confirmed for RENEW_DEADLINE ──┘
+//! ```
+//! No clocks are compared: whoever wants the lease measures on its own monotonic clock for how long the record did not change, and whoever has it lays
+//! it down after [`RENEW_DEADLINE`] without a confirmed renewal, which is before anybody may take it. Writes are compare-and-swap, so of two that
+//! try at once one succeeds. Stopped in good order it is given back, and another leads within [`RETRY_PERIOD`].
+
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// How long a lease is respected that nobody renews.
+pub const LEASE_DURATION: Duration = Duration::from_secs(15);
+
+/// How long its holder goes on leading without a confirmed renewal.
+pub const RENEW_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How often it is renewed, or looked at.
+pub const RETRY_PERIOD: Duration = Duration::from_secs(2);
+
+/// How long one look and write may take: two fit into [`RENEW_DEADLINE`].
+const ATTEMPT_DEADLINE: Duration = Duration::from_secs(4);
+
+/// A lease as it was read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Who has it; empty: nobody.
+    pub holder: String,
+    /// Another with each write.
+    pub version: String,
+    /// How often it has changed hands.
+    pub transitions: u32,
+}
+
+/// Where a lease is kept.
+pub trait LeaseStore: Send + Sync {
+    /// The lease as it is; `None` when there is none yet.
+    fn read(&self) -> BoxFuture<'_, Result<Option<Seen>, String>>;
+
+    /// Writes `holder` if the lease is still as `expected`; what it is then, or `None` when somebody else was faster.
+    fn write<'a>(&'a self, holder: &'a str, expected: Option<&'a Seen>) -> BoxFuture<'a, Result<Option<Seen>, String>>;
+}
+
+/// What one of those who want a lease knows. Pure.
+#[derive(Debug)]
+struct Election {
+    me: String,
+    /// The lease as last seen, and since when it is so.
+    seen: Option<(Seen, Instant)>,
+    /// When the last confirmed renewal began, of one that leads.
+    renewed: Option<Instant>,
+}
+
+// === impl Election ===
+
+impl Election {
+    fn new(me: String) -> Self {
+        Self { me, seen: None, renewed: None }
+    }
+
+    /// The lease was read. May it be written?
+    fn read(&mut self, found: Option<&Seen>, now: Instant) -> bool {
+        let Some(found) = found else {
+            (self.seen, self.renewed) = (None, None);
+            return true;
+        };
+        if self.seen.as_ref().is_none_or(|(seen, _)| seen != found) {
+            self.seen = Some((found.clone(), now));
+        }
+        let mine = found.holder == self.me;
+        if !mine {
+            self.renewed = None;
+        }
+        let lapsed = self.seen.as_ref().is_some_and(|(_, since)| now.saturating_duration_since(*since) >= LEASE_DURATION);
+        mine || found.holder.is_empty() || lapsed
+    }
+
+    /// It was written, by an attempt that began at `began`.
+    fn written(&mut self, now_is: Option<Seen>, began: Instant) {
+        if let Some(seen) = now_is {
+            self.seen = Some((seen, began));
+            self.renewed = Some(began);
+        }
+    }
+
+    /// Until when this one leads, if nothing more is heard.
+    fn leads_until(&self) -> Option<Instant> {
+        self.renewed.map(|at| at + RENEW_DEADLINE)
+    }
+}
+
+/// Wants the lease for `me` until `stop`, then gives it back. `leads` says at any moment whether `me` has it.
+///
+/// `me` is this process's own: two of one name would both lead. Ends with `stop` only; errors of the store are told by `failed`.
+pub async fn campaign(
+    store: &dyn LeaseStore,
+    me: String,
+    leads: &watch::Sender<bool>,
+    stop: impl Future<Output = ()>,
+    mut failed: impl FnMut(String),
+) {
+    let mut election = Election::new(me);
+    tokio::pin!(stop);
+    'wanted: loop {
+        let began = Instant::now();
+        // It is laid down in time, should the store not answer until then.
+        let until = election.leads_until().filter(|until| *until > began).map_or(began + ATTEMPT_DEADLINE, |u| u.min(began + ATTEMPT_DEADLINE));
+        let done = tokio::select! {
+            done = tokio::time::timeout_at(until, attempt(store, &mut election)) => done,
+            () = &mut stop => break 'wanted,
+        };
+        if let Err(why) = done.unwrap_or_else(|_| Err("no answer in time".to_owned())) {
+            failed(why);
+        }
+        let next = began + RETRY_PERIOD.mul_f64(1.0 + crate::registry::chance() / 5.0);
+        let over = election.leads_until().filter(|until| *until < next).unwrap_or(next);
+        for at in [Instant::now(), over] {
+            tokio::select! {
+                () = tokio::time::sleep_until(at) => {}
+                () = &mut stop => break 'wanted,
+            }
+            let now = election.leads_until().is_some_and(|until| Instant::now() < until);
+            leads.send_if_modified(|led| std::mem::replace(led, now) != now);
+        }
+    }
+    if leads.send_replace(false) && let Some((seen, _)) = &election.seen {
+        let _ = tokio::time::timeout(ATTEMPT_DEADLINE, store.write("", Some(seen))).await; // it lapses by itself otherwise
+    }
+}
+
+async fn attempt(store: &dyn LeaseStore, election: &mut Election) -> Result<(), String> {
+    let found = store.read().await?;
+    if election.read(found.as_ref(), Instant::now()) {
+        let began = Instant::now();
+        let me = election.me.clone();
+        election.written(store.write(&me, found.as_ref()).await?, began);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    /// A store that can be cut off from each of its users, or be slow.
+    #[derive(Clone, Default)]
+    struct Shelf {
+        lease: Arc<Mutex<(Option<Seen>, u64)>>,
+        down: Arc<Mutex<bool>>,
+    }
+
+    impl LeaseStore for Shelf {
+        fn read(&self) -> BoxFuture<'_, Result<Option<Seen>, String>> {
+            Box::pin(async move {
+                if *self.down.lock().unwrap() {
+                    std::future::pending::<()>().await;
+                }
+                Ok(self.lease.lock().unwrap().0.clone())
+            })
+        }
+
+        fn write<'a>(&'a self, holder: &'a str, expected: Option<&'a Seen>) -> BoxFuture<'a, Result<Option<Seen>, String>> {
+            Box::pin(async move {
+                if *self.down.lock().unwrap() {
+                    return Err("down".to_owned());
+                }
+                let mut lease = self.lease.lock().unwrap();
+                if lease.0.as_ref() != expected {
+                    return Ok(None);
+                }
+                lease.1 += 1;
+                lease.0 = Some(Seen { holder: holder.to_owned(), version: lease.1.to_string(), transitions: 0 });
+                Ok(lease.0.clone())
+            })
+        }
+    }
+
+    struct Candidate {
+        leads: watch::Receiver<bool>,
+        down: Arc<Mutex<bool>>,
+        stop: Option<tokio::sync::oneshot::Sender<()>>,
+    }
+
+    fn candidate(shelf: &Shelf, me: &str) -> Candidate {
+        let shelf = Shelf { lease: Arc::clone(&shelf.lease), down: Arc::default() };
+        let (leads, follow) = watch::channel(false);
+        let (stop, stopped) = tokio::sync::oneshot::channel();
+        let (me, down) = (me.to_owned(), Arc::clone(&shelf.down));
+        tokio::spawn(async move { campaign(&shelf, me, &leads, async { drop(stopped.await) }, |_| {}).await });
+        Candidate { leads: follow, down, stop: Some(stop) }
+    }
+
+    async fn after(elapsed: Duration, all: &[&Candidate]) -> Vec<bool> {
+        let end = Instant::now() + elapsed;
+        while Instant::now() < end {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            assert!(all.iter().filter(|c| *c.leads.borrow()).count() <= 1, "two lead");
+        }
+        all.iter().map(|c| *c.leads.borrow()).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_leads_and_another_when_it_is_cut_off_never_both() {
+        let shelf = Shelf::default();
+        let a = candidate(&shelf, "a");
+        assert_eq!(after(RETRY_PERIOD, &[&a]).await, [true]);
+        let b = candidate(&shelf, "b");
+        assert_eq!(after(LEASE_DURATION * 4, &[&a, &b]).await, [true, false]);
+        *a.down.lock().unwrap() = true;
+        assert_eq!(after(RENEW_DEADLINE - RETRY_PERIOD * 2, &[&a, &b]).await, [true, false], "what is in doubt is kept for a while");
+        assert_eq!(after(RETRY_PERIOD * 2, &[&a, &b]).await, [false, false], "laid down by itself");
+        assert_eq!(after(LEASE_DURATION - RENEW_DEADLINE + RETRY_PERIOD * 2, &[&a, &b]).await, [false, true]);
+        *a.down.lock().unwrap() = false;
+        assert_eq!(after(LEASE_DURATION * 2, &[&a, &b]).await, [false, true], "back, it stands by");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn stopped_in_good_order_it_is_given_back() {
+        let shelf = Shelf::default();
+        let mut a = candidate(&shelf, "a");
+        after(RETRY_PERIOD, &[&a]).await;
+        let b = candidate(&shelf, "b");
+        after(RETRY_PERIOD, &[&a, &b]).await;
+        a.stop.take().unwrap().send(()).unwrap();
+        assert_eq!(after(RETRY_PERIOD * 2, &[&a, &b]).await, [false, true]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_outage_of_the_store_leaves_nobody_leading_and_its_end_one() {
+        let shelf = Shelf::default();
+        let all = ["a", "b", "c"].map(|me| candidate(&shelf, me));
+        let all: Vec<&Candidate> = all.iter().collect();
+        after(RETRY_PERIOD * 2, &all).await;
+        all.iter().for_each(|c| *c.down.lock().unwrap() = true);
+        assert_eq!(after(LEASE_DURATION * 2, &all).await, [false; 3]);
+        all.iter().for_each(|c| *c.down.lock().unwrap() = false);
+        assert_eq!(after(LEASE_DURATION * 2, &all).await.iter().filter(|leads| **leads).count(), 1);
+    }
+}
