@@ -17,6 +17,7 @@ use scheduler::EndpointMetrics;
 use tokio::time::Instant;
 
 use crate::counters::{Histogram, ModelTotals, Totals};
+use crate::latency::{Page as Learner, Score, Target};
 use crate::persist::SnapshotFile;
 use crate::pool::PoolView;
 use crate::scrape::{DURATION_BUCKETS_MS, ScrapeCounts};
@@ -35,6 +36,7 @@ struct PoolCounts {
     view: PoolView,
     totals: Totals,
     scrapes: Option<ScrapeCounts>,
+    learner: Option<Learner>,
 }
 
 type Labels = Vec<(&'static str, String)>;
@@ -63,6 +65,7 @@ pub fn page(shared: &Arc<Shared>, snapshot: Option<&SnapshotFile>) -> Result<Str
     let pools = views.into_iter().map(|view| PoolCounts {
         totals: counters.totals(&view.name, now),
         scrapes: shared.scrape_stats(&view.name).map(|stats| stats.counts()),
+        learner: shared.learners.get().and_then(|learners| learners.page(&view.name)),
         view,
     });
     let pools = pools.collect();
@@ -84,6 +87,8 @@ impl Collector for Exposition {
         self.scheduler(&mut page)?;
         self.endpoints(&mut page)?;
         self.scrapes(&mut page)?;
+        self.latency(&mut page)?;
+        self.relayed(&mut page)?;
         self.daemon(&mut page)
     }
 }
@@ -249,6 +254,40 @@ impl Exposition {
         page.histogram("switchpoint_scrape_duration_seconds", "Scrapes, from the request to the page read.", durations)
     }
 
+    fn latency(&self, page: &mut Page<'_>) -> fmt::Result {
+        let rows = || self.pools.iter().filter_map(|pool| Some((pool_label(pool), pool.learner.as_ref()?)));
+        let observations = rows().flat_map(|(l, p)| p.counts.rows().map(|(result, count)| (with(&l, "result", result), count)));
+        page.counter("switchpoint_latency_observations", "What proxies told of ended requests, by what became of it.", observations)?;
+        let abstained = rows().flat_map(|(l, p)| p.abstained.iter().map(move |(reason, count)| (with(&l, "reason", reason), *count)));
+        page.counter("switchpoint_latency_abstentions", "Requests of which no latency was predicted, by reason.", abstained)?;
+        page.counter("switchpoint_latency_models", "Models told to proxies.", rows().map(|(l, p)| (l, p.published)))?;
+        page.counter("switchpoint_latency_models_oversized", "Models too large to be told.", rows().map(|(l, p)| (l, p.oversized)))?;
+        page.gauge("switchpoint_latency_model_bytes", "Size of the model told last.", rows().map(|(l, p)| (l, count(p.bytes))))?;
+        page.gauge("switchpoint_latency_predicts", "1 while there is a latency model.", rows().map(|(l, p)| (l, flag(p.predicts))))?;
+        // An empty endpoint is all of the pool.
+        let scores = || {
+            rows().flat_map(|(labels, p)| {
+                let endpoints = p.endpoints.iter().map(|(name, scores)| (name.as_str(), scores));
+                let all = endpoints.chain([("", &p.pool)]).flat_map(move |(endpoint, scores)| {
+                    let labels = with(&labels, "endpoint_name", endpoint);
+                    Target::ALL.into_iter().zip(scores).map(move |(target, score)| (with(&labels, "target", target.name()), *score))
+                });
+                all.collect::<Vec<_>>()
+            })
+        };
+        let predicted = scores().map(|(labels, score)| (labels, score.count));
+        page.counter("switchpoint_latency_predictions", "Predictions that were held against what came of them.", predicted)?;
+        let gauges: [(&str, &str, fn(&Score) -> f64); 3] = [
+            ("switchpoint_latency_mape", "Mean error of the newest predictions, relative to what came.", |s| s.mape),
+            ("switchpoint_latency_pinball90_milliseconds", "Pinball loss at 0.9 of the newest predictions.", |s| s.pinball90_ms),
+            ("switchpoint_latency_coverage90", "Share of the newest requests that took no longer than the predicted P90.", |s| s.coverage90),
+        ];
+        for (name, help, of) in gauges {
+            page.gauge(name, help, scores().filter(|(_, score)| score.recent > 0).map(|(labels, score)| (labels, of(&score))))?;
+        }
+        Ok(())
+    }
+
     fn configs(&self, page: &mut Page<'_>) -> fmt::Result {
         let rows = || self.pools.iter().map(|p| (pool_label(p), &p.view.sources.config)).filter(|(_, config)| config.file.is_some());
         let taken = rows().map(|(labels, config)| (labels, flag(config.error.is_none())));
@@ -260,6 +299,14 @@ impl Exposition {
             [("success", config.taken), ("failure", config.refused)].map(|(result, count)| (with(&labels, "result", result), count))
         });
         page.counter("switchpoint_config_reloads", "New contents of the file, by what became of them; the first is the start.", outcomes)
+    }
+
+    fn relayed(&self, page: &mut Page<'_>) -> fmt::Result {
+        let dropped: Vec<(Labels, u64)> = {
+            let relay = self.shared.relay();
+            self.pools.iter().map(|p| (pool_label(p), relay.dropped(&p.view.name))).collect()
+        };
+        page.counter("switchpoint_placements_dropped", "Prompts placed at one proxy that another was not told of, as there were too many.", dropped)
     }
 
     fn daemon(&self, page: &mut Page<'_>) -> fmt::Result {

@@ -5,11 +5,13 @@
 //!                    └──▶ placements, a bounded queue ────────▶ each once to every other process; the oldest go first when there are too many
 //! ```
 //! Rows are bytes that only [`exchange::pool::Sum`] reads; hashes are numbers. Nothing here survives the daemon, and nothing needs to: rows are
-//! absolute and told again, placements are beliefs.
+//! absolute and told again, placements are beliefs. Moments in rows are by the clock of their process; they are taken over to the daemon's here,
+//! and to that of who hears them there.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
+use exchange::Time;
 use exchange::pool::{PeerRow, RowHead, Sum};
 use proto::{SHARE_BLOCKS_MAX, SHARE_EXPIRY_MS, state};
 use scheduler::{ENDPOINTS_MAX, EndpointRef};
@@ -26,12 +28,13 @@ const BLOCKS_KEPT_MAX: usize = 262_144;
 /// The longest row taken, in bytes: every endpoint there can be, and the SLOs of each.
 const ROW_BYTES_MAX: usize = 80 * ENDPOINTS_MAX + 64;
 
-/// Stands for all other proxies as the writer of a row.
-const OTHERS: u64 = u64::MAX;
+/// When the daemon's clock begins, in ms: later than anything in a row is old.
+const CLOCK_BEGINS_MS: u64 = 86_400_000;
 
 /// One daemon's relay.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Relay {
+    began: Instant,
     pools: BTreeMap<String, PoolRelay>,
 }
 
@@ -62,6 +65,8 @@ struct PoolRelay {
 struct Process {
     row: PeerRow,
     heard: Instant,
+    /// Of the last share that had one.
+    stamp: u64,
 }
 
 #[derive(Debug)]
@@ -72,11 +77,17 @@ struct Placed {
 
 // === impl Relay ===
 
+impl Default for Relay {
+    fn default() -> Self {
+        Self { began: Instant::now(), pools: BTreeMap::new() }
+    }
+}
+
 impl Relay {
     /// A proxy asked for `pool`.
     pub fn join(&mut self, pool: &str, process_id: u64, now: Instant) {
         let pool = self.pools.entry(pool.to_owned()).or_default();
-        pool.processes.entry(process_id).or_insert_with(|| Process { row: PeerRow::default(), heard: now });
+        pool.processes.entry(process_id).or_insert_with(|| Process::new(now));
         pool.version += 1;
     }
 
@@ -90,11 +101,13 @@ impl Relay {
     }
 
     /// A proxy told something. Nothing of a proxy that never asked for the pool.
-    pub fn told(&mut self, process_id: u64, share: state::Share, now: Instant) {
+    pub fn told(&mut self, process_id: u64, mut share: state::Share, now: Instant) {
+        let head = RowHead { vm: process_id, written: self.time(now), ring: 0 };
         let Some(pool) = self.pools.get_mut(&share.pool) else { return };
         let Some(process) = pool.processes.get_mut(&process_id) else { return };
         process.heard = now;
-        if !share.row.is_empty() && share.row.len() <= ROW_BYTES_MAX {
+        process.stamp = if share.stamp == 0 { process.stamp } else { share.stamp };
+        if share.row.len() <= ROW_BYTES_MAX && head.receive(&mut share.row) {
             pool.sum.read(&mut process.row, share.row);
         }
         for placement in share.placements.into_iter().filter(|p| p.blocks.len() <= SHARE_BLOCKS_MAX) {
@@ -112,6 +125,7 @@ impl Relay {
 
     /// What `process_id` is to be told of the pool, if anything is due.
     pub fn next(&mut self, view: &PoolView, process_id: u64, cursor: &mut Cursor, now: Instant) -> Option<state::Peers> {
+        let written = self.time(now);
         let pool = self.pools.get_mut(&*view.name)?;
         if !cursor.is_due(now) {
             return None;
@@ -125,8 +139,17 @@ impl Relay {
         cursor.told_at = Some(now);
         cursor.version = if all { pool.version } else { cursor.version };
         let proxies = u32::try_from(pool.processes.len()).unwrap_or(u32::MAX);
-        let row = pool.row_without(process_id);
-        Some(state::Peers { pool: view.name.to_string(), proxies, row, placements })
+        let stamp = pool.processes.get(&process_id).map_or(0, |process| process.stamp);
+        let active = pool.processes.iter().filter(|(other, process)| **other != process_id && process.row.counts()).count();
+        let active = u32::try_from(active).unwrap_or(u32::MAX);
+        let row = pool.row_without(process_id, written);
+        Some(state::Peers { pool: view.name.to_string(), proxies, row, placements, stamp, active })
+    }
+
+    fn time(&self, now: Instant) -> Time {
+        let began = Time(0).plus_ms(CLOCK_BEGINS_MS);
+        let since = u64::try_from(now.saturating_duration_since(self.began).as_nanos()).unwrap_or(u64::MAX);
+        Time(began.0.saturating_add(since))
     }
 
     /// Placements of a pool that some proxy was never told.
@@ -147,6 +170,14 @@ impl Cursor {
 
     fn is_due(&self, now: Instant) -> bool {
         self.due_at().is_none_or(|at| at <= now)
+    }
+}
+
+// === impl Process ===
+
+impl Process {
+    fn new(now: Instant) -> Self {
+        Self { row: PeerRow::default(), heard: now, stamp: 0 }
     }
 }
 
@@ -173,14 +204,14 @@ impl PoolRelay {
         }
     }
 
-    fn row_without(&mut self, process_id: u64) -> Vec<u8> {
+    fn row_without(&mut self, process_id: u64, written: Time) -> Vec<u8> {
         let mut own = self.processes.remove(&process_id);
         let counted = own.as_ref().is_some_and(|own| own.row.counts());
         if let Some(own) = &mut own {
             self.sum.count(&mut own.row, false);
         }
-        let head = RowHead { vm: OTHERS, ..RowHead::default() };
-        let row = self.sum.row(head, self.processes.values().map(|process| &process.row));
+        let head = RowHead { vm: RowHead::OUTSIDE, written, ring: 0 };
+        let row = self.sum.row(head, self.processes.values().map(|process| &process.row), &[]);
         if let Some(mut own) = own {
             self.sum.count(&mut own.row, counted);
             self.processes.insert(process_id, own);
@@ -219,14 +250,14 @@ mod tests {
         let mut pool = PoolRelay::default();
         let now = Instant::now();
         for process_id in 1..=3 {
-            pool.processes.insert(process_id, Process { row: PeerRow::default(), heard: now });
+            pool.processes.insert(process_id, Process::new(now));
         }
         (pool, now)
     }
 
     fn placed(relay: &mut Relay, process_id: u64, block: u64, blocks: usize) {
         let placement = state::Placement { slot: 1, incarnation: 1, blocks: vec![block; blocks] };
-        let share = state::Share { pool: "p".to_owned(), row: Vec::new(), placements: vec![placement] };
+        let share = state::Share { pool: "p".to_owned(), placements: vec![placement], ..state::Share::default() };
         relay.told(process_id, share, Instant::now());
     }
 
@@ -236,8 +267,8 @@ mod tests {
 
     #[test]
     fn each_placement_goes_once_to_every_other_process() {
-        let (pool, _) = relay();
-        let mut relay = Relay { pools: BTreeMap::from([("p".to_owned(), pool)]) };
+        let (pool, now) = relay();
+        let mut relay = Relay { began: now, pools: BTreeMap::from([("p".to_owned(), pool)]) };
         placed(&mut relay, 1, 10, 3);
         placed(&mut relay, 2, 20, 3);
         placed(&mut relay, 9, 90, 3);
@@ -253,7 +284,7 @@ mod tests {
     #[test]
     fn the_oldest_go_first_when_there_are_too_many_and_that_is_counted() {
         let (pool, now) = relay();
-        let mut relay = Relay { pools: BTreeMap::from([("p".to_owned(), pool)]) };
+        let mut relay = Relay { began: now, pools: BTreeMap::from([("p".to_owned(), pool)]) };
         let mut cursor = Cursor { told_at: Some(now), ..Cursor::default() };
         let count = (BLOCKS_KEPT_MAX / SHARE_BLOCKS_MAX + 5) as u64;
         for block in 0..count {
@@ -287,13 +318,13 @@ mod tests {
             let mut sum = Sum::default();
             sum.start(vec![at], []);
             ledger.rows().for_each(|(endpoint, load)| sum.add(endpoint, load));
-            let row = sum.row(RowHead::default(), []);
+            let row = sum.row(RowHead::default(), [], &[]);
             pool.sum.read(&mut pool.processes.get_mut(&process_id).unwrap().row, row);
         }
         let heard = |pool: &mut PoolRelay, process_id| {
             let (mut sum, mut row) = (Sum::default(), PeerRow::default());
             sum.start(vec![at], []);
-            sum.read(&mut row, pool.row_without(process_id));
+            sum.read(&mut row, pool.row_without(process_id, Time(0)));
             sum.load(at).requests
         };
         assert_eq!([1, 2, 3].map(|process_id| heard(&mut pool, process_id)), [3_200, 3_010, 210]);
@@ -301,7 +332,7 @@ mod tests {
         pool.processes.get_mut(&2).unwrap().heard = now + Duration::from_secs(1);
         pool.expire(now + Duration::from_millis(SHARE_EXPIRY_MS));
         assert_eq!([1, 2, 3].map(|process_id| heard(&mut pool, process_id)), [200, 0, 200]);
-        let mut relay = Relay { pools: BTreeMap::from([("p".to_owned(), pool)]) };
+        let mut relay = Relay { began: now, pools: BTreeMap::from([("p".to_owned(), pool)]) };
         relay.leave("p", 2);
         assert_eq!(heard(relay.pools.get_mut("p").unwrap(), 1), 0);
     }
@@ -309,10 +340,10 @@ mod tests {
     #[test]
     fn what_is_no_row_counts_nothing() {
         let (pool, now) = relay();
-        let mut relay = Relay { pools: BTreeMap::from([("p".to_owned(), pool)]) };
+        let mut relay = Relay { began: now, pools: BTreeMap::from([("p".to_owned(), pool)]) };
         for row in [vec![0xff; 7], vec![0xff; ROW_BYTES_MAX], vec![0xff; ROW_BYTES_MAX + 1]] {
-            relay.told(1, state::Share { pool: "p".to_owned(), row, placements: Vec::new() }, now);
+            relay.told(1, state::Share { pool: "p".to_owned(), row, ..state::Share::default() }, now);
         }
-        assert_eq!(relay.pools.get_mut("p").unwrap().row_without(2).len(), RowHead::BYTES);
+        assert_eq!(relay.pools.get_mut("p").unwrap().row_without(2, Time(0)).len(), RowHead::BYTES);
     }
 }

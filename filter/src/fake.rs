@@ -292,7 +292,7 @@ pub fn roster_message(pool: &str, version: scheduler::Version, addresses: &[&str
         address: (*address).into(),
         ready: true,
         age_ms: 60_000,
-        labels: vec![],
+        ..state::Endpoint::default()
     };
     let plugin = |kind: &str| state::Plugin { r#type: kind.into(), name: kind.into(), parameters: vec![] };
     let part = |name: &str| state::ProfilePlugin { name: name.into(), weight: 1.0 };
@@ -314,6 +314,7 @@ pub fn roster_message(pool: &str, version: scheduler::Version, addresses: &[&str
         objects: Some(state::Objects { rewrites: vec![rewrite], ..state::Objects::default() }),
         hash_secret: 1,
         staleness_max_ms: 2_000,
+        ..state::Roster::default()
     };
     encode(Roster(roster))
 }

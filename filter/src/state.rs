@@ -490,6 +490,7 @@ mod tests {
             proxy_message::Message::Hello(h) => format!("{stream}: hello {} {:?}", h.node_id, h.pools),
             proxy_message::Message::Ack(a) => format!("{stream}: ack {} {}", a.version.unwrap().sequence, a.refused),
             proxy_message::Message::Report(r) => format!("{stream}: report of {}", r.counters.len()),
+            proxy_message::Message::Observations(o) => format!("{stream}: {} bytes of observations", o.encoded_len()),
             proxy_message::Message::Share(s) => format!("{stream}: share of {} bytes, {} placements", s.row.len(), s.placements.len()),
         };
         sent.into_iter().map(text).collect()

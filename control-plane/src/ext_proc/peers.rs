@@ -1,6 +1,6 @@
 //! The front among the proxies of a pool: what it has under way and placed is told to them, and theirs to it, by the daemon's relay.
 
-use exchange::pool::{OwnRow, PeerRow, Placement, RowHead};
+use exchange::pool::{Ejection, OwnRow, PeerRow, Placement, RowHead};
 use exchange::{Pool, Time};
 use proto::{SHARE_BLOCKS_MAX, SHARE_EXPIRY_MS, state};
 use scheduler::{EndpointRef, Incarnation, Slot};
@@ -35,12 +35,15 @@ impl Peers {
     }
 
     /// Takes in what all others have under way, and what they placed.
-    pub fn heard(&mut self, pool: &mut Pool, told: state::Peers, now: Time) {
+    pub fn heard(&mut self, pool: &mut Pool, mut told: state::Peers, now: Time) {
         self.proxies = told.proxies;
         self.heard_at = now;
         pool.tell_placements(self.has_listeners());
-        if !told.row.is_empty() && pool.read_row(&mut self.others, told.row, true) {
-            pool.put_slos_together([&self.others]);
+        if (RowHead { vm: RowHead::OUTSIDE, written: now, ring: 0 }).receive(&mut told.row) {
+            if pool.read_row(&mut self.others, told.row, true) {
+                pool.put_slos_together([&self.others]);
+            }
+            self.others.ejections().for_each(|told| pool.learn(Ejection { outside: true, ..told }, now));
         }
         for state::Placement { slot, incarnation, blocks } in told.placements {
             if let Ok(slot) = u16::try_from(slot) {
@@ -75,7 +78,7 @@ impl Peers {
         self.told = Some((changes, now));
         let row = pool.write_row(&mut self.own, RowHead { written: now, ..RowHead::default() }).to_vec();
         let placements = pool.take_placements().into_iter().filter_map(placement).collect();
-        Some(state::Share { pool: name.to_owned(), row, placements })
+        Some(state::Share { pool: name.to_owned(), row, placements, stamp: 0 })
     }
 }
 

@@ -6,6 +6,9 @@
 //!
 //! What is known of an endpoint is one record with the moment it is of, and of two records the later one is right: so the workers of a
 //! process tell each other, in any order and as often as they like, and end up with the same. An answer is told as a record without failures.
+//!
+//! Other proxies tell too, by way of the daemon, but their moments come over two clocks and a network: such a record is later than one known
+//! here only if it is by [`OUTSIDE_SLACK_MS`]. It is marked, and whoever speaks for a process leaves it out, so that nothing goes in circles.
 
 use scheduler::sort::sort_by;
 use scheduler::{EndpointRef, Readiness, Snapshot};
@@ -20,6 +23,9 @@ const MAX_MS: u64 = 30_000;
 
 /// How long it is remembered that an endpoint answered after it had failed, in ms: until nobody tells of the failure as news any more.
 const CLEARED_MS: u64 = 60_000;
+
+/// By how much a moment told from outside may be off, in ms: several times what a message to another proxy takes.
+const OUTSIDE_SLACK_MS: u64 = 100;
 
 /// Which endpoints failed lately.
 #[derive(Debug, Default)]
@@ -39,6 +45,8 @@ pub struct Ejection {
     pub until: Time,
     /// Whose.
     pub endpoint: EndpointRef,
+    /// Was it another proxy that saw it?
+    pub outside: bool,
 }
 
 // === impl Ejections ===
@@ -52,7 +60,7 @@ impl Ejections {
             return false;
         }
         let failures = known.as_ref().map_or(0, |row| row.failures).saturating_add(1);
-        let row = Ejection { at: now, failures, until: now.plus_ms(ejection_ms(failures)), endpoint };
+        let row = Ejection { at: now, failures, until: now.plus_ms(ejection_ms(failures)), endpoint, outside: false };
         match known {
             Some(known) => *known = row,
             None => self.rows.push(row),
@@ -63,7 +71,7 @@ impl Ejections {
     /// It answered. Says whether that is news.
     pub fn answered(&mut self, endpoint: EndpointRef, now: Time) -> bool {
         let Some(row) = self.rows.iter_mut().find(|r| r.endpoint == endpoint && r.failures > 0) else { return false };
-        *row = Ejection { at: now, failures: 0, until: Time(0), endpoint };
+        *row = Ejection { at: now, failures: 0, until: Time(0), endpoint, outside: false };
         true
     }
 
@@ -71,7 +79,7 @@ impl Ejections {
     pub fn learn(&mut self, told: Ejection, now: Time) -> bool {
         let known = self.rows.iter_mut().find(|r| r.endpoint == told.endpoint);
         match known {
-            Some(known) if *known >= told => return false,
+            Some(known) if *known >= told || (told.outside && told.at <= known.at.plus_ms(OUTSIDE_SLACK_MS)) => return false,
             Some(known) => *known = told,
             // Nothing was known against it, or that it answered was told long ago.
             None if told.is_over(now) => return false,
@@ -228,6 +236,31 @@ mod tests {
         assert_eq!(tell(&one, &mut two, at(8)), 1, "it failed again");
         assert_eq!(ejected(&two, &pool, at(9)), [1]);
         assert!(ejected(&two, &pool, at(7 + 1_000)).is_empty(), "for the shortest time: it had answered");
+    }
+
+    #[test]
+    fn what_comes_from_outside_is_news_once_however_its_moment_wavers() {
+        let (mut ejections, pool) = (Ejections::default(), pool(4));
+        let told = |ms: u64, failures: u32| Ejection {
+            at: at(ms),
+            failures,
+            until: if failures > 0 { at(ms + BASE_MS) } else { Time(0) },
+            endpoint: id(1),
+            outside: true,
+        };
+        assert!(ejections.learn(told(1_000, 1), at(1_000)));
+        for waver in [0, 3, 50, OUTSIDE_SLACK_MS] {
+            assert!(!ejections.learn(told(1_000 + waver, 1), at(1_110)), "{waver} ms later it is the same failure");
+        }
+        assert!(ejections.answered(id(1), at(1_150)));
+        assert!(!ejections.learn(told(1_005, 1), at(1_160)), "told again, and known to be over");
+        assert!(ejected(&ejections, &pool, at(1_160)).is_empty());
+        assert!(ejections.learn(told(1_400, 1), at(1_400)), "it failed again elsewhere");
+        assert_eq!(ejected(&ejections, &pool, at(1_401)), [1]);
+        assert!(ejections.learn(told(1_600, 0), at(1_600)), "and answered there");
+        assert!(ejected(&ejections, &pool, at(1_601)).is_empty());
+        ejections.failed(id(1), at(2_000));
+        assert!(ejections.rows().iter().all(|row| !row.outside), "seen here, it is ours to tell");
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //!  slot requests incarnation | prefill decode                     a load: 16, 16 and 32 bits, then 32 and 32
 //!         | prompts, their tokens | uncached ones, attention      and of its prefills 32 and 32, 32 and 32
 //!  slot . incarnation | TTFT TPOT                                 lowest SLOs in µs, 0 for none
-//!  slot . incarnation | known since | ejected until | failures    a failure
+//!  slot . incarnation | known since | ejected until | failures    a failure; bit 32 of the last says that another proxy saw it
 //! ```
 //! A row is absolute, so one that is missed is mended by the next; it names its VM and its moment, so that a reader can tell whose it is and
 //! whether that VM still lives. It costs what changed: the writer changes its bytes in place, an endpoint keeps its place in them, and the reader
@@ -61,6 +61,12 @@ pub struct PeerRow {
     counts: bool,
 }
 
+/// Loads compared at once, as most are the same.
+const AT_ONCE: usize = 8;
+
+/// Marks a failure that another proxy saw, beside how many there were.
+const OUTSIDE: u64 = 1 << 32;
+
 /// Rows put together where nobody picks by them: in the daemon, and in the VM that speaks for its process.
 #[derive(Debug, Default)]
 pub struct Sum {
@@ -74,11 +80,33 @@ impl RowHead {
     /// Bytes of a row that says nothing.
     pub const BYTES: usize = HEAD;
 
+    /// Stands for all other proxies together as the writer of a row.
+    pub const OUTSIDE: u64 = u64::MAX;
+
     /// Puts this head before the loads of `row`. False when it is too short to be a row.
     pub fn stamp(self, row: &mut [u8]) -> bool {
         let Some(to) = row.as_chunks_mut::<WORD>().0.first_chunk_mut::<3>() else { return false };
         *to = [self.vm, self.written.0, self.ring].map(u64::to_le_bytes);
         true
+    }
+
+    /// Takes over the row of a writer with another clock: as [`Self::stamp`], and what it says of moments it says by ours from now on, as if it
+    /// had been written this moment. False, and nothing done, when it is no row.
+    #[must_use]
+    pub fn receive(self, row: &mut Vec<u8>) -> bool {
+        let Some(read) = PeerRow::parse(std::mem::take(row)) else { return false };
+        let (begin, written) = (read.failures_at(), read.head.written.0);
+        *row = read.bytes;
+        for failure in row.get_mut(begin..).unwrap_or_default().as_chunks_mut::<FAILURE>().0 {
+            let [_, since, until, _] = words(failure);
+            // Never of a moment to come; and one that answered is left out until 0 by every clock.
+            let since = self.written.0.saturating_sub(written.saturating_sub(since));
+            let until = if until == 0 { 0 } else { self.written.0.saturating_add(until.saturating_sub(written)) };
+            for (to, moment) in failure.as_chunks_mut::<WORD>().0.iter_mut().skip(1).zip([since, until]) {
+                *to = moment.to_le_bytes();
+            }
+        }
+        self.stamp(row)
     }
 }
 
@@ -107,7 +135,8 @@ impl OwnRow {
             append(&mut self.bytes, &[place(*endpoint, 0), pair(load.ttft_slo_us.unwrap_or(0), load.tpot_slo_us.unwrap_or(0))]);
         }
         for ejection in ejections {
-            append(&mut self.bytes, &[place(ejection.endpoint, 0), ejection.at.0, ejection.until.0, u64::from(ejection.failures)]);
+            let failures = u64::from(ejection.failures) | if ejection.outside { OUTSIDE } else { 0 };
+            append(&mut self.bytes, &[place(ejection.endpoint, 0), ejection.at.0, ejection.until.0, failures]);
         }
         &self.bytes
     }
@@ -150,14 +179,24 @@ impl PeerRow {
         self.counts
     }
 
+    /// Does it say nothing of any load?
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.loads == 0
+    }
+
     /// What it knows of failures.
     pub fn ejections(&self) -> impl Iterator<Item = Ejection> + '_ {
-        let bytes = self.bytes.get(HEAD + self.loads * LOAD + self.slos * SLOS..).unwrap_or(&[]);
+        let bytes = self.bytes.get(self.failures_at()..).unwrap_or(&[]);
         bytes.as_chunks::<FAILURE>().0.iter().filter_map(|chunk| {
             let [at, since, until, failures] = words(chunk);
-            let failures = u32::try_from(failures).unwrap_or(u32::MAX);
-            Some(Ejection { at: Time(since), failures, until: Time(until), endpoint: endpoint(at)?.0 })
+            let (endpoint, (failures, outside)) = (endpoint(at)?.0, unpair(failures));
+            Some(Ejection { at: Time(since), failures, until: Time(until), endpoint, outside: outside != 0 })
         })
+    }
+
+    fn failures_at(&self) -> usize {
+        HEAD + self.loads * LOAD + self.slos * SLOS
     }
 
     /// Takes `bytes` in place of what was read before; what cannot be a row is one that says nothing and is nobody's. Its load counts from
@@ -234,13 +273,34 @@ impl PeerRow {
     fn differences(&self, next: &Self, others: &mut Others) {
         let (old, new) = (self.load_bytes(), next.load_bytes());
         let common = old.len().min(new.len());
-        for (was, is) in old.iter().zip(new) {
-            if was != is {
-                exchange(Some(was), Some(is), others);
+        // Here a look at all others' rows spends its time, and most of what it compares is as it was.
+        for (was, is) in old.chunks(AT_ONCE).zip(new.chunks(AT_ONCE)).filter(|(was, is)| !same(was.as_flattened(), is.as_flattened())) {
+            for (was, is) in was.iter().zip(is).filter(|(was, is)| !same(&was[..], &is[..])) {
+                next.exchange(Some(was), Some(is), others);
             }
         }
-        old.iter().skip(common).for_each(|was| exchange(Some(was), None, others));
-        new.iter().skip(common).for_each(|is| exchange(None, Some(is), others));
+        old.iter().skip(common).for_each(|was| next.exchange(Some(was), None, others));
+        new.iter().skip(common).for_each(|is| next.exchange(None, Some(is), others));
+    }
+
+    /// This row, which takes the place of another, says `is` where that one said `was`.
+    fn exchange(&self, was: Option<&[u8; LOAD]>, is: Option<&[u8; LOAD]>, others: &mut Others) {
+        let (was, is) = (was.and_then(load), is.and_then(load));
+        if let Some((endpoint, load)) = was {
+            others.subtract(endpoint, load);
+        }
+        let Some((endpoint, load)) = is else { return };
+        others.add(endpoint, load);
+        let before = was.filter(|(other, _)| *other == endpoint).map(|(_, load)| load).unwrap_or_default();
+        if load.requests > before.requests && self.head.vm != RowHead::OUTSIDE {
+            let picked = Load {
+                requests: load.requests - before.requests,
+                prefill_tokens: load.prefill_tokens.saturating_sub(before.prefill_tokens),
+                prefills: load.prefills.without(before.prefills),
+                ..Load::default()
+            };
+            others.picked(endpoint, picked, self.head.written.us_since(Time(0)));
+        }
     }
 }
 
@@ -275,10 +335,20 @@ impl Sum {
         self.others.load(endpoint)
     }
 
-    /// The sum as a row. The SLOs in it are those of `rows`, as far as they count: a minimum cannot be kept up by differences.
-    pub fn row<'r>(&mut self, head: RowHead, rows: impl IntoIterator<Item = &'r PeerRow>) -> Vec<u8> {
+    /// The sum as a row. The SLOs in it are those of `rows`, as far as they count: a minimum cannot be kept up by differences. So are the
+    /// failures, with `own` ones: of each endpoint what became known last, and nothing that another proxy told.
+    pub fn row<'r>(&mut self, head: RowHead, rows: impl IntoIterator<Item = &'r PeerRow>, own: &[Ejection]) -> Vec<u8> {
         self.others.forget_slos();
-        rows.into_iter().for_each(|row| row.add_slos_to(&mut self.others));
+        let mut failures: Vec<Ejection> = own.iter().filter(|failure| !failure.outside).copied().collect();
+        for row in rows {
+            row.add_slos_to(&mut self.others);
+            for failure in row.ejections().filter(|failure| row.counts && !failure.outside) {
+                match failures.iter_mut().find(|known| known.endpoint == failure.endpoint) {
+                    Some(known) => *known = (*known).max(failure),
+                    None => failures.push(failure),
+                }
+            }
+        }
         let mut sum = OwnRow::default();
         for endpoint in &self.present {
             let load = self.others.load(*endpoint);
@@ -286,17 +356,14 @@ impl Sum {
                 sum.set(*endpoint, load);
             }
         }
-        sum.write(head, &mut InFlight::default(), &[]).to_vec()
+        sum.write(head, &mut InFlight::default(), &failures).to_vec()
     }
 }
 
-fn exchange(was: Option<&[u8; LOAD]>, is: Option<&[u8; LOAD]>, others: &mut Others) {
-    if let Some((endpoint, load)) = was.and_then(load) {
-        others.subtract(endpoint, load);
-    }
-    if let Some((endpoint, load)) = is.and_then(load) {
-        others.add(endpoint, load);
-    }
+/// Are they the same, as far as both go? By words: the C library compares byte by byte.
+fn same(one: &[u8], other: &[u8]) -> bool {
+    let (one, other) = (one.as_chunks::<WORD>().0, other.as_chunks::<WORD>().0);
+    one.iter().zip(other).fold(0, |all, (one, other)| all | (u64::from_le_bytes(*one) ^ u64::from_le_bytes(*other))) == 0
 }
 
 fn load_bytes(endpoint: EndpointRef, load: Load) -> [u8; LOAD] {
@@ -400,7 +467,7 @@ mod tests {
         let mut ticket = ledger.admit(at(3, 1), 500);
         let _other = ledger.admit(at(5, u32::MAX), 1);
         ledger.decoded(&mut ticket, 20);
-        let failed = Ejection { at: Time(1), failures: 2, until: Time(u64::MAX), endpoint: at(1023, 9) };
+        let failed = Ejection { at: Time(1), failures: 2, until: Time(u64::MAX), endpoint: at(1023, 9), outside: true };
         let bytes = own.write(HEAD_OF_7, &mut ledger, &[failed]).to_vec();
         assert_eq!(bytes.len(), HEAD + 2 * LOAD + FAILURE);
         assert!(!peer.replace(bytes, true, &mut others));
@@ -448,16 +515,50 @@ mod tests {
         sum.read(&mut two, row(2, 4, Some(30)));
         sum.add(at(5, 1), Load { requests: 9, ..Load::default() });
         let mut whole = PeerRow::default();
-        whole.replace(sum.row(HEAD_OF_7, [&one, &two]), true, &mut others);
+        whole.replace(sum.row(HEAD_OF_7, [&one, &two], &[]), true, &mut others);
         whole.add_slos_to(&mut others);
         assert_eq!(others.load(at(2, 1)), Load { requests: 7, prefill_tokens: 20, ttft_slo_us: Some(30), ..Load::default() });
         assert_eq!([5, 7].map(|slot| others.load(at(slot, 1)).requests), [9, 2]);
         sum.count(&mut two, false);
-        whole.replace(sum.row(HEAD_OF_7, [&one, &two]), true, &mut others);
+        whole.replace(sum.row(HEAD_OF_7, [&one, &two], &[]), true, &mut others);
         assert_eq!(others.load(at(2, 1)).requests, 3, "without the one that asks");
         sum.start(vec![at(7, 1)], [&one, &two]);
-        whole.replace(sum.row(HEAD_OF_7, [&one, &two]), true, &mut others);
+        whole.replace(sum.row(HEAD_OF_7, [&one, &two], &[]), true, &mut others);
         assert_eq!(sums(&others).iter().map(|load| load.requests).collect::<Vec<_>>(), [0, 0, 0, 0, 0, 0, 0, 1]);
+    }
+
+    #[test]
+    fn failures_go_from_process_to_process_by_the_clock_of_each_and_not_in_circles() {
+        let failure = |slot, ms, outside| Ejection {
+            at: Time(0).plus_ms(ms),
+            failures: 1,
+            until: Time(0).plus_ms(ms + 1_000),
+            endpoint: at(slot, 1),
+            outside,
+        };
+        let (mut one, mut two, mut others) = (PeerRow::default(), PeerRow::default(), started());
+        let row = |failures: &[Ejection]| OwnRow::default().write(HEAD_OF_7, &mut InFlight::default(), failures).to_vec();
+        one.replace(row(&[failure(1, 500, false), failure(2, 500, true)]), true, &mut others);
+        two.replace(row(&[failure(1, 700, false), failure(3, 100, false)]), true, &mut others);
+        let told = Sum::default().row(RowHead { written: Time(0).plus_ms(800), ..HEAD_OF_7 }, [&one, &two], &[failure(3, 600, false)]);
+        let mut read = PeerRow::default();
+        read.replace(told.clone(), true, &mut others);
+        let expected = [failure(3, 600, false), failure(1, 700, false)];
+        assert_eq!(read.ejections().collect::<Vec<_>>(), expected, "the last of each, and none of another proxy's");
+
+        let mut received = told;
+        assert!(RowHead { written: Time(0).plus_ms(5_800), ..HEAD_OF_7 }.receive(&mut received));
+        read.replace(received, true, &mut others);
+        assert_eq!(read.ejections().collect::<Vec<_>>(), [failure(3, 5_600, false), failure(1, 5_700, false)]);
+        let answered = Ejection { at: Time(0), failures: 0, until: Time(0), ..failure(1, 0, false) };
+        let mut received = row(&[answered, failure(2, u64::MAX >> 30, false)]);
+        assert!(HEAD_OF_7.receive(&mut received));
+        read.replace(received, true, &mut others);
+        let read: Vec<_> = read.ejections().collect();
+        assert_eq!((read[0], read[1].at), (answered, HEAD_OF_7.written), "nothing is of a moment to come");
+        for mut garbage in [vec![], vec![1; HEAD - 1], vec![0xff; HEAD + 5]] {
+            assert!(!HEAD_OF_7.receive(&mut garbage));
+        }
     }
 
     #[test]

@@ -21,6 +21,10 @@ const QUIET_MS: u64 = 1_000;
 const BUSY_TICK_MS: u32 = 5;
 /// Tick period while there is none: how late the first request of a burst is told.
 const QUIET_TICK_MS: u32 = 10;
+/// A stamp that comes back later than this, in ms, says nothing: the daemon was away meanwhile.
+const DELAY_MAX_MS: u64 = proto::SHARE_EXPIRY_MS;
+/// The weight of one more measured delay is one in so many.
+const DELAYS: u32 = 8;
 
 /// One pool's share of it.
 #[derive(Debug, Default)]
@@ -33,14 +37,35 @@ pub struct Outward {
     row: Vec<u8>,
     sent_at: Time,
     changed_at: Time,
+    looked_at: Time,
+    /// The stamp that came back last.
+    heard: u64,
+    /// What comes of others is so old, and what is told of here, where it comes, µs: a mean of late.
+    delay_us: u32,
 }
 
 // === impl Outward ===
 
 impl Outward {
-    /// There are so many proxies of the pool, this one included.
-    pub fn heard(&mut self, proxies: u32) {
-        self.proxies = proxies;
+    /// The daemon spoke. Returns how old the oldest of our news was by now, µs, when it says that something more has been passed on: to the others
+    /// it takes as long as back to us.
+    pub fn heard(&mut self, peers: &state::Peers, now: Time) -> Option<u32> {
+        self.proxies = peers.proxies;
+        let stamp = std::mem::replace(&mut self.heard, peers.stamp);
+        let delay = now.us_since(Time(peers.stamp));
+        if peers.stamp == 0 || peers.stamp == stamp || delay > DELAY_MAX_MS * 1_000 {
+            return None;
+        }
+        let delay = u32::try_from(delay).unwrap_or(u32::MAX);
+        let mean = if self.delay_us == 0 { delay } else { self.delay_us };
+        self.delay_us = mean - mean / DELAYS + delay / DELAYS;
+        Some(delay)
+    }
+
+    /// How old what others tell is when it comes, µs; 0 while nothing is known of that.
+    #[must_use]
+    pub fn delay_us(&self) -> u32 {
+        self.delay_us
     }
 
     /// How often to look whether there is something to tell; `None` while there is nobody to tell.
@@ -62,7 +87,8 @@ impl Outward {
         let Some(snapshot) = pool.snapshot().filter(|_| self.has_listeners()) else { return (None, 0) };
         self.sum.start(snapshot.endpoints().iter().map(|e| e.id).collect(), sharing.rows());
         pool.in_flight().rows().for_each(|(endpoint, load)| self.sum.add(endpoint, load));
-        let row = self.sum.row(RowHead::default(), sharing.rows());
+        let looked_at = std::mem::replace(&mut self.looked_at, now);
+        let mut row = self.sum.row(RowHead::default(), sharing.rows(), pool.ejections());
         let (placements, lost) = self.placements(host, name, sharing);
         let changed = row != self.row;
         if changed || !placements.is_empty() {
@@ -74,7 +100,10 @@ impl Outward {
         }
         self.sent_at = now;
         self.row.clone_from(&row);
-        (Some(state::Share { pool: name.to_owned(), row, placements }), lost)
+        RowHead { written: now, ..RowHead::default() }.stamp(&mut row);
+        // The oldest news is of right after the last look; told again only because it stands, it is no news.
+        let stamp = if changed { looked_at.0 } else { 0 };
+        (Some(state::Share { pool: name.to_owned(), row, placements, stamp }), lost)
     }
 
     fn placements<H: Host>(&mut self, host: &H, pool: &str, sharing: &Sharing) -> (Vec<state::Placement>, u32) {

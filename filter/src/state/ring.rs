@@ -123,6 +123,12 @@ impl Writer {
         }
     }
 
+    /// Whose it is.
+    #[must_use]
+    pub fn vm(&self) -> u64 {
+        self.vm
+    }
+
     /// How far it is written.
     #[must_use]
     pub fn position(&self) -> Position {

@@ -2,13 +2,15 @@
 //!
 //! ```text
 //!  pick, first token, end, failure ──► own row (and ring), at once
-//!  pick ◄── rows of the others, at most every 2 ms ── rings of the others, at most every 10 ms (by then mostly read when some request ended)
+//!  pick ◄── rows of the others, at most every 2 ms ── rings of the others, at most every 10 ms
 //! ```
+//! Responses that go by look too, and sooner, when nobody waits: where there is traffic, a pick mostly finds both read a moment ago.
+//!
 //! Nobody is woken on the request path: that costs up to 35 µs a thread, a look costs 0.7 µs a VM. Rows are preferred over gauges, which are
 //! atomics of the process: a hundred endpoints with two numbers each are 15 µs of gauges to read, and a VM that traps would leave its share
 //! in them for ever.
 
-use exchange::pool::{OwnRow, PeerRow, RowHead};
+use exchange::pool::{Ejection, OwnRow, PeerRow, RowHead};
 use exchange::{Pool, Time};
 use proto::state;
 use scheduler::{EndpointRef, Incarnation, Slot};
@@ -20,8 +22,12 @@ use crate::host::{Expect, Host};
 /// A row that was not written again for this long counts nothing: ten ticks, at each of which a VM that has anything outstanding writes. So a
 /// VM that trapped with streams open leaves nothing behind.
 pub const ROW_EXPIRY_MS: u64 = 1_000;
-/// Rows of others are read anew when the last look is so long ago, in ms.
+/// At a pick rows of others are read anew when the last look is so long ago, in ms ...
 const ROWS_MS: u64 = 2;
+/// ... and when nobody waits for it, sooner.
+const ROWS_AT_END_MS: u64 = 1;
+/// Rows of those that do not pick, and of all other proxies together: no more often than the daemon tells.
+const SLOW_ROWS_MS: u64 = 5;
 /// At a pick rings are read when the last look is so long ago, in ms ...
 const RINGS_AT_PICK_MS: u64 = 10;
 /// ... and at the end of a request, when nobody waits for it, sooner.
@@ -33,15 +39,12 @@ const BLOCKS_AT_END: usize = 8_192;
 /// Blocks taken in at a tick: up to 2 ms, when a VM has just begun and reads what all others have in their rings.
 const BLOCKS_AT_TICK: usize = 65_536;
 
-/// Stands for all other proxies as the writer of a row.
-const OUTSIDE: u64 = u64::MAX;
-
 /// When something is shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
     /// A request waits for its decision.
     Pick,
-    /// A request has ended.
+    /// A response goes by, or has ended: nobody waits for a decision.
     End,
     /// Nobody waits.
     Tick,
@@ -56,6 +59,17 @@ pub struct Me<'a> {
     pub seat: u16,
     /// All VMs.
     pub roll: &'a Roll,
+}
+
+/// What the row of all other proxies says of them in place of a ring.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Outside {
+    /// Proxies of the pool, this one included.
+    proxies: u32,
+    /// How many others have told anything of late.
+    active: u32,
+    /// How old what they tell is when it comes, µs.
+    delay_us: u32,
 }
 
 /// One pool's share of it.
@@ -74,6 +88,7 @@ pub struct Sharing {
     /// The pool's changes that were told, and when.
     told: Option<(u64, Time)>,
     rows_at: Option<Time>,
+    slow_rows_at: Option<Time>,
     rings_at: Option<Time>,
     /// Is the sum of the others that of the rows last seen, and of the roster in force?
     summed: bool,
@@ -88,6 +103,8 @@ struct Peer {
     row: PeerRow,
     /// Who has the seat; 0 when nobody does.
     vm: u64,
+    /// Does it pick, as far as it is known?
+    serves: bool,
     expiry_ms: u64,
     ring: Reader,
 }
@@ -102,12 +119,17 @@ impl Sharing {
             pool: pool.into(),
             own: None,
             peers: Vec::new(),
-            outside: Peer { vm: OUTSIDE, expiry_ms: proto::SHARE_EXPIRY_MS, ..Peer::new(format!("switchpoint/1/pool/{pool}/row/outside")) },
+            outside: Peer {
+                vm: RowHead::OUTSIDE,
+                expiry_ms: proto::SHARE_EXPIRY_MS,
+                ..Peer::new(format!("switchpoint/1/pool/{pool}/row/outside"))
+            },
             ring: Writer::new(pool),
             told_ring: Position::default(),
             row: OwnRow::default(),
             told: None,
             rows_at: None,
+            slow_rows_at: None,
             rings_at: None,
             summed: false,
         }
@@ -142,11 +164,12 @@ impl Sharing {
         }
     }
 
-    /// Passes on to all VMs what the other proxies told; [`Self::tell`] must follow. Only the VM that leads does.
-    pub fn pass_on<H: Host>(&mut self, host: &H, me: Me<'_>, peers: state::Peers, now: Time) {
+    /// Passes on to all VMs what the other proxies told, and after how long it comes; [`Self::tell`] must follow. Only the VM that leads does.
+    pub fn pass_on<H: Host>(&mut self, host: &H, me: Me<'_>, peers: state::Peers, delay_us: u32, now: Time) {
         let mut row = peers.row;
-        // In place of a ring: how many there are.
-        if (RowHead { vm: OUTSIDE, written: now, ring: u64::from(peers.proxies) }).stamp(&mut row) {
+        let outside = Outside { proxies: peers.proxies, active: peers.active, delay_us };
+        // In place of a ring.
+        if (RowHead { vm: RowHead::OUTSIDE, written: now, ring: outside.to_word() }).receive(&mut row) {
             // One that is not taken is told again in a few ms.
             let _ = host.share(&self.outside.key, &row, Expect::Any);
         }
@@ -163,7 +186,7 @@ impl Sharing {
     /// Is there another proxy, as far as is known, that cannot be heard: the daemon spoke last at `heard`, and that is long ago?
     #[must_use]
     pub fn hears_nobody(&self, heard: Option<Time>, now: Time) -> bool {
-        self.outside.row.head().ring > 1 && heard.is_none_or(|heard| now.ms_since(heard) >= proto::SHARE_EXPIRY_MS)
+        self.others().proxies > 1 && heard.is_none_or(|heard| now.ms_since(heard) >= proto::SHARE_EXPIRY_MS)
     }
 
     /// The rows of the other VMs of this process, as last read.
@@ -171,20 +194,32 @@ impl Sharing {
         self.peers.iter().map(|peer| &peer.row)
     }
 
-    /// How far the rings of the other VMs are: the seat, the VM, the position.
+    /// How far the rings of all VMs are, this one's too: the seat, the VM, the position.
     pub fn rings(&self) -> impl Iterator<Item = (u16, u64, Position)> + '_ {
         let ring = |(seat, peer): (u16, &Peer)| (seat, peer.vm, Position::of_word(peer.row.head().ring));
-        (0_u16..).zip(&self.peers).filter(|(_, peer)| peer.is_seated()).map(ring)
+        let own = self.own.as_ref().map(|(seat, _)| (*seat, self.ring.vm(), self.ring.position()));
+        (0_u16..).zip(&self.peers).filter(|(_, peer)| peer.is_seated()).map(ring).chain(own)
+    }
+
+    /// What is known of the other proxies.
+    fn others(&self) -> Outside {
+        Outside::of_word(self.outside.row.head().ring)
     }
 
     /// Takes in what the others told, as far as it is due. Returns how much of their rings was lost.
     pub fn hear<H: Host>(&mut self, host: &H, me: Me<'_>, pool: &mut Pool, now: Time, moment: Moment) -> u32 {
         let due = |at: Option<Time>, ms: u64| moment == Moment::Tick || at.is_none_or(|at| now.ms_since(at) >= ms);
-        let rings_ms = if moment == Moment::Pick { RINGS_AT_PICK_MS } else { RINGS_AT_END_MS };
+        let (rows_ms, rings_ms) = if moment == Moment::Pick { (ROWS_MS, RINGS_AT_PICK_MS) } else { (ROWS_AT_END_MS, RINGS_AT_END_MS) };
         let rings = due(self.rings_at, rings_ms) && pool.prefixes().bytes() > 0;
-        if (moment != Moment::End || rings) && due(self.rows_at, ROWS_MS) {
+        if rings || due(self.rows_at, rows_ms) {
             self.rows_at = Some(now);
-            self.hear_rows(host, me, pool, now);
+            // With nobody outside, only the end of that is to be noticed.
+            let slow_ms = if self.others().proxies > 1 { SLOW_ROWS_MS } else { RINGS_AT_PICK_MS };
+            let slow = rings || due(self.slow_rows_at, slow_ms) || !self.summed;
+            if slow {
+                self.slow_rows_at = Some(now);
+            }
+            self.hear_rows(host, me, pool, now, slow);
         }
         if rings { self.hear_rings(host, pool, now, moment) } else { 0 }
     }
@@ -192,7 +227,7 @@ impl Sharing {
     /// As if nothing had been told or heard for long, for measurements.
     #[cfg(feature = "drill")]
     pub fn begin_anew(&mut self) {
-        (self.told, self.rows_at, self.rings_at) = (None, None, None);
+        (self.told, self.rows_at, self.slow_rows_at, self.rings_at) = (None, None, self.slow_rows_at, None);
     }
 
     fn sit(&mut self, me: Me<'_>) {
@@ -202,23 +237,27 @@ impl Sharing {
         self.ring.sit(me.vm, me.seat);
     }
 
-    fn hear_rows<H: Host>(&mut self, host: &H, me: Me<'_>, pool: &mut Pool, now: Time) {
+    /// Reads the rows of those that pick; of all others too, when that is due.
+    fn hear_rows<H: Host>(&mut self, host: &H, me: Me<'_>, pool: &mut Pool, now: Time, slow: bool) {
         for peer in &mut self.peers {
             peer.vm = 0;
         }
-        for (seat, vm) in me.roll.alive(now).filter(|(_, row)| row.vm != me.vm).map(|(seat, row)| (seat, row.vm)) {
+        for (seat, row) in me.roll.alive(now).filter(|(_, row)| row.vm != me.vm) {
             while self.peers.len() <= usize::from(seat) {
                 let seat = u16::try_from(self.peers.len()).unwrap_or(u16::MAX);
                 self.peers.push(Peer::new(key(&self.pool, seat)));
             }
             if let Some(peer) = self.peers.get_mut(usize::from(seat)) {
-                peer.vm = vm;
+                (peer.vm, peer.serves) = (row.vm, row.serves);
             }
         }
         let mut slos = false;
         for peer in self.peers.iter_mut().chain([&mut self.outside]) {
-            slos |= peer.hear(host, pool, now);
+            slos |= peer.hear(host, pool, now, slow);
         }
+        let outside = self.others();
+        let stands_for = if self.outside.counts(now) { outside.active } else { 0 };
+        pool.stand_for(stands_for, u64::from(outside.delay_us), now);
         let rows = self.peers.iter().chain([&self.outside]).map(|peer| &peer.row);
         if !std::mem::replace(&mut self.summed, true) {
             pool.count_anew(rows);
@@ -254,11 +293,26 @@ fn key(pool: &str, seat: u16) -> String {
     format!("switchpoint/1/pool/{pool}/row/{seat}")
 }
 
+// === impl Outside ===
+
+impl Outside {
+    fn to_word(self) -> u64 {
+        let short = |count: u32| u64::from(count.min(0xffff));
+        short(self.proxies) | short(self.active) << 16 | u64::from(self.delay_us) << 32
+    }
+
+    fn of_word(word: u64) -> Self {
+        let [a, b, c, d, delay @ ..] = word.to_le_bytes();
+        let short = |bytes| u32::from(u16::from_le_bytes(bytes));
+        Self { proxies: short([a, b]), active: short([c, d]), delay_us: u32::from_le_bytes(delay) }
+    }
+}
+
 // === impl Peer ===
 
 impl Peer {
     fn new(key: String) -> Self {
-        Self { key, token: None, row: PeerRow::default(), vm: 0, expiry_ms: ROW_EXPIRY_MS, ring: Reader::default() }
+        Self { key, token: None, row: PeerRow::default(), vm: 0, serves: false, expiry_ms: ROW_EXPIRY_MS, ring: Reader::default() }
     }
 
     /// Is the row that of the VM that has the seat?
@@ -270,16 +324,19 @@ impl Peer {
         self.is_seated() && now.ms_since(self.row.head().written) < self.expiry_ms
     }
 
-    /// Takes in the row if it was written since the last look. Says whether SLOs are to be put together anew.
-    fn hear<H: Host>(&mut self, host: &H, pool: &mut Pool, now: Time) -> bool {
-        let shared = if self.vm == 0 { None } else { host.shared(&self.key).ok().flatten() };
+    /// Takes in the row if it was written since the last look; of one that has little to say, when it is its turn. Says whether SLOs are to be put
+    /// together anew.
+    fn hear<H: Host>(&mut self, host: &H, pool: &mut Pool, now: Time, slow: bool) -> bool {
+        let little = self.vm == RowHead::OUTSIDE || (!self.serves && self.token.is_some() && self.row.is_idle());
+        let shared = if self.vm == 0 || (little && !slow) { None } else { host.shared(&self.key).ok().flatten() };
         let mut slos = false;
         if let Some(shared) = shared.filter(|shared| self.token != Some(shared.token)) {
             self.token = Some(shared.token);
             let counts = self.row.counts();
             slos = pool.read_row(&mut self.row, shared.bytes, counts);
             if self.is_seated() {
-                self.row.ejections().for_each(|ejection| pool.learn(ejection, now));
+                let outside = self.vm == RowHead::OUTSIDE;
+                self.row.ejections().for_each(|told| pool.learn(Ejection { outside: told.outside || outside, ..told }, now));
             }
         }
         let counts = self.counts(now);

@@ -367,7 +367,7 @@ mod outside {
         two.host.pass_ms(proto::SHARE_EXPIRY_MS);
         assert_eq!(two.look(1).requests, 0, "nobody told it again");
         say(&two, peers);
-        two.host.pass_ms(ROWS_MS);
+        two.host.pass_ms(SLOW_ROWS_MS);
         assert_eq!(two.look(1).requests, 2);
         first.on_done();
         second.on_done();
@@ -376,7 +376,7 @@ mod outside {
         let last = told(&one).pop().unwrap();
         assert_eq!(last.row.len(), RowHead::BYTES, "all has ended");
         say(&two, state::Peers { row: last.row, ..others(2) });
-        two.host.pass_ms(ROWS_MS);
+        two.host.pass_ms(SLOW_ROWS_MS);
         assert_eq!(two.look(1).requests, 0);
     }
 
