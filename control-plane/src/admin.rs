@@ -141,6 +141,7 @@ fn member_row(view: &PoolView, member: &Member, metrics: &EndpointMetrics, total
         "in_flight": counts.requests,
         "picked": counts.picked,
         "served": counts.served,
+        "models": &*member.said.models,
         "failed": counts.failed,
         "metrics": {
             "queue_depth": metrics.queue_depth,
@@ -158,6 +159,7 @@ fn absentee_row(view: &PoolView, absentee: &Absentee, totals: &Totals) -> Value 
     let (state, reason, id) = match absentee.absence {
         Absence::Departing(id) => ("departing", "left discovery; waiting for the proxies to acknowledge that", Some(id)),
         Absence::NoFreeSlot => ("waiting", "every slot of the pool is taken", None),
+        Absence::TooManyModels => ("waiting", "with the names of its models the pool's would be longer than a proxy can be told", None),
     };
     let counts = id.and_then(|id| totals.endpoints.get(&(id.incarnation, id.slot))).copied().unwrap_or_default();
     json!({
@@ -233,7 +235,7 @@ fn pool_row(view: &PoolView) -> Value {
         "generation": view.generation,
         "endpoints": view.members.len(),
         "departing": view.absent.iter().filter(|a| matches!(a.absence, Absence::Departing(_))).count(),
-        "waiting": view.absent.iter().filter(|a| a.absence == Absence::NoFreeSlot).count(),
+        "waiting": view.absent.iter().filter(|a| !matches!(a.absence, Absence::Departing(_))).count(),
         "eds_generation": view.eds.generation,
         "staleness_max_ms": view.staleness_max.as_millis(),
         "profiles": view.pipeline.profiles.iter().map(|profile| &profile.name).collect::<Vec<_>>(),

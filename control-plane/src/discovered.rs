@@ -3,7 +3,7 @@
 //! ```yaml
 //! kubernetes: {namespace: dynamo, components: [{name: decode, role: decode}, {name: prefill, role: prefill}], kubeNamespace: prod, portName: http}
 //! inferencePool: {name: llama, kubeNamespace: prod}
-//! etcd: {endpoints: ["http://etcd-0:2379"], namespace: dynamo, components: [{name: decode}]}
+//! etcd: {endpoints: ["https://etcd-0:2379"], namespace: dynamo, components: [{name: decode}], access: {user: u, passwordFile: f, caFile: ca.pem}}
 //! directory: {path: /run/switchpoint, namespace: dynamo, components: [{name: decode}]}
 //! ```
 //! `metadata` is `wanted` (asked for; an instance that has none is routed all the same), `required` or `ignored`; a plain InferencePool ignores it unless told
@@ -13,12 +13,13 @@ use std::path::PathBuf;
 
 use discovery::backend::Backend;
 use discovery::directory::Directory;
-use discovery::etcd::{self, Etcd};
+use discovery::etcd::Etcd;
 use discovery::kubernetes::{self, InferencePools, Kubernetes, PoolGroup, PortRule};
 use discovery::merge::{Part, merge};
 use discovery::{Discovery, MetadataPolicy, State};
 use serde::Deserialize;
 
+use crate::etcd_access::EtcdAccess;
 use crate::sources::Source;
 
 /// The label that says what an endpoint is there for, as llm-d names it.
@@ -79,13 +80,7 @@ pub struct DirectorySource {
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct EtcdSource {
     endpoints: Vec<String>,
-    prefix: Option<String>,
-    user: Option<String>,
-    /// Holds the password and nothing else.
-    password_file: Option<PathBuf>,
-    ca_file: Option<PathBuf>,
-    cert_file: Option<PathBuf>,
-    key_file: Option<PathBuf>,
+    access: Option<EtcdAccess>,
     namespace: String,
     components: Vec<ComponentRow>,
 }
@@ -138,26 +133,11 @@ pub async fn open(source: Discovered) -> Result<Source, String> {
         Discovered::Directory(DirectorySource { path, namespace, components }) => {
             follow(&Directory::new(path).discovery(), &namespace, components)
         }
-        Discovered::Etcd(source) => open_etcd(source).await,
+        Discovered::Etcd(EtcdSource { endpoints, access, namespace, components }) => {
+            let config = access.unwrap_or_default().config(endpoints).await?;
+            follow(&Etcd::new(config)?.discovery(), &namespace, components)
+        }
     }
-}
-
-async fn open_etcd(source: EtcdSource) -> Result<Source, String> {
-    let EtcdSource { endpoints, prefix, user, password_file, ca_file, cert_file, key_file, namespace, components } = source;
-    let read = async |file: Option<PathBuf>| match file {
-        Some(path) => discovery::content::read(&path).await.map(Some).map_err(|e| e.to_string()),
-        None => Ok(None),
-    };
-    let password = read(password_file).await?.map(|text| text.trim_end().to_owned());
-    let identity = read(cert_file).await?.zip(read(key_file).await?);
-    let config = etcd::Config {
-        endpoints,
-        prefix: prefix.unwrap_or_default(),
-        user: user.zip(password),
-        ca: read(ca_file).await?.map(String::into_bytes),
-        identity: identity.map(|(cert, key)| (cert.into_bytes(), key.into_bytes())),
-    };
-    follow(&Etcd::new(config)?.discovery(), &namespace, components)
 }
 
 fn follow<B: Backend>(discovery: &Discovery<B>, namespace: &str, components: Vec<ComponentRow>) -> Result<Source, String> {

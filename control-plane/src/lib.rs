@@ -30,6 +30,7 @@ pub mod shared;
 
 pub mod counters;
 pub mod eds;
+pub mod etcd_access;
 pub mod explain;
 pub mod ext_proc;
 pub mod push;

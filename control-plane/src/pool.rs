@@ -26,9 +26,12 @@ use hosts::Hosts;
 
 mod hosts;
 mod member;
+mod said;
 
 use member::member;
+use said::Room;
 pub use member::{Absence, Absentee, Member, MetricsStatus};
+pub use said::{MODEL_NAMES_BYTES_MAX, Said};
 
 /// How long a removed endpoint stays in EDS at least: a list picked just before may still name it at a retry.
 pub const EDS_REMOVAL_GRACE: Duration = Duration::from_secs(2);
@@ -110,7 +113,7 @@ pub struct Pool {
     members: Vec<Member>,
     metrics: Vec<EndpointMetrics>,
     departing: Vec<Departing>,
-    waiting: Vec<(Arc<Instance>, SystemTime)>,
+    waiting: Vec<Absentee>,
     hosts: Hosts,
     touched: bool,
 }
@@ -222,7 +225,7 @@ impl Pool {
                 Some(new) if new == *old.instance => members.push(old.clone()),
                 Some(new) => {
                     changed = true;
-                    members.push(Member { instance: Arc::new(new), ..old.clone() });
+                    members.push(Member { said: Said::of(&new), instance: Arc::new(new), ..old.clone() });
                 }
                 None => {
                     changed = true;
@@ -232,7 +235,9 @@ impl Pool {
             }
         }
         self.waiting.clear();
-        self.waiting.extend(wanted.into_values().map(|i| (Arc::new(i), now.wall)));
+        let waiting = |i| Absentee { instance: Arc::new(i), absence: Absence::NoFreeSlot, since: now.wall };
+        self.waiting.extend(wanted.into_values().map(waiting));
+        changed |= self.make_room(&mut members, now);
         let kept = members.len();
         self.admit_waiting(&mut members, now);
         self.touched |= !self.waiting.is_empty();
@@ -386,16 +391,11 @@ impl Pool {
             absence: Absence::Departing(d.id),
             since: d.at.wall,
         });
-        let waiting = self.waiting.iter().map(|(instance, since)| Absentee {
-            instance: Arc::clone(instance),
-            absence: Absence::NoFreeSlot,
-            since: *since,
-        });
-        self.view.absent = departing.chain(waiting).collect();
+        self.view.absent = departing.chain(self.waiting.iter().cloned()).collect();
         if *self.view.members != *self.members {
             self.view.members = self.members.as_slice().into();
         }
-        self.view.metrics = self.metrics.as_slice().into();
+        self.view.metrics = self.members.iter().zip(&self.metrics).map(|(member, metrics)| member.said.beside(metrics)).collect();
         Some(self.view.clone())
     }
 
@@ -407,14 +407,36 @@ impl Pool {
             }
         }
         let mut free = (0u16..).zip(taken).filter(|(_, taken)| !taken).map(|(slot, _)| Slot(slot));
-        for (instance, since) in std::mem::take(&mut self.waiting) {
+        let mut room = Room::default();
+        for member in &*members {
+            room.take(&member.said.models);
+        }
+        for waiting in std::mem::take(&mut self.waiting) {
+            if !room.take(&Said::of(&waiting.instance).models) {
+                self.waiting.push(Absentee { absence: Absence::TooManyModels, ..waiting });
+                continue;
+            }
             let Some(slot) = free.next() else {
-                self.waiting.push((instance, since));
+                self.waiting.push(Absentee { absence: Absence::NoFreeSlot, ..waiting });
                 continue;
             };
             let id = EndpointRef { slot, incarnation: self.next_incarnation() };
-            members.push(member(id, instance, self.view.eds.generation, now));
+            members.push(member(id, waiting.instance, self.view.eds.generation, now));
         }
+    }
+
+    /// Lets go of members that say more than there is room for, so that the others can be told at all. Says whether there were any.
+    fn make_room(&mut self, members: &mut Vec<Member>, now: Now) -> bool {
+        let (mut room, generation, before) = (Room::default(), self.view.generation + 1, members.len());
+        members.retain(|m| {
+            let fits = room.take(&m.said.models);
+            if !fits {
+                self.departing.push(Departing { id: m.id, instance: Arc::clone(&m.instance), at: now, generation });
+                self.waiting.push(Absentee { instance: Arc::clone(&m.instance), absence: Absence::TooManyModels, since: now.wall });
+            }
+            fits
+        });
+        members.len() < before
     }
 
     fn next_incarnation(&mut self) -> Incarnation {

@@ -13,18 +13,25 @@ use clap::Args;
 use comfy_table::{Table, presets};
 use discovery::content::Follow;
 use discovery::directory::{Directory, DirectoryRegistry};
-use discovery::etcd::{self, Etcd, EtcdRegistry};
+use discovery::etcd::{Etcd, EtcdRegistry};
 use discovery::kubernetes::{self, Kubernetes, KubernetesRegistry};
-use discovery::{Instance, InstanceEvent, InstanceHandle, InstanceStatus, MetadataPolicy, ServiceDiscovery, ServiceRegistry, serve};
+use discovery::metadata::METADATA_BYTES_MAX;
+use discovery::{
+    Instance, InstanceEvent, InstanceHandle, InstanceStatus, MetadataPolicy, Registrant, ServiceDiscovery, ServiceRegistry, serve,
+};
 use futures::StreamExt;
 
 use crate::args::Log;
+use crate::etcd_access::EtcdAccess;
 
 /// How often the process is asked whether it is well.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long an answer may take.
 const PROBE_DEADLINE: Duration = Duration::from_secs(2);
+
+/// How often metadata is asked of the process.
+const METADATA_INTERVAL: Duration = Duration::from_secs(5);
 
 /// After this many bad answers on end it is not ready: one may be a garbage collection, as a kubelet holds too.
 const PROBE_FAILURES_MAX: u32 = 3;
@@ -53,6 +60,10 @@ pub struct Instances {
     #[command(flatten)]
     pub registry: Registry,
 
+    /// How etcd is reached.
+    #[command(flatten)]
+    pub access: EtcdAccess,
+
     /// Namespace of the serving system.
     #[arg(long, value_name = "NAME")]
     pub namespace: String,
@@ -72,6 +83,10 @@ pub struct Register {
     /// Where to register.
     #[command(flatten)]
     pub registry: Registry,
+
+    /// How etcd is reached.
+    #[command(flatten)]
+    pub access: EtcdAccess,
 
     /// Namespace of the serving system.
     #[arg(long, value_name = "NAME")]
@@ -97,6 +112,10 @@ pub struct Register {
     #[arg(long, value_name = "FILE")]
     pub metadata_file: Option<PathBuf>,
 
+    /// The same, asked of the process itself every five seconds.
+    #[arg(long, value_name = "URL", conflicts_with = "metadata_file")]
+    pub metadata_url: Option<String>,
+
     /// Serve /metadata and /health here, which is what a readiness probe in Kubernetes asks.
     #[arg(long, value_name = "IP:PORT", required_unless_present_any = ["directory", "etcd"])]
     pub listen: Option<SocketAddr>,
@@ -113,8 +132,8 @@ pub struct Register {
 /// # Errors
 /// Says what could not be done.
 pub async fn instances(args: Instances, mut out: impl Write) -> Result<(), String> {
-    let Instances { registry, namespace, component, watch } = args;
-    let discovery = discovery_of(registry).await?;
+    let Instances { registry, access, namespace, component, watch } = args;
+    let discovery = discovery_of(registry, access).await?;
     let mut write = |text: String| writeln!(out, "{text}").map_err(|e| e.to_string());
     if !watch {
         let all = discovery.list_instances(&namespace, &component).await.map_err(|e| e.to_string())?;
@@ -144,12 +163,12 @@ fn models(instance: &Instance) -> String {
     instance.metadata().models().into_iter().map(|model| model.name).collect::<Vec<_>>().join(",")
 }
 
-async fn discovery_of(registry: Registry) -> Result<Box<dyn ServiceDiscovery>, String> {
+async fn discovery_of(registry: Registry, access: EtcdAccess) -> Result<Box<dyn ServiceDiscovery>, String> {
     let Registry { directory, etcd, kubernetes } = registry;
     Ok(match (directory, kubernetes) {
         (Some(folder), _) => Box::new(Directory::new(folder).discovery()),
         (_, Some(namespace)) => Box::new(Kubernetes::new(kubernetes::connect().await?, namespace).discovery(MetadataPolicy::Wanted)),
-        (None, None) => Box::new(Etcd::new(etcd::Config { endpoints: etcd, ..etcd::Config::default() })?.discovery()),
+        (None, None) => Box::new(Etcd::new(access.config(etcd).await?)?.discovery()),
     })
 }
 
@@ -160,8 +179,8 @@ async fn discovery_of(registry: Registry) -> Result<Box<dyn ServiceDiscovery>, S
 /// # Errors
 /// Says what could not be done.
 pub async fn register(args: Register) -> Result<(), String> {
-    let Register { registry, namespace, component, address, name, probe, metadata_file, listen, log: _ } = args;
-    let registry = registry_of(registry, address, name).await?;
+    let Register { registry, access, namespace, component, address, name, probe, metadata_file, metadata_url, listen, log: _ } = args;
+    let registry = registry_of(registry, access, address, name).await?;
     let handle = registry.register_instance(&namespace, &component).await.map_err(|e| e.to_string())?;
     tracing::info!(id = handle.instance_id(), "registered");
     let routes = async {
@@ -173,31 +192,34 @@ pub async fn register(args: Register) -> Result<(), String> {
             None => std::future::pending().await,
         }
     };
+    let client = probing_client()?;
     // Metadata first, so that nobody is ready before it is known what it is.
-    let mut metadata = metadata_file.map(Follow::new);
-    if let Some(file) = &mut metadata {
-        take_metadata(&handle, &file.changed().await.map_err(|e| e.to_string())?)?;
-    }
+    let mut metadata = match (metadata_file, metadata_url) {
+        (Some(file), _) => Told::File(Follow::new(file)),
+        (None, Some(url)) => Told::Url(url, client.clone()),
+        (None, None) => Told::Never,
+    };
+    metadata.first(&handle).await?;
     tokio::select! {
         ended = routes => ended,
-        ended = keep_ready(&handle, probe) => ended,
-        () = keep_metadata(&handle, metadata) => Ok(()),
+        () = keep_ready(&handle, probe, &client) => Ok(()),
+        () = metadata.keep(&handle) => Ok(()),
     }
 }
 
-async fn keep_ready(handle: &InstanceHandle, probe: Option<String>) -> Result<(), String> {
+/// Where metadata comes from.
+enum Told {
+    File(Follow),
+    /// Asked of the process; how.
+    Url(String, reqwest::Client),
+    Never,
+}
+
+async fn keep_ready(handle: &InstanceHandle, probe: Option<String>, client: &reqwest::Client) {
     let Some(url) = probe else {
         handle.set_ready(InstanceStatus::Ready);
         return std::future::pending().await;
     };
-    // Whoever was first has it; it is the same.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let client = reqwest::Client::builder()
-        .no_proxy()
-        .redirect(reqwest::redirect::Policy::none())
-        .timeout(PROBE_DEADLINE)
-        .build()
-        .map_err(|e| e.to_string())?;
     let mut failures = 0;
     loop {
         let well = client.get(&url).send().await.is_ok_and(|answer| answer.status() == 200);
@@ -211,17 +233,60 @@ async fn keep_ready(handle: &InstanceHandle, probe: Option<String>) -> Result<()
     }
 }
 
-async fn keep_metadata(handle: &InstanceHandle, file: Option<Follow>) {
-    let Some(mut file) = file else { return std::future::pending().await };
-    loop {
-        let taken = match file.changed().await {
-            Ok(text) => take_metadata(handle, &text),
-            Err(unreadable) => Err(unreadable.to_string()),
-        };
-        if let Err(why) = taken {
-            tracing::error!(why, "metadata cannot be used; what was said before stays");
+/// For what is a machine's own business: no proxy, no redirect.
+fn probing_client() -> Result<reqwest::Client, String> {
+    // Whoever was first has it; it is the same.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let client = reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).timeout(PROBE_DEADLINE);
+    client.build().map_err(|e| e.to_string())
+}
+
+impl Told {
+    /// What is said first. A file must be right; a process may still be starting, and is waited for.
+    async fn first(&mut self, handle: &InstanceHandle) -> Result<(), String> {
+        match self {
+            Self::File(file) => take_metadata(handle, &file.changed().await.map_err(|e| e.to_string())?),
+            Self::Url(url, client) => {
+                while let Err(why) = ask(handle, url, client).await {
+                    tracing::info!(why, "metadata cannot be had yet");
+                    tokio::time::sleep(PROBE_INTERVAL).await;
+                }
+                Ok(())
+            }
+            Self::Never => Ok(()),
         }
     }
+
+    async fn keep(mut self, handle: &InstanceHandle) {
+        loop {
+            let taken = match &mut self {
+                Self::File(file) => match file.changed().await {
+                    Ok(text) => take_metadata(handle, &text),
+                    Err(unreadable) => Err(unreadable.to_string()),
+                },
+                Self::Url(url, client) => {
+                    tokio::time::sleep(METADATA_INTERVAL).await;
+                    ask(handle, url, client).await
+                }
+                Self::Never => return std::future::pending().await,
+            };
+            if let Err(why) = taken {
+                tracing::error!(why, "metadata cannot be used; what was said before stays");
+            }
+        }
+    }
+}
+
+async fn ask(handle: &InstanceHandle, url: &str, client: &reqwest::Client) -> Result<(), String> {
+    let mut answer = client.get(url).send().await.and_then(reqwest::Response::error_for_status).map_err(|e| e.to_string())?;
+    let mut body = Vec::new();
+    while let Some(piece) = answer.chunk().await.map_err(|e| e.to_string())? {
+        body.extend_from_slice(&piece);
+        if body.len() > METADATA_BYTES_MAX {
+            return Err(format!("metadata of more than {METADATA_BYTES_MAX} bytes"));
+        }
+    }
+    take_metadata(handle, &String::from_utf8(body).map_err(|e| e.to_string())?)
 }
 
 fn take_metadata(handle: &InstanceHandle, text: &str) -> Result<(), String> {
@@ -229,21 +294,21 @@ fn take_metadata(handle: &InstanceHandle, text: &str) -> Result<(), String> {
     handle.set_metadata(map).map_err(|e| e.to_string())
 }
 
-async fn registry_of(registry: Registry, address: Option<SocketAddr>, name: Option<String>) -> Result<Box<dyn ServiceRegistry>, String> {
+async fn registry_of(
+    registry: Registry,
+    access: EtcdAccess,
+    address: Option<SocketAddr>,
+    name: Option<String>,
+) -> Result<Box<dyn ServiceRegistry>, String> {
     let Registry { directory, etcd, kubernetes } = registry;
     if let Some(namespace) = kubernetes {
         let pod = name.ok_or("--name, or POD_NAME, is needed in Kubernetes")?;
         return Ok(Box::new(KubernetesRegistry::new(kubernetes::connect().await?, namespace, pod)));
     }
-    let address = address.ok_or("--address is needed")?;
+    let registrant = Registrant::from(address.ok_or("--address is needed")?);
+    let registrant = name.into_iter().fold(registrant, Registrant::with_name);
     Ok(match directory {
-        Some(folder) => {
-            let registry = DirectoryRegistry::new(folder, address);
-            Box::new(name.into_iter().fold(registry, DirectoryRegistry::with_name))
-        }
-        None => {
-            let registry = EtcdRegistry::new(etcd::Config { endpoints: etcd, ..etcd::Config::default() }, address)?;
-            Box::new(name.into_iter().fold(registry, EtcdRegistry::with_name))
-        }
+        Some(folder) => Box::new(DirectoryRegistry::new(folder, registrant)),
+        None => Box::new(EtcdRegistry::new(access.config(etcd).await?, registrant)?),
     })
 }

@@ -17,7 +17,7 @@ pub use schedule::{Run, SETTLED_MS, schedule};
 mod snapshot;
 pub use snapshot::{
     ATTRIBUTES_MAX, ENDPOINTS_MAX, Endpoint, EndpointIndex, EndpointMetrics, EndpointRef, Incarnation, InvalidSnapshot, LoraMetrics,
-    ROLE_LABEL, Readiness, Slot, Snapshot, Version, decodes,
+    ROLE_LABEL, Readiness, SEQUENCES_MAX_ATTRIBUTE, Slot, Snapshot, Version, decodes,
 };
 
 mod request;

@@ -20,6 +20,9 @@ pub const ENDPOINTS_MAX: usize = 1024;
 /// refresh of every endpoint.
 pub const ATTRIBUTES_MAX: usize = 32;
 
+/// The attribute that says how many requests an engine runs at once at most, where its metadata says so: what is beyond that queues.
+pub const SEQUENCES_MAX_ATTRIBUTE: &str = "max_num_seqs";
+
 /// The label that says which stages of a request an endpoint is there for.
 pub const ROLE_LABEL: &str = "llm-d.ai/role";
 

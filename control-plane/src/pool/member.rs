@@ -8,6 +8,7 @@ use scheduler::{Endpoint, EndpointRef, Readiness};
 use tokio::time::Instant;
 
 use super::Now;
+use super::said::Said;
 
 /// An endpoint in the pool.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,6 +17,8 @@ pub struct Member {
     pub id: EndpointRef,
     /// What discovery says of it.
     pub instance: Arc<Instance>,
+    /// What it says of itself that picking goes by.
+    pub said: Said,
     /// When it joined the pool.
     pub joined: Instant,
     /// The first EDS generation that contains its address, or, of one that is no host, any that proxies have.
@@ -58,6 +61,8 @@ pub enum Absence {
     Departing(EndpointRef),
     /// Every slot is taken; it joins when one comes free.
     NoFreeSlot,
+    /// The names of its models are too many beside those of the others.
+    TooManyModels,
 }
 
 // === impl Member ===
@@ -73,6 +78,7 @@ impl Member {
             address: self.instance.address.to_string().into(),
             readiness: Readiness::Ready,
             labels: self.instance.labels.iter().map(|(k, v)| (k.as_str().into(), v.as_str().into())).collect(),
+            models: Arc::clone(&self.said.models),
             age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
         }
     }
@@ -92,5 +98,6 @@ impl Member {
 
 /// One that has just joined.
 pub(super) fn member(id: EndpointRef, instance: Arc<Instance>, eds_since: u64, now: Now) -> Member {
-    Member { id, instance, joined: now.instant, eds_since, metrics: MetricsStatus::Awaited, since: now.wall, observed_at: None }
+    let said = Said::of(&instance);
+    Member { id, instance, said, joined: now.instant, eds_since, metrics: MetricsStatus::Awaited, since: now.wall, observed_at: None }
 }

@@ -3,18 +3,17 @@
 use crate::candidates::Candidates;
 use crate::detector::{HEADROOM, IN_FLIGHT_PRODUCER, relaxed};
 use crate::filter::keep;
-use crate::in_flight::Load;
 use crate::plugin::{
     Context, Default, Detector, Filter, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State, for_people,
 };
 use crate::rng::Rng;
-use crate::snapshot::EndpointIndex;
+use crate::snapshot::{EndpointIndex, SEQUENCES_MAX_ATTRIBUTE};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "concurrency-detector",
     kind: Kind::Detector,
     doc: for_people(
-        "Saturation is what is in flight at all endpoints over what all can take: requests over maxConcurrency, prompt tokens over maxTokenConcurrency, or (hybrid) the greater of both. As a filter it drops endpoints that have reached the limit times 1 + headroom, unless all have.",
+        "Saturation is what is in flight at all endpoints over what all can take: requests over maxConcurrency, prompt tokens over maxTokenConcurrency, or (hybrid) the greater of both. As a filter it drops endpoints that have reached the limit times 1 + headroom, unless all have. An endpoint whose metadata says max_num_seqs can take no more requests than that.",
     ),
     source: for_people("llm-d-router, saturationdetector/concurrency"),
     parameters: &[
@@ -60,31 +59,34 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 }
 
 impl Concurrency {
-    /// `count` endpoints with these loads together, as a share of what they can take.
+    /// What these endpoints have together, as a share of what they can take together.
     #[expect(clippy::cast_precision_loss, reason = "loads stay far below 2^52")]
-    fn share(&self, requests: u64, tokens: u64, count: f64) -> f64 {
-        let of = |load: u64, max: Option<f64>| max.map_or(0.0, |max| load as f64 / (max * count));
-        of(requests, self.requests_max).max(of(tokens, self.tokens_max))
+    fn share(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64 {
+        let (mut requests, mut tokens) = ((0_u64, 0.0), (0_u64, 0.0));
+        for &endpoint in endpoints {
+            let load = context.load(endpoint);
+            requests = (requests.0.saturating_add(u64::from(load.requests)), requests.1 + self.requests_max(context, endpoint));
+            tokens = (tokens.0.saturating_add(load.prefill_tokens), tokens.1 + self.tokens_max.unwrap_or(0.0));
+        }
+        let of = |(load, max): (u64, f64)| if max > 0.0 { load as f64 / max } else { 0.0 };
+        of(requests).max(of(tokens))
     }
 
-    fn share_of(&self, load: Load) -> f64 {
-        self.share(u64::from(load.requests), load.prefill_tokens, 1.0)
+    /// As configured, or fewer where the endpoint says that it runs fewer at once.
+    fn requests_max(&self, context: &Context<'_>, endpoint: EndpointIndex) -> f64 {
+        let own = context.snapshot.metrics_of(endpoint).and_then(|metrics| metrics.attribute(SEQUENCES_MAX_ATTRIBUTE));
+        self.requests_max.map_or(0.0, |max| own.map_or(max, |own| max.min(f64::from(own).max(1.0))))
     }
 }
 
 impl Detector for Concurrency {
     fn saturation(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64 {
-        let loads = endpoints.iter().map(|&endpoint| context.load(endpoint));
-        let add = |(requests, tokens, count), load: Load| {
-            (u64::saturating_add(requests, u64::from(load.requests)), u64::saturating_add(tokens, load.prefill_tokens), count + 1.0)
-        };
-        let (requests, tokens, count) = loads.fold((0, 0, 0.0), add);
-        if count > 0.0 { self.share(requests, tokens, count) } else { 0.0 }
+        self.share(context, endpoints)
     }
 }
 
 impl Filter for Concurrency {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
-        keep(candidates, true, |index| self.share_of(context.load(index)) < self.kept_below);
+        keep(candidates, true, |index| self.share(context, &[index]) < self.kept_below);
     }
 }

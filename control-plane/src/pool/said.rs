@@ -1,0 +1,140 @@
+//! What an instance says of itself by its metadata, as far as picking goes by it: which models it serves, and how much it can take.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use discovery::{Instance, Metadata};
+use scheduler::EndpointMetrics;
+
+/// The most bytes of the names of models of one pool, each set of them counted once: as with objects, a quarter of the largest message to a proxy.
+pub const MODEL_NAMES_BYTES_MAX: usize = 1 << 20;
+
+/// The attribute that says how many requests an engine runs at once, as `max_num_seqs` of its runtime config says it.
+const SEQUENCES_MAX: &str = scheduler::SEQUENCES_MAX_ATTRIBUTE;
+
+/// The attribute that says how many tokens are in a batch at most.
+const BATCHED_TOKENS_MAX: &str = "max_num_batched_tokens";
+
+/// What an instance says of itself.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Said {
+    /// Models it serves, sorted; none: it does not say.
+    pub models: Arc<[Box<str>]>,
+    kv_blocks: Option<u32>,
+    kv_block_tokens: Option<u32>,
+    attributes: Vec<(&'static str, f32)>,
+}
+
+/// How much room there is left for names of models.
+#[derive(Debug, Default)]
+pub(super) struct Room {
+    sets: BTreeSet<Arc<[Box<str>]>>,
+    bytes: usize,
+}
+
+// === impl Said ===
+
+impl Said {
+    pub(super) fn of(instance: &Instance) -> Self {
+        let Some(metadata) = &instance.metadata else { return Self::default() };
+        let served = metadata.models();
+        let models: BTreeSet<Box<str>> = served.iter().map(|model| model.name.as_str().into()).collect();
+        let most = |of: fn(&discovery::metadata::RuntimeConfig) -> Option<u64>| served.iter().filter_map(|m| of(&m.runtime)).max();
+        let count = |number: Option<u64>| number.and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0);
+        #[allow(clippy::cast_precision_loss, reason = "counts of requests and tokens stay below 2^24")]
+        let attribute = |key, number| Some((key, count(number)? as f32));
+        let attributes = [
+            attribute(BATCHED_TOKENS_MAX, most(|c| c.max_num_batched_tokens)),
+            attribute(SEQUENCES_MAX, most(|c| c.max_num_seqs)),
+        ];
+        Self {
+            models: models.into_iter().collect(),
+            kv_blocks: count(most(|c| c.total_kv_blocks)),
+            kv_block_tokens: count(most(|c| c.kv_block_tokens).or_else(|| card_block_tokens(metadata))),
+            attributes: attributes.into_iter().flatten().collect(),
+        }
+    }
+
+    /// `metrics`, and what the engine's own do not tell.
+    pub(super) fn beside(&self, metrics: &EndpointMetrics) -> EndpointMetrics {
+        let mut all = metrics.clone();
+        all.kv_blocks = all.kv_blocks.or(self.kv_blocks);
+        all.kv_block_tokens = all.kv_block_tokens.or(self.kv_block_tokens);
+        let missing: Vec<_> = self.attributes.iter().filter(|(key, _)| metrics.attribute(key).is_none()).collect();
+        if !missing.is_empty() {
+            let mut attributes = all.attributes.into_vec();
+            attributes.extend(missing.into_iter().map(|&(key, value)| (key.into(), value)));
+            attributes.sort_by(|(a, _), (b, _)| a.cmp(b));
+            all.attributes = attributes.into();
+        }
+        all
+    }
+}
+
+/// Dynamo's model deployment card says it.
+fn card_block_tokens(metadata: &Metadata) -> Option<u64> {
+    metadata.get("MDC").or_else(|| metadata.get("mdc"))?.get("kv_cache_block_size")?.as_u64()
+}
+
+// === impl Room ===
+
+impl Room {
+    /// Is there room for these names? Then it is taken.
+    pub(super) fn take(&mut self, models: &Arc<[Box<str>]>) -> bool {
+        if models.is_empty() || self.sets.contains(models) {
+            return true;
+        }
+        let bytes = self.bytes + models.iter().map(|name| name.len()).sum::<usize>();
+        let fits = bytes <= MODEL_NAMES_BYTES_MAX;
+        if fits {
+            self.bytes = bytes;
+            self.sets.insert(Arc::clone(models));
+        }
+        fits
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn instance(metadata: &str) -> Instance {
+        let metadata = Metadata::parse(metadata.as_bytes()).unwrap();
+        Instance::new("a", ([10, 0, 0, 1], 1).into()).with_metadata(Some(Arc::new(metadata)))
+    }
+
+    fn numbers(metrics: &EndpointMetrics) -> (Option<u32>, Option<u32>, Vec<(String, f32)>) {
+        let attributes = metrics.attributes.iter().map(|(key, value)| (key.to_string(), *value)).collect();
+        (metrics.kv_blocks, metrics.kv_block_tokens, attributes)
+    }
+
+    #[test]
+    fn the_metadata_of_the_proposal_in_either_spelling() {
+        let text = r#"{"Model": {"name": "Qwen3-32B", "type": "Completions", "runtime_config":
+            {"total_kv_blocks": 24064, "max_num_seqs": 256, "max_num_batched_tokens": 2048}}, "Transport": {}, "MDC": {"kv_cache_block_size": 16}}"#;
+        for text in [text.to_owned(), text.replace("Model", "model").replace("MDC", "mdc")] {
+            let said = Said::of(&instance(&text));
+            assert_eq!(*said.models, ["Qwen3-32B".into()]);
+            let attributes = vec![("max_num_batched_tokens".to_owned(), 2048.0), ("max_num_seqs".to_owned(), 256.0)];
+            assert_eq!(numbers(&said.beside(&EndpointMetrics::default())), (Some(24064), Some(16), attributes));
+        }
+        assert_eq!(Said::of(&Instance::new("a", ([10, 0, 0, 1], 1).into())), Said::default());
+    }
+
+    #[test]
+    fn what_the_engine_itself_reports_goes_before() {
+        let said = Said::of(&instance(r#"{"models": ["b", "a", "b", {"name": "c", "runtime_config": {"total_kv_blocks": 9, "max_num_seqs": 0}}]}"#));
+        assert_eq!(*said.models, ["a".into(), "b".into(), "c".into()]);
+        let own = EndpointMetrics { kv_blocks: Some(7), attributes: [("z".into(), 1.0)].into(), ..EndpointMetrics::default() };
+        assert_eq!(numbers(&said.beside(&own)), (Some(7), None, vec![("z".to_owned(), 1.0)]));
+    }
+
+    #[test]
+    fn names_have_a_limit_and_the_same_set_counts_once() {
+        let set = |from: usize| -> Arc<[Box<str>]> { (from..from + 512).map(|i| format!("{i:0>250}").into()).collect() };
+        let mut room = Room::default();
+        let fitting = (0..).take_while(|&at| room.take(&set(at * 512))).count();
+        assert_eq!(fitting, MODEL_NAMES_BYTES_MAX / (512 * 250));
+        assert!(room.take(&set(0)) && room.take(&Arc::default()), "what is there already takes no room");
+    }
+}
