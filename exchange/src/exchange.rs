@@ -19,6 +19,7 @@
 mod asking;
 mod flight;
 mod forward;
+mod slo;
 
 use std::borrow::Cow;
 
@@ -60,6 +61,7 @@ pub struct Exchange {
     unseen: bool,
     objective: Option<Box<str>>,
     rewrite: Option<Box<str>>,
+    latency: Result<slo::Asked, slo::Unreadable>,
     captured: Vec<(Box<str>, Box<str>)>,
 }
 
@@ -117,6 +119,7 @@ struct Head<'h> {
     explain: bool,
     objective: Named<'h>,
     rewrite: Named<'h>,
+    slo: slo::SloHeaders<'h>,
     model: Option<&'h [u8]>,
 }
 
@@ -141,6 +144,7 @@ impl Exchange {
             unseen: false,
             objective: None,
             rewrite: None,
+            latency: Ok(slo::Asked::default()),
             captured: Vec::new(),
         }
     }
@@ -178,6 +182,7 @@ impl Exchange {
         }
         self.objective = head.objective.get().filter(|_| settings.objective_header == ObjectiveHeader::Trust).map(Into::into);
         self.rewrite = head.rewrite.get().map(Into::into);
+        self.latency = head.slo.read();
         self.declared_bytes = head.content_length;
         self.named = head.model.and_then(|name| std::str::from_utf8(name).ok()).map(Into::into);
         if head.path_is(settings.ready_path.as_bytes()) {
@@ -263,6 +268,7 @@ impl Exchange {
         let Some((prefix, token)) = pool.prompt_settings() else {
             return Err(self.without_state(settings, pool, now));
         };
+        let latency = self.latency_asked(pool).map_err(|refusal| self.refuse(pool, &refusal))?;
         let unseen = self.unseen && self.api.is_inference();
         let named = self.named.as_deref().filter(|_| unseen).map(|name| Cow::Owned(name.to_owned()));
         let model = parsed.as_mut().map(|p| std::mem::take(&mut p.model)).or(named).unwrap_or_default();
@@ -281,6 +287,7 @@ impl Exchange {
             splice,
             names,
             priority: resolved.priority,
+            latency,
             prefix,
             secret: pool.hash_secret(),
             blocks: Vec::new(),
@@ -302,8 +309,8 @@ impl Exchange {
             max_tokens: parsed.and_then(|p| p.max_tokens),
             media_items: parsed.map_or(0, |p| p.media_items),
             headers: &headers,
-            slo: scheduler::Slo::default(),
-            prediction_based: false,
+            slo: asking.latency.slo,
+            prediction_based: asking.latency.prediction_based,
         };
         self.why.recorded = pool.draws_one_in(settings.decision_log_one_in);
         match pool.pick(&request, now, &mut self.why) {
@@ -369,6 +376,14 @@ impl Exchange {
         body::parse(self.api, body).map(Some).map_err(Refusal::Body)
     }
 
+    /// What it asks of latency; nothing where the pool does not predict it, and of what is no inference.
+    fn latency_asked(&self, pool: &Pool) -> Result<slo::Asked, Refusal> {
+        let predicting = pool.snapshot().map(Snapshot::pipeline).filter(|pipeline| pipeline.predicts() && self.api.is_inference());
+        let Some(pipeline) = predicting else { return Ok(slo::Asked::default()) };
+        let asked = self.latency?;
+        if pipeline.demands_slo() && !asked.slo.any() { Err(Refusal::SloMissing) } else { Ok(asked) }
+    }
+
     fn refuse(&mut self, pool: &mut Pool, refusal: &Refusal) -> Step {
         self.phase = Phase::Done;
         pool.counters_mut().dropped_one(refusal.reason());
@@ -410,6 +425,7 @@ impl<'h> Head<'h> {
                     head.explain |= name == headers::EXPLAIN.as_bytes() && value == b"1";
                     head.objective.offer(headers::OBJECTIVE, name, value);
                     head.rewrite.offer(headers::MODEL_REWRITE, name, value);
+                    head.slo.offer(name, value);
                     if name == model_header && !value.is_empty() {
                         head.model = head.model.or(Some(value));
                     }

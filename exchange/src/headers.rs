@@ -47,6 +47,13 @@ pub const OBJECTIVE: [&str; 2] = ["x-llm-d-inference-objective", "x-gateway-infe
 /// Asks for another model than the body names: the current name, then the older one that is still read.
 pub const MODEL_REWRITE: [&str; 2] = ["x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite"];
 
+/// How long a request wants to wait for its first token at most, ms: the current name, then the older one that is still read.
+pub const SLO_TTFT: [&str; 2] = ["x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"];
+/// How long for each further token, ms: the same.
+pub const SLO_TPOT: [&str; 2] = ["x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"];
+/// Asks to be scheduled by its SLO: the name, then the one that later versions gave it.
+pub const PREDICTION_BASED: [&str; 2] = ["predictionbasedrouting", "x-prediction-based-scheduling"];
+
 /// Headers a client must not set: they steer the proxy or the engine. Every value of each is removed before anything else.
 pub const CONTROL: [&str; 11] = [
     DESTINATION,

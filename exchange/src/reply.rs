@@ -39,6 +39,15 @@ pub enum Refusal {
     UnknownProfile(Box<str>),
     /// This pool does not serve the model.
     UnknownModel(Box<str>),
+    /// A header says something it cannot.
+    Header {
+        /// Its name.
+        name: &'static str,
+        /// What it must be.
+        must_be: &'static str,
+    },
+    /// The pool wants every request to say its SLO, and this one says none.
+    SloMissing,
     /// This proxy has never had state.
     NoState,
     /// The proxy refused to change the request as it must be.
@@ -103,15 +112,25 @@ impl Refusal {
                 row(503, "no_eligible_endpoint", "rejected-no-endpoints", "no ready model server is eligible for this request")
             }
             Self::Shed(Shed::Saturated) => row(429, "saturated", "rejected-saturated", "the model servers are saturated; try again later"),
-            Self::Shed(Shed::Slo) => {
-                row(429, "slo_unattainable", "rejected-saturated", "no model server could serve the request within the SLOs now; try again later")
-            }
+            Self::Shed(Shed::Slo) => row(
+                429,
+                "slo_unattainable",
+                "rejected-saturated",
+                "no model server could serve the request within the SLOs now; try again later",
+            ),
             Self::Shed(Shed::Admitter) => row(429, "not_admitted", "rejected-saturated", "the request was not admitted; try again later"),
             Self::UnknownProfile(name) => {
                 row(400, "unknown_profile", "invalid-request", &format!("no scheduling profile is named {:?}", shortened(name)))
             }
             Self::UnknownModel(model) => {
                 row(404, "model_not_found", "unknown-model", &format!("the model {:?} does not exist here", shortened(model)))
+            }
+            Self::Header { name, must_be } => {
+                row(400, "invalid_header", "invalid-request", &format!("the header {name} must be {must_be}"))
+            }
+            Self::SloMissing => {
+                let [ttft, tpot] = [headers::SLO_TTFT, headers::SLO_TPOT].map(|[_, seed]| seed);
+                row(400, "missing_slo", "invalid-request", &format!("every request here must say its SLO in ms: by {ttft}, {tpot} or both"))
             }
             Self::Unsent => row(500, "not_rewritten", "proxy-failed", "the gateway could not send the request under its model's name"),
             Self::NoState => row(503, "not_ready", "rejected-no-endpoints", "the gateway does not know its model servers yet; try again"),

@@ -8,6 +8,7 @@ use std::borrow::Cow;
 
 use scheduler::{BYTES_PER_TOKEN, PrefixSettings, TokenSettings};
 
+use super::slo;
 use crate::body::Parsed;
 use crate::prompt;
 use crate::reply::Refusal;
@@ -33,6 +34,7 @@ pub struct Asking<'b> {
     pub(super) splice: Option<Splice>,
     pub(super) names: Option<Names>,
     pub(super) priority: i32,
+    pub(super) latency: slo::Asked,
     pub(super) prefix: PrefixSettings,
     pub(super) prompt_tokens: u32,
     pub(super) secret: u64,

@@ -94,6 +94,9 @@ pub struct Outcome {
     pub usage: Usage,
 }
 
+/// Tokens whose mean pace is told at once: often enough to see a stream slow down, rarely enough to cost nothing.
+const PACE_TOKENS: u32 = 16;
+
 /// What of the prompt is still needed once it was sent on.
 #[derive(Debug)]
 pub(super) struct Prompt {
@@ -123,6 +126,8 @@ pub(super) struct Flight {
     whole: bool,
     first_token_at: Option<Time>,
     last_token_at: Option<Time>,
+    /// Tokens since a moment, whose pace was not told yet.
+    untold: (Time, u32),
     response_bytes: u64,
 }
 
@@ -189,6 +194,7 @@ impl Flight {
             whole: false,
             first_token_at: None,
             last_token_at: None,
+            untold: (now, 0),
             response_bytes: 0,
         }
     }
@@ -245,10 +251,27 @@ impl Flight {
         if progress.first_token {
             self.first_token_at = Some(now);
             pool.first_token(&mut self.held, self.prompt.tokens, now);
+            self.untold = (now, 0);
+            if self.streamed {
+                pool.first_token_took(&self.held, ms_between(self.picked_at, now));
+            }
         }
         if progress.events > 0 {
             self.last_token_at = Some(now);
             pool.decoded(&mut self.held, progress.events, now);
+            self.tell_pace(pool, progress.events, now);
+        }
+    }
+
+    /// The queue of running requests hears how fast tokens come, as a mean of a few.
+    #[expect(clippy::cast_precision_loss, reason = "a few tokens")]
+    fn tell_pace(&mut self, pool: &mut Pool, tokens: u32, now: Time) {
+        let (since, untold) = self.untold;
+        // The first token is counted among those that came with it, but took its own time.
+        self.untold = (since, if since == now { 0 } else { untold.saturating_add(tokens) });
+        if self.untold.1 >= PACE_TOKENS && self.streamed {
+            pool.tokens_took(&self.held, ms_between(since, now) / self.untold.1 as f32);
+            self.untold = (now, 0);
         }
     }
 

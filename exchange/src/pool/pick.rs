@@ -5,7 +5,7 @@
 
 use scheduler::in_flight::{InFlight, Ticket};
 use scheduler::prefix::{self, Reuse};
-use scheduler::{Decision, EndpointIndex, EndpointRef, Explanation, Local, Readiness, Request, Route, Snapshot, session_token};
+use scheduler::{Decision, EndpointIndex, EndpointRef, Explanation, Local, Promise, Readiness, Request, Route, Snapshot, session_token};
 
 use super::watch::Watch;
 use super::{Pool, State, adapters};
@@ -103,6 +103,7 @@ impl Pool {
 
     fn record(&mut self, request: &Request<'_>, route: &Route, now: Time) -> Option<Picked> {
         let watch = self.watch(request, route, now);
+        let promise = self.promise(request, route, now);
         let state = self.state.as_ref()?;
         let tokens = state.tokens(route);
         let load = &state.snapshot.pipeline().production().load;
@@ -119,6 +120,7 @@ impl Pool {
         let serving_ticket = self.in_flight.admit_prompt(serving_ref, request.prompt_tokens, uncached_here);
         let mut held = Held { serving: serving_ticket, stages: Vec::new(), belief: None, watch };
         self.in_flight.expect_output(&mut held.serving, output_tokens);
+        self.in_flight.track(&mut held.serving, promise);
         let load = held.serving.load();
         self.in_flight.others_mut().picked(serving_ref, load, now.us_since(Time(0)));
         held.stages.extend(stages.into_iter().map(|endpoint| self.in_flight.admit(endpoint, 0)));
@@ -192,11 +194,35 @@ impl Pool {
         self.watch_tokens(held, tokens, now);
     }
 
+    /// The first token took this long.
+    pub(crate) fn first_token_took(&mut self, held: &Held, ms: f32) {
+        self.in_flight.first_token_took(&held.serving, ms);
+    }
+
+    /// Further tokens took this long each.
+    pub(crate) fn tokens_took(&mut self, held: &Held, ms: f32) {
+        self.in_flight.tokens_took(&held.serving, ms);
+    }
+
     /// The request has ended.
     pub(crate) fn release(&mut self, mut held: Held) {
         self.staged(&mut held);
         self.in_flight.release(held.serving);
         self.changes += 1;
+    }
+
+    /// What the request is promised where it goes, before it counts there; nothing for one without an SLO.
+    fn promise(&self, request: &Request<'_>, route: &Route, now: Time) -> Promise {
+        let Some(state) = self.state.as_ref().filter(|_| request.slo.any()) else { return Promise::default() };
+        let local = Local {
+            in_flight: &self.in_flight,
+            matched_blocks: &self.matched,
+            metrics_stale: state.metrics_stale(now),
+            ejected: &[],
+            last_cold_picks: &[],
+            adapter_rooms: &[],
+        };
+        scheduler::promise(&state.snapshot, request, local, route.data_parallel.unwrap_or(route.ranked.first()))
     }
 
     /// Records that `endpoint` is given these blocks; what was believed of it before.

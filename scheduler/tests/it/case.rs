@@ -25,10 +25,11 @@
 //! The same file serves the tests and the example `golden`, which runs in wasm too.
 
 use scheduler::in_flight::InFlight;
+use scheduler::latency::LatencyModel;
 use scheduler::plugin::{Kind, Value, lookup};
 use scheduler::{
     AdapterRoom, Decision, Endpoint, EndpointMetrics, EndpointRef, Explanation, Incarnation, Local, LoraMetrics, Pipeline, PipelineSpec,
-    PluginSpec, ProfilePlugin, ProfileSpec, Readiness, Request, Rng, Slot, Snapshot, SubsetHint, Version, schedule,
+    PluginSpec, ProfilePlugin, ProfileSpec, Promise, Readiness, Request, Rng, Slo, Slot, Snapshot, SubsetHint, Version, schedule,
 };
 
 #[path = "case/render.rs"]
@@ -45,6 +46,10 @@ pub struct Row {
     pub ejected: bool,
     pub last_cold_pick: u64,
     pub adapter_room: AdapterRoom,
+    /// TTFT and TPOT that the model predicts there, ms.
+    pub predicted: Option<(f32, f32)>,
+    /// What the first of the requests in flight there asks for.
+    pub slo: Slo,
 }
 
 /// All that goes into one decision, and the text of what should come out.
@@ -61,6 +66,8 @@ pub struct Case {
     pub blocks: u32,
     pub block_tokens: u32,
     pub metrics_stale: bool,
+    pub slo: Slo,
+    pub prediction_based: bool,
     pub seed: u64,
     pub expected: String,
 }
@@ -105,6 +112,8 @@ impl Row {
             ejected: false,
             last_cold_pick: 0,
             adapter_room: AdapterRoom::Unknown,
+            predicted: None,
+            slo: Slo::default(),
         }
     }
 
@@ -132,6 +141,10 @@ impl Row {
             "ejected" => self.ejected = yes(cell)?,
             "adapter_room" => self.adapter_room = room(cell)?,
             "last_cold_pick" => self.last_cold_pick = number(cell)?,
+            "ttft" => self.predicted.get_or_insert_default().0 = number(cell)?,
+            "tpot" => self.predicted.get_or_insert_default().1 = number(cell)?,
+            "ttft_slo" => self.slo.ttft_us = micros(cell)?,
+            "tpot_slo" => self.slo.tpot_us = micros(cell)?,
             _ if cell == "-" && column.contains(':') => {}
             _ if let Some(key) = column.strip_prefix("label:") => put(&mut self.endpoint.labels, key, cell.into()),
             _ if let Some(key) = column.strip_prefix("attribute:") => put(&mut self.metrics.attributes, key, number(cell)?),
@@ -162,6 +175,8 @@ impl Case {
             blocks: 0,
             block_tokens: 64,
             metrics_stale: false,
+            slo: Slo::default(),
+            prediction_based: false,
             seed: 1,
             expected: String::new(),
         }
@@ -270,6 +285,10 @@ impl Case {
             "block_tokens" => self.block_tokens = number(first()?)?,
             "metrics_stale" => self.metrics_stale = yes(first()?)?,
             "seed" => self.seed = number(first()?)?,
+            "latency_prediction" => self.pipeline.latency_prediction = yes(first()?)?,
+            "ttft_slo" => self.slo.ttft_us = micros(first()?)?,
+            "tpot_slo" => self.slo.tpot_us = micros(first()?)?,
+            "prediction_based" => self.prediction_based = yes(first()?)?,
             _ => return Err(format!("unknown fact `{key}`")),
         }
         Ok(())
@@ -280,7 +299,13 @@ impl Case {
         let pipeline = Pipeline::build(&self.pipeline).map_err(|e| e.to_string())?;
         let endpoints = self.pool.iter().map(|row| row.endpoint.clone()).collect();
         let metrics = self.pool.iter().map(|row| row.metrics.clone()).collect();
-        Snapshot::try_new(Version { term: 1, sequence: 1 }, endpoints, metrics, pipeline).map_err(|e| e.to_string())
+        let snapshot = Snapshot::try_new(Version { term: 1, sequence: 1 }, endpoints, metrics, pipeline).map_err(|e| e.to_string())?;
+        let predicted = self.pool.iter().filter_map(|row| Some((row.endpoint.id, row.predicted?)));
+        let model = predicted.fold(LatencyModel::constant(100.0, 20.0), |model, (id, (ttft, tpot))| {
+            model.with_endpoint(id, ttft / 100.0, tpot / 20.0) // one model for all, and what each endpoint differs by
+        });
+        let any = self.pool.iter().any(|row| row.predicted.is_some());
+        Ok(snapshot.with_latency(any.then(|| std::sync::Arc::new(model))))
     }
 
     /// The ledger as the rows say it.
@@ -289,7 +314,10 @@ impl Case {
         for row in &self.pool {
             for request in 0..row.in_flight {
                 // Never released: the case ends before its requests do.
-                let _ticket = in_flight.admit(row.endpoint.id, if request == 0 { row.prefill_tokens } else { 0 });
+                let mut ticket = in_flight.admit(row.endpoint.id, if request == 0 { row.prefill_tokens } else { 0 });
+                if request == 0 {
+                    in_flight.track(&mut ticket, Promise { slo: row.slo, counts: row.slo, predicted: None });
+                }
             }
         }
         in_flight
@@ -322,6 +350,8 @@ impl Case {
             prompt_tokens: self.prompt_tokens,
             prefix_blocks: &prefix_blocks,
             prefix_block_tokens: self.block_tokens,
+            slo: self.slo,
+            prediction_based: self.prediction_based,
             ..Request::default()
         };
         let local = Local {
@@ -334,6 +364,12 @@ impl Case {
         };
         schedule(snapshot, &request, local, &mut Rng::seeded(self.seed), explanation)
     }
+}
+
+/// Milliseconds as µs; `-` is none.
+fn micros(text: &str) -> Result<Option<u32>, String> {
+    let us = |ms: u32| ms.checked_mul(1_000).ok_or_else(|| format!("`{text}` is too long"));
+    if text == "-" { Ok(None) } else { number(text).and_then(us).map(Some) }
 }
 
 fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {

@@ -31,8 +31,35 @@ impl Outcome {
             let title = if profiles.len() > 1 { format!("\n\nprofile {}", profile.name) } else { "\n".to_owned() };
             text.push_str(&format!("{title}\n{}", self.table(profile, digits).trim_end()));
         }
+        if !self.explanation.prospects.is_empty() {
+            text.push_str(&format!("\n\n{}", self.prospects(digits).trim_end()));
+        }
         text.push('\n');
         text
+    }
+
+    /// What was predicted of each endpoint, ms, and what that leaves to the SLOs that count there.
+    fn prospects(&self, digits: Digits) -> String {
+        let ms = |value: f32| match digits {
+            Digits::Few => format!("{value:.1}"),
+            Digits::All => format!("{value}"),
+        };
+        let mut table = vec![["endpoint", "TTFT", "headroom", "TPOT", "headroom", "valid"].map(str::to_owned).to_vec()];
+        for (name, prospect) in self.names.iter().zip(&self.explanation.prospects) {
+            table.push(match prospect {
+                Ok(prospect) => {
+                    let [ttft, tpot] = [prospect.ttft, prospect.tpot].map(|time| [ms(time.predicted_ms), ms(time.left_ms())]);
+                    let valid = match (prospect.meets(), prospect.idle) {
+                        (true, _) => "yes",
+                        (false, true) => "yes, idle",
+                        (false, false) => "no",
+                    };
+                    [[name.clone()].as_slice(), &ttft, &tpot, &[valid.to_owned()]].concat()
+                }
+                Err(why) => vec![name.clone(), why.reason().to_owned()],
+            });
+        }
+        aligned(&table)
     }
 
     fn table(&self, profile: &ProfileExplanation, digits: Digits) -> String {

@@ -1,0 +1,146 @@
+//! What a request's headers ask of latency. They count only where the pool predicts latency; there each is right, or the client is told (400).
+
+use scheduler::Slo;
+
+use crate::headers;
+use crate::reply::Refusal;
+
+/// The longest SLO that may be asked for, ms: an hour, which no request outlives. Fits the ledger's microseconds.
+const SLO_MS_MAX: f32 = 3_600_000.0;
+
+/// The values of the headers, as they came.
+#[derive(Debug, Default)]
+pub(super) struct SloHeaders<'h> {
+    ttft: Value<'h>,
+    tpot: Value<'h>,
+    prediction_based: Value<'h>,
+}
+
+/// The value of a header that has two names, the current name's before the older one's, and the name it came under.
+type Value<'h> = Option<(usize, &'static str, &'h [u8])>;
+
+/// What the headers ask for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Asked {
+    pub(super) slo: Slo,
+    pub(super) prediction_based: bool,
+}
+
+/// A header that cannot be read, and what it must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Unreadable {
+    header: &'static str,
+    must_be: &'static str,
+}
+
+// === impl SloHeaders ===
+
+impl<'h> SloHeaders<'h> {
+    /// Takes the header, if it is one of these. Of several of one name the first counts.
+    pub(super) fn offer(&mut self, name: &[u8], value: &'h [u8]) {
+        for (names, slot) in [
+            (headers::SLO_TTFT, &mut self.ttft),
+            (headers::SLO_TPOT, &mut self.tpot),
+            (headers::PREDICTION_BASED, &mut self.prediction_based),
+        ] {
+            if let Some((rank, known)) = names.into_iter().enumerate().find(|(_, known)| known.as_bytes() == name)
+                && slot.is_none_or(|(before, ..)| rank < before)
+            {
+                *slot = Some((rank, known, value));
+            }
+        }
+    }
+
+    pub(super) fn read(&self) -> Result<Asked, Unreadable> {
+        let slo = Slo { ttft_us: self.ttft.map(micros).transpose()?, tpot_us: self.tpot.map(micros).transpose()? };
+        Ok(Asked { slo, prediction_based: self.prediction_based.map(flag).transpose()?.unwrap_or(false) })
+    }
+}
+
+fn micros((_, header, value): (usize, &'static str, &[u8])) -> Result<u32, Unreadable> {
+    let ms = std::str::from_utf8(value).ok().and_then(|text| text.trim().parse::<f32>().ok());
+    let ms = ms.filter(|ms| *ms > 0.0 && *ms <= SLO_MS_MAX); // neither holds of NaN
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "above 0, and an hour at most")]
+    let us = ms.map(|ms| ((f64::from(ms) * 1_000.0) as u32).max(1));
+    us.ok_or(Unreadable { header, must_be: "a number of milliseconds above 0 and up to 3600000" })
+}
+
+/// As Go reads a truth value.
+fn flag((_, header, value): (usize, &'static str, &[u8])) -> Result<bool, Unreadable> {
+    match value.trim_ascii() {
+        b"1" | b"t" | b"T" | b"true" | b"True" | b"TRUE" => Ok(true),
+        b"0" | b"f" | b"F" | b"false" | b"False" | b"FALSE" => Ok(false),
+        _ => Err(Unreadable { header, must_be: "true or false" }),
+    }
+}
+
+// === impl Unreadable ===
+
+impl From<Unreadable> for Refusal {
+    fn from(Unreadable { header, must_be }: Unreadable) -> Self {
+        Self::Header { name: header, must_be }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn read(pairs: &[(&'static str, &str)]) -> Result<Asked, Unreadable> {
+        let mut slo = SloHeaders::default();
+        pairs.iter().for_each(|(name, value)| slo.offer(name.as_bytes(), value.as_bytes()));
+        slo.read()
+    }
+
+    fn ttft(pairs: &[(&'static str, &str)]) -> Result<Option<u32>, &'static str> {
+        read(pairs).map(|asked| asked.slo.ttft_us).map_err(|unreadable| unreadable.header)
+    }
+
+    #[test]
+    fn an_slo_is_a_number_of_milliseconds_above_zero_and_below_an_hour() {
+        for (good, us) in [("200", 200_000), ("0.5", 500), (" 80 ", 80_000), ("1e3", 1_000_000), ("3600000", 3_600_000_000), ("1e-9", 1)] {
+            assert_eq!(ttft(&[("x-slo-ttft-ms", good)]), Ok(Some(us)), "{good}");
+        }
+        for bad in ["", "0", "-1", "-0", "nan", "NaN", "inf", "-inf", "1e9", "3600001", "1e39", "80ms", "1,5", "0x10", "\u{661}", "8 0"] {
+            assert_eq!(ttft(&[("x-slo-ttft-ms", bad)]), Err("x-slo-ttft-ms"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_current_name_beats_the_older_one_in_whatever_order_and_the_first_value_the_second() {
+        let (current, older) = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms");
+        assert_eq!(ttft(&[]), Ok(None));
+        assert_eq!(ttft(&[(older, "1"), (current, "2")]), Ok(Some(2_000)));
+        assert_eq!(ttft(&[(current, "2"), (older, "1")]), Ok(Some(2_000)));
+        assert_eq!(ttft(&[(older, "1"), (older, "3")]), Ok(Some(1_000)));
+        assert_eq!(ttft(&[(older, "1"), (current, "x")]), Err(current), "the one that counts is the one to be right");
+        assert_eq!(ttft(&[(older, "x"), (current, "2")]), Ok(Some(2_000)));
+        assert_eq!(ttft(&[("x-slo-tpot-ms", "1")]), Ok(None));
+    }
+
+    #[test]
+    fn prediction_based_routing_is_true_or_false() {
+        let based = |name: &'static str, value: &str| read(&[(name, value)]).map(|asked| asked.prediction_based);
+        for name in ["predictionbasedrouting", "x-prediction-based-scheduling"] {
+            assert_eq!(["true", "True", "1", "t"].map(|value| based(name, value)), [Ok(true); 4]);
+            assert_eq!(["false", "False", "0", " F "].map(|value| based(name, value)), [Ok(false); 4]);
+            for bad in ["", "yes", "truee", "2", "\u{fe}"] {
+                assert_eq!(based(name, bad), Err(Unreadable { header: name, must_be: "true or false" }), "{bad}");
+            }
+        }
+        assert_eq!(read(&[]), Ok(Asked::default()));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_an_slo_in_range_or_refused(value in prop::collection::vec(any::<u8>(), 0..16)) {
+            let mut slo = SloHeaders::default();
+            slo.offer(b"x-slo-tpot-ms", &value);
+            match slo.read() {
+                Ok(asked) => prop_assert!(asked.slo.tpot_us.is_some_and(|us| us >= 1 && us <= 3_600_000_000)),
+                Err(unreadable) => prop_assert_eq!(unreadable.header, "x-slo-tpot-ms"),
+            }
+        }
+    }
+}
