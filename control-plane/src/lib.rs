@@ -33,6 +33,7 @@ pub mod eds;
 pub mod etcd_access;
 pub mod explain;
 pub mod ext_proc;
+pub mod latency;
 pub mod push;
 pub mod relay;
 

@@ -149,6 +149,10 @@ impl StateServer {
                 self.shared.relayed.send_replace(());
                 Ok(())
             }
+            Some(proxy_message::Message::Observations(observations)) => {
+                self.shared.observed(process_id, observations);
+                Ok(())
+            }
             Some(proxy_message::Message::Hello(_)) => Err(Status::invalid_argument("a second Hello")),
             None => Ok(()), // a newer filter may say more than this daemon understands
         }

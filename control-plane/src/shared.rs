@@ -20,6 +20,7 @@ use tokio::time::Instant;
 
 use crate::counters::{Counters, Totals};
 use crate::ext_proc::Streams;
+use crate::latency::Learners;
 use crate::pool::PoolView;
 use crate::relay::Relay;
 use crate::scrape::{BusyHint, ScrapeStats};
@@ -61,6 +62,10 @@ pub struct Shared {
     /// Its streams, counted; nothing where there is no front.
     pub front_streams: OnceLock<Arc<Streams>>,
     relay: Mutex<Relay>,
+    /// What was learned of each pool, by the task that learns it.
+    pub learned: watch::Sender<BTreeMap<Arc<str>, Arc<state::Learned>>>,
+    /// Those who learn; nothing where nobody does.
+    pub learners: OnceLock<Learners>,
     /// Wakes those who have something to tell their proxies.
     pub relayed: watch::Sender<()>,
     scrapers: BTreeMap<Arc<str>, ScraperHandle>,
@@ -167,6 +172,8 @@ impl Shared {
             front: Mutex::default(),
             front_streams: OnceLock::new(),
             relay: Mutex::new(Relay::default()),
+            learned: watch::Sender::new(BTreeMap::new()),
+            learners: OnceLock::new(),
             relayed: watch::Sender::new(()),
             scrapers,
         })
@@ -199,6 +206,13 @@ impl Shared {
             if let Some(scraper) = self.scrapers.get(pool.as_str()) {
                 scraper.busy.picked(id);
             }
+        }
+    }
+
+    /// A process told what ended requests saw. Never waits.
+    pub fn observed(&self, process_id: u64, observations: state::Observations) {
+        if let Some(learners) = self.learners.get() {
+            learners.told(process_id, observations);
         }
     }
 

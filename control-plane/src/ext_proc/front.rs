@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use exchange::Time;
-use exchange::pool::{DURATION_BOUNDS_MS, Histogram};
+use exchange::pool::{DURATION_BOUNDS_MS, Histogram, Observed};
 use proto::state::{self, daemon_message};
 use scheduler::prefix::ENTRIES_DEFAULT;
 use tokio::sync::{Semaphore, watch};
@@ -199,6 +199,14 @@ impl Front {
                 peers.heard(pool, told, self.now());
                 None
             }
+            daemon_message::Message::Learned(learned) => {
+                let mut pool = self.pools.get(learned.pool.as_str())?.lock();
+                match proto::learned(learned) {
+                    Ok(learned) => pool.pool.learned(learned.step, learned.latency),
+                    Err(why) => tracing::error!(%why, "the ext_proc front cannot use what was learned; it keeps what it had"),
+                }
+                None
+            }
             daemon_message::Message::Welcome(_) => None,
         }
     }
@@ -209,6 +217,7 @@ impl Front {
             let Inner { pool, peers, used, .. } = &mut *pool.lock();
             pool.tick(now);
             peers.expire(pool, now);
+            observed(name, pool).into_iter().for_each(|observations| shared.observed(process_id, observations));
             // Proxies share only with those who pick: not with a front that nobody asks.
             if *used && peers.join() {
                 shared.relay().join(name, process_id, Instant::now());
@@ -245,6 +254,13 @@ impl Front {
             }
         }
     }
+}
+
+/// What ended requests of the front saw since the last time. It counts as one VM of its process.
+fn observed(name: &str, pool: &mut exchange::Pool) -> Option<state::Observations> {
+    let (first, rows) = pool.take_observed();
+    let rows: Vec<u8> = rows.iter().flat_map(Observed::to_bytes).collect();
+    (!rows.is_empty()).then(|| state::Observations { pool: name.to_owned(), vm_id: 0, first, rows })
 }
 
 // === impl Streams ===

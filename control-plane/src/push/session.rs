@@ -9,6 +9,7 @@
 //! ```
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use proto::{METRICS_INTERVAL_MAX_MS, PoolState, state};
@@ -53,6 +54,8 @@ struct PoolSession {
     metrics: Option<SentMetrics>,
     unacked: VecDeque<(Version, u64)>,
     relayed: Cursor,
+    /// The sequence of what was learned, as sent last.
+    learned: Option<u64>,
     status: ProxyPool,
 }
 
@@ -96,9 +99,9 @@ impl Session {
         self.pools.iter().map(|(name, pool)| (name.clone(), pool.status.clone())).collect()
     }
 
-    /// The newest message that is due, if any: rosters before metrics, what other proxies tell last.
+    /// The newest message that is due, if any: rosters before metrics, then what was learned, what other proxies tell last.
     pub fn next(&mut self, shared: &Shared, now: Instant) -> Option<state::DaemonMessage> {
-        use state::daemon_message::Message::{Metrics, Peers, Roster};
+        use state::daemon_message::Message::{Learned, Metrics, Peers, Roster};
         let (views, eds) = (shared.pools.borrow().clone(), shared.eds.borrow());
         let (node_id, begun) = (self.node_id.as_str(), self.begun);
         let wrap = |message| Some(state::DaemonMessage { message: Some(message) });
@@ -113,6 +116,11 @@ impl Session {
             let Some(view) = views.get(name) else { continue };
             if let Some(metrics) = pool.next_metrics(view, shared, now) {
                 return wrap(Metrics(metrics));
+            }
+        }
+        for (name, pool) in self.pools.iter_mut().filter(|(_, pool)| pool.roster.is_some()) {
+            if let Some(learned) = pool.next_learned(name, shared) {
+                return wrap(Learned(learned));
             }
         }
         let process_id = self.process_id;
@@ -220,6 +228,12 @@ impl PoolSession {
         let metrics: Vec<EndpointMetrics> = roster.rows.iter().map(of_row).collect();
         self.metrics = Some(SentMetrics { at: now, generation: view.metrics_generation });
         Some(proto::encode_metrics(&view.name, roster.version, shared.next_version().sequence, &metrics))
+    }
+
+    fn next_learned(&mut self, name: &str, shared: &Shared) -> Option<state::Learned> {
+        let newest = shared.learned.borrow().get(name).map(Arc::clone)?;
+        let sequence = newest.version?.sequence;
+        (self.learned.replace(sequence) != Some(sequence)).then(|| (*newest).clone())
     }
 }
 

@@ -9,6 +9,7 @@ mod captured;
 mod docs;
 mod golden;
 mod json;
+mod observed;
 mod pool;
 mod record;
 mod release;

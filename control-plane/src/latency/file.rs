@@ -1,0 +1,169 @@
+//! The file that models are kept in: written while there is anything new, read at the start, so that a daemon begins where the last one ended, or
+//! where that of a like pool did.
+//!
+//! JSON, the models as the words that go to proxies. What cannot be used is left out, with a warning: a daemon without a model learns one.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+
+use scheduler::latency::LatencyModel;
+use scheduler::latency::step::StepModel;
+use serde::{Deserialize, Serialize};
+
+/// The version of the file.
+const SCHEMA: u32 = 1;
+
+/// The largest file read, in bytes: 64 KB of models for each of a hundred pools, as decimal numbers.
+const FILE_BYTES_MAX: u64 = 32 << 20;
+
+/// What is kept of a pool.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SavedModel {
+    /// What its engines' steps cost.
+    pub step: StepModel,
+    /// Predicts latencies.
+    pub latency: Option<LatencyModel>,
+}
+
+/// The file, and what it holds.
+#[derive(Debug)]
+pub struct ModelFile {
+    path: PathBuf,
+    pools: Mutex<BTreeMap<String, SavedModel>>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Content {
+    schema: u32,
+    pools: BTreeMap<String, Words>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Words {
+    step: Vec<u32>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    latency: Vec<u32>,
+}
+
+// === impl SavedModel ===
+
+impl SavedModel {
+    fn read(words: &Words) -> Result<Self, String> {
+        let step = StepModel::from_words(&words.step).map_err(|e| e.to_string())?;
+        let latency = (!words.latency.is_empty()).then(|| LatencyModel::from_words(&words.latency)).transpose();
+        Ok(Self { step, latency: latency.map_err(|e| e.to_string())? })
+    }
+
+    fn words(&self) -> Words {
+        Words { step: self.step.words(), latency: self.latency.as_ref().map(LatencyModel::words).unwrap_or_default() }
+    }
+}
+
+// === impl ModelFile ===
+
+impl ModelFile {
+    /// Reads what is there. One that is not there yet, or cannot be used, holds nothing.
+    #[must_use]
+    pub fn open(path: PathBuf) -> Self {
+        let pools = read(&path).and_then(|text| text.map_or(Ok(BTreeMap::new()), |text| parse(&text)));
+        let pools = pools.unwrap_or_else(|why| {
+            tracing::warn!(file = %path.display(), why, "no models can be read from it; they are learned anew");
+            BTreeMap::new()
+        });
+        Self { path, pools: Mutex::new(pools) }
+    }
+
+    /// What is known of a pool.
+    #[must_use]
+    pub fn of(&self, pool: &str) -> Option<SavedModel> {
+        self.pools.lock().unwrap_or_else(PoisonError::into_inner).get(pool).cloned()
+    }
+
+    /// Keeps what is known of a pool by now, beside the others: a reader, or the next life after a crash, finds one file or the other whole.
+    ///
+    /// # Errors
+    /// Whatever the file system says. The old file is intact then.
+    pub fn keep(&self, pool: &str, model: SavedModel) -> io::Result<()> {
+        let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
+        pools.insert(pool.to_owned(), model);
+        let words = pools.iter().map(|(name, model)| (name.clone(), model.words())).collect();
+        let text = serde_json::to_string(&Content { schema: SCHEMA, pools: words }).map_err(io::Error::other)?;
+        let mut draft = self.path.clone().into_os_string();
+        draft.push(".new");
+        let mut file = File::create(&draft)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&draft, &self.path)
+    }
+}
+
+fn read(path: &PathBuf) -> Result<Option<String>, String> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error.to_string()),
+    };
+    let mut text = String::new();
+    file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(|e| e.to_string())?;
+    Ok(Some(text))
+}
+
+fn parse(text: &str) -> Result<BTreeMap<String, SavedModel>, String> {
+    let content: Content = serde_json::from_str(text).map_err(|e| e.to_string())?;
+    if content.schema != SCHEMA {
+        return Err(format!("schema {}, this daemon reads {SCHEMA}", content.schema));
+    }
+    content
+        .pools
+        .iter()
+        .map(|(name, words)| Ok((name.clone(), SavedModel::read(words).map_err(|why| format!("pool {name}: {why}"))?)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::endpoint;
+    use super::*;
+
+    #[test]
+    fn what_is_kept_is_there_in_the_next_life() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("models.json");
+        let file = ModelFile::open(path.clone());
+        assert_eq!(file.of("a"), None);
+        let model = SavedModel {
+            step: StepModel::default().with_speed(endpoint(3), 2.0, 1.5),
+            latency: Some(LatencyModel::constant(120.0, 9.0).with_endpoint(endpoint(3), 2.0, 1.5)),
+        };
+        file.keep("a", model.clone()).unwrap();
+        file.keep("b", SavedModel::default()).unwrap();
+        let next = ModelFile::open(path);
+        assert_eq!((next.of("a"), next.of("b"), next.of("c")), (Some(model), Some(SavedModel::default()), None));
+    }
+
+    #[test]
+    fn what_cannot_be_used_holds_nothing_and_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("models.json");
+        let nan = f32::NAN.to_bits();
+        for text in [
+            "",
+            "{}",
+            r#"{"schema":2,"pools":{}}"#,
+            r#"{"schema":1,"pools":{"a":{"step":[]}}}"#,
+            &format!(r#"{{"schema":1,"pools":{{"a":{{"step":[22321,{nan}]}}}}}}"#),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let file = ModelFile::open(path.clone());
+            assert_eq!(file.of("a"), None, "{text}");
+            file.keep("a", SavedModel::default()).unwrap();
+            assert_eq!(ModelFile::open(path.clone()).of("a"), Some(SavedModel::default()));
+        }
+    }
+}

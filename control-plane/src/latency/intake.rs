@@ -1,0 +1,162 @@
+//! What comes from proxies, held to the rules before anything is learned from it.
+//!
+//! A VM numbers its rows, so what was told before (by a leader that has just taken over, by a stream that was opened again) is known by its
+//! numbers, and what is missing is counted as lost. A row that is not what it may be is refused by itself: the others of its message are as good as
+//! without it.
+
+use std::collections::BTreeMap;
+
+use exchange::pool::{OBSERVATION_BYTES, OBSERVATIONS_MAX, Observed};
+use proto::state;
+use scheduler::latency::learn::Ended;
+
+/// VMs whose numbers are remembered; beyond, those told of least lately are forgotten. The workers of a few hundred proxies.
+const VMS_MAX: usize = 4_096;
+
+/// What became of the rows, counted since the daemon started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Ended well, and learned from.
+    pub learned: u64,
+    /// Left by their clients: nobody knows how long they would have taken.
+    pub censored: u64,
+    /// Failed by their endpoints.
+    pub failed: u64,
+    /// Not what they may be, whole messages of nonsense counted as one.
+    pub refused: u64,
+    /// Of a life of an endpoint that is not in the pool.
+    pub unknown: u64,
+    /// Told before.
+    pub again: u64,
+    /// Overwritten before they were read, or more than there was time for.
+    pub lost: u64,
+}
+
+/// How far each VM was heard.
+#[derive(Debug, Default)]
+pub struct Intake {
+    vms: BTreeMap<(u64, u64), Heard>,
+    heard: u64,
+    /// What became of them.
+    pub counts: Counts,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Heard {
+    /// The number of the row after the last.
+    next: u64,
+    /// When, by the count of messages.
+    at: u64,
+}
+
+// === impl Counts ===
+
+impl Counts {
+    /// By name, for pages and metrics.
+    #[must_use]
+    pub fn rows(self) -> [(&'static str, u64); 7] {
+        let Self { learned, censored, failed, refused, unknown, again, lost } = self;
+        [
+            ("learned", learned),
+            ("censored", censored),
+            ("failed", failed),
+            ("refused", refused),
+            ("unknown", unknown),
+            ("again", again),
+            ("lost", lost),
+        ]
+    }
+}
+
+// === impl Intake ===
+
+impl Intake {
+    /// The rows of a message of that process that are new and sound, each with whether it may be learned from.
+    pub fn take(&mut self, process_id: u64, message: &state::Observations) -> Vec<Observed> {
+        let (rows, rest) = message.rows.as_chunks::<OBSERVATION_BYTES>();
+        if !rest.is_empty() || rows.len() > OBSERVATIONS_MAX {
+            self.counts.refused += 1;
+            return Vec::new();
+        }
+        self.heard += 1;
+        let known = self.vms.entry((process_id, message.vm_id)).or_insert(Heard { next: message.first, at: 0 });
+        let again = known.next.saturating_sub(message.first);
+        self.counts.lost = self.counts.lost.saturating_add(message.first.saturating_sub(known.next));
+        *known = Heard { next: known.next.max(message.first.saturating_add(rows.len() as u64)), at: self.heard };
+        let again = usize::try_from(again).unwrap_or(usize::MAX).min(rows.len());
+        self.counts.again += again as u64;
+        self.forget();
+        let new = rows.get(again..).unwrap_or_default();
+        let sound: Vec<Observed> = new.iter().filter_map(Observed::from_bytes).collect();
+        self.counts.refused += (new.len() - sound.len()) as u64;
+        sound
+    }
+
+    /// Counts a row. Says whether it may be learned from.
+    pub fn count(&mut self, observed: &Observed, is_present: bool) -> bool {
+        let counts = &mut self.counts;
+        let count = match observed.observation.ended {
+            _ if !is_present => &mut counts.unknown,
+            Ended::Done => &mut counts.learned,
+            Ended::Aborted => &mut counts.censored,
+            Ended::Failed => &mut counts.failed,
+        };
+        *count += 1;
+        is_present && observed.observation.ended == Ended::Done
+    }
+
+    fn forget(&mut self) {
+        while self.vms.len() > VMS_MAX {
+            let oldest = self.vms.iter().min_by_key(|(_, heard)| heard.at).map(|(vm, _)| *vm);
+            oldest.and_then(|vm| self.vms.remove(&vm));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::observed;
+    use super::*;
+
+    fn message(vm_id: u64, first: u64, rows: &[[u8; OBSERVATION_BYTES]]) -> state::Observations {
+        state::Observations { pool: "p".to_owned(), vm_id, first, rows: rows.concat() }
+    }
+
+    #[test]
+    fn each_row_is_taken_once_whoever_tells_it_and_what_is_missing_is_counted() {
+        let rows: Vec<_> = (0..10_u8).map(|at| observed(1, f32::from(at)).to_bytes()).collect();
+        let mut intake = Intake::default();
+        let mut taken = |first: u64, until: u64| {
+            let sent = &rows[usize::try_from(first).unwrap()..usize::try_from(until).unwrap()];
+            intake.take(9, &message(1, first, sent)).iter().map(|row| row.observation.ttft_ms.unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(taken(2, 4), [2.0, 3.0], "a VM that was never heard begins where it is");
+        assert_eq!(taken(0, 5), [4.0], "a new leader reads the ring from its beginning");
+        assert_eq!(taken(7, 9), [7.0, 8.0]);
+        assert_eq!((intake.counts.again, intake.counts.lost), (4, 2));
+        assert_eq!(intake.take(8, &message(1, 0, &rows)).len(), 10, "of another process");
+    }
+
+    #[test]
+    fn a_bad_row_is_refused_alone_and_a_bad_message_whole() {
+        let good = observed(1, 5.0).to_bytes();
+        let mut bad = good;
+        bad[2] = 0xff;
+        let mut intake = Intake::default();
+        assert_eq!(intake.take(1, &message(1, 0, &[good, bad, good])).len(), 2);
+        let mut cut = message(1, 3, &[good]);
+        cut.rows.pop();
+        assert_eq!(intake.take(1, &cut).len(), 0);
+        assert_eq!(intake.take(1, &message(1, 3, &vec![good; OBSERVATIONS_MAX + 1])).len(), 0);
+        assert_eq!(intake.counts.refused, 3);
+    }
+
+    #[test]
+    fn made_up_vms_do_not_grow_without_bound_and_numbers_cannot_overflow() {
+        let (row, mut intake) = (observed(1, 5.0).to_bytes(), Intake::default());
+        for vm in 0..VMS_MAX as u64 + 100 {
+            let _ = intake.take(1, &message(vm, u64::MAX, &[row, row]));
+        }
+        assert_eq!(intake.vms.len(), VMS_MAX);
+    }
+}

@@ -1,0 +1,277 @@
+//! What ended requests tell of their endpoints: conditions as at the pick, times as they came, of who served.
+
+use exchange::pool::{OBSERVATION_BYTES, OBSERVATIONS_MAX, Observed};
+use exchange::{Exchange, Origin, Pool, ResponseHead, Settings, Step, Time};
+use proptest::prelude::*;
+use scheduler::latency::learn::Ended;
+use scheduler::latency::step::StepModel;
+use scheduler::latency::{Conditions, LatencyModel};
+use scheduler::{EndpointMetrics, EndpointRef, Incarnation, Slot, Version};
+
+use crate::release::{roster, split_roster};
+
+const TOKEN: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"}}]}\n\n";
+const USAGE: &str = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":100,\"completion_tokens\":5,\"prompt_tokens_details\":{\"cached_tokens\":25}}}\n\n";
+
+fn at_ms(ms: u64) -> Time {
+    Time(0).plus_ms(1_000 + ms)
+}
+
+/// So many endpoints, `10.0.0.0:8000` and so on, and somebody who learns.
+fn pool(endpoints: u8) -> Pool {
+    let mut pool = Pool::new(1, 1024);
+    pool.install(roster(endpoints, 1), 7, 10_000);
+    pool.learned(StepModel::default(), None);
+    pool
+}
+
+fn sent(pool: &mut Pool, at: Time) -> Exchange {
+    sent_prompt(pool, "x", at)
+}
+
+fn sent_prompt(pool: &mut Pool, word: &str, at: Time) -> Exchange {
+    let (settings, mut exchange) = (Settings::default(), Exchange::new(at));
+    let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/completions")];
+    exchange.request_headers(&settings, pairs, false);
+    // 400 bytes are 100 tokens.
+    let body = format!(r#"{{"model":"m","stream":true,"prompt":"{}"}}"#, word.repeat(400));
+    let Step::Forward(_) = exchange.decide(&settings, pool, None, body.as_bytes(), at) else { panic!("not routed") };
+    exchange
+}
+
+fn answered(exchange: &mut Exchange, pool: &mut Pool, (server, attempts): (&str, u32), status: u16, at: Time) {
+    let head = ResponseHead {
+        origin: Origin::Upstream,
+        status,
+        upstream_address: Some(server.as_bytes()),
+        attempts,
+        content_type: Some(b"text/event-stream"),
+        ..ResponseHead::default()
+    };
+    exchange.response_headers(pool, &head, at);
+}
+
+/// A stream of these events, each at its time in ms after the pick; whole, or cut off.
+fn streamed(pool: &mut Pool, events: &[(u64, &str)], whole: bool) -> Observed {
+    let mut exchange = sent(pool, at_ms(0));
+    let server = pool.snapshot().unwrap().endpoints()[0].address.to_string();
+    answered(&mut exchange, pool, (&server, 1), 200, at_ms(1));
+    let last = events.last().unwrap().0;
+    for (ms, event) in events {
+        exchange.response_chunk(pool, event.as_bytes(), false, at_ms(*ms));
+    }
+    if whole {
+        exchange.response_chunk(pool, b"", true, at_ms(last));
+    }
+    exchange.end(pool, at_ms(last));
+    only(pool)
+}
+
+fn only(pool: &mut Pool) -> Observed {
+    let (_, rows) = pool.take_observed();
+    assert_eq!(rows.len(), 1, "{rows:?}");
+    rows[0]
+}
+
+#[test]
+fn nothing_is_observed_until_somebody_learns() {
+    let mut pool = Pool::new(1, 1024);
+    pool.install(roster(1, 1), 7, 10_000);
+    let mut exchange = sent(&mut pool, at_ms(0));
+    answered(&mut exchange, &mut pool, ("10.0.0.0:8000", 1), 200, at_ms(1));
+    exchange.response_chunk(&mut pool, TOKEN.as_bytes(), true, at_ms(9));
+    exchange.end(&mut pool, at_ms(9));
+    assert_eq!(pool.take_observed().1.len(), 0);
+}
+
+#[test]
+fn a_stream_tells_its_times_by_tokens_and_its_conditions_as_at_the_pick() {
+    let mut pool = pool(1);
+    let said = EndpointMetrics { queue_depth: Some(3.0), running_requests: Some(2.0), ..EndpointMetrics::default() };
+    let measured = pool.snapshot().unwrap().with_metrics(Version { term: 1, sequence: 2 }, vec![said]).unwrap();
+    pool.refresh(measured, at_ms(0));
+    // Another is under way there, past its first token.
+    let mut other = sent(&mut pool, at_ms(0));
+    answered(&mut other, &mut pool, ("10.0.0.0:8000", 1), 200, at_ms(0));
+    other.response_chunk(&mut pool, TOKEN.as_bytes(), false, at_ms(0));
+
+    let observed = streamed(&mut pool, &[(40, TOKEN), (50, TOKEN), (60, TOKEN), (80, TOKEN), (80, USAGE)], true);
+    let observation = observed.observation;
+    let conditions = Conditions {
+        queued: Some(3.0),
+        running: Some(2.0),
+        requests: 6.0,
+        context_tokens: 101.0,
+        prompt_tokens: 100.0,
+        // The other one was given the same prompt: it is believed to be there.
+        uncached_tokens: 0.0,
+        ..Conditions::default()
+    };
+    assert_eq!(observation.conditions, conditions);
+    assert_eq!((observation.ended, observation.ttft_ms, observation.tpot_ms), (Ended::Done, Some(40.0), Some(10.0)));
+    assert_eq!((observation.output_tokens, observed.prompt_tokens, observed.cached_tokens, observed.estimated), (Some(5), Some(100), Some(25), false));
+    let first_token = observation.first_token.unwrap();
+    assert_eq!((first_token.uncached_tokens, first_token.prompt_tokens, first_token.service_ms), (75.0, 100.0, 40.0), "by what was cached in truth");
+    assert_eq!(observed.predicted, None);
+    other.end(&mut pool, at_ms(90));
+    assert_eq!(pool.in_flight().rows().count(), 0);
+}
+
+#[test]
+fn without_usage_tokens_are_events_and_it_says_so() {
+    let observed = streamed(&mut pool(1), &[(40, TOKEN), (60, TOKEN)], true);
+    assert_eq!((observed.estimated, observed.observation.output_tokens, observed.observation.tpot_ms), (true, Some(2), Some(20.0)));
+}
+
+#[test]
+fn what_was_predicted_at_the_pick_is_told_with_what_came() {
+    let mut pool = pool(1);
+    pool.learned(StepModel::default(), Some(LatencyModel::constant(55.0, 9.0)));
+    let observed = streamed(&mut pool, &[(40, TOKEN)], true);
+    assert!((observed.predicted.unwrap().ttft_ms - 55.0).abs() < 0.1, "{:?}", observed.predicted);
+    // A roster does not lose it.
+    pool.install(roster(1, 1), 7, 10_000);
+    assert!(pool.snapshot().unwrap().latency().is_some());
+}
+
+#[test]
+fn one_that_left_is_censored_and_one_that_failed_says_so() {
+    assert_eq!(streamed(&mut pool(1), &[(40, TOKEN), (60, TOKEN)], false).observation.ended, Ended::Aborted);
+    let mut pool = pool(1);
+    let exchange = &mut sent(&mut pool, at_ms(0));
+    exchange.end(&mut pool, at_ms(5));
+    assert_eq!(only(&mut pool).observation.ended, Ended::Aborted, "before any answer");
+    let mut exchange = sent(&mut pool, at_ms(0));
+    answered(&mut exchange, &mut pool, ("10.0.0.0:8000", 1), 500, at_ms(1));
+    exchange.end(&mut pool, at_ms(5));
+    assert_eq!(only(&mut pool).observation.ended, Ended::Failed);
+}
+
+#[test]
+fn after_a_retry_who_served_is_told_of_with_its_own_conditions_and_no_time_that_was_not_its_own() {
+    let mut pool = pool(3);
+    let mut exchange = sent(&mut pool, at_ms(0));
+    let picked = pool.in_flight().rows().next().unwrap().0;
+    // Whoever of the others is second: asked for by address, as Envoy tells.
+    let second = pool.snapshot().unwrap().endpoints().iter().find(|e| e.id != picked).unwrap().clone();
+    answered(&mut exchange, &mut pool, (&second.address, 2), 200, at_ms(30));
+    exchange.response_chunk(&mut pool, TOKEN.as_bytes(), false, at_ms(40));
+    exchange.response_chunk(&mut pool, TOKEN.as_bytes(), true, at_ms(50));
+    exchange.end(&mut pool, at_ms(50));
+    let observation = only(&mut pool).observation;
+    assert_eq!(observation.endpoint, second.id);
+    assert_eq!((observation.ttft_ms, observation.first_token, observation.tpot_ms), (None, None, Some(10.0)));
+    assert_eq!(observation.conditions.requests, 0.0, "as at the pick");
+}
+
+#[test]
+fn what_several_endpoints_work_on_is_no_measure_of_any() {
+    let mut pool = Pool::new(1, 1024);
+    pool.install(split_roster(6, 1), 7, 10_000);
+    pool.learned(StepModel::default(), None);
+    let mut exchange = sent(&mut pool, at_ms(0));
+    exchange.end(&mut pool, at_ms(5));
+    assert_eq!(pool.take_observed().1.len(), 0);
+}
+
+#[test]
+fn the_second_of_two_prefills_is_measured_from_the_first_token_before_it() {
+    let mut pool = pool(1);
+    let server = ("10.0.0.0:8000", 1);
+    let (mut one, mut two) = (sent(&mut pool, at_ms(0)), sent(&mut pool, at_ms(10)));
+    for (exchange, ms) in [(&mut one, 50), (&mut two, 80)] {
+        answered(exchange, &mut pool, server, 200, at_ms(ms));
+        exchange.response_chunk(&mut pool, TOKEN.as_bytes(), true, at_ms(ms));
+    }
+    one.end(&mut pool, at_ms(100));
+    two.end(&mut pool, at_ms(100));
+    let service_ms: Vec<f32> = pool.take_observed().1.iter().map(|o| o.observation.first_token.unwrap().service_ms).collect();
+    assert_eq!(service_ms, [50.0, 30.0]);
+}
+
+#[test]
+fn a_gap_is_measured_while_nobody_waits_for_a_first_token() {
+    let events: Vec<(u64, &str)> = (0..20).map(|n| (100 + 12 * n, TOKEN)).collect();
+    let mut pool = pool(1);
+    let gap = streamed(&mut pool, &events, true).observation.gap.unwrap();
+    assert_eq!((gap.batch, gap.gap_ms), (1.0, 12.0));
+    assert!((100.0..=120.0).contains(&gap.context_tokens), "{gap:?}");
+    // One that waits there all the time.
+    let mut waiting = sent_prompt(&mut pool, "y", at_ms(0));
+    assert_eq!(streamed(&mut pool, &events, true).observation.gap, None);
+    waiting.end(&mut pool, at_ms(900));
+}
+
+#[test]
+fn the_oldest_go_when_nobody_takes_them() {
+    let mut pool = pool(1);
+    for _ in 0..OBSERVATIONS_MAX + 7 {
+        sent(&mut pool, at_ms(0)).end(&mut pool, at_ms(5));
+    }
+    let (first, rows) = pool.take_observed();
+    assert_eq!((first, rows.len()), (7, OBSERVATIONS_MAX));
+    sent(&mut pool, at_ms(0)).end(&mut pool, at_ms(5));
+    assert_eq!(pool.take_observed().0, 7 + OBSERVATIONS_MAX as u64);
+}
+
+fn maybe(range: std::ops::RangeInclusive<f32>) -> impl Strategy<Value = Option<f32>> {
+    prop::option::of(range)
+}
+
+prop_compose! {
+    fn observation()(
+        place in (0..1024_u16, any::<u32>(), 0..3_usize, any::<bool>()),
+        scraped in (maybe(0.0..=1e6), maybe(0.0..=1e6), maybe(0.0..=1.0)),
+        ledger in (0.0..=1e6_f32, 0.0..=1e7_f32, 0.0..=1e7_f32, 0.0..=1e6_f32, 0.0..=1.0_f32),
+        times in (maybe(0.0..=3.6e6), maybe(0.0..=3.6e6)),
+        tokens in (prop::option::of(0..1_000_000_u32), prop::option::of(0..1_000_000_u32), prop::option::of(0..1_000_000_u32)),
+        parts in (maybe(0.01..=1e5), maybe(0.01..=1e5), maybe(0.01..=1e5)),
+    ) -> Observed {
+        use scheduler::latency::{Prediction, learn::Observation, step::{FirstToken, Gap}};
+        let (requests, prefill_tokens, context_tokens, prompt_tokens, uncached) = ledger;
+        let uncached_tokens = prompt_tokens * uncached;
+        let conditions = Conditions {
+            queued: scraped.0, running: scraped.1, requests, prefill_tokens, context_tokens, kv_utilization: scraped.2, prompt_tokens, uncached_tokens,
+        };
+        Observed {
+            observation: Observation {
+                endpoint: EndpointRef { slot: Slot(place.0), incarnation: Incarnation(place.1) },
+                conditions,
+                ended: [Ended::Done, Ended::Aborted, Ended::Failed][place.2],
+                ttft_ms: times.0,
+                tpot_ms: times.1,
+                output_tokens: tokens.0,
+                first_token: parts.0.map(|service_ms| FirstToken { uncached_tokens, prompt_tokens, service_ms }),
+                gap: parts.1.map(|gap_ms| Gap { batch: requests, context_tokens, gap_ms }),
+            },
+            predicted: parts.2.map(|ms| Prediction { ttft_ms: ms, tpot_ms: ms / 9.0, ttft_p90_ms: ms * 2.0, tpot_p90_ms: ms / 3.0 }),
+            prompt_tokens: tokens.1,
+            cached_tokens: tokens.2,
+            estimated: place.3,
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn what_is_told_arrives_as_it_was(observed in observation()) {
+        prop_assert_eq!(Observed::from_bytes(&observed.to_bytes()), Some(observed));
+    }
+
+    /// Any bytes are an observation whose every number may be, or none.
+    #[test]
+    fn no_bytes_can_hurt(observed in observation(), at in 0..OBSERVATION_BYTES / 4, word in prop_oneof![
+        Just(f32::NAN.to_bits()), Just(f32::INFINITY.to_bits()), Just((-1.0_f32).to_bits()), Just(1e30_f32.to_bits()), Just(u32::MAX), any::<u32>(),
+    ]) {
+        let mut bytes = observed.to_bytes();
+        bytes[4 * at..4 * at + 4].copy_from_slice(&word.to_le_bytes());
+        if let Some(read) = Observed::from_bytes(&bytes) {
+            let observation = read.observation;
+            prop_assert_eq!(observation.conditions.checked(), Some(observation.conditions));
+            let sane = |ms: Option<f32>| ms.is_none_or(|ms| (0.0..=3_600_000.0).contains(&ms));
+            prop_assert!(sane(observation.ttft_ms) && sane(observation.tpot_ms) && sane(read.predicted.map(|p| p.ttft_p90_ms)));
+            prop_assert!(sane(observation.first_token.map(|t| t.service_ms)) && sane(observation.gap.map(|g| g.gap_ms)));
+            prop_assert!(usize::from(observation.endpoint.slot.0) < scheduler::ENDPOINTS_MAX);
+        }
+    }
+}
