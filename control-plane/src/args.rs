@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::config::STRATEGY_VARIABLE;
 use crate::registration::{Instances, Register};
 
 const EXAMPLES: &str = "\
@@ -197,6 +198,10 @@ pub struct Serve {
     #[command(flatten)]
     pub scrape: ScrapeArgs,
 
+    /// What is predicted of requests.
+    #[command(flatten)]
+    pub latency: LatencyArgs,
+
     /// TLS of the state listener.
     #[command(flatten)]
     pub state_tls: StateTls,
@@ -341,6 +346,18 @@ pub struct ObjectsArgs {
     /// Answer 404 to a model that no object names, even without any InferenceModel.
     #[arg(long, env = "SWITCHPOINT_STRICT_MODELS")]
     pub strict_models: bool,
+}
+
+/// What is predicted of requests.
+#[derive(Clone, Debug, Args)]
+pub struct LatencyArgs {
+    /// Predict TTFT and TPOT of requests, so that their SLOs (x-slo-ttft-ms, x-slo-tpot-ms) count.
+    #[arg(long, env = "SWITCHPOINT_LATENCY_PREDICTION")]
+    pub latency_prediction: bool,
+
+    /// Which headroom is best where the configuration does not say: least (or lowest), or most (or highest).
+    #[arg(long, env = STRATEGY_VARIABLE, value_name = "WHICH")]
+    pub headroom_selection_strategy: Option<String>,
 }
 
 /// How endpoints are asked for their load.

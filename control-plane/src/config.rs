@@ -16,6 +16,7 @@ use crate::scrape::MetricsLocation;
 use crate::scrape::engine::Engines;
 
 mod known;
+mod latency;
 mod page;
 mod reader;
 mod resolved;
@@ -23,6 +24,7 @@ mod schema;
 mod status;
 pub(crate) mod yaml;
 
+pub use latency::{Latency, STRATEGY_VARIABLE};
 pub use page::reference_page;
 pub(crate) use reader::{below, unknown};
 pub use resolved::Resolved;
@@ -88,6 +90,7 @@ pub struct Problem {
 #[derive(Debug)]
 pub struct ConfigFile {
     follow: Follow,
+    latency: Latency,
 }
 
 /// Reads a file's text. The configuration is there unless the report names errors or refused items.
@@ -105,10 +108,12 @@ impl PoolConfig {
     ///
     /// # Errors
     /// Never but by a mistake in the built-in table of engines.
-    pub fn default_config() -> Result<Self, String> {
+    pub fn default_config(latency: &Latency) -> Result<Self, String> {
         let engines = Engines::try_new(&[], "", "").map_err(|e| e.to_string())?;
         let scraping = Scraping { engines: Arc::new(engines), location: MetricsLocation::default() };
-        Ok(Self { pipeline: PipelineSpec::default(), scraping })
+        let mut pipeline = PipelineSpec::default();
+        latency.apply(&mut pipeline);
+        Ok(Self { pipeline, scraping })
     }
 }
 
@@ -142,8 +147,8 @@ fn at(path: &str, message: &str) -> String {
 impl ConfigFile {
     /// Follows the file at `path`.
     #[must_use]
-    pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { follow: Follow::new(path) }
+    pub fn new(path: impl Into<PathBuf>, latency: Latency) -> Self {
+        Self { follow: Follow::new(path), latency }
     }
 
     /// The file followed.
@@ -160,7 +165,9 @@ impl ConfigFile {
         for item in report.items.iter().filter(|item| item.status == Status::NoEffect) {
             tracing::info!(file, line = item.line, item = item.path, reason = item.reason, "has no effect");
         }
-        config.ok_or_else(|| report.complaints(&file))
+        let mut config = config.ok_or_else(|| report.complaints(&file))?;
+        self.latency.apply(&mut config.pipeline);
+        Ok(config)
     }
 }
 

@@ -7,7 +7,7 @@ use scheduler::objects::ObjectsSpec;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use crate::config::{ConfigFile, PoolConfig};
+use crate::config::{ConfigFile, Latency, PoolConfig};
 use crate::feed::{Feed, SCRAPE_EVENTS_MAX, Scraping};
 use crate::objects::{ObjectsFile, ObjectsSource, PoolObjects};
 use crate::persist::SavedPool;
@@ -48,12 +48,17 @@ impl PoolTask {
     ///
     /// # Errors
     /// [`Fatal::Usage`] says what is wrong.
-    pub async fn prepare(source: PoolSource, saved: Option<&SavedPool>, scrape: &Scrape, incarnation_first: u32) -> Result<Self, Fatal> {
+    pub async fn prepare(
+        source: PoolSource,
+        saved: Option<&SavedPool>,
+        (scrape, latency): (&Scrape, &Latency),
+        incarnation_first: u32,
+    ) -> Result<Self, Fatal> {
         let PoolSource { name, endpoints, config, objects } = source;
-        let mut config = config.map(ConfigFile::new);
+        let mut config = config.map(|path| ConfigFile::new(path, latency.clone()));
         let PoolConfig { pipeline, scraping } = match &mut config {
             Some(file) => file.changed().await,
-            None => PoolConfig::default_config(),
+            None => PoolConfig::default_config(latency),
         }
         .map_err(Fatal::Usage)?;
         let (objects, found) = first_objects(objects, &name).await?;

@@ -14,6 +14,7 @@ use tonic::service::Routes;
 
 use crate::admin::{self, Admin};
 use crate::args::{AdminTls, EndpointTlsArgs, ObjectsArgs, ScrapeArgs, Serve, StateTls};
+use crate::config::Latency;
 use crate::eds::EdsServer;
 use crate::ext_proc;
 use crate::listen::{Incoming, TlsFiles, listen};
@@ -110,6 +111,7 @@ impl Daemon {
             listen_admin,
             ext_proc,
             scrape,
+            latency,
             state_tls,
             admin_tls,
             ..
@@ -120,10 +122,11 @@ impl Daemon {
         let life = Life::after(before.as_ref());
 
         let scrape = scraping(scrape);
+        let latency = Latency::new(latency.latency_prediction, latency.headroom_selection_strategy).map_err(Fatal::Usage)?;
         let mut pools = Vec::new();
         for source in sources::pools(endpoints, pool, config, objects_of(objects)).await? {
             let saved = before.as_ref().and_then(|saved| saved.pools.get(&source.name));
-            pools.push(PoolTask::prepare(source, saved, &scrape, life.incarnation_first).await?);
+            pools.push(PoolTask::prepare(source, saved, (&scrape, &latency), life.incarnation_first).await?);
         }
         let scrapers: BTreeMap<Arc<str>, ScraperHandle> = pools.iter().map(PoolTask::scraper).collect();
         let components: Arc<BTreeMap<Arc<str>, Components>> = Arc::new(pools.iter().map(PoolTask::components).collect());

@@ -54,7 +54,6 @@ pub struct Foreign {
 
 const NOT_YET: &str = "not there in this version";
 const NO_QUEUE: &str = "requests are not queued in the proxy in this version";
-const NO_PREDICTION: &str = "latency is not predicted in this version";
 const NO_EVENTS: &str = "engines' KV events are not read in this version";
 
 const SCORER: Role = Role::Scheduling(Kind::Scorer);
@@ -95,13 +94,6 @@ pub const FOREIGN: &[Foreign] = &[
     row("multicluster-metrics-data-source", Role::Source, Refused(NOT_YET, "metrics-data-source in a pool for each cluster (--pools)")),
     row("multicluster-metrics-extractor", Role::Extractor, Refused(NOT_YET, "core-metrics-extractor in a pool for each cluster (--pools)")),
     row("multicluster-file-discovery", Role::Discovery, Refused(NOT_YET, "file-discovery: a pool for each cluster (--pools)")),
-    row("predicted-latency-producer", Role::Unreferred, Refused(NO_PREDICTION, "active-request-scorer with token-load-scorer")),
-    row("latency-scorer", SCORER, Refused(NO_PREDICTION, "active-request-scorer with token-load-scorer")),
-    row("slo-scorer", SCORER, Refused(NO_PREDICTION, "active-request-scorer with token-load-scorer")),
-    row("slo-headroom-tier-filter", FILTER, Refused(NO_PREDICTION, "utilization-filter")),
-    row("slo-aware-profile-handler", HANDLER, Refused(NO_PREDICTION, "single-profile-handler")),
-    row("slo-request-tracker", Role::Unreferred, Refused(NO_PREDICTION, "inflight-load-producer")),
-    row("latency-slo-admitter", Role::Unreferred, Refused(NO_PREDICTION, "probabilistic-admitter")),
     row("p2p-source-producer", Role::Unreferred, Refused(NOT_YET, "prefix-cache-scorer")),
     row("disaggregatedset-rollout-screener", Role::Unreferred, Refused(NOT_YET, "a pool for each revision (--pools)")),
     row("disaggregatedset-rollout-pod-extractor", Role::Extractor, Refused(NOT_YET, "a pool for each revision (--pools)")),
@@ -141,15 +133,8 @@ pub const FEATURE_GATES: &[(&str, Fate)] = &[
 pub const PARAMETERS: &[(&str, &str, Fate)] = &[
     ("token-producer", "vllm", Refused("no other server is asked for tokens", "the estimate, which is the default")),
     ("token-producer", "modelName", NoEffect("tokens are estimated, whatever the model")),
+    ("predicted-latency-producer", "contextTTL", NoEffect("a request is forgotten when it ends, however it ends")),
 ];
-
-/// Values of parameters of ours that the scheduler does not know: type, parameter, value, and what becomes of it.
-pub const VALUES: &[(&str, &str, &str, Fate)] = &[(
-    "prefix-cache-affinity-filter",
-    "ttftSource",
-    "latencyPredictor",
-    Refused(NO_PREDICTION, "prefillThroughput, which is the default"),
-)];
 
 /// How the doc of a parameter begins that is checked and changes nothing.
 pub const NO_EFFECT: &str = "no effect: ";
@@ -163,6 +148,8 @@ pub const REFERENCES: &[(&str, &[&str], Target)] = &[
     ("disagg-profile-handler", &["profiles", "prefill"], Target::Profile),
     ("disagg-profile-handler", &["profiles", "encode"], Target::Profile),
     ("header-profile-handler", &["defaultProfile"], Target::Profile),
+    ("slo-aware-profile-handler", &["defaultProfile"], Target::Profile),
+    ("slo-aware-profile-handler", &["sloProfile"], Target::Profile),
     ("", &["prefixMatchInfoProducerName"], PRODUCER),
     ("", &["inFlightLoadProducerName"], PRODUCER),
     ("", &["latencyPredictionInfoProducerName"], PRODUCER),

@@ -76,8 +76,12 @@ const ALWAYS: [(Kind, &str); 3] =
     [(Kind::ProfileHandler, "single-profile-handler"), (Kind::Picker, "max-score-picker"), (Kind::Detector, "utilization-detector")];
 
 /// Producers that the reference makes for whoever consumes what they produce: type, and what of.
-const PRODUCERS: [(&str, State); 3] =
-    [("approx-prefix-cache-producer", State::PrefixIndex), ("inflight-load-producer", State::InFlight), ("token-producer", State::Prompt)];
+const PRODUCERS: [(&str, State); 4] = [
+    ("predicted-latency-producer", State::Latency),
+    ("approx-prefix-cache-producer", State::PrefixIndex),
+    ("inflight-load-producer", State::InFlight),
+    ("token-producer", State::Prompt),
+];
 
 // === impl Resolved ===
 

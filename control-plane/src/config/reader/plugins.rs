@@ -5,7 +5,7 @@ use scheduler::plugin::{self, InvalidParameter, PluginType};
 
 use super::{Reader, TEXT_BYTES_MAX, below, unknown};
 use crate::config::Status;
-use crate::config::known::{Fate, Foreign, NO_EFFECT, PARAMETERS, REFERENCES, Role, Target, VALUES, foreign, plugin_types};
+use crate::config::known::{Fate, Foreign, NO_EFFECT, PARAMETERS, REFERENCES, Role, Target, foreign, plugin_types};
 use crate::config::yaml::{Key, Node, Value};
 
 /// A plugin as declared.
@@ -37,7 +37,7 @@ impl Declared {
 
     /// What is given of it, for the scheduler; values it cannot take are left out. It knows extractors by their type: of each there is one.
     pub(super) fn given(&self, all: &[Self]) -> Given {
-        let ours = self.entries().iter().filter(|(key, node)| self.fate_of(&key.name, node).is_none());
+        let ours = self.entries().iter().filter(|(key, _)| self.fate_of(&key.name).is_none());
         let entries = ours.filter_map(|(key, node)| Some((key.name.clone(), value(node)?)));
         let mut given: Given = entries.collect();
         for (name, value) in &mut given {
@@ -53,12 +53,9 @@ impl Declared {
         given
     }
 
-    /// What becomes of a parameter, or a value of one, that the scheduler does not know.
-    fn fate_of(&self, parameter: &str, node: &Node) -> Option<Fate> {
-        let ours = |t: &str, p: &str| t == self.plugin_type && p == parameter;
-        let named = PARAMETERS.iter().find(|(t, p, _)| ours(t, p)).map(|(.., fate)| *fate);
-        let is = |text: &str| matches!(&node.value, Value::Text(given) if given == text);
-        named.or_else(|| VALUES.iter().find(|(t, p, value, _)| ours(t, p) && is(value)).map(|(.., fate)| *fate))
+    /// What becomes of a parameter that the scheduler does not know.
+    fn fate_of(&self, parameter: &str) -> Option<Fate> {
+        PARAMETERS.iter().find(|(t, p, _)| *t == self.plugin_type && *p == parameter).map(|(.., fate)| *fate)
     }
 
     /// Is it one of those that cannot be had?
@@ -154,10 +151,10 @@ impl Reader {
                 break;
             }
         }
-        for (key, node) in declared.entries().iter().filter(|(key, _)| !wrong.contains(&key.name)) {
+        for (key, _) in declared.entries().iter().filter(|(key, _)| !wrong.contains(&key.name)) {
             let path = declared.parameter(&key.name);
             let doc = row.parameters.iter().find(|parameter| parameter.name == key.name).map(|parameter| parameter.doc);
-            match (declared.fate_of(&key.name, node), doc) {
+            match (declared.fate_of(&key.name), doc) {
                 (Some(fate), _) => self.fate(&path, key.line, fate),
                 (None, Some(doc)) => match doc.strip_prefix(NO_EFFECT) {
                     Some(reason) => self.item(&path, key.line, Status::NoEffect, reason),

@@ -18,6 +18,9 @@ const IN_PROFILES: [Role; 4] = [
     Role::Scheduling(Kind::Detector), // filters too
 ];
 
+/// Producers that the reference's files name in profiles, though they hold wherever they are declared.
+const NAMED_IN_PROFILES: [&str; 2] = ["predicted-latency-producer", "slo-request-tracker"];
+
 /// The weight of a scorer that is given none.
 const WEIGHT_DEFAULT: f64 = 1.0;
 
@@ -135,7 +138,9 @@ impl Reader {
             self.problem(path, node.line, "has no pluginRef");
             return None;
         };
-        let name = self.reference(reference, &below(path, "pluginRef"), &IN_PROFILES);
+        let named = matches!(&reference.value, Value::Text(name) if self.plugins.iter().any(|p| p.name == *name && NAMED_IN_PROFILES.contains(&&*p.plugin_type)));
+        let allowed = if named { &[Role::Scheduling(Kind::Producer)][..] } else { &IN_PROFILES };
+        let name = self.reference(reference, &below(path, "pluginRef"), allowed);
         let weight = match node.get("weight") {
             None => WEIGHT_DEFAULT,
             Some(Node { value: Value::Number(weight), .. }) => *weight,
@@ -167,6 +172,7 @@ impl Reader {
             }
             (_, Kind::Scorer) if weight == 0.0 => self.item(path, node.line, Status::NoEffect, "a weight of 0 adds nothing to a total"),
             (_, Kind::Scorer) => self.item(path, node.line, Status::Implemented, format!("weight {weight}")),
+            (_, Kind::Producer) => self.item(path, node.line, Status::Implemented, "holds in every profile"),
             _ => self.item(path, node.line, Status::Implemented, "takes part in the profile"),
         }
         Some((row.kind, ProfilePlugin { name, weight }))

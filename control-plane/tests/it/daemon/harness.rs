@@ -108,7 +108,7 @@ impl Rig {
         let (scrapes, scraped) = mpsc::channel(1024);
         let (_scraper, busy, stats) = Scraper::try_new(&ScrapeConfig::default()).unwrap();
         let shared = Shared::new(7, 99, [(Arc::from("default"), ScraperHandle { busy, stats })].into());
-        let PoolConfig { pipeline, scraping } = PoolConfig::default_config().unwrap();
+        let PoolConfig { pipeline, scraping } = PoolConfig::default_config(&control_plane::config::Latency::default()).unwrap();
         let settings =
             Settings { name: "default".into(), pipeline, config_file: None, staleness_max: Duration::from_secs(5), incarnation_first: 1 };
         let (targets, _) = watch::channel(Arc::from([]));
