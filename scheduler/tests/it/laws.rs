@@ -16,6 +16,10 @@ fn scores_of(outcome: &Outcome, name: &str) -> Vec<f32> {
     outcome.explanation.profiles.iter().flat_map(of_profile).collect()
 }
 
+fn of_marginal_cost() -> scheduler::PipelineSpec {
+    scheduler::PipelineSpec::of_one_profile("test", vec![(scheduler::PluginSpec::of_type("marginal-cost-scorer"), 1.0)], 8)
+}
+
 fn metrics_unknown_where(case: &Case, wrong: fn(f32) -> bool) -> Case {
     let mut case = case.clone();
     for metrics in case.pool.iter_mut().map(|row| &mut row.metrics) {
@@ -131,6 +135,10 @@ proptest! {
     ) {
         prop_assume!(!case.pool.is_empty());
         let at = at.index(case.pool.len());
+        // What a miss costs all requests there are is told apart by `marginal-cost-scorer`: with one more anywhere it weighs a held prompt
+        // more, so that the one who holds it gains on the others though it is the one that got busier.
+        let weighs_all = case.pipeline.plugins.iter().any(|plugin| plugin.plugin_type == "marginal-cost-scorer");
+        prop_assume!(!weighs_all || load < 3 || load == 4 && case.pool[at].in_flight > 0);
         let mut loaded = case.clone();
         prop_assume!(raise(&mut loaded.pool[at], load, more));
         let (before, after) = (case.decide().unwrap(), loaded.decide().unwrap());
@@ -138,6 +146,21 @@ proptest! {
         for (before, after) in scores_of(&before, name).iter().zip(scores_of(&after, name)) {
             prop_assert!(after <= *before, "{name}: {before} rose to {after}");
         }
+    }
+
+    #[test]
+    fn of_marginal_costs_the_lowest_is_the_measure(case in pools::case(Just(of_marginal_cost())), at in any::<prop::sample::Index>()) {
+        let outcome = case.decide().unwrap();
+        let scores = |outcome: &Outcome| outcome.explanation.profiles.first().map(|profile| profile.totals.clone()).unwrap_or_default();
+        let totals = scores(&outcome);
+        prop_assume!(!totals.is_empty());
+        prop_assert!(totals.iter().all(|(_, score)| *score > 0.0 && *score <= 1.0) && totals.iter().any(|(_, score)| *score == 1.0));
+        // Whoever is believed to hold more of the prompt is no worse for it.
+        let at = at.index(case.pool.len());
+        let mut holding = case.clone();
+        holding.pool[at].matched_blocks = holding.pool[at].matched_blocks.saturating_add(1);
+        let score = |outcome: &Outcome| scores(outcome).iter().find(|(index, _)| index.get() == at).map(|(_, score)| *score);
+        prop_assert!(score(&holding.decide().unwrap()) >= score(&outcome));
     }
 
     #[test]

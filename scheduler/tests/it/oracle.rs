@@ -107,6 +107,7 @@ fn scores(case: &Case, allowed: &[usize], scorer: &str) -> Vec<(usize, f64)> {
             let depth = |row: &Row| row.metrics.attributes.first().map(|(_, depth)| depth + 100.0);
             neutral(&min_max(&known(depth)))
         }
+        "marginal-cost-scorer" => marginal_cost(case, allowed),
         // No latency is predicted here: what stands in for it.
         "latency-scorer" | "slo-scorer" => {
             let free = scores(case, allowed, "kv-cache-utilization-scorer");
@@ -119,6 +120,37 @@ fn scores(case: &Case, allowed: &[usize], scorer: &str) -> Vec<(usize, f64)> {
         }
         other => panic!("the twin knows no {other}"),
     }
+}
+
+/// With the rough step model that a pool starts with: c = 10, 0.05, 1e-6; e = 11, 0.025, 8e-5; 200 tokens of output. Whatever waits is uncached.
+fn marginal_cost(case: &Case, allowed: &[usize]) -> Vec<(usize, f64)> {
+    let attention = |uncached: f64, prompt: f64| prompt.powi(2) - (prompt - uncached).powi(2);
+    let service = |uncached: f64, attention: f64| 10.0 + 0.05 * uncached + 1e-6 * attention;
+    let prompt = f64::from(case.prompt_tokens);
+    let requests = |at: usize| f64::from(case.pool[at].in_flight);
+    #[expect(clippy::cast_precision_loss, reason = "a dozen")]
+    let mean = allowed.iter().map(|&at| requests(at)).sum::<f64>() / allowed.len().max(1) as f64;
+    let cost = |at: usize| {
+        let (row, batch) = (&case.pool[at], requests(at));
+        let waiting = if row.in_flight == 0 { 0.0 } else { f64::from(row.prefill_tokens) };
+        // The ledger counts attention by 256 x 256 tokens.
+        let w = if waiting > 0.0 { service(waiting, (attention(waiting, waiting) / 65_536.0).ceil() * 65_536.0) } else { 0.0 };
+        let loaded = !case.metrics_stale
+            && row.metrics.lora.as_ref().is_some_and(|lora| lora.running.iter().any(|adapter| **adapter == *case.model));
+        let adapter = match row.adapter_room {
+            AdapterRoom::Free if !loaded => 100.0,
+            AdapterRoom::Full { .. } if !loaded => 200.0,
+            _ => 0.0,
+        };
+        let cached = f64::from(row.matched_blocks) * f64::from(case.block_tokens);
+        let uncached = (prompt - cached).max(0.0);
+        let s = service(uncached, attention(uncached, prompt)) + adapter;
+        let step = 11.0 + 0.025 * (batch + 1.0) + 8e-5 * (waiting + prompt);
+        let decode = 0.5 * 200.0 * (step + batch * (0.025 + 8e-5 * prompt) / 2.0);
+        w + s + 0.2 * batch * w + 2.0 * (mean + 0.3 * (batch - mean)) * s + decode
+    };
+    let lowest = allowed.iter().map(|&at| cost(at)).fold(f64::INFINITY, f64::min);
+    allowed.iter().map(|&at| (at, lowest / cost(at))).collect()
 }
 
 fn label<'r>(row: &'r Row, key: &str) -> Option<&'r str> {
