@@ -79,6 +79,10 @@ pub struct Options {
     #[arg(long, value_name = "X", default_value_t = Options::default().speed)]
     pub speed: f64,
 
+    /// Steps take so many times as long as measured: another accelerator, or one that throttles
+    #[arg(long, value_name = "X", default_value_t = Options::default().slowdown, value_parser = slowdown)]
+    pub slowdown: f64,
+
     /// Seed of output lengths and text: with one seed, every server answers a prompt alike
     #[arg(long, default_value_t = Options::default().seed)]
     pub seed: u64,
@@ -152,6 +156,7 @@ impl Default for Options {
             // Reading a rank-16 adapter of an 8B model from host memory and laying it out.
             lora_load_ms: 50,
             speed: 1.0,
+            slowdown: 1.0,
             seed: 0,
             // Azure's conversation trace has 211, its code trace 28.
             output_tokens_mean: 128,
@@ -185,6 +190,7 @@ impl Options {
             sequences_max: self.max_num_seqs.max(1),
             lora_slots: if self.loras.is_empty() { 0 } else { self.max_lora.max(1) },
             lora_load_ms: f64::from(self.lora_load_ms),
+            slowdown: self.slowdown,
         }
     }
 
@@ -193,6 +199,14 @@ impl Options {
         let model_len = self.max_model_len.min(self.kv_blocks().saturating_mul(blocks::BLOCK_TOKENS));
         Served { models, adapters: self.loras.clone(), model_len }
     }
+}
+
+/// How much slower, or faster, than measured an engine may be made: beyond it nothing would be simulated any more.
+const SLOWDOWN: std::ops::RangeInclusive<f64> = 0.01..=100.0;
+
+fn slowdown(text: &str) -> Result<f64, String> {
+    let slowdown = text.parse().map_err(|_| "not a number".to_owned())?;
+    if SLOWDOWN.contains(&slowdown) { Ok(slowdown) } else { Err(format!("must be within {SLOWDOWN:?}")) }
 }
 
 /// What the parts of one server share.
@@ -297,6 +311,11 @@ impl ModelServer {
     /// Replaces the lies told on `/metrics` and in the ORCA header; none tells the truth again.
     pub fn lie(&self, lies: Lies) {
         *self.server.lies() = lies;
+    }
+
+    /// From the next step on, steps take so many times as long as measured.
+    pub fn slow_down(&self, slowdown: f64) {
+        self.server.engine.slow_down(slowdown.clamp(*SLOWDOWN.start(), *SLOWDOWN.end()));
     }
 
     /// Restarts cold: KV cache, queue and counters gone, all connections reset, a new start time; refusing connections for `down`.

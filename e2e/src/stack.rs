@@ -137,6 +137,13 @@ impl Builder {
         self
     }
 
+    /// So many more, like this one: a pool of unequal machines.
+    #[must_use]
+    pub fn more_servers_like(mut self, count: usize, options: &model_server::Options) -> Self {
+        self.servers.extend(vec![options.clone(); count]);
+        self
+    }
+
     /// An endpoint that is no model server of ours: something that a test lets listen there, or nothing.
     #[must_use]
     pub fn stranger(mut self, address: SocketAddr) -> Self {

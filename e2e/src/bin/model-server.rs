@@ -48,6 +48,7 @@ Orders, at /admin/... of an engine or /servers/HOST:PORT/... of the control list
                  status, reset_before_headers, reset_mid_headers, reset_mid_stream (after_chunks),
                  none (ends them all). One fault for each kind of path.
   POST lie       {"num_requests_waiting":50,"kv_cache_usage_perc":"NaN"}; {} ends it
+  POST pace      {"slowdown":3}: steps take three times as long as measured, from now on
   POST restart   a cold start: cache, queue and counters gone; {"for_ms":500} stays down so long
 
   curl 127.0.0.1:8000/servers

@@ -25,6 +25,12 @@ struct Restart {
     for_ms: Option<u64>,
 }
 
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Pace {
+    slowdown: f64,
+}
+
 /// Carries out an order. `spare` is the connection it came on: it alone survives a closing of the socket, and closes after the answer.
 pub(super) async fn handle(server: &Server, action: &str, method: &Method, body: &[u8], spare: Option<u64>) -> Response<Body> {
     let outcome = match (method, action) {
@@ -42,6 +48,10 @@ pub(super) async fn handle(server: &Server, action: &str, method: &Method, body:
             *server.lies() = lies;
             json!(*server.lies())
         }),
+        (&Method::POST, "pace") => read::<Pace>(body).and_then(|Pace { slowdown }| {
+            let sane = super::SLOWDOWN.contains(&slowdown).then(|| server.engine.slow_down(slowdown));
+            sane.map(|()| json!({ "slowdown": slowdown })).ok_or_else(|| format!("`slowdown` must be within {:?}.", super::SLOWDOWN))
+        }),
         (&Method::POST, "restart") => match read::<Restart>(if body.is_empty() { b"{}" } else { body }) {
             Ok(restart) => {
                 server.restart(restart.for_ms.map(Duration::from_millis), spare).await;
@@ -49,7 +59,7 @@ pub(super) async fn handle(server: &Server, action: &str, method: &Method, body:
             }
             Err(message) => Err(message),
         },
-        _ => Err("No such order. GET state, faults, lie; POST faults, lie, restart.".to_owned()),
+        _ => Err("No such order. GET state, faults, lie; POST faults, lie, pace, restart.".to_owned()),
     };
     let mut reply = match outcome {
         Ok(value) => json_reply(&value),

@@ -51,6 +51,7 @@ enum Command {
     Submit { sequences: Vec<(SequenceId, Sequence)>, asked: Asked, outputs: mpsc::UnboundedSender<Output> },
     Abort(Vec<SequenceId>),
     Report(oneshot::Sender<Report>),
+    Slow(f64),
     Restart,
 }
 
@@ -137,7 +138,12 @@ impl EngineHandle {
         report.await.ok()
     }
 
-    /// Forgets everything: queue, KV memory, counters, start time.
+    /// From the next step on, steps take so many times as long as measured.
+    pub(super) fn slow_down(&self, slowdown: f64) {
+        let _ = self.commands.send(Command::Slow(slowdown)); // no task: nothing to slow down
+    }
+
+    /// Forgets everything but its speed: queue, KV memory, counters, start time.
     pub(super) fn restart(&self) {
         let _ = self.commands.send(Command::Restart); // no task: nothing to forget
     }
@@ -218,6 +224,10 @@ impl Driver {
                     stats: self.stats.clone(),
                     lora_series: self.lora_series.clone(),
                 }); // the asker left
+            }
+            Command::Slow(slowdown) => {
+                self.config.slowdown = slowdown;
+                self.engine.set_slowdown(slowdown);
             }
             Command::Restart => {
                 // Two restarts within the clock's resolution still are two processes.

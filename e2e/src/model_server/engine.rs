@@ -27,6 +27,8 @@ pub(super) struct EngineConfig {
     pub lora_slots: usize,
     /// Time to bring an adapter into a slot, ms; the step that needs it waits.
     pub lora_load_ms: f64,
+    /// Steps take so many times as long as measured.
+    pub slowdown: f64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -169,6 +171,11 @@ impl Engine {
         Load { running: self.running.len(), waiting: self.waiting.len(), kv_usage: self.blocks.usage() }
     }
 
+    /// From the next step on.
+    pub(super) fn set_slowdown(&mut self, slowdown: f64) {
+        self.config.slowdown = slowdown;
+    }
+
     pub(super) fn preemptions(&self) -> u64 {
         self.preemptions
     }
@@ -276,7 +283,7 @@ impl Engine {
             return;
         }
         self.lora_loads += u64::from(plan.loads);
-        let step_ms = self.config.step_times.step_ms(&plan.batch) + f64::from(plan.loads) * self.config.lora_load_ms;
+        let step_ms = self.config.slowdown * self.config.step_times.step_ms(&plan.batch) + f64::from(plan.loads) * self.config.lora_load_ms;
         self.step = Some(Step { ends_ms: now_ms + step_ms, tokens: plan.batch.tokens(), yields: plan.yields });
     }
 

@@ -13,6 +13,7 @@ fn config(kv_blocks: u32) -> EngineConfig {
         sequences_max: 64,
         lora_slots: 1,
         lora_load_ms: 50.0,
+        slowdown: 1.0,
     }
 }
 
@@ -64,6 +65,20 @@ fn an_idle_engine_answers_in_the_calibrated_time() {
     assert!((14.0..15.0).contains(&tokens[0]), "TTFT: 7 ms of API, 1 ms of overhead and the weight floor; got {tokens:?}");
     assert!(tokens[1..].iter().all(|itl_ms| (7.0..7.2).contains(itl_ms)), "{tokens:?}");
     assert_eq!(engine.load(), Load::default());
+}
+
+#[test]
+fn an_engine_that_throttles_takes_longer_from_its_next_step_on() {
+    let first_token_ms = |before: f64, after: f64| {
+        let mut engine = Engine::new(EngineConfig { slowdown: before, ..config(1000) });
+        engine.set_slowdown(after);
+        engine.submit(0.0, SequenceId(1), sequence(1, 1024, 1));
+        finished_ms(&drain(&mut engine), 1) - REQUEST_OVERHEAD_MS
+    };
+    let measured_ms = first_token_ms(1.0, 1.0);
+    for (before, after) in [(1.0, 3.0), (3.0, 3.0), (0.5, 3.0)] {
+        assert!((first_token_ms(before, after) / measured_ms - 3.0).abs() < 1e-9, "{before} {after}");
+    }
 }
 
 #[test]

@@ -171,3 +171,22 @@ async fn lies_stand_on_the_page_and_in_the_reply_until_taken_back() {
     assert_eq!(value(&server, "vllm:num_requests_waiting").await, 0.0);
     assert_eq!(post(server.addr(), "/admin/lie", &json!({"x": []})).await.status, 400);
 }
+
+#[tokio::test]
+async fn steps_take_as_long_as_ordered() {
+    // Some ms a token: a hundred times faster than that is far from a machine that is busy otherwise.
+    let server = ModelServer::start(Options { slowdown: 0.01, ..Options::default() }).unwrap();
+    let token_s = async |slowdown: f64| {
+        let told = post(server.addr(), "/admin/pace", &json!({ "slowdown": slowdown })).await;
+        assert_eq!((told.status, told.json()), (200, json!({ "slowdown": slowdown })));
+        let names = ["vllm:inter_token_latency_seconds_sum", "vllm:inter_token_latency_seconds_count"];
+        let (sum, count) = (value(&server, names[0]).await, value(&server, names[1]).await);
+        let _ = post(server.addr(), "/v1/chat/completions", &chat("hello", 20, &json!({}))).await;
+        (value(&server, names[0]).await - sum) / (value(&server, names[1]).await - count)
+    };
+    let (fast_s, slow_s) = (token_s(0.01).await, token_s(1.0).await);
+    assert!((50.0..200.0).contains(&(slow_s / fast_s)), "{fast_s} s, then {slow_s} s a token");
+    for slowdown in [json!(0), json!(-1), json!(1e9), json!("fast")] {
+        assert_eq!(post(server.addr(), "/admin/pace", &json!({ "slowdown": slowdown })).await.status, 400);
+    }
+}
