@@ -1,0 +1,262 @@
+//! How good latency predictions are on measurements of real engines: `make predictor-eval`.
+//!
+//! Every file is replayed in the order of time, each way of predicting side by side. *As served*: what is predicted of a request uses only what was known
+//! when it was picked, so a request that waited for minutes is predicted by what was known minutes before; all ways learn on, ours after each
+//! request, the others by a fit to all there is after every hundred, as the reference's trainer does. *Frozen*: fitted to the first 70 %, nothing
+//! learned after. Figures are of the last 30 % in both. With `--tune` the last 30 % do not exist: constants were chosen by that view alone.
+#![deny(clippy::indexing_slicing)]
+
+mod gbdt;
+mod rivals;
+mod rows;
+
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Parser;
+use scheduler::latency::learn::{Ended, Learner, Observation};
+use scheduler::latency::{Calibration, LatencyModel, Prediction};
+use scheduler::{EndpointRef, Incarnation, Slot};
+use serde_json::json;
+
+use crate::rivals::{Rival, Said};
+use crate::rows::{Row, Target, Trace};
+
+#[derive(Parser)]
+#[command(about = "Latency predictors on measurements of real engines", version)]
+struct Args {
+    /// Leave out the last 30 % of each file: what may be looked at while choosing constants.
+    #[arg(long)]
+    tune: bool,
+    /// Only files whose name contains this.
+    #[arg(long, default_value = "")]
+    only: String,
+    /// Ours alone.
+    #[arg(long)]
+    ours: bool,
+    /// Where the figures go.
+    #[arg(long, default_value = "target/bench/predictor.json")]
+    out: String,
+}
+
+/// The part of a file that is learned from first.
+const FIRST: f64 = 0.7;
+
+/// Rows after which rivals are fitted again, and below which they say nothing.
+const REFIT_ROWS: usize = 100;
+
+/// The files do not say which pod served; so it is one.
+const POD: EndpointRef = EndpointRef { slot: Slot(0), incarnation: Incarnation(1) };
+
+/// One line of the result.
+struct Line {
+    trace: String,
+    target: Target,
+    model: String,
+    calibration: Calibration,
+    abstained: u64,
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "predictor-eval: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<(), String> {
+    let mut lines = Vec::new();
+    for mut trace in rows::all()? {
+        if !trace.name.contains(&args.only) {
+            continue;
+        }
+        if args.tune {
+            trace.keep_first(FIRST);
+        }
+        ours(&trace, &mut lines);
+        if !args.ours {
+            for target in [Target::Ttft, Target::Tpot] {
+                rivals::ALL.iter().for_each(|rival| theirs(&trace, target, *rival, &mut lines));
+            }
+        }
+    }
+    print(&lines);
+    if !args.tune {
+        write(&lines, Path::new(&args.out))?;
+    }
+    Ok(())
+}
+
+/// Ours, as served and frozen.
+fn ours(trace: &Trace, lines: &mut Vec<Line>) {
+    let split = trace.split(FIRST);
+    for frozen in [false, true] {
+        let mut learner = Learner::default();
+        let mut model: Option<LatencyModel> = None;
+        let mut said: Vec<Option<Prediction>> = vec![None; trace.rows.len()];
+        let mut results = [(Calibration::default(), 0); 2];
+        for event in trace.events() {
+            match event {
+                rows::Event::Picked(at) => {
+                    let predicted =
+                        model.as_ref().zip(trace.rows.get(at)).and_then(|(model, row)| model.predict(POD, &row.conditions).ok());
+                    if let Some(place) = said.get_mut(at) {
+                        *place = predicted;
+                    }
+                }
+                rows::Event::Known(at) => {
+                    let Some(row) = trace.rows.get(at) else { continue };
+                    let fresh = || model.as_ref().and_then(|model| model.predict(POD, &row.conditions).ok());
+                    let predicted = if frozen && at >= split { fresh() } else { said.get(at).copied().flatten() };
+                    if at >= split {
+                        count(&mut results, row, predicted);
+                    }
+                    if at < split || !frozen {
+                        learner.observe(&observation(row), predicted.as_ref());
+                        model = learner.publish(row.known_ms).or(model);
+                    }
+                }
+            }
+        }
+        let name = if frozen { "switchpoint-frozen" } else { "switchpoint" };
+        for (target, (calibration, abstained)) in [Target::Ttft, Target::Tpot].into_iter().zip(results) {
+            lines.push(Line { trace: trace.name.clone(), target, model: name.to_owned(), calibration, abstained });
+        }
+        if let Some(model) = &model {
+            let _ = writeln!(
+                std::io::stderr(),
+                "{} {name}: {:?}, trees {:?}, {} bytes",
+                trace.name,
+                learner.standing(),
+                model.trees(),
+                model.bytes()
+            );
+        }
+    }
+}
+
+fn count(results: &mut [(Calibration, u64); 2], row: &Row, predicted: Option<Prediction>) {
+    let [ttft, tpot] = results;
+    for ((calibration, abstained), actual, of) in [
+        (ttft, row.ttft_ms, (|p: &Prediction| (p.ttft_ms, p.ttft_p90_ms)) as fn(&Prediction) -> (f32, f32)),
+        (tpot, row.tpot_ms, |p| (p.tpot_ms, p.tpot_p90_ms)),
+    ] {
+        let Some(actual) = actual else { continue };
+        match predicted.as_ref().map(of) {
+            Some((middle, p90)) => calibration.add(middle, p90, actual),
+            None => *abstained += 1,
+        }
+    }
+}
+
+fn observation(row: &Row) -> Observation {
+    let Row { conditions, ttft_ms, tpot_ms, .. } = *row;
+    let (output_tokens, first_token, gap) = (None, None, None);
+    Observation { endpoint: POD, conditions, ended: Ended::Done, ttft_ms, tpot_ms, output_tokens, first_token, gap }
+}
+
+/// One rival for one target, as served and frozen.
+fn theirs(trace: &Trace, target: Target, rival: Rival, lines: &mut Vec<Line>) {
+    let split = trace.split(FIRST);
+    let known = |upto: usize| -> Vec<(&Row, f32)> {
+        let rows = trace.rows.iter().take(upto);
+        rows.filter_map(|row| row.actual(target).map(|actual| (row, actual))).collect()
+    };
+    let frozen = rival.fit(&known(split));
+    let (mut fitted, mut fitted_rows) = (None, 0);
+    let mut said: Vec<Option<Said>> = vec![None; trace.rows.len()];
+    let (mut served, mut still, mut abstained) = (Calibration::default(), Calibration::default(), 0);
+    for event in trace.events() {
+        match event {
+            rows::Event::Picked(at) => {
+                if let (Some(fitted), Some(row), Some(place)) = (&fitted, trace.rows.get(at), said.get_mut(at)) {
+                    *place = Some(rival.say(fitted, row));
+                }
+            }
+            rows::Event::Known(at) => {
+                let Some((row, actual)) = trace.rows.get(at).and_then(|row| Some((row, row.actual(target)?))) else { continue };
+                if at >= split {
+                    let now = rival.say(&frozen, row);
+                    still.add(now.middle_ms, now.p90_ms, actual);
+                    match said.get(at).copied().flatten() {
+                        Some(said) => served.add(said.middle_ms, said.p90_ms, actual),
+                        None => abstained += 1,
+                    }
+                }
+                // In time order, all rows before this one are known.
+                if at + 1 >= fitted_rows + REFIT_ROWS {
+                    fitted = Some(rival.fit(&known(at + 1)));
+                    fitted_rows = at + 1;
+                }
+            }
+        }
+    }
+    let name = rival.name();
+    let line = |model: String, calibration, abstained| Line { trace: trace.name.clone(), target, model, calibration, abstained };
+    lines.push(line(name.to_owned(), served, abstained));
+    lines.push(line(format!("{name}-frozen"), still, 0));
+}
+
+fn print(lines: &[Line]) {
+    let mut out = std::io::stdout().lock();
+    let mut heading = None;
+    let mut sorted: Vec<&Line> = lines.iter().collect();
+    sorted.sort_by_key(|line| (line.trace.clone(), line.target.name(), line.model.ends_with("-frozen")));
+    for line in sorted {
+        let this = (line.trace.clone(), line.target);
+        if heading.as_ref() != Some(&this) {
+            let _ = writeln!(
+                out,
+                "\n{} {}{:>42}{:>9}{:>14}{:>10}{:>8}{:>10}",
+                line.trace,
+                line.target.name(),
+                "",
+                "MAPE",
+                "pinball@0.9",
+                "coverage",
+                "n",
+                "abstained"
+            );
+            heading = Some(this);
+        }
+        let c = &line.calibration;
+        let percent = |share: Option<f64>| share.map_or_else(|| "-".to_owned(), |share| format!("{:.1} %", 100.0 * share));
+        let pinball = c.pinball90_ms().map_or_else(|| "-".to_owned(), |ms| format!("{ms:.3} ms"));
+        let worse = if is_worse(line, lines) { "  worse than another" } else { "" };
+        let _ = writeln!(
+            out,
+            "  {:<24}{:>40}{pinball:>16}{:>10}{:>8}{:>8}{worse}",
+            line.model,
+            percent(c.mape()),
+            percent(c.coverage90()),
+            c.count(),
+            line.abstained
+        );
+    }
+}
+
+/// Is a line of ours, by its pinball loss or by its MAPE, worse than another's?
+fn is_worse(line: &Line, lines: &[Line]) -> bool {
+    let frozen = line.model.ends_with("-frozen");
+    let alike = |other: &&Line| (&other.trace, other.target) == (&line.trace, line.target) && other.model.ends_with("-frozen") == frozen;
+    let above = |a: Option<f64>, b: Option<f64>| a.zip(b).is_some_and(|(a, b)| a > b);
+    let c = &line.calibration;
+    let better = |other: &Line| above(c.pinball90_ms(), other.calibration.pinball90_ms()) || above(c.mape(), other.calibration.mape());
+    line.model.starts_with("switchpoint") && lines.iter().filter(alike).any(better)
+}
+
+fn write(lines: &[Line], path: &Path) -> Result<(), String> {
+    let row = |line: &Line| {
+        let c = &line.calibration;
+        let (mape, pinball90, coverage90) = (c.mape(), c.pinball90_ms(), c.coverage90());
+        json!({"trace": line.trace, "target": line.target.name(), "model": line.model, "mape": mape, "pinball90": pinball90, "coverage90": coverage90, "n": c.count(), "abstained": line.abstained})
+    };
+    let text = json!({"rows": lines.iter().map(row).collect::<Vec<_>>()});
+    let failed = |error: std::io::Error| format!("{}: {error}", path.display());
+    std::fs::create_dir_all(path.parent().unwrap_or(Path::new("."))).map_err(failed)?;
+    std::fs::write(path, format!("{text:#}\n")).map_err(failed)
+}

@@ -1,0 +1,203 @@
+//! Measurements of real engines as rows: what was true when a request was picked, and what it saw.
+//!
+//! Rows of the H200 files stand in the order in which their outcomes were known; when a request was picked, they do not say. But what was under way then is
+//! in the row, and queues are served in turn: so about as many outcomes became known between its pick and its own as there were requests before it.
+//! They come from two pods, each request gives up to two rows, and the files hold about half of all: twice as many rows as requests. So what
+//! is predicted of a row may use what stands that far above it, and nothing below.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+
+use flate2::read::MultiGzDecoder;
+use scheduler::latency::Conditions;
+use serde_json::Value;
+
+/// Which of the two times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    Ttft,
+    Tpot,
+}
+
+/// One request; of some files, only one of its times.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Row {
+    pub(crate) conditions: Conditions,
+    pub(crate) ttft_ms: Option<f32>,
+    pub(crate) tpot_ms: Option<f32>,
+    /// When it was picked, and when what it saw was known, ms since the first; for files without a clock, on one that ticks with every row.
+    pub(crate) picked_ms: u64,
+    pub(crate) known_ms: u64,
+}
+
+/// One file.
+pub(crate) struct Trace {
+    pub(crate) name: String,
+    /// In the order in which outcomes were known.
+    pub(crate) rows: Vec<Row>,
+}
+
+/// What happens to a row, by its position.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Event {
+    Picked(usize),
+    Known(usize),
+}
+
+const H200: [&str; 3] = ["sharegpt", "bimodal", "chatbot-synthetic"];
+const SERVING_SIM: [&str; 3] = ["llama31-8b_rtx4090", "llama31-8b_rtxpro6000", "qwen3-32b_tp2_rtxpro6000"];
+
+/// Milliseconds a row, where a file has no clock.
+const TICK_MS: u64 = 100;
+
+/// Rows between pick and outcome for each request that was under way.
+const ROWS_A_REQUEST: f64 = 2.0;
+
+/// All files.
+pub(crate) fn all() -> Result<Vec<Trace>, String> {
+    H200.iter().map(|name| h200(name)).chain(SERVING_SIM.iter().map(|name| serving_sim(name))).collect()
+}
+
+fn h200(name: &str) -> Result<Trace, String> {
+    let lines = lines(&format!("llmd_predictor_{name}-h200.jsonl.gz"))?;
+    let row = |(at, line): (usize, &Value)| {
+        let number = |key: &str| line.get(key).and_then(Value::as_f64).ok_or_else(|| format!("{name}: line {at} has no {key}"));
+        let requests = number("num_request_running")?;
+        let prompt = narrow(number("input_token_length")?);
+        let time = |ms: f64| (ms > 0.0).then(|| narrow(ms));
+        let conditions = Conditions {
+            queued: Some(narrow(number("num_request_waiting")?)),
+            running: None,
+            requests: narrow(requests),
+            prefill_tokens: narrow(number("prefill_tokens_in_flight")?),
+            context_tokens: 0.0,
+            kv_utilization: Some(narrow(number("kv_cache_percentage")?)),
+            prompt_tokens: prompt,
+            // The engines of these files ran without a prefix cache, so all of it is worked through.
+            uncached_tokens: prompt,
+        };
+        let known_ms = TICK_MS * (at as u64 + 1);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of rows")]
+        let before_ms = TICK_MS * (1 + (ROWS_A_REQUEST * requests).ceil() as u64);
+        let picked_ms = known_ms.saturating_sub(before_ms);
+        Ok(Row { conditions, ttft_ms: time(number("actual_ttft_ms")?), tpot_ms: time(number("actual_tpot_ms")?), picked_ms, known_ms })
+    };
+    let rows = lines.iter().enumerate().map(row).collect::<Result<_, String>>()?;
+    Ok(Trace { name: format!("h200-{name}"), rows })
+}
+
+/// One request of a run.
+struct Run {
+    input: f64,
+    output: f64,
+    queued: f64,
+    scheduled: f64,
+    first: f64,
+    last: f64,
+}
+
+/// The runs tell when each request came, was scheduled, and had its first and last token; from that follows what was under way at any time. Every request's
+/// times are known at its last token, when its observation would come.
+fn serving_sim(name: &str) -> Result<Trace, String> {
+    let lines = lines(&format!("llmservingsim_vllm_{name}_requests.jsonl.gz"))?;
+    let run = |line: &Value| {
+        let number = |key: &str| line.get(key)?.as_f64();
+        let (queued, scheduled) = (number("queued_ts")?, number("scheduled_ts")?);
+        let (first, last) = (number("first_token_ts")?, number("last_token_ts")?);
+        Some(Run { input: number("input_toks")?, output: number("output_toks")?, queued, scheduled, first, last })
+    };
+    let runs: Vec<Run> = lines.iter().map(run).collect::<Option<_>>().ok_or_else(|| format!("{name}: a line is not as known"))?;
+    let start = runs.iter().map(|run| run.queued).fold(f64::INFINITY, f64::min);
+    let mut rows: Vec<Row> = runs.iter().map(|run| observed(run, &runs, start)).collect();
+    rows.sort_by_key(|row| row.known_ms);
+    Ok(Trace { name: format!("llmservingsim-{name}"), rows })
+}
+
+fn observed(run: &Run, runs: &[Run], start: f64) -> Row {
+    let now = run.queued;
+    let there: Vec<&Run> = runs.iter().filter(|other| other.queued < now && now < other.last).collect();
+    let count = |of: &dyn Fn(&Run) -> f64| narrow(there.iter().map(|other| of(other)).sum());
+    let if_so = |so: bool, value: f64| if so { value } else { 0.0 };
+    let done = |other: &Run| other.output * (now - other.first) / (other.last - other.first).max(1e-9);
+    let conditions = Conditions {
+        queued: Some(count(&|other| if_so(other.scheduled > now, 1.0))),
+        running: Some(count(&|other| if_so(other.scheduled <= now, 1.0))),
+        requests: count(&|_| 1.0),
+        prefill_tokens: count(&|other| if_so(other.first > now, other.input)),
+        context_tokens: count(&|other| if_so(other.first <= now, other.input + done(other))),
+        kv_utilization: None,
+        prompt_tokens: narrow(run.input),
+        uncached_tokens: narrow(run.input),
+    };
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "milliseconds of a run of minutes")]
+    let ms = |at: f64| ((at - start) * 1e3) as u64;
+    Row {
+        conditions,
+        ttft_ms: Some(narrow((run.first - run.queued) * 1e3)),
+        tpot_ms: (run.output > 1.0).then(|| narrow((run.last - run.first) * 1e3 / (run.output - 1.0))),
+        picked_ms: ms(run.queued),
+        known_ms: ms(run.last),
+    }
+}
+
+// === impl Target ===
+
+impl Target {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Ttft => "ttft",
+            Self::Tpot => "tpot",
+        }
+    }
+}
+
+// === impl Row ===
+
+impl Row {
+    pub(crate) fn actual(&self, target: Target) -> Option<f32> {
+        match target {
+            Target::Ttft => self.ttft_ms,
+            Target::Tpot => self.tpot_ms,
+        }
+    }
+}
+
+// === impl Trace ===
+
+impl Trace {
+    /// How many rows are in the first part.
+    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some thousands of rows")]
+    pub(crate) fn split(&self, part: f64) -> usize {
+        (self.rows.len() as f64 * part) as usize
+    }
+
+    /// Forgets the rest.
+    pub(crate) fn keep_first(&mut self, part: f64) {
+        self.rows.truncate(self.split(part));
+    }
+
+    /// All picks and outcomes, by time; what becomes known at the moment of a pick, the pick does not see.
+    pub(crate) fn events(&self) -> Vec<Event> {
+        let events = |(at, row): (usize, &Row)| [(row.picked_ms, 0, at, Event::Picked(at)), (row.known_ms, 1, at, Event::Known(at))];
+        let mut events: Vec<_> = self.rows.iter().enumerate().flat_map(events).collect();
+        events.sort_by_key(|(ms, order, at, _)| (*ms, *order, *at));
+        events.into_iter().map(|(.., event)| event).collect()
+    }
+}
+
+fn lines(file: &str) -> Result<Vec<Value>, String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("data").join(file);
+    let open = File::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let lines = BufReader::new(MultiGzDecoder::new(open)).lines();
+    let value = |line: std::io::Result<String>| {
+        let line = line.map_err(|error| format!("{file}: {error}"))?;
+        serde_json::from_str(&line).map_err(|error| format!("{file}: {error}"))
+    };
+    lines.map(value).collect()
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "rounding is meant")]
+fn narrow(number: f64) -> f32 {
+    number as f32
+}
