@@ -18,6 +18,7 @@ use crate::config::{ConfigStatus, Resolved};
 use crate::counters::Totals;
 use crate::discovered;
 use crate::explain::{self, QUESTION_BYTES_MAX, Question};
+use crate::latency::Learners;
 use crate::metrics;
 use crate::persist::SnapshotFile;
 use crate::pool::{Absence, Absentee, Member, MetricsStatus, PoolView};
@@ -45,6 +46,7 @@ pub fn router(admin: Admin) -> Router {
         .route("/debug/instances", get(instances))
         .route("/debug/state", get(state))
         .route("/debug/config", get(config))
+        .route("/debug/model", get(model))
         .route("/debug/explain", post(why).layer(DefaultBodyLimit::max(QUESTION_BYTES_MAX)))
         .with_state(admin)
 }
@@ -190,6 +192,11 @@ async fn state(State(Admin { shared, snapshot, .. }): State<Admin>) -> Json<Valu
         "proxies": proxies.values().map(proxy_row).collect::<Vec<_>>(),
         "eds_streams": eds.open.values().map(eds_row).collect::<Vec<_>>(),
     }))
+}
+
+/// What was learned of each pool, how good it is, and why nothing is predicted where nothing is.
+async fn model(State(Admin { shared, .. }): State<Admin>) -> Json<Value> {
+    Json(shared.learners.get().map_or_else(|| json!({ "pools": [] }), Learners::shown))
 }
 
 async fn config(State(Admin { shared, .. }): State<Admin>) -> Json<Value> {

@@ -280,7 +280,9 @@ impl Exposition {
         let gauges: [(&str, &str, fn(&Score) -> f64); 3] = [
             ("switchpoint_latency_mape", "Mean error of the newest predictions, relative to what came.", |s| s.mape),
             ("switchpoint_latency_pinball90_milliseconds", "Pinball loss at 0.9 of the newest predictions.", |s| s.pinball90_ms),
-            ("switchpoint_latency_coverage90", "Share of the newest requests that took no longer than the predicted P90.", |s| s.coverage90),
+            ("switchpoint_latency_coverage90", "Share of the newest requests that took no longer than the predicted P90.", |s| {
+                s.coverage90
+            }),
         ];
         for (name, help, of) in gauges {
             page.gauge(name, help, scores().filter(|(_, score)| score.recent > 0).map(|(labels, score)| (labels, of(&score))))?;
@@ -306,7 +308,11 @@ impl Exposition {
             let relay = self.shared.relay();
             self.pools.iter().map(|p| (pool_label(p), relay.dropped(&p.view.name))).collect()
         };
-        page.counter("switchpoint_placements_dropped", "Prompts placed at one proxy that another was not told of, as there were too many.", dropped)
+        page.counter(
+            "switchpoint_placements_dropped",
+            "Prompts placed at one proxy that another was not told of, as there were too many.",
+            dropped,
+        )
     }
 
     fn daemon(&self, page: &mut Page<'_>) -> fmt::Result {
