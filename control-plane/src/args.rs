@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::config::STRATEGY_VARIABLE;
+use crate::lease::LeaseArgs;
 use crate::registration::{Instances, Register};
 
 const EXAMPLES: &str = "\
@@ -177,6 +178,10 @@ pub struct Serve {
     /// What is configured about requests.
     #[command(flatten)]
     pub objects: ObjectsArgs,
+
+    /// Who leads, where there are several daemons.
+    #[command(flatten)]
+    pub lease: LeaseArgs,
 
     /// Where to keep what the next start must know (slots, incarnations, hash secret); without it a restart costs proxies their prefix state.
     #[arg(long, env = "SWITCHPOINT_SNAPSHOT_FILE", value_name = "FILE")]
@@ -399,7 +404,7 @@ pub struct StateTls {
 }
 
 /// TLS of the admin listener; in clear when not given.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "TLS of the admin listener")]
 pub struct AdminTls {
     /// Certificate with its chain, PEM; read again when it changes.

@@ -32,6 +32,7 @@ pub mod counters;
 pub mod eds;
 pub mod etcd_access;
 pub mod explain;
+pub mod lease;
 pub mod ext_proc;
 pub mod latency;
 pub mod push;

@@ -17,6 +17,7 @@ use crate::args::{AdminTls, EndpointTlsArgs, ObjectsArgs, ScrapeArgs, Serve, Sta
 use crate::config::Latency;
 use crate::eds::EdsServer;
 use crate::ext_proc;
+use crate::lease;
 use crate::listen::{Incoming, TlsFiles, listen};
 use crate::objects::ObjectsSource;
 use crate::persist::{Saved, SnapshotFile};
@@ -57,6 +58,9 @@ pub enum Fatal {
     /// Signals cannot be heard.
     #[error("cannot listen for signals: {0}")]
     Signals(io::Error),
+    /// Another daemon may lead from now on.
+    #[error("the lease is lost")]
+    LeaseLost,
     /// A task ended that never should.
     #[error("{0} ended unexpectedly")]
     TaskEnded(&'static str),
@@ -67,12 +71,23 @@ pub enum Fatal {
 /// # Errors
 /// [`Fatal`] says why it could not start, or had to stop.
 pub async fn serve(args: Serve) -> Result<(), Fatal> {
+    let mut lease = args.lease.clone().want().await?;
+    if let Some(lease) = &mut lease {
+        tokio::select! {
+            led = lease.stand_by(args.listen_admin, admin_files(args.admin_tls.clone())) => led?,
+            signal = signalled() => return signal.map(drop),
+        }
+    }
     let mut daemon = Daemon::start(args).await?;
     let ended = tokio::select! {
         signal = signalled() => signal.map(|name| tracing::info!(signal = name, "stopping")),
         task = daemon.task_ended() => Err(Fatal::TaskEnded(task)),
+        () = lease::lost(&mut lease) => Err(Fatal::LeaseLost),
     };
     daemon.stop().await;
+    if let Some(lease) = lease {
+        lease.give_back().await;
+    }
     ended
 }
 
