@@ -1,6 +1,7 @@
 //! The reasons of a decision as JSON: one compact header, the daemon's answer, or a record to make it again by.
 
-use scheduler::{Decision, EndpointIndex, Explanation, ProfileExplanation, Snapshot};
+use scheduler::latency::Abstention;
+use scheduler::{Decision, EndpointIndex, Explanation, ProfileExplanation, Prospect, Slo, Snapshot};
 
 use crate::json::write::Writer;
 use crate::record::Record;
@@ -108,11 +109,38 @@ fn candidates(w: &mut Writer, snapshot: &Snapshot, explanation: &Explanation, pr
                     w.object(|w| {
                         w.name("cached_tokens").plain(explanation.prompt_tokens.saturating_sub(uncached));
                         w.name("uncached_tokens").plain(uncached);
+                        if let Some(prospect) = explanation.prospects.get(index.get()) {
+                            prospect_members(w, prospect, explanation.asks);
+                        }
                     });
                 });
             });
         }
     });
+}
+
+/// What is predicted, and for a request with an SLO what that leaves, and why it would be too late there.
+fn prospect_members(w: &mut Writer, prospect: &Result<Prospect, Abstention>, asks: Slo) {
+    let prospect = match prospect {
+        Ok(prospect) => prospect,
+        Err(why) => return w.name("abstains").string(why.reason()),
+    };
+    let times = [("ttft", prospect.ttft), ("tpot", prospect.tpot)];
+    for (name, time) in times {
+        w.name(name).object(|w| {
+            w.name("ms").plain(rounded(time.predicted_ms));
+            if asks.any() && time.limit_ms.is_finite() {
+                w.name("limit_ms").plain(rounded(time.limit_ms));
+                w.name("limit_of").string(if time.of_others { "others there" } else { "the request" });
+                w.name("headroom_ms").plain(rounded(time.left_ms()));
+            }
+        });
+    }
+    if asks.any() {
+        w.name("valid").plain(prospect.is_valid());
+        w.name("idle").plain(prospect.idle);
+        w.name("late").strings(times.into_iter().filter(|(_, time)| time.is_exceeded()).map(|(name, _)| name));
+    }
 }
 
 fn rounded(score: f32) -> f64 {

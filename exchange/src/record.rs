@@ -8,13 +8,17 @@ mod replay;
 
 pub use replay::{InvalidRecord, RECORD_BYTES_MAX, Recorded, Replay};
 
-use scheduler::in_flight::Load;
+use scheduler::in_flight::{Load, Running};
+use scheduler::latency::Prediction;
 use scheduler::{AdapterRoom, Endpoint, EndpointMetrics, Local, Readiness, Request, Rng, Snapshot};
 
 use crate::json::write::Writer;
 
 /// The most endpoints of a pool whose decisions are recorded: a record is a line of a log, some 200 bytes for each endpoint.
 pub const RECORDED_ENDPOINTS_MAX: usize = 256;
+
+/// Running requests told of each endpoint: the strictest, which are those that count.
+const RUNNING_MAX: usize = 4;
 
 /// A decision about to be made, as JSON.
 #[derive(Debug)]
@@ -39,6 +43,7 @@ impl Record {
             w.name("rng").plain(rng.state());
             w.name("metrics_stale").plain(local.metrics_stale);
             w.name("request").object(|w| request_members(w, request));
+            let prospects = scheduler::prospects(snapshot, request, local);
             w.name("endpoints").array(|w| {
                 for ((endpoint, metrics), index) in snapshot.endpoints().iter().zip(snapshot.metrics()).zip(snapshot.indices()) {
                     w.object(|w| {
@@ -52,6 +57,12 @@ impl Record {
                             AdapterRoom::Loaded => w.string("loaded"),
                             AdapterRoom::Free => w.string("free"),
                             AdapterRoom::Full { displaced_used } => w.plain(displaced_used),
+                        }
+                        if let Some(prospect) = prospects.get(index.get()) {
+                            let predicted = prospect.as_ref().ok().map(|prospect| &prospect.prediction);
+                            w.name("predicted").option(predicted, prediction);
+                            let queue = local.in_flight.running(endpoint.id);
+                            w.name("running").array(|w| queue.iter().take(RUNNING_MAX).for_each(|running| running_members(w, running)));
                         }
                         metrics_members(w, metrics);
                     });
@@ -71,6 +82,24 @@ impl Record {
     }
 }
 
+/// As `[ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms]`.
+fn prediction(w: &mut Writer, prediction: &Prediction) {
+    let Prediction { ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms } = *prediction;
+    w.array(|w| [ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms].into_iter().for_each(|ms| w.plain(ms)));
+}
+
+/// One of the requests with an SLO that this proxy has there.
+fn running_members(w: &mut Writer, running: &Running) {
+    w.object(|w| {
+        w.name("id").plain(running.id);
+        w.name("ttft_slo_us").option(running.slo.ttft_us, |w, us| w.plain(us));
+        w.name("tpot_slo_us").option(running.slo.tpot_us, |w, us| w.plain(us));
+        w.name("predicted").option(running.predicted.as_ref(), prediction);
+        w.name("ttft_ms").option(running.ttft_ms, |w, ms| w.plain(ms));
+        w.name("tpots_ms").array(|w| running.tpots_ms.iter().for_each(|ms| w.plain(ms)));
+    });
+}
+
 fn request_members(w: &mut Writer, request: &Request<'_>) {
     w.name("model").string(request.model);
     w.name("priority").plain(request.priority);
@@ -81,6 +110,11 @@ fn request_members(w: &mut Writer, request: &Request<'_>) {
     w.name("max_tokens").option(request.max_tokens, |w, tokens| w.plain(tokens));
     w.name("media_items").plain(request.media_items);
     w.name("headers").object(|w| request.headers.iter().for_each(|&(name, value)| w.name(name).string(value)));
+    if request.slo.any() || request.prediction_based {
+        w.name("slo_ttft_us").option(request.slo.ttft_us, |w, us| w.plain(us));
+        w.name("slo_tpot_us").option(request.slo.tpot_us, |w, us| w.plain(us));
+        w.name("prediction_based").plain(request.prediction_based);
+    }
     w.name("subset").option(request.subset, |w, subset| w.string(&subset.to_string()));
 }
 

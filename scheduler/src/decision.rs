@@ -2,6 +2,7 @@
 
 use crate::latency::Abstention;
 use crate::prospects::Prospect;
+use crate::slo::Slo;
 use crate::snapshot::EndpointIndex;
 
 /// The most endpoints a ranked list may hold. Each stands for one more attempt of the same request: beyond a few the pool has other troubles.
@@ -81,6 +82,8 @@ pub struct Explanation {
     /// Tokens of the prompt that each endpoint would have to work through, as it is believed to hold the others; parallel to the snapshot's
     /// endpoints.
     pub uncached_tokens: Vec<u32>,
+    /// What it asks of latency.
+    pub asks: Slo,
     /// What it would see at each endpoint, or why that is not known, parallel to the snapshot's endpoints; empty where nobody asked.
     pub prospects: Vec<Result<Prospect, Abstention>>,
     /// Everyone who was dropped before any profile ran, in the order it happened.

@@ -12,7 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod schedule;
-pub use schedule::{Run, SETTLED_MS, schedule};
+pub use schedule::{Run, SETTLED_MS, schedule, schedule_again};
 
 mod snapshot;
 pub use snapshot::{
@@ -27,7 +27,7 @@ mod slo;
 pub use slo::Slo;
 
 mod prospects;
-pub use prospects::{Headroom, Promise, Prospect, promise};
+pub use prospects::{Headroom, Promise, Prospect, promise, prospects};
 
 mod local;
 pub use local::{AdapterRoom, Local};

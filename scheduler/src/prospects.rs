@@ -7,7 +7,7 @@
 use std::cell::OnceCell;
 
 use crate::in_flight::Load;
-use crate::latency::{Abstention, Conditions, LatencyModel, Prediction};
+use crate::latency::{Abstention, Conditions, Prediction};
 use crate::local::Local;
 use crate::plugin::Context;
 use crate::producer::LatencySettings;
@@ -23,6 +23,8 @@ pub struct Headroom {
     /// What it may be, ms: the lower of the request's own SLO and the lowest there. Infinite where there is neither; 0 for a request that has no
     /// SLO at all, which leaves the endpoint of the lowest latency the most headroom.
     pub limit_ms: f32,
+    /// The limit is that of others who are there, not the request's own.
+    pub of_others: bool,
 }
 
 /// What one request would see at one endpoint.
@@ -51,7 +53,11 @@ pub struct Promise {
 
 /// The column of prospects of one decision.
 #[derive(Debug, Default)]
-pub struct Prospects(OnceCell<Vec<Result<Prospect, Abstention>>>);
+pub struct Prospects {
+    column: OnceCell<Vec<Result<Prospect, Abstention>>>,
+    /// What was predicted when the decision was first made, in place of the model.
+    recorded: Option<Vec<Option<Prediction>>>,
+}
 
 // === impl Headroom ===
 
@@ -87,11 +93,15 @@ impl Prospect {
     fn of(prediction: Prediction, load: Load, own: Slo, settings: LatencySettings) -> Self {
         let (ttft_ms, tpot_ms) = settings.counted(&prediction);
         let lowest = own.strictest(Slo { ttft_us: load.ttft_slo_us, tpot_us: load.tpot_slo_us });
-        let limit = |us: Option<u32>| if own.any() { us.map_or(f32::INFINITY, ms) } else { 0.0 };
+        let headroom = |predicted_ms, lowest: Option<u32>, own_us: Option<u32>, factor| Headroom {
+            predicted_ms,
+            limit_ms: if own.any() { lowest.map_or(f32::INFINITY, ms) * factor } else { 0.0 },
+            of_others: lowest != own_us,
+        };
         Self {
             prediction,
-            ttft: Headroom { predicted_ms: ttft_ms, limit_ms: limit(lowest.ttft_us) },
-            tpot: Headroom { predicted_ms: tpot_ms, limit_ms: limit(lowest.tpot_us) * settings.slo_buffer_factor },
+            ttft: headroom(ttft_ms, lowest.ttft_us, own.ttft_us, 1.0),
+            tpot: headroom(tpot_ms, lowest.tpot_us, own.tpot_us, settings.slo_buffer_factor),
             idle: load.requests == 0,
         }
     }
@@ -102,36 +112,51 @@ impl Prospect {
 impl Prospects {
     /// Parallel to the snapshot's endpoints; empty where nothing is predicted.
     pub(crate) fn get(&self, context: &Context<'_>) -> &[Result<Prospect, Abstention>] {
-        self.0.get_or_init(|| predict(context))
+        self.column.get_or_init(|| self.predict(context))
+    }
+
+    /// Those of a decision that is made again.
+    pub(crate) fn recorded(predicted: Vec<Option<Prediction>>) -> Self {
+        Self { recorded: Some(predicted), ..Self::default() }
+    }
+
+    fn predict(&self, context: &Context<'_>) -> Vec<Result<Prospect, Abstention>> {
+        let Some(settings) = settings_in_force(context.snapshot) else { return Vec::new() };
+        let prospect = |(predicted, index): (Result<Prediction, Abstention>, EndpointIndex)| {
+            predicted.map(|prediction| Prospect::of(prediction, context.load(index), context.request.slo, settings))
+        };
+        let mut predicted = Vec::with_capacity(context.snapshot.endpoints().len());
+        match (&self.recorded, context.snapshot.latency()) {
+            (Some(recorded), _) => predicted.extend(recorded.iter().map(|known| known.ok_or(Abstention::TooLittleData))),
+            (None, Some(model)) => {
+                let rows = context.snapshot.endpoints().iter().zip(context.snapshot.indices());
+                let at_pick = |index| Conditions::at_pick(context.snapshot, &context.local, context.request, index);
+                model.predict_all(rows.map(|(endpoint, index)| (endpoint.id, at_pick(index))), &mut predicted);
+            }
+            (None, None) => {}
+        }
+        predicted.into_iter().zip(context.snapshot.indices()).map(prospect).collect()
     }
 }
 
-fn predict(context: &Context<'_>) -> Vec<Result<Prospect, Abstention>> {
-    let Some((model, settings)) = in_force(context.snapshot) else { return Vec::new() };
-    let mut predicted = Vec::with_capacity(context.snapshot.endpoints().len());
-    let rows = context.snapshot.endpoints().iter().zip(context.snapshot.indices());
-    model.predict_all(
-        rows.map(|(endpoint, index)| (endpoint.id, Conditions::at_pick(context.snapshot, &context.local, context.request, index))),
-        &mut predicted,
-    );
-    let prospect = |(predicted, index): (Result<Prediction, Abstention>, EndpointIndex)| {
-        predicted.map(|prediction| Prospect::of(prediction, context.load(index), context.request.slo, settings))
-    };
-    predicted.into_iter().zip(context.snapshot.indices()).map(prospect).collect()
+/// How predictions are used, where there are any.
+fn settings_in_force(snapshot: &Snapshot) -> Option<LatencySettings> {
+    let pipeline = snapshot.pipeline();
+    Some(pipeline.production().latency).filter(|settings| pipeline.predicts() && settings.predict)
 }
 
-/// The model that the pool's requests are predicted by, when they are to be.
-fn in_force(snapshot: &Snapshot) -> Option<(&LatencyModel, LatencySettings)> {
-    let pipeline = snapshot.pipeline();
-    let settings = pipeline.production().latency;
-    snapshot.latency().filter(|_| pipeline.predicts() && settings.predict).map(|model| (model, settings))
+/// What `request` would see at each endpoint, parallel to the snapshot's, or why that is not known; empty where nothing is predicted.
+#[must_use]
+pub fn prospects(snapshot: &Snapshot, request: &Request<'_>, local: Local<'_>) -> Vec<Result<Prospect, Abstention>> {
+    let prospects = Prospects::default();
+    prospects.predict(&Context { snapshot, request, local, prospects: &prospects })
 }
 
 /// What `request` is promised by being sent to `endpoint`, where it is not counted yet.
 #[must_use]
 pub fn promise(snapshot: &Snapshot, request: &Request<'_>, local: Local<'_>, endpoint: EndpointIndex) -> Promise {
     let slo = request.slo;
-    let (Some((model, settings)), Some(at)) = (in_force(snapshot), snapshot.endpoint(endpoint)) else {
+    let (Some(model), Some(settings), Some(at)) = (snapshot.latency(), settings_in_force(snapshot), snapshot.endpoint(endpoint)) else {
         return Promise { slo, counts: slo, predicted: None };
     };
     let conditions = Conditions::at_pick(snapshot, &local, request, endpoint);

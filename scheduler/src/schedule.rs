@@ -3,6 +3,7 @@
 use crate::candidates::{Candidates, unit};
 use crate::decision::{Decision, Drop, Explanation, ProfileExplanation, Ranked, ScoreColumn, Shed, Unavailable};
 use crate::filter::{Decoder, Ejected, Ready, ServesModel, Subset};
+use crate::latency::Prediction;
 use crate::local::Local;
 use crate::pipeline::{Pipeline, Profile};
 use crate::plugin::{Context, Filter};
@@ -45,14 +46,31 @@ pub fn schedule(
     request: &Request<'_>,
     local: Local<'_>,
     rng: &mut Rng,
-    mut explanation: Option<&mut Explanation>,
+    explanation: Option<&mut Explanation>,
 ) -> Decision {
-    let prospects = Prospects::default();
-    let context = Context { snapshot, request, local, prospects: &prospects };
+    decide(Context { snapshot, request, local, prospects: &Prospects::default() }, rng, explanation)
+}
+
+/// A decision made before, made again: as [`schedule`], with what was `predicted` then of each endpoint in place of what the model says now.
+#[must_use]
+pub fn schedule_again(
+    snapshot: &Snapshot,
+    request: &Request<'_>,
+    local: Local<'_>,
+    predicted: Vec<Option<Prediction>>,
+    rng: &mut Rng,
+    explanation: Option<&mut Explanation>,
+) -> Decision {
+    decide(Context { snapshot, request, local, prospects: &Prospects::recorded(predicted) }, rng, explanation)
+}
+
+fn decide(context: Context<'_>, rng: &mut Rng, mut explanation: Option<&mut Explanation>) -> Decision {
+    let Context { snapshot, request, prospects, .. } = context;
     if let Some(explanation) = explanation.as_deref_mut() {
         *explanation = Explanation {
             prompt_tokens: request.prompt_tokens,
             uncached_tokens: snapshot.indices().map(|index| context.uncached_tokens(index)).collect(),
+            asks: request.slo,
             prospects: prospects.get(&context).to_vec(),
             ..Explanation::default()
         };

@@ -1,9 +1,10 @@
 //! Reading a record, and making its decision again. For whoever looks on; no proxy does it.
 
 use scheduler::in_flight::{InFlight, Load, Prefills};
+use scheduler::latency::Prediction;
 use scheduler::{
     AdapterRoom, Decision, Endpoint, EndpointMetrics, Explanation, Local, LoraMetrics, Readiness, Request, Rng, Snapshot, SubsetHint,
-    Version, schedule,
+    Version, schedule_again,
 };
 use serde_json::Value;
 
@@ -88,7 +89,8 @@ impl Recorded {
         };
         let mut rng = Rng::seeded(number(&self.value, "rng")?);
         let mut explanation = Explanation::default();
-        let decision = request.with(|request| schedule(&snapshot, request, local, &mut rng, Some(&mut explanation)));
+        let predicted = pool.predicted;
+        let decision = request.with(|request| schedule_again(&snapshot, request, local, predicted, &mut rng, Some(&mut explanation)));
         Ok(Replay { snapshot, decision, explanation })
     }
 }
@@ -112,6 +114,7 @@ struct PoolRows {
     ejected: Vec<bool>,
     cold_picks: Vec<u64>,
     adapter_rooms: Vec<AdapterRoom>,
+    predicted: Vec<Option<Prediction>>,
 }
 
 // === impl RequestRow ===
@@ -191,7 +194,19 @@ impl PoolRows {
         self.ejected.push(row.get("ejected").and_then(Value::as_bool).unwrap_or(false));
         self.cold_picks.push(number(row, "cold_pick")?);
         self.adapter_rooms.push(row.get("adapter_room").map(read_adapter_room).unwrap_or_default());
+        self.predicted.push(prediction(row));
         Ok(())
+    }
+}
+
+fn prediction(row: &Value) -> Option<Prediction> {
+    #[expect(clippy::cast_possible_truncation, reason = "written from an f32")]
+    let ms = |value: &Value| value.as_f64().map(|ms| ms as f32);
+    match row.get("predicted")?.as_array()?.as_slice() {
+        [ttft, tpot, ttft_p90, tpot_p90] => {
+            Some(Prediction { ttft_ms: ms(ttft)?, tpot_ms: ms(tpot)?, ttft_p90_ms: ms(ttft_p90)?, tpot_p90_ms: ms(tpot_p90)? })
+        }
+        _ => None,
     }
 }
 

@@ -16,5 +16,6 @@ mod release;
 mod responses;
 mod restore;
 mod script;
+mod slo;
 mod tpot;
 mod workers;

@@ -77,7 +77,8 @@ pub fn pool() -> impl Strategy<Value = Vec<Row>> {
 }
 
 fn placed(at: usize, row: Row) -> Row {
-    let Row { mut endpoint, metrics, in_flight, prefill_tokens, matched_blocks, ejected, last_cold_pick, adapter_room, predicted, slo } = row;
+    let Row { mut endpoint, metrics, in_flight, prefill_tokens, matched_blocks, ejected, last_cold_pick, adapter_room, predicted, slo } =
+        row;
     let place = Row::new(at, &format!("pod-{at}")).endpoint;
     (endpoint.id, endpoint.name, endpoint.address) = (place.id, place.name, place.address);
     Row { endpoint, metrics, in_flight, prefill_tokens, matched_blocks, ejected, last_cold_pick, adapter_room, predicted, slo }

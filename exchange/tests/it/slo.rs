@@ -1,0 +1,267 @@
+//! SLOs over whole exchanges: what headers may say, what is promised, and that a promise binds everybody until it is kept or void.
+
+use exchange::pool::{OwnRow, PeerRow, RowHead};
+use exchange::record::Recorded;
+use exchange::{Exchange, Origin, Pool, Reply, ResponseHead, Settings, Step, Time};
+use scheduler::latency::LatencyModel;
+use scheduler::latency::step::StepModel;
+use scheduler::plugin::Value;
+use scheduler::{Decision, EndpointRef, Incarnation, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, Slo, Slot, Snapshot};
+
+use crate::release::roster;
+
+const ASKED: [(&str, &str); 2] = [("predictionbasedrouting", "true"), ("x-slo-tpot-ms", "80")];
+
+/// The proposal's example, as the daemon compiles it.
+fn pipeline(prediction: bool, slo_missing: &str, priority: u32) -> PipelineSpec {
+    let with = |plugin_type: &str, name: &str, value: Value| PluginSpec {
+        parameters: vec![(name.to_owned(), value)],
+        ..PluginSpec::of_type(plugin_type)
+    };
+    let part = |name: &str| ProfilePlugin { name: name.to_owned(), weight: 1.0 };
+    PipelineSpec {
+        plugins: vec![
+            PluginSpec::of_type("queue-scorer"),
+            with("slo-scorer", "shedBelowPriority", Value::Number(f64::from(priority))),
+            with("slo-aware-profile-handler", "sloMissing", Value::Text(slo_missing.to_owned())),
+            PluginSpec::of_type("slo-request-tracker"),
+            PluginSpec::of_type("max-score-picker"),
+        ],
+        profiles: vec![
+            ProfileSpec {
+                name: "default".to_owned(),
+                plugins: vec![part("slo-request-tracker"), part("queue-scorer"), part("max-score-picker")],
+            },
+            ProfileSpec {
+                name: "slo".to_owned(),
+                plugins: vec![part("slo-request-tracker"), part("slo-scorer"), part("max-score-picker")],
+            },
+        ],
+        profile_handler: "slo-aware-profile-handler".to_owned(),
+        latency_prediction: prediction,
+        ..PipelineSpec::default()
+    }
+}
+
+/// Two endpoints under this pipeline, that take these times for each token, and a tenth of a second to the first.
+fn pool_of(pipeline: &PipelineSpec, tpots_ms: [f32; 2]) -> Pool {
+    let two = roster(2, 1);
+    let snapshot =
+        Snapshot::try_new(two.version(), two.endpoints().to_vec(), two.metrics().to_vec(), Pipeline::build(pipeline).unwrap()).unwrap();
+    let mut pool = Pool::new(1, 1 << 10);
+    pool.install(snapshot, 7, 10_000);
+    pool.count_anew([]);
+    let model = tpots_ms
+        .into_iter()
+        .zip(0..)
+        .fold(LatencyModel::constant(100.0, 20.0), |model, (tpot_ms, slot)| model.with_endpoint(at(slot), 1.0, tpot_ms / 20.0));
+    pool.learned(StepModel::default(), Some(model));
+    pool
+}
+
+fn pool(tpots_ms: [f32; 2]) -> Pool {
+    pool_of(&pipeline(true, "refuse", 1), tpots_ms)
+}
+
+fn at(slot: u16) -> EndpointRef {
+    EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) }
+}
+
+fn ask(pool: &mut Pool, path: &str, headers: &[(&str, &str)], settings: &Settings) -> (Exchange, Step) {
+    let mut exchange = Exchange::new(Time(0));
+    let all: Vec<(&[u8], &[u8])> =
+        [(":method", "POST"), (":path", path)].iter().chain(headers).map(|(name, value)| (name.as_bytes(), value.as_bytes())).collect();
+    exchange.request_headers(settings, all.iter().copied(), false);
+    exchange.capture(pool, all.iter().copied());
+    let step = exchange.decide(settings, pool, None, br#"{"model":"m","prompt":"hello","stream":true}"#, Time(0));
+    (exchange, step)
+}
+
+/// Where a request goes, or how it is answered.
+fn sent(pool: &mut Pool, headers: &[(&str, &str)]) -> (Exchange, Result<String, Reply>) {
+    let (exchange, step) = ask(pool, "/v1/completions", headers, &Settings::default());
+    let to = match step {
+        Step::Forward(forward) => Ok(forward.set[0].1.split(',').next().unwrap().to_owned()),
+        Step::Reply(reply) => Err(reply),
+        Step::Park { .. } => panic!("parked"),
+    };
+    (exchange, to)
+}
+
+fn refused(headers: &[(&str, &str)], pipeline: &PipelineSpec) -> Option<(u16, String)> {
+    let mut pool = pool_of(pipeline, [20.0, 20.0]);
+    let (mut exchange, to) = sent(&mut pool, headers);
+    exchange.end(&mut pool, Time(0));
+    to.err().map(|reply| (reply.status, String::from_utf8(reply.body).unwrap()))
+}
+
+fn lowest(pool: &Pool, slot: u16) -> Slo {
+    let load = pool.in_flight().load(at(slot));
+    Slo { ttft_us: load.ttft_slo_us, tpot_us: load.tpot_slo_us }
+}
+
+fn tpot(us: u32) -> Slo {
+    Slo { tpot_us: Some(us), ..Slo::default() }
+}
+
+#[test]
+fn without_an_slo_every_inference_request_is_told_so_while_latency_is_predicted() {
+    for headers in [&[][..], &[("predictionbasedrouting", "true")], &[("predictionbasedrouting", "false")]] {
+        let (status, body) = refused(headers, &pipeline(true, "refuse", 1)).unwrap();
+        assert_eq!(status, 400);
+        assert!(body.contains("x-slo-ttft-ms, x-slo-tpot-ms or both") && body.contains("missing_slo"), "{body}");
+        assert_eq!(refused(headers, &pipeline(true, "default", 1)), None, "relaxed");
+        assert_eq!(refused(headers, &pipeline(false, "refuse", 1)), None, "prediction is off");
+    }
+    assert_eq!(refused(&[("x-slo-ttft-ms", "100")], &pipeline(true, "refuse", 1)), None, "one is enough");
+    let mut pool = pool([20.0, 20.0]);
+    let (mut exchange, step) = ask(&mut pool, "/v1/models", &[], &Settings::default());
+    assert!(matches!(step, Step::Forward(_)), "no inference: {step:?}");
+    exchange.end(&mut pool, Time(0));
+}
+
+#[test]
+fn what_cannot_be_is_told_by_its_header_and_only_while_it_matters() {
+    for (header, value) in [("x-slo-ttft-ms", "0"), ("x-llm-d-slo-tpot-ms", "nan"), ("predictionbasedrouting", "maybe")] {
+        let headers = [("x-slo-ttft-ms", "100"), (header, value)];
+        let headers = if header == "x-slo-ttft-ms" { &headers[1..] } else { &headers[..] };
+        let (status, body) = refused(headers, &pipeline(true, "refuse", 1)).unwrap();
+        assert!(status == 400 && body.contains(&format!("the header {header} must be")), "{status} {body}");
+        assert_eq!(refused(headers, &pipeline(false, "refuse", 1)), None, "{header} changes nothing while prediction is off");
+    }
+}
+
+#[test]
+fn an_slo_counts_from_the_pick_to_the_end_whatever_the_header_says() {
+    let mut pool = pool([20.0, 60.0]);
+    let (mut exchange, to) = sent(&mut pool, &[("x-slo-tpot-ms", "30")]);
+    let slot = if to.unwrap() == "10.0.0.0:8000" { 0 } else { 1 };
+    let expected = if slot == 0 { tpot(30_000) } else { Slo::default() };
+    assert_eq!(lowest(&pool, slot), expected, "by the default profile, tracked all the same; where it cannot be met it binds nobody");
+    assert_eq!(pool.in_flight().running(at(slot))[0].slo, tpot(30_000));
+    exchange.end(&mut pool, Time(0));
+    assert_eq!((lowest(&pool, slot), pool.in_flight().running(at(slot)).len()), (Slo::default(), 0), "a client that left");
+}
+
+#[test]
+fn the_lowest_slo_there_makes_others_yield_unless_nobody_could_meet_it() {
+    let mut pool = pool([20.0, 20.0]);
+    let strict = [("predictionbasedrouting", "true"), ("x-slo-tpot-ms", "21")];
+    let held: Vec<Exchange> = (0..2).map(|_| sent(&mut pool, &strict).0).collect();
+    assert_eq!([lowest(&pool, 0), lowest(&pool, 1)].map(|slo| slo.tpot_us), [Some(21_000); 2], "idle first");
+    let slow = LatencyModel::constant(100.0, 40.0);
+    pool.learned(StepModel::default(), Some(slow));
+    let (_, to) = sent(&mut pool, &ASKED);
+    let reply = to.unwrap_err();
+    assert_eq!(reply.status, 429, "40 ms would do for it, but not for those who are there");
+    assert!(String::from_utf8(reply.body).unwrap().contains("slo_unattainable"));
+    for mut exchange in held {
+        exchange.end(&mut pool, Time(0));
+    }
+    // Somebody asks for what no endpoint could do even if it were idle: that is shown, and binds nobody.
+    let greedy: Vec<Exchange> = (0..2).map(|_| sent(&mut pool, &[("x-slo-tpot-ms", "1")]).0).collect();
+    assert_eq!([lowest(&pool, 0), lowest(&pool, 1)], [Slo::default(); 2]);
+    let (mut exchange, to) = sent(&mut pool, &ASKED);
+    assert!(to.is_ok(), "{to:?}");
+    for exchange in greedy.into_iter().chain([std::mem::replace(&mut exchange, Exchange::new(Time(0)))]) {
+        let mut exchange = exchange;
+        exchange.end(&mut pool, Time(0));
+    }
+    assert_eq!(pool.in_flight().rows().count(), 0);
+}
+
+#[test]
+fn a_retry_takes_its_slo_along_and_what_it_saw_is_appended() {
+    let mut pool = pool([20.0, 20.0]);
+    let (mut exchange, to) = sent(&mut pool, &ASKED);
+    let first = u16::from(to.unwrap() != "10.0.0.0:8000");
+    let (second, address) = if first == 0 { (1, "10.0.0.1:8000") } else { (0, "10.0.0.0:8000") };
+    assert_eq!((lowest(&pool, first), lowest(&pool, second)), (tpot(80_000), Slo::default()));
+    let predicted = pool.in_flight().running(at(first))[0].predicted.unwrap();
+    assert!((predicted.tpot_ms - 20.0).abs() < 0.01 && (predicted.ttft_ms - 100.0).abs() < 0.01, "{predicted:?}");
+    let head = ResponseHead {
+        origin: Origin::Upstream,
+        status: 200,
+        upstream_address: Some(address.as_bytes()),
+        attempts: 2,
+        content_type: Some(b"text/event-stream"),
+        ..ResponseHead::default()
+    };
+    exchange.response_headers(&mut pool, &head, Time(0).plus_ms(5));
+    assert_eq!((lowest(&pool, first), lowest(&pool, second)), (Slo::default(), tpot(80_000)));
+    let token = b"data: {\"choices\":[{\"text\":\"hi\"}]}\n\n";
+    for chunk in 0..33 {
+        exchange.response_chunk(&mut pool, token, false, Time(0).plus_ms(130 + 25 * chunk));
+    }
+    let running = &pool.in_flight().running(at(second))[0];
+    assert_eq!((running.ttft_ms, running.tpots_ms.as_slice()), (Some(130.0), [25.0, 25.0].as_slice()));
+    exchange.end(&mut pool, Time(0).plus_ms(2_000));
+    assert_eq!(pool.in_flight().rows().count(), 0);
+}
+
+#[test]
+fn the_lowest_slo_of_an_endpoint_is_the_lowest_of_all_proxies() {
+    let (mut one, mut two) = (pool([40.0, 40.0]), pool([40.0, 40.0]));
+    let (mut row, mut peer) = (OwnRow::default(), PeerRow::default());
+    let strict = [("predictionbasedrouting", "true"), ("x-slo-tpot-ms", "41")];
+    let held: Vec<Exchange> = (0..2).map(|_| sent(&mut one, &strict).0).collect();
+    let tell = |one: &mut Pool, two: &mut Pool, row: &mut OwnRow, peer: &mut PeerRow| {
+        let bytes = one.write_row(row, RowHead { vm: 9, written: Time(0).plus_ms(1), ring: 0 }).to_vec();
+        if two.read_row(peer, bytes, true) {
+            two.put_slos_together([&*peer]);
+        }
+    };
+    tell(&mut one, &mut two, &mut row, &mut peer);
+    assert_eq!([lowest(&two, 0), lowest(&two, 1)], [tpot(41_000); 2], "of the other proxy");
+    let own = sent(&mut two, &[("x-slo-tpot-ms", "50")]).0;
+    assert_eq!([lowest(&two, 0), lowest(&two, 1)], [tpot(41_000); 2], "the lower of both");
+    let slower = LatencyModel::constant(100.0, 60.0);
+    two.learned(StepModel::default(), Some(slower));
+    assert_eq!(sent(&mut two, &ASKED).1.unwrap_err().status, 429, "what was promised elsewhere binds here");
+    for mut exchange in held {
+        exchange.end(&mut one, Time(0));
+    }
+    tell(&mut one, &mut two, &mut row, &mut peer);
+    let slots: Vec<Slo> = [0, 1].map(|slot| lowest(&two, slot)).into_iter().filter(|slo| slo.any()).collect();
+    assert_eq!(slots, [tpot(50_000)], "kept or void there, it binds nobody here");
+    let mut own = own;
+    own.end(&mut two, Time(0));
+}
+
+#[test]
+fn reasons_say_what_is_predicted_and_who_is_late_and_a_record_decides_the_same_again() {
+    let mut pool = pool([60.0, 95.0]);
+    let strict = [("predictionbasedrouting", "true"), ("x-slo-tpot-ms", "62")];
+    let mut held = vec![sent(&mut pool, &strict).0];
+    while pool.in_flight().rows().count() < 2 {
+        held.push(sent(&mut pool, &[("x-slo-tpot-ms", "500")]).0); // by the default profile, until nobody is idle
+    }
+    let settings = Settings { explain: true, decision_log_one_in: 1, ..Settings::default() };
+    let headers = [ASKED.as_slice(), &[("x-switchpoint-explain", "1")]].concat();
+    let (mut exchange, step) = ask(&mut pool, "/v1/completions", &headers, &settings);
+    assert!(matches!(step, Step::Forward(_)), "{step:?}");
+    let reasons: serde_json::Value = serde_json::from_str(exchange.reasons().unwrap()).unwrap();
+    assert_eq!(reasons["profile"], "slo");
+    let candidate = |slot: usize| reasons["candidates"][slot]["predicted"].clone();
+    let (kept, late) = (candidate(0), candidate(1));
+    let near = |value: &serde_json::Value, expected: f64| (value.as_f64().unwrap() - expected).abs() < 0.01;
+    assert!(near(&kept["tpot"]["ms"], 60.0) && near(&kept["tpot"]["limit_ms"], 62.0), "{kept}");
+    assert_eq!((&kept["tpot"]["limit_of"], &kept["valid"], &kept["late"]), (&"others there".into(), &true.into(), &serde_json::json!([])));
+    assert!(near(&late["tpot"]["headroom_ms"], -15.0), "{late}");
+    assert_eq!(
+        (&late["tpot"]["limit_of"], &late["valid"], &late["late"]),
+        (&"the request".into(), &false.into(), &serde_json::json!(["tpot"]))
+    );
+    assert_eq!(late["ttft"].as_object().unwrap().len(), 1, "no TTFT SLO anywhere: {late}");
+
+    let record = Recorded::from_json(&exchange.take_record().unwrap()).unwrap();
+    pool.learned(StepModel::default(), Some(LatencyModel::constant(1.0, 1.0)));
+    let again = record.replay(pool.snapshot().unwrap(), &[]).unwrap();
+    let Decision::Route(route) = again.decision else { panic!("{:?}", again.decision) };
+    let addresses: Vec<&str> = route.ranked.iter().map(|index| &*again.snapshot.endpoint(index).unwrap().address).collect();
+    assert_eq!(addresses, record.was_picked(), "by what was predicted then, not now");
+    exchange.end(&mut pool, Time(0));
+    for mut exchange in held {
+        exchange.end(&mut pool, Time(0));
+    }
+}
