@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, VecDeque};
 use exchange::pool::Observed;
 use scheduler::EndpointRef;
 
-/// Outcomes kept of an endpoint and target: enough for a coverage of 90 % to be known to 2 %, few enough to forget a drift in a minute of traffic.
-const RECENT_MAX: usize = 200;
+/// Outcomes kept of an endpoint and target: enough for a coverage of 90 % to be known to 3 %, few enough to show a drift, and its end.
+const RECENT_MAX: usize = 100;
 
 /// What is predicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

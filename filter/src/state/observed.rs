@@ -119,3 +119,99 @@ fn segment<H: Host>(host: &H, key: &str, vm: u64) -> Option<(u64, Vec<u8>)> {
         && (rows.len().checked_div(OBSERVATION_BYTES).unwrap_or(0) as u64) <= SEGMENT_ROWS;
     sound.then(|| (first, shared.bytes.get(HEAD.saturating_mul(WORD)..).unwrap_or_default().to_vec()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::FakeHost;
+    use proptest::prelude::*;
+
+    const AT: (&str, u16, u64) = ("p", 2, 7);
+
+    fn row(number: u64) -> [u8; OBSERVATION_BYTES] {
+        let mut row = [0; OBSERVATION_BYTES];
+        row[..8].copy_from_slice(&number.to_le_bytes());
+        row
+    }
+
+    fn write(host: &FakeHost, writer: &mut Writer, numbers: std::ops::Range<u64>) {
+        writer.append(host, AT, numbers.map(row));
+    }
+
+    /// The number of the first, and of all, by what is in them.
+    fn read(host: &FakeHost, reader: &mut Reader) -> Option<(u64, Vec<u64>)> {
+        let told = reader.read(host, AT)?;
+        let rows = told.rows.as_chunks::<OBSERVATION_BYTES>().0;
+        Some((told.first, rows.iter().map(|row| u64::from_le_bytes(row[..8].try_into().unwrap())).collect()))
+    }
+
+    #[test]
+    fn each_row_is_read_once_and_numbered() {
+        let (host, mut writer, mut reader) = (FakeHost::new(), Writer::default(), Reader::default());
+        assert_eq!(read(&host, &mut reader), None);
+        write(&host, &mut writer, 0..3);
+        assert_eq!(read(&host, &mut reader), Some((0, vec![0, 1, 2])));
+        assert_eq!(read(&host, &mut reader), None);
+        write(&host, &mut writer, 3..100);
+        assert_eq!(read(&host, &mut reader), Some((3, (3..100).collect())), "over the ends of segments");
+        let mut late = Reader::default();
+        assert_eq!(read(&host, &mut late), Some((0, (0..100).collect())), "a leader that has just begun");
+    }
+
+    #[test]
+    fn the_oldest_go_and_what_is_left_says_where_it_begins() {
+        let (host, mut writer, mut reader) = (FakeHost::new(), Writer::default(), Reader::default());
+        write(&host, &mut writer, 0..10);
+        read(&host, &mut reader);
+        let room = SEGMENTS * SEGMENT_ROWS;
+        write(&host, &mut writer, 10..2 * room);
+        let mut got = Vec::new();
+        while let Some((first, rows)) = read(&host, &mut reader) {
+            assert_eq!(first, rows[0], "numbers in a message run on");
+            got.extend(rows);
+        }
+        assert_eq!(got, (room..2 * room).collect::<Vec<_>>());
+        assert_eq!(host.shared.borrow().len() as u64, SEGMENTS, "a fixed set of names");
+        let largest = state::Observations { rows: vec![0; got.len() * OBSERVATION_BYTES], ..state::Observations::default() };
+        assert!(largest.rows.len() <= exchange::pool::OBSERVATIONS_MAX * OBSERVATION_BYTES, "no message is more than the daemon takes");
+    }
+
+    #[test]
+    fn another_vm_at_the_seat_is_another_ring() {
+        let (host, mut old, mut reader) = (FakeHost::new(), Writer::default(), Reader::default());
+        write(&host, &mut old, 0..50);
+        read(&host, &mut reader);
+        let mut new = Writer::default();
+        new.append(&host, ("p", 2, 8), [row(900)]);
+        assert_eq!(reader.read(&host, ("p", 2, 8)).map(|told| (told.vm_id, told.first, told.rows.len())), Some((8, 0, OBSERVATION_BYTES)));
+        assert_eq!(read(&host, &mut reader), None, "of the one that is gone");
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_is_lost_doubled_or_out_of_order_while_it_is_read_in_time(counts in prop::collection::vec(0..200_u64, 1..20)) {
+            let (host, mut writer, mut reader) = (FakeHost::new(), Writer::default(), Reader::default());
+            let (mut next, mut got) = (0, Vec::new());
+            for count in counts {
+                write(&host, &mut writer, next..next + count);
+                next += count;
+                while let Some((_, rows)) = read(&host, &mut reader) {
+                    got.extend(rows);
+                }
+            }
+            prop_assert_eq!(got, (0..next).collect::<Vec<_>>());
+        }
+
+        #[test]
+        fn any_bytes_in_a_segment_are_survived(head: (u64, u64), bytes in prop::collection::vec(any::<u8>(), 0..400), whole: bool) {
+            let (host, mut reader) = (FakeHost::new(), Reader::default());
+            let head = if whole { [7, head.1 / SEGMENT_ROWS * SEGMENT_ROWS] } else { [head.0, head.1] };
+            for segment in 0..SEGMENTS {
+                host.share(&key("p", 2, segment * SEGMENT_ROWS), &words::write(&head, &bytes), Expect::Any).unwrap();
+            }
+            for _ in 0..3 {
+                let _ = reader.read(&host, AT);
+            }
+        }
+    }
+}

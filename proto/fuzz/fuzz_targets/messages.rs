@@ -21,6 +21,12 @@ fuzz_target!(|data: &[u8]| {
                     assert_eq!(measured.metrics().len(), onto.endpoints().len());
                 }
             }
+            Some(daemon_message::Message::Learned(learned)) => {
+                if let Ok(learned) = proto::learned(learned) {
+                    let again = proto::encode_learned(&learned).expect("no larger than what was taken");
+                    assert_eq!(proto::learned(again), Ok(learned));
+                }
+            }
             _ => {}
         }
     }

@@ -1,0 +1,30 @@
+//! Raw bytes as what an ended request told, and a model and a learner fed with what is taken of it: refused, or every number is one that may be and
+//! comes out as it went in; whatever is learned from it can be told and predicts numbers that may be.
+
+#![no_main]
+
+use exchange::pool::{OBSERVATION_BYTES, Observed};
+use libfuzzer_sys::fuzz_target;
+use scheduler::latency::LatencyModel;
+use scheduler::latency::learn::Learner;
+
+fuzz_target!(|data: &[u8]| {
+    let mut learner = Learner::default();
+    let mut taken = Vec::new();
+    for bytes in data.as_chunks::<OBSERVATION_BYTES>().0 {
+        let Some(observed) = Observed::from_bytes(bytes) else { continue };
+        assert_eq!(Observed::from_bytes(&observed.to_bytes()), Some(observed));
+        learner.observe(&observed.observation, observed.predicted.as_ref());
+        taken.push(observed.observation);
+    }
+    let step = learner.step();
+    assert_eq!(scheduler::latency::step::StepModel::from_words(&step.words()), Ok(step));
+    if let Some(model) = learner.publish(0) {
+        assert_eq!(LatencyModel::from_words(&model.words()).as_ref(), Ok(&model));
+        for observation in &taken {
+            if let Ok(predicted) = model.predict(observation.endpoint, &observation.conditions) {
+                assert!(predicted.ttft_ms.is_finite() && predicted.tpot_ms.is_finite());
+            }
+        }
+    }
+});
