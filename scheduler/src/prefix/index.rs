@@ -34,6 +34,10 @@ const AGE_MAX: u16 = 1 << 15;
 /// Epochs in which the whole table is looked through once: [`AGE_MAX`] and this together stay below 2^16, where stamps repeat.
 const EPOCHS_PER_SWEEP: usize = 1 << 14;
 
+/// Blocks whose cache lines are fetched together. The table is far larger than the caches, so nearly every block is a miss, and the processor
+/// waits for some ten of them at a time when none depends on another.
+const AT_ONCE: usize = 64;
+
 /// The index. One writer.
 pub struct PrefixIndex {
     table: Table,
@@ -90,9 +94,12 @@ impl PrefixIndex {
     pub fn record(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
         let Some(owner) = self.owner(endpoint) else { return };
         let blocks = blocks.get(..BLOCKS_MAX).unwrap_or(blocks);
-        for &block in blocks {
-            if self.touch(owner, block) {
-                self.owners.gained(owner, self.epoch);
+        for blocks in blocks.chunks(AT_ONCE) {
+            self.table.fetch(blocks, region(owner));
+            for &block in blocks {
+                if self.touch(owner, block) {
+                    self.owners.gained(owner, self.epoch);
+                }
             }
         }
         self.owners.touched(owner, self.epoch);

@@ -82,6 +82,12 @@ impl Table {
         Key { fingerprint: (x as u32).max(1), first: self.reduce(x), second: self.reduce(y) }
     }
 
+    /// Reads a word of each block's first bucket, so that what follows finds them in the caches.
+    pub(super) fn fetch(&self, blocks: &[u64], region: u16) {
+        let word = |&block: &u64| self.line(self.key(block, region).first).and_then(|line| line.first().copied()).unwrap_or(0);
+        std::hint::black_box(blocks.iter().map(word).fold(0, |all, word| all ^ word));
+    }
+
     /// Calls `each` with every entry of `key`.
     #[inline(always)]
     pub(super) fn for_each(&self, key: Key, mut each: impl FnMut(Entry)) {
