@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Builds a real etcd and a real Kubernetes control plane into .tools/bin, for the tests that want the truth.
+"""Builds a real etcd, a real Kubernetes control plane and Envoy Gateway's translator into .tools/bin, and fetches published schemas into
+.tools/schemas, for the tests that want the truth.
 
-    .ci/cluster_tools.py etcd kubernetes
+    .ci/cluster_tools.py etcd kubernetes schemas envoy-gateway
 
 Published Go modules and plain `go build`: no prebuilt binary, no container, no root. A tool whose stamp names its version is left
 alone. Without Go, or when a module cannot be had, it says so and exits with 3: the tests then skip what needs the tool, and say so.
@@ -22,6 +23,8 @@ TOOLS = ROOT / ".tools"
 # Exit code for "cannot be built here", as opposed to a mistake in this script.
 UNAVAILABLE = 3
 KUBERNETES = "k8s.io/kubernetes"
+ENVOY_GATEWAY = "github.com/envoyproxy/gateway"
+ENVOY_GATEWAY_VERSION = "v1.9.1"
 
 
 class Tool(NamedTuple):
@@ -45,7 +48,25 @@ TABLE = {
         },
         replaced=True,
     ),
+    # Its command `translate` makes Envoy's configuration of manifests, offline.
+    "envoy-gateway": Tool(ENVOY_GATEWAY, ENVOY_GATEWAY_VERSION, {"egctl": f"{ENVOY_GATEWAY}/cmd/egctl"}),
 }
+
+
+class Schemas(NamedTuple):
+    """The files of a published module that define kinds of Kubernetes objects."""
+
+    module: str
+    version: str
+    files: str
+
+
+# The Gateway API in the version that this Envoy Gateway is built with.
+SCHEMAS = [
+    Schemas("istio.io/api", "v1.31.1", "kubernetes/customresourcedefinitions.gen.yaml"),
+    Schemas("sigs.k8s.io/gateway-api", "v1.6.1", "config/crd/standard/gateway.networking.k8s.io_*s.yaml"),
+    Schemas(ENVOY_GATEWAY, ENVOY_GATEWAY_VERSION, "charts/gateway-helm/charts/crds/crds/generated/*.yaml"),
+]
 
 
 class Unavailable(Exception):
@@ -76,6 +97,25 @@ def build(name: str) -> None:
     print(f"setup: {name} took {time.monotonic() - began:.0f} s", flush=True)
 
 
+def fetch_schemas() -> None:
+    """Copies each module's files beside each other; nothing of them is kept in the repository."""
+    stamp = TOOLS / ("." + "-".join(["schemas", *(schemas.version for schemas in SCHEMAS)]))
+    if stamp.exists() and (TOOLS / "schemas").exists():
+        return
+    if shutil.which("go") is None:
+        raise Unavailable("Go is not installed")
+    shutil.rmtree(TOOLS / "schemas", ignore_errors=True)
+    (TOOLS / "schemas").mkdir(parents=True)
+    for schemas in SCHEMAS:
+        found = json.loads(go(TOOLS, "mod", "download", "-json", f"{schemas.module}@{schemas.version}"))
+        files = sorted(pathlib.Path(found["Dir"]).glob(schemas.files))
+        if not files:
+            raise Unavailable(f"{schemas.module} {schemas.version} has no {schemas.files}")
+        for file in files:
+            shutil.copy(file, TOOLS / "schemas" / f"{schemas.module.replace('/', '-')}-{file.name}")
+    stamp.touch()
+
+
 def replace_staging(folder: pathlib.Path, tool: Tool) -> None:
     """Kubernetes' go.mod points its staging modules at folders beside it; published, they are modules of version v0.X.Y."""
     found = json.loads(go(folder, "mod", "download", "-json", f"{tool.module}@{tool.version}"))
@@ -97,13 +137,13 @@ def go(folder: pathlib.Path, *arguments: str) -> str:
 
 
 def main(names: list[str]) -> int:
-    unknown = [name for name in names if name not in TABLE]
+    unknown = [name for name in names if name not in TABLE and name != "schemas"]
     if unknown or not names:
-        print(f"usage: cluster_tools.py TOOL...  with TOOL one of {' '.join(TABLE)}", file=sys.stderr)
+        print(f"usage: cluster_tools.py TOOL...  with TOOL one of {' '.join(TABLE)} schemas", file=sys.stderr)
         return 2
     for name in names:
         try:
-            build(name)
+            fetch_schemas() if name == "schemas" else build(name)
         except Unavailable as why:
             print(f"setup: {name} cannot be built here, and what needs it will be SKIPPED: {why}", file=sys.stderr)
             return UNAVAILABLE

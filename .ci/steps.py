@@ -171,7 +171,7 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
     # All tests of all crates in one go: the dependencies are then compiled with one set of features, once.
     "tests": lambda: [
         # Once, some minutes: etcd 1, Kubernetes 4 on two quiet cores. A second run costs nothing.
-        Step("tests: a real etcd and Kubernetes", "python3 .ci/cluster_tools.py etcd kubernetes", buildable),
+        Step("tests: a real etcd and Kubernetes, published schemas", "python3 .ci/cluster_tools.py etcd kubernetes schemas", buildable),
         Step("tests: build", "cargo build --locked --workspace --bins --tests", one),
         Step("tests: run", "cargo test --locked --workspace --no-fail-fast", cargo_test),
     ],
@@ -180,6 +180,7 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
         Step("e2e: Envoy 1.40", "cargo test --locked --workspace --no-fail-fast --test e2e", cargo_test),
     ],
     "e2e-slow": lambda: [
+        Step("e2e: Envoy Gateway's translator", "python3 .ci/cluster_tools.py envoy-gateway", buildable),
         Step("e2e: slow drills, Envoy 1.40", "cargo test --locked --workspace --no-fail-fast --test long", cargo_test),
     ],
     "e2e-1.38": lambda: [

@@ -9,6 +9,7 @@ pub mod envoy;
 pub mod explain;
 pub mod front;
 pub mod load;
+pub mod manifests;
 pub mod model_server;
 pub mod ports;
 pub mod process;

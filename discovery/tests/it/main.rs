@@ -16,4 +16,6 @@ mod generated;
 mod kubernetes;
 #[cfg(feature = "kubernetes")]
 mod kubernetes_faults;
+#[cfg(feature = "kubernetes")]
+mod manifests;
 mod metadata;

@@ -14,6 +14,7 @@ mod echo;
 mod engine;
 mod explain;
 mod fronts;
+mod gateways;
 mod hermetic;
 mod hot_reload;
 mod lifecycle;

@@ -4,3 +4,4 @@
 
 mod hot_restart;
 mod leader_lost;
+mod translated;

@@ -1,0 +1,300 @@
+//! The shipped manifests for gateways, run without the gateways: what a gateway would make of them is put together here, and a real Envoy runs it.
+//!
+//! A manifest's Envoy fragments go in as they stand, but for a listed set of [`Substitution`]s: what a laptop has not, such as the name of a
+//! Service. Each is made only where the manifest says exactly what is listed, and [`Placed::check`] undoes them in what Envoy was given and compares, so
+//! nothing else can have changed.
+
+pub mod envoy_gateway;
+pub mod istio;
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::{Result, root};
+
+/// The daemon's Service, as the manifests name it.
+const DAEMON: &str = "switchpointd.switchpoint.svc.cluster.local";
+
+/// Where the address of the daemon stands in its cluster.
+const DAEMON_AT: &str = "/load_assignment/endpoints/0/lb_endpoints/0/endpoint/address/socket_address";
+
+/// The module as `make wasm` leaves it, relative to where Envoy runs.
+const MODULE: &str = "target/wasm32-wasip1/release/switchpoint.wasm";
+
+/// The addresses of a test.
+#[derive(Clone, Copy, Debug)]
+pub struct Ports {
+    /// Envoy's for clients.
+    pub listener: u16,
+    /// Envoy's own.
+    pub admin: u16,
+    /// The daemon's state.
+    pub state: u16,
+}
+
+/// Something of a fragment that is another in a test.
+#[derive(Clone, Debug)]
+pub struct Substitution {
+    /// Where in the fragment.
+    pub at: &'static str,
+    /// What the manifest says.
+    pub meant: Value,
+    /// What the test says.
+    pub here: Value,
+}
+
+/// A fragment of a manifest, where it went.
+#[derive(Clone, Debug)]
+pub struct Placed {
+    /// What the manifest says.
+    pub meant: Value,
+    /// What was substituted in it.
+    pub substituted: Vec<Substitution>,
+    /// Where it is: the pointer to a list and the `name` in it, or to a single thing that it was merged into.
+    pub at: Place,
+}
+
+/// Where a fragment is.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// The item of that name in the list at this pointer.
+    Named(&'static str, String),
+    /// In the thing at this pointer, among other things.
+    In(String),
+    /// The one resource of a file that Envoy discovers.
+    File(PathBuf),
+}
+
+/// A configuration of Envoy put together from a manifest.
+#[derive(Clone, Debug)]
+pub struct Made {
+    /// What Envoy starts with.
+    pub bootstrap: Value,
+    /// What of the manifest is where in it.
+    pub placed: Vec<Placed>,
+}
+
+/// All objects of a manifest in `envoy-config/`.
+///
+/// # Errors
+/// If it is not there or not YAML.
+pub fn read(file: &str) -> Result<Vec<Value>> {
+    let text = std::fs::read_to_string(root().join("envoy-config").join(file))?;
+    Ok(serde_saphyr::from_multiple(&text).map_err(|error| format!("{file}: {error}"))?)
+}
+
+/// The one object of that kind.
+///
+/// # Errors
+/// If there is none, or more than one.
+pub fn only<'o>(objects: &'o [Value], kind: &str) -> Result<&'o Value> {
+    let mut found = objects.iter().filter(|object| object["kind"] == kind);
+    match (found.next(), found.next()) {
+        (Some(object), None) => Ok(object),
+        (found, _) => Err(format!("{} {kind}", if found.is_some() { "more than one" } else { "no" }).into()),
+    }
+}
+
+/// The ports of a test's Envoy, from the shipped file made ready for it.
+///
+/// # Errors
+/// If it is not the shipped file.
+pub fn ports(shipped: &Value) -> Result<Ports> {
+    let port = |pointer: &str| -> Result<u16> {
+        let port = shipped.pointer(pointer).and_then(Value::as_u64).ok_or_else(|| format!("no port at {pointer}"))?;
+        Ok(u16::try_from(port)?)
+    };
+    Ok(Ports {
+        listener: port("/static_resources/listeners/0/address/socket_address/port_value")?,
+        admin: port("/admin/address/socket_address/port_value")?,
+        state: port(&format!("/static_resources/clusters/1{DAEMON_AT}/port_value"))?,
+    })
+}
+
+// === impl Substitution ===
+
+impl Substitution {
+    /// The daemon is on this machine.
+    fn daemon(state: u16) -> Self {
+        let address = |address: &str, port: u16| json!({"address": address, "port_value": port});
+        Self { at: DAEMON_AT, meant: address(DAEMON, 9004), here: address("127.0.0.1", state) }
+    }
+
+    /// The module is a file of this machine.
+    fn module(at: &'static str, meant: Value) -> Self {
+        Self { at, meant, here: json!({"local": {"filename": MODULE}}) }
+    }
+
+    /// What is discovered comes from a file.
+    fn discovered(at: &'static str, meant: Value, file: &Path) -> Self {
+        let mut here = meant.clone();
+        if let Some(fields) = here.as_object_mut() {
+            fields.remove("ads");
+            fields.insert("path_config_source".to_owned(), json!({"path": file}));
+        }
+        Self { at, meant, here }
+    }
+
+    fn make(&self, fragment: &mut Value) -> Result<()> {
+        exchange(fragment, self.at, &self.meant, &self.here)
+    }
+
+    fn undo(&self, fragment: &mut Value) -> Result<()> {
+        exchange(fragment, self.at, &self.here, &self.meant)
+    }
+}
+
+fn exchange(fragment: &mut Value, at: &str, from: &Value, to: &Value) -> Result<()> {
+    let found = fragment.pointer_mut(at).ok_or_else(|| format!("nothing at {at}"))?;
+    if found != from {
+        return Err(format!("at {at} stands {found}, not {from}").into());
+    }
+    *found = to.clone();
+    Ok(())
+}
+
+// === impl Placed ===
+
+impl Placed {
+    /// Puts `meant` into the list at `list`, before the item named `before` or at its end.
+    fn insert(made: &mut Made, list: &'static str, before: Option<&str>, meant: &Value, substituted: Vec<Substitution>) -> Result<()> {
+        let mut fragment = meant.clone();
+        substituted.iter().try_for_each(|s| s.make(&mut fragment))?;
+        let items = made.bootstrap.pointer_mut(list).and_then(Value::as_array_mut).ok_or_else(|| format!("no list at {list}"))?;
+        let at = match before {
+            Some(name) => items.iter().position(|item| item["name"] == name).ok_or_else(|| format!("no {name} at {list}"))?,
+            None => items.len(),
+        };
+        let name = meant["name"].as_str().ok_or("a fragment without a name")?.to_owned();
+        items.insert(at, fragment);
+        made.placed.push(Self { meant: meant.clone(), substituted, at: Place::Named(list, name) });
+        Ok(())
+    }
+
+    /// Writes `meant` where Envoy discovers it.
+    fn discover(made: &mut Made, file: PathBuf, meant: &Value, substituted: Vec<Substitution>) -> Result<()> {
+        let mut resource = meant.clone();
+        substituted.iter().try_for_each(|s| s.make(&mut resource))?;
+        resource["@type"] = json!("type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig");
+        std::fs::write(&file, json!({"version_info": "1", "resources": [resource]}).to_string())?;
+        made.placed.push(Self { meant: meant.clone(), substituted, at: Place::File(file) });
+        Ok(())
+    }
+
+    /// Merges `meant` into what stands at `at`, as protobuf does: messages field by field, lists one after the other.
+    fn merge(made: &mut Made, at: String, meant: &Value) -> Result<()> {
+        let into = made.bootstrap.pointer_mut(&at).ok_or_else(|| format!("nothing at {at}"))?;
+        merge(into, meant);
+        made.placed.push(Self { meant: meant.clone(), substituted: Vec::new(), at: Place::In(at) });
+        Ok(())
+    }
+
+    /// In what Envoy was given stands what the manifest says, but for the substitutions.
+    ///
+    /// # Errors
+    /// If not, showing both.
+    pub fn check(&self, bootstrap: &Value) -> Result<()> {
+        let there = match &self.at {
+            Place::Named(list, name) => {
+                let mut items = bootstrap.pointer(list).and_then(Value::as_array).into_iter().flatten();
+                items.find(|item| item["name"] == **name).cloned()
+            }
+            Place::In(at) => bootstrap.pointer(at).cloned(),
+            Place::File(file) => Some(resource(file)?),
+        };
+        let mut there = there.ok_or_else(|| format!("nothing at {:?}", self.at))?;
+        self.substituted.iter().try_for_each(|s| s.undo(&mut there))?;
+        let same = match self.at {
+            Place::Named(..) | Place::File(_) => there == self.meant,
+            Place::In(_) => holds(&there, &self.meant),
+        };
+        if same { Ok(()) } else { Err(format!("at {:?} stands\n{there}\nand not\n{}", self.at, self.meant).into()) }
+    }
+}
+
+// === impl Made ===
+
+impl Made {
+    /// See [`Placed::check`]; and at least so many fragments were placed.
+    ///
+    /// # Errors
+    /// If one is not as the manifest says.
+    pub fn check(&self, fragments_min: usize) -> Result<()> {
+        if self.placed.len() < fragments_min {
+            return Err(format!("only {} fragments were placed", self.placed.len()).into());
+        }
+        self.placed.iter().try_for_each(|placed| placed.check(&self.bootstrap))
+    }
+}
+
+/// The resource that was written to `file`.
+fn resource(file: &Path) -> Result<Value> {
+    let mut response: Value = serde_json::from_slice(&std::fs::read(file)?)?;
+    let mut resource = response["resources"][0].take();
+    resource.as_object_mut().ok_or("no resource")?.remove("@type");
+    Ok(resource)
+}
+
+fn merge(into: &mut Value, from: &Value) {
+    match (into, from) {
+        (Value::Object(into), Value::Object(from)) => {
+            for (key, value) in from {
+                match into.get_mut(key) {
+                    Some(there) => merge(there, value),
+                    None => drop(into.insert(key.clone(), value.clone())),
+                }
+            }
+        }
+        (Value::Array(into), Value::Array(from)) => into.extend(from.iter().cloned()),
+        (into, from) => *into = from.clone(),
+    }
+}
+
+/// Is all of `part` in `whole`?
+fn holds(whole: &Value, part: &Value) -> bool {
+    match (whole, part) {
+        (Value::Object(whole), Value::Object(part)) => part.iter().all(|(key, value)| whole.get(key).is_some_and(|w| holds(w, value))),
+        (Value::Array(whole), Value::Array(part)) => part.iter().all(|value| whole.contains(value)),
+        (whole, part) => whole == part,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn made() -> Made {
+        Made { bootstrap: json!({"list": [{"name": "last"}], "one": {"a": 1, "l": [1]}}), placed: Vec::new() }
+    }
+
+    #[test]
+    fn what_was_substituted_is_found_and_what_else_changed_too() -> Result<()> {
+        let meant = json!({"name": "daemon", "load_assignment": {"endpoints": [{"lb_endpoints": [{"endpoint": {"address":
+            {"socket_address": {"address": DAEMON, "port_value": 9004}}}}]}]}});
+        let mut made = made();
+        Placed::insert(&mut made, "/list", Some("last"), &meant, vec![Substitution::daemon(7)])?;
+        assert_eq!(made.bootstrap.pointer("/list/1/name"), Some(&json!("last")));
+        made.check(1)?;
+        assert!(made.check(2).is_err());
+        let mut elsewhere = made.clone();
+        elsewhere.bootstrap["list"][0]["connect_timeout"] = json!("1s");
+        assert!(elsewhere.check(1).is_err());
+        assert!(
+            Placed::insert(&mut made, "/list", None, &json!({"name": "x"}), vec![Substitution::daemon(7)]).is_err(),
+            "nothing to substitute"
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn a_merge_adds_and_what_is_lost_of_it_is_found() -> Result<()> {
+        let mut made = made();
+        Placed::merge(&mut made, "/one".to_owned(), &json!({"b": {"c": 2}, "l": [2], "a": 3}))?;
+        assert_eq!(made.bootstrap["one"], json!({"a": 3, "b": {"c": 2}, "l": [1, 2]}));
+        made.check(1)?;
+        made.bootstrap["one"]["b"]["c"] = json!(4);
+        assert!(made.check(1).is_err());
+        Ok(())
+    }
+}

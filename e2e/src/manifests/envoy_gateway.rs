@@ -1,0 +1,196 @@
+//! What Envoy Gateway makes of the manifest: of its patches alone, put on the little that it makes of a Gateway and an HTTPRoute; and of all of it, by
+//! its own translator, where that was built.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use super::{Made, Place, Placed, Ports, Substitution, only, read};
+use crate::{Result, root};
+
+const FILE: &str = "envoy-gateway/gateway.yaml";
+const FILTERS: &str = "/static_resources/listeners/0/default_filter_chain/filters/0/typed_config/http_filters";
+const CLUSTERS: &str = "/static_resources/clusters";
+const CODE_AT: &str = "/typed_config/config/vm_config/code";
+
+/// Its translator (`egctl`), where `.ci/cluster_tools.py` or somebody else has built it.
+pub fn translator() -> Option<PathBuf> {
+    let assets = std::env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from);
+    let found = assets.into_iter().chain([root().join(".tools/bin")]).map(|folder| folder.join("egctl")).find(|path| path.exists());
+    if found.is_none() {
+        println!("SKIPPED: there is no egctl; `.ci/cluster_tools.py envoy-gateway` builds it where Go is installed");
+    }
+    found
+}
+
+/// The patches, on a bare gateway.
+///
+/// # Errors
+/// If one is not understood, or finds nothing to patch.
+pub fn patched(ports: Ports) -> Result<Made> {
+    let mut made = Made { bootstrap: bare(ports), placed: Vec::new() };
+    for patch in patches()? {
+        let operation = &patch["operation"];
+        let (kind, path) = (patch["type"].as_str().unwrap_or(""), operation["path"].as_str().unwrap_or(""));
+        let (list, value) = (kind.rsplit('.').next().unwrap_or(""), &operation["value"]);
+        match list {
+            "Cluster" if path.is_empty() => Placed::insert(&mut made, CLUSTERS, None, value, substituted(value, ports))?,
+            "Listener" if path.ends_with("/http_filters/0") => {
+                let first = made.bootstrap.pointer(FILTERS).and_then(|filters| filters[0]["name"].as_str()).map(str::to_owned);
+                Placed::insert(&mut made, FILTERS, first.as_deref(), value, substituted(value, ports))?;
+            }
+            "Listener" => set(&mut made, &format!("/static_resources/listeners/0{path}"), operation)?,
+            "RouteConfiguration" => set(&mut made, &format!("{}{path}", route_config()), operation)?,
+            other => return Err(format!("a patch of {other} is not understood here").into()),
+        }
+    }
+    Ok(made)
+}
+
+/// The whole manifest, translated.
+///
+/// # Errors
+/// If the translator refuses it, or makes of it what we do not know.
+pub fn translated(translator: &Path, ports: Ports) -> Result<Made> {
+    let output = Command::new(translator)
+        .args([
+            "experimental",
+            "translate",
+            "--from",
+            "gateway-api",
+            "--to",
+            "xds",
+            "--type",
+            "all",
+            "--add-missing-resources",
+            "-o",
+            "json",
+        ])
+        .arg("-f")
+        .arg(root().join("envoy-config").join(FILE))
+        .output()?;
+    if !output.status.success() {
+        return Err(format!("egctl: {}", String::from_utf8_lossy(&output.stderr)).into());
+    }
+    let dump: Value = serde_json::from_slice(&output.stdout)?;
+    let configs = dump["xds"]["default/inference"]["configs"].as_array().ok_or("no configuration of the gateway")?;
+    let all = |list: &str, item: &str| -> Vec<Value> {
+        let lists = configs.iter().filter_map(|config| config[list].as_array()).flatten();
+        lists.filter_map(|entry| entry.get(item).or_else(|| entry["activeState"].get(item))).cloned().map(untyped).collect()
+    };
+    let (mut listeners, routes, mut clusters) =
+        (all("dynamicListeners", "listener"), all("dynamicRouteConfigs", "routeConfig"), all("dynamicActiveClusters", "cluster"));
+    // Its readiness listener is its own affair, on a port that is not ours to take.
+    listeners.retain(|listener| listener["name"] == "default/inference/http");
+    let ([listener], [route]) = (&mut listeners[..], &routes[..]) else { return Err(format!("listeners {listeners:?}").into()) };
+    listener["address"] = json!({"socketAddress": {"address": "127.0.0.1", "portValue": ports.listener}});
+    let manager = listener.pointer_mut("/defaultFilterChain/filters/0/typedConfig").and_then(Value::as_object_mut).ok_or("no HTTP")?;
+    manager.remove("rds").ok_or("routes are not discovered")?;
+    manager.insert("routeConfig".to_owned(), route.clone());
+    // The Service's own cluster would be discovered; nothing is sent to it.
+    clusters.retain(|cluster| cluster["name"] == "inference-pool" || cluster["name"] == "switchpoint-state");
+    let mut made = Made { bootstrap: bare(ports), placed: Vec::new() };
+    for item in manager.get_mut("httpFilters").and_then(Value::as_array_mut).into_iter().flatten().chain(&mut clusters) {
+        here(item, ports)?;
+    }
+    made.bootstrap["static_resources"] = json!({"listeners": listeners, "clusters": clusters});
+    Ok(made)
+}
+
+/// The same substitutions in the words of the translator, which spells fields otherwise.
+fn here(item: &mut Value, ports: Ports) -> Result<()> {
+    if let Some(code) = item.pointer_mut("/typedConfig/config/vmConfig/code") {
+        let meant = json!({"local": {"filename": "/etc/switchpoint/switchpoint.wasm"}});
+        if *code != meant {
+            return Err(format!("another module: {code}").into());
+        }
+        *code = json!({"local": {"filename": super::MODULE}});
+    }
+    if let Some(address) = item.pointer_mut("/loadAssignment/endpoints/0/lbEndpoints/0/endpoint/address/socketAddress") {
+        if *address != json!({"address": super::DAEMON, "portValue": 9004}) {
+            return Err(format!("another daemon: {address}").into());
+        }
+        *address = json!({"address": "127.0.0.1", "portValue": ports.state});
+    }
+    Ok(())
+}
+
+/// Without the type that a dump names each resource by.
+fn untyped(mut resource: Value) -> Value {
+    if let Some(fields) = resource.as_object_mut() {
+        fields.remove("@type");
+    }
+    resource
+}
+
+fn patches() -> Result<Vec<Value>> {
+    let objects = read(FILE)?;
+    Ok(only(&objects, "EnvoyPatchPolicy")?["spec"]["jsonPatches"].as_array().ok_or("no patches")?.clone())
+}
+
+fn substituted(fragment: &Value, ports: Ports) -> Vec<Substitution> {
+    let module = fragment.pointer(CODE_AT).map(|code| Substitution::module(CODE_AT, code.clone()));
+    let daemon = fragment.get("load_assignment").map(|_| Substitution::daemon(ports.state));
+    module.into_iter().chain(daemon).collect()
+}
+
+fn route_config() -> String {
+    FILTERS.replace("http_filters", "route_config")
+}
+
+/// A JSON patch of one place.
+fn set(made: &mut Made, at: &str, operation: &Value) -> Result<()> {
+    let (parent, key) = at.rsplit_once('/').ok_or("a path without a name")?;
+    let fields = made.bootstrap.pointer_mut(parent).and_then(Value::as_object_mut).ok_or_else(|| format!("nothing at {parent}"))?;
+    match (operation["op"].as_str(), fields.contains_key(key)) {
+        (Some("add"), false) | (Some("replace"), true) => fields.insert(key.to_owned(), operation["value"].clone()),
+        (op, there) => return Err(format!("{op:?} at {at}, which is {}there", if there { "" } else { "not " }).into()),
+    };
+    made.placed.push(Placed { meant: operation["value"].clone(), substituted: Vec::new(), at: Place::In(at.to_owned()) });
+    Ok(())
+}
+
+/// What the gateway makes of a Gateway and an HTTPRoute, as far as it matters to us.
+fn bare(ports: Ports) -> Value {
+    let address = |port: u16| json!({"socket_address": {"address": "127.0.0.1", "port_value": port}});
+    let connection_manager = json!({
+        "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "http-10080",
+        "use_remote_address": true,
+        "http2_protocol_options": {"initial_connection_window_size": 1_048_576, "initial_stream_window_size": 65_536, "max_concurrent_streams": 100},
+        "http_filters": [{
+            "name": "envoy.filters.http.router",
+            "typed_config": {
+                "@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router",
+                "suppress_envoy_headers": true,
+            },
+        }],
+        "route_config": {"name": "default/inference/http", "virtual_hosts": [{
+            "name": "default/inference/http/*",
+            "domains": ["*"],
+            "routes": [{
+                "name": "httproute/default/inference/rule/0/match/0/*",
+                "match": {"prefix": "/"},
+                "metadata": {"filter_metadata": {"envoy-gateway": {}}},
+                "route": {"cluster": "httproute/default/inference/rule/0", "timeout": "0s", "upgrade_configs": [{"upgrade_type": "websocket"}]},
+            }],
+        }]},
+    });
+    json!({
+        "node": {"id": "envoy-default-inference-1", "cluster": "default/inference"},
+        "admin": {"address": address(ports.admin)},
+        "static_resources": {
+            "listeners": [{
+                "name": "default/inference/http",
+                "address": address(ports.listener),
+                "per_connection_buffer_limit_bytes": 32_768,
+                "default_filter_chain": {"filters": [{
+                    "name": "envoy.filters.network.http_connection_manager",
+                    "typed_config": connection_manager,
+                }]},
+            }],
+            "clusters": [],
+        },
+    })
+}

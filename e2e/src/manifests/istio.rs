@@ -1,0 +1,177 @@
+//! What istiod makes of an EnvoyFilter and a WasmPlugin, as its documentation has it. It is not istiod: its own fields come from what its gateways are
+//! known to run, and only the kinds of patches that we ship are understood; any other is an error.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use super::{Made, Placed, Ports, Substitution, only, read};
+use crate::Result;
+
+const FILTERS: &str = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
+const CONNECTION_MANAGER: &str = "/static_resources/listeners/0/filter_chains/0/filters/0";
+const ROUTES: &str = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes";
+const CLUSTERS: &str = "/static_resources/clusters";
+const ROUTER: &str = "envoy.filters.http.router";
+const WASM: &str = "type.googleapis.com/envoy.extensions.filters.http.wasm.v3.Wasm";
+
+/// What a gateway runs by the objects of `file`. What it would discover goes to files in `folder`.
+///
+/// # Errors
+/// If they hold something that is not understood.
+pub fn gateway(file: &str, ports: Ports, folder: &Path) -> Result<Made> {
+    let objects = read(file)?;
+    let route = &only(&objects, "VirtualService")?["spec"]["http"][0];
+    let mut made = Made { bootstrap: bare(ports, route), placed: Vec::new() };
+    if let Ok(plugin) = only(&objects, "WasmPlugin") {
+        wasm_plugin(&mut made, plugin, folder)?;
+    }
+    let patches = only(&objects, "EnvoyFilter")?["spec"]["configPatches"].as_array().ok_or("no patches")?;
+    patches.iter().try_for_each(|patch| apply(&mut made, patch, ports, folder))?;
+    Ok(made)
+}
+
+fn apply(made: &mut Made, patch: &Value, ports: Ports, folder: &Path) -> Result<()> {
+    let (operation, value) = (patch["patch"]["operation"].as_str().unwrap_or(""), &patch["patch"]["value"]);
+    let context = &patch["match"]["context"];
+    if context != "GATEWAY" {
+        return Err(format!("for {context}, and not for a gateway").into());
+    }
+    let chain = &patch["match"]["listener"]["filterChain"]["filter"];
+    match (patch["applyTo"].as_str().unwrap_or(""), operation) {
+        ("EXTENSION_CONFIG", "ADD") => extension(made, value, folder),
+        ("HTTP_FILTER", "INSERT_BEFORE") => {
+            let before = chain["subFilter"]["name"].as_str();
+            let discovered = value.pointer("/config_discovery/config_source").cloned();
+            let name = value["name"].as_str().unwrap_or_default();
+            let substituted =
+                discovered.map(|meant| Substitution::discovered("/config_discovery/config_source", meant, &discovery_file(folder, name)));
+            Placed::insert(made, FILTERS, before, value, substituted.into_iter().collect())
+        }
+        ("NETWORK_FILTER", "MERGE") if chain["name"] == value["name"] => Placed::merge(made, CONNECTION_MANAGER.to_owned(), value),
+        ("HTTP_ROUTE", "MERGE") => {
+            let name = &patch["match"]["routeConfiguration"]["vhost"]["route"]["name"];
+            let routes = made.bootstrap.pointer(ROUTES).and_then(Value::as_array).ok_or("no routes")?;
+            let at = routes.iter().position(|route| route["name"] == *name).ok_or_else(|| format!("no route {name}"))?;
+            Placed::merge(made, format!("{ROUTES}/{at}"), value)
+        }
+        ("CLUSTER", "ADD") => {
+            let daemon = value.get("load_assignment").map(|_| Substitution::daemon(ports.state));
+            Placed::insert(made, CLUSTERS, None, value, daemon.into_iter().collect())
+        }
+        (to, how) => Err(format!("{how} to {to} is not understood here").into()),
+    }
+}
+
+fn discovery_file(folder: &Path, name: &str) -> PathBuf {
+    folder.join(format!("{}.json", name.replace('/', "-")))
+}
+
+/// Puts a filter that is discovered into the file where it is discovered here.
+fn extension(made: &mut Made, meant: &Value, folder: &Path) -> Result<()> {
+    let at = "/typed_config/config/vm_config/code";
+    let code = meant.pointer(at).ok_or("a filter without a module")?;
+    let uri = code.pointer("/remote/http_uri/uri").and_then(Value::as_str).unwrap_or_default();
+    if !uri.starts_with("oci://") {
+        return Err(format!("the agent fetches no {uri:?}").into());
+    }
+    let name = meant["name"].as_str().unwrap_or_default();
+    Placed::discover(made, discovery_file(folder, name), meant, vec![Substitution::module(at, code.clone())])
+}
+
+/// The filter that a WasmPlugin without a phase becomes: discovered, right before the router, with no more settings than the API has.
+fn wasm_plugin(made: &mut Made, plugin: &Value, folder: &Path) -> Result<()> {
+    let spec = &plugin["spec"];
+    if ["phase", "vmConfig", "sha256", "imagePullSecret"].iter().any(|field| spec.get(field).is_some()) {
+        return Err("a field of the WasmPlugin is not understood here".into());
+    }
+    let policy = match spec["failStrategy"].as_str() {
+        Some("FAIL_RELOAD") => "FAIL_RELOAD",
+        other => return Err(format!("{other:?}: another fail strategy").into()),
+    };
+    let name = format!("extensions.istio.io/wasmplugin/istio-system.{}", plugin["metadata"]["name"].as_str().unwrap_or_default());
+    let filter = json!({
+        "name": name,
+        "typed_config": {
+            "@type": WASM,
+            "config": {
+                "name": "istio-system.switchpoint",
+                "root_id": spec["pluginName"],
+                "failure_policy": policy,
+                "configuration": {"@type": "type.googleapis.com/google.protobuf.StringValue", "value": spec["pluginConfig"].to_string()},
+                // No vm_id and no leave to stop at the headers: the API has neither.
+                "vm_config": {
+                    "runtime": "envoy.wasm.runtime.v8",
+                    "code": {"remote": {"http_uri": {"uri": spec["url"], "timeout": "30s", "cluster": "_"}}},
+                },
+            },
+        },
+    });
+    extension(made, &filter, folder)?;
+    let config_source = json!({"ads": {}, "initial_fetch_timeout": "0s", "resource_api_version": "V3"});
+    let discovered = json!({"name": name, "config_discovery": {"config_source": config_source, "type_urls": [WASM]}});
+    let substitution = Substitution::discovered("/config_discovery/config_source", config_source, &discovery_file(folder, &name));
+    Placed::insert(made, FILTERS, Some(ROUTER), &discovered, vec![substitution])
+}
+
+/// What a gateway of Istio's runs with one route and no patches, as far as it matters to us.
+fn bare(ports: Ports, route: &Value) -> Value {
+    let address = |port: u16| json!({"socket_address": {"address": "127.0.0.1", "port_value": port}});
+    let destination = &route["route"][0]["destination"];
+    let cluster = format!("outbound|{}||{}", destination["port"]["number"], destination["host"].as_str().unwrap_or_default());
+    let connection_manager = json!({
+        "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "outbound_0.0.0.0_8080",
+        "use_remote_address": true,
+        "stream_idle_timeout": "0s",
+        "normalize_path": true,
+        "request_id_extension": {"typed_config": {
+            "@type": "type.googleapis.com/envoy.extensions.request_id.uuid.v3.UuidRequestIdConfig",
+            "use_request_id_for_trace_sampling": true,
+        }},
+        "preserve_external_request_id": true,
+        "access_log": [access_log()],
+        "route_config": {"name": "http.8080", "virtual_hosts": [{
+            "name": "*:8080",
+            "domains": ["*"],
+            "routes": [{
+                "name": route["name"],
+                "match": {"prefix": "/"},
+                "route": {"cluster": cluster, "timeout": "0s", "max_grpc_timeout": "0s"},
+            }],
+        }]},
+        "http_filters": [{"name": ROUTER, "typed_config": {"@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"}}],
+    });
+    json!({
+        "node": {"id": "router~10.1.2.3~istio-ingressgateway.istio-system~istio-system.svc.cluster.local", "cluster": "istio-ingressgateway"},
+        "admin": {"address": address(ports.admin)},
+        "static_resources": {
+            "listeners": [{
+                "name": "0.0.0.0_8080",
+                "address": address(ports.listener),
+                "filter_chains": [{"filters": [{
+                    "name": "envoy.filters.network.http_connection_manager",
+                    "typed_config": connection_manager,
+                }]}],
+            }],
+            "clusters": [],
+        },
+    })
+}
+
+/// Where the tests look: who was meant, who served, in the words of the metadata.
+fn access_log() -> Value {
+    json!({
+        "name": "envoy.access_loggers.stdout",
+        "typed_config": {
+            "@type": "type.googleapis.com/envoy.extensions.access_loggers.stream.v3.StdoutAccessLog",
+            "log_format": {"json_format": {
+                "request_id": "%REQ(X-REQUEST-ID)%",
+                "attempts": "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
+                "lb:x-gateway-destination-endpoint": "%DYNAMIC_METADATA(envoy.lb:x-gateway-destination-endpoint)%",
+                "lb:x-gateway-destination-endpoint-served": "%DYNAMIC_METADATA(envoy.lb:x-gateway-destination-endpoint-served)%",
+                "pool": "%METADATA(ROUTE:switchpoint:pool)%",
+            }},
+        },
+    })
+}

@@ -1,0 +1,234 @@
+//! The manifests for Istio and Envoy Gateway: every Envoy fragment in them runs on a real Envoy, with no more changed than a listed few things
+//! (`e2e::manifests`). What runs here is what we know the gateways to make of them; Envoy Gateway's own translator is asked in the long suite.
+
+use std::time::Duration;
+
+use e2e::manifests::{self, Made, Ports, envoy_gateway, istio};
+use e2e::model_server::{Fault, FaultMode};
+use e2e::ports::Port;
+use e2e::stack::{Builder, Stack};
+use e2e::{Result, client, wait_for};
+use http::Request;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::echo;
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// When a request is decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Decided {
+    AtTheBody,
+    AtTheHeaders,
+}
+
+/// A stack whose Envoy runs what `make` makes; at least `fragments` pieces of a manifest are in it, unchanged.
+fn stack(fragments: usize, make: impl Fn(Ports) -> Result<Made> + Send + 'static) -> Builder {
+    Stack::builder().servers(3).envoy_config(move |config| {
+        let ports = manifests::ports(config).expect("the shipped file");
+        let made = make(ports).expect("a gateway");
+        made.check(fragments).expect("the manifest's own words");
+        *config = made.bootstrap;
+    })
+}
+
+fn istio_gateway(file: &'static str, fragments: usize) -> Result<(Builder, TempDir)> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().to_owned();
+    Ok((stack(fragments, move |ports| istio::gateway(file, ports, &path)), folder))
+}
+
+/// What all of them do.
+async fn serves(stack: &Stack, decided: Decided) -> Result<()> {
+    let chat = echo::chat("hello").to_string();
+    let reply = stack.send(echo::post("/v1/chat/completions", &[("x-request-id", "one")], chat.clone())?).await?;
+    let ranked = echo::ranked(&reply)?;
+    assert_eq!((reply.status, ranked.len(), reply.header("x-served-by")), (200, 3, ranked[0].as_str()), "{}", reply.text());
+    assert_eq!(reply.json()?["body"], chat, "byte for byte");
+
+    let elsewhere = "192.0.2.1:1";
+    let mut stolen = Request::post("/v1/chat/completions").header("x-echo", "1");
+    for name in ["x-gateway-destination-endpoint", "x-gateway-destination-endpoint-subset", "x-prefiller-host-port", "x-switchpoint-open"] {
+        stolen = stolen.header(name, elsewhere);
+    }
+    let reply = stack.send(stolen.body(client::full(chat.clone()))?).await?;
+    assert!(reply.status == 200 && !reply.text().contains(elsewhere), "{} {}", reply.status, reply.text());
+
+    let large = echo::chat(&"lorem ".repeat(80_000)).to_string();
+    let reply = stack.send(echo::post("/v1/chat/completions", &[], large.clone())?).await?;
+    assert_eq!((reply.status, &reply.json()?["body_bytes"]), (200, &json!(large.len())), "{}", reply.text());
+    assert_eq!(stack.get("/v1/models").await?.status, 200);
+
+    let stream =
+        json!({"model": "demo", "stream": true, "max_tokens": 5, "ignore_eos": true, "messages": [{"role": "user", "content": "x"}]});
+    let reply = stack.post("/v1/chat/completions", &stream).await?;
+    assert!(reply.status == 200 && reply.text().ends_with("data: [DONE]\n\n"), "{}", reply.text());
+
+    let bad = client::post(stack.address(), "/v1/chat/completions", "{").await?;
+    let too_large = echo::chat(&"x".repeat(25 << 20)).to_string();
+    let too_large = stack.send(echo::post("/v1/chat/completions", &[], too_large)?).await?;
+    match decided {
+        Decided::AtTheBody => {
+            assert_eq!((bad.status, &bad.json()?["error"]["code"]), (400, &json!("invalid_json")), "{}", bad.text());
+            assert_eq!((too_large.status, &too_large.json()?["error"]["code"]), (413, &json!("request_too_large")));
+        }
+        // The engine's to judge, and none of it was held.
+        Decided::AtTheHeaders => {
+            assert_ne!(bad.json()?["error"]["code"], "invalid_json", "{}", bad.text());
+            assert_eq!(too_large.status, 200);
+        }
+    }
+    fails_over(stack).await
+}
+
+/// A dead engine costs nobody a request, whoever is dead; and without any the picker refuses in the words of the API.
+async fn fails_over(stack: &Stack) -> Result<()> {
+    for server in &stack.servers[..2] {
+        server.fault(Fault::new(FaultMode::Refuse)).await;
+    }
+    for number in 0..9 {
+        let reply = stack.post("/v1/chat/completions", &echo::chat(&format!("number {number}"))).await?;
+        assert_eq!((reply.status, stack.server_of(&reply)?), (200, 2), "{}", reply.text());
+    }
+    Ok(())
+}
+
+/// What the access log of our own making shows: the protocol's metadata.
+async fn metadata(stack: &Stack) -> Result<()> {
+    let line = stack.envoy.access_log_of("one", LIMIT).await?;
+    let destination = line["lb:x-gateway-destination-endpoint"].as_str().ok_or("no destination in the metadata")?;
+    assert_eq!(destination.split(',').count(), 3, "{line}");
+    assert_eq!(line["lb:x-gateway-destination-endpoint-served"], destination.split(',').next().unwrap_or_default(), "{line}");
+    assert_eq!(line["pool"], "default", "{line}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_istio_gateway_with_the_envoyfilter() -> Result<()> {
+    let (builder, _folder) = istio_gateway("istio/envoyfilter.yaml", 7)?;
+    let stack = builder.start().await?;
+    serves(&stack, Decided::AtTheBody).await?;
+    metadata(&stack).await
+}
+
+#[tokio::test]
+async fn an_istio_gateway_with_the_wasmplugin() -> Result<()> {
+    let (builder, _folder) = istio_gateway("istio/wasmplugin.yaml", 7)?;
+    let stack = builder.start().await?;
+    serves(&stack, Decided::AtTheHeaders).await?;
+    metadata(&stack).await
+}
+
+#[tokio::test]
+async fn an_envoy_gateway_with_the_patches() -> Result<()> {
+    let stack = stack(9, envoy_gateway::patched).start().await?;
+    serves(&stack, Decided::AtTheBody).await
+}
+
+#[tokio::test]
+async fn a_request_that_cannot_be_held_waits_for_the_first_state_with_its_body() -> Result<()> {
+    let (builder, _folder) = istio_gateway("istio/wasmplugin.yaml", 7)?;
+    let mut stack = builder.without_daemon().start().await?;
+    let address = stack.address();
+    // Sent in pieces by the client's own pace: some of it comes while the request waits, some after.
+    let body = echo::chat(&"lorem ".repeat(50_000)).to_string();
+    let asked = {
+        let body = body.clone();
+        tokio::spawn(async move { client::send(address, echo::post("/v1/chat/completions", &[], body)?).await })
+    };
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    stack.start_daemon()?;
+    let reply = asked.await??;
+    // A machine under load may be slower than the wait is long; then the refusal is the picker's own.
+    if reply.status == 503 {
+        assert_eq!(reply.json()?["error"]["code"], "no_state", "{}", reply.text());
+    } else {
+        assert_eq!((reply.status, &reply.json()?["body_bytes"]), (200, &json!(body.len())), "{}", reply.text());
+    }
+    let again = || async { stack.post("/v1/chat/completions", &echo::chat("x")).await.ok().filter(|reply| reply.status == 200) };
+    wait_for(LIMIT, "a reply", again).await?;
+    Ok(())
+}
+
+#[test]
+fn both_files_for_istio_say_the_same_where_they_can() -> Result<()> {
+    let patches = |file: &str| -> Result<Vec<Value>> {
+        let objects = manifests::read(file)?;
+        Ok(manifests::only(&objects, "EnvoyFilter")?["spec"]["configPatches"].as_array().ok_or("no patches")?.clone())
+    };
+    let (whole, rest) = (patches("istio/envoyfilter.yaml")?, patches("istio/wasmplugin.yaml")?);
+    assert_eq!(whole[2..], rest[..], "all but the module and its place");
+    let route = |file: &str| -> Result<Value> { Ok(manifests::only(&manifests::read(file)?, "VirtualService")?["spec"].clone()) };
+    assert_eq!(route("istio/envoyfilter.yaml")?, route("istio/wasmplugin.yaml")?);
+    Ok(())
+}
+
+#[test]
+fn fragments_are_those_of_the_standalone_file() -> Result<()> {
+    // What a cluster and a filter say there, each with its reason, they say in the manifests: none is forgotten when one is changed.
+    let standalone: Value = serde_saphyr::from_str(&std::fs::read_to_string(e2e::root().join("envoy-config/standalone.yaml"))?)?;
+    let cluster = &standalone["static_resources"]["clusters"][0];
+    let istio = manifests::read("istio/envoyfilter.yaml")?;
+    let patches = &manifests::only(&istio, "EnvoyFilter")?["spec"]["configPatches"];
+    let value = |to: &str, name: &str| {
+        let of = patches.as_array().into_iter().flatten().filter(|patch| patch["applyTo"] == to).map(|patch| &patch["patch"]["value"]);
+        of.clone().find(|value| value["name"] == name).cloned().unwrap_or_default()
+    };
+    assert_eq!(value("CLUSTER", "inference-pool"), *cluster);
+    let filters = &standalone["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"];
+    let filter = |name: &str| filters["http_filters"].as_array().into_iter().flatten().find(|filter| filter["name"] == name).cloned();
+    assert_eq!(Some(value("HTTP_FILTER", "header_to_metadata")), filter("header_to_metadata"));
+    let stripped = &value("NETWORK_FILTER", "envoy.filters.network.http_connection_manager")["typed_config"];
+    assert_eq!(stripped["early_header_mutation_extensions"], filters["early_header_mutation_extensions"]);
+
+    let gateway = manifests::read("envoy-gateway/gateway.yaml")?;
+    let patches = manifests::only(&gateway, "EnvoyPatchPolicy")?["spec"]["jsonPatches"].as_array().ok_or("no patches")?.clone();
+    let patched = |name: &str| patches.iter().map(|patch| &patch["operation"]["value"]).find(|value| value["name"] == name).cloned();
+    assert_eq!(patched("inference-pool").as_ref(), Some(cluster));
+    assert_eq!(patched("header_to_metadata"), filter("header_to_metadata"));
+    let removed = &manifests::only(&gateway, "ClientTrafficPolicy")?["spec"]["headers"]["earlyRequestHeaders"]["remove"];
+    let mutations = &filters["early_header_mutation_extensions"][0]["typed_config"]["mutations"];
+    let names: Vec<&Value> = mutations.as_array().into_iter().flatten().map(|mutation| &mutation["remove"]).collect();
+    assert_eq!(removed.as_array().map(|names| names.iter().collect()), Some(names));
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_daemon_takes_the_arguments_of_its_manifests() -> Result<()> {
+    for file in ["kubernetes/daemon.yaml", "kubernetes/sidecar.yaml"] {
+        let objects = manifests::read(file)?;
+        let pod = &manifests::only(&objects, "Deployment")?["spec"]["template"]["spec"];
+        let containers = ["containers", "initContainers"].iter().filter_map(|list| pod[list].as_array()).flatten();
+        let daemon = containers.clone().find(|container| container["name"] == "switchpointd").ok_or("no daemon")?;
+        let arguments = daemon["args"].as_array().ok_or("no arguments")?.iter().filter_map(Value::as_str).map(str::to_owned);
+        // The folders of a pod are not here, and its ports may be taken: what is left must start.
+        let folder = tempfile::tempdir()?;
+        let port = || Port::lease();
+        let (state, ext_proc, health, admin) = (port()?, port()?, port()?, port()?);
+        let here = |argument: String| {
+            let path = |name: &str| folder.path().join(name).display().to_string();
+            let listens = [("state", &state), ("ext-proc", &ext_proc), ("health", &health), ("admin", &admin)];
+            let taken = listens.iter().find_map(|(name, port)| argument.strip_prefix(&format!("--listen-{name}=")).map(|_| (name, port)));
+            match taken {
+                Some((name, port)) => format!("--listen-{name}={}", port.address()),
+                None => argument
+                    .replace("/etc/switchpointd/pools.yaml", &path("pools.yaml"))
+                    .replace("/var/lib/switchpointd/state.json", &path("state.json")),
+            }
+        };
+        let mut arguments: Vec<String> = arguments.map(here).collect();
+        for (name, port) in [("state", &state), ("ext-proc", &ext_proc), ("admin", &admin)] {
+            if !arguments.iter().any(|argument| argument.starts_with(&format!("--listen-{name}="))) {
+                arguments.push(format!("--listen-{name}={}", port.address()));
+            }
+        }
+        std::fs::write(folder.path().join("pools.yaml"), "pools: [{name: default, endpoints: [\"127.0.0.1:1\"]}]")?;
+        let mut command = std::process::Command::new(e2e::daemon::binary()?);
+        let process = e2e::process::Process::spawn("switchpointd", command.args(&arguments), folder.path())?;
+        let live = || async { client::get(admin.address(), "/metrics").await.ok().filter(|reply| reply.status == 200) };
+        let up = wait_for(LIMIT, "the daemon", live).await;
+        assert!(up.is_ok(), "{file}: {arguments:?}: {}", process.log_tail(20));
+    }
+    Ok(())
+}

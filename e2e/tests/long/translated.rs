@@ -1,0 +1,43 @@
+//! Envoy Gateway's own translator makes Envoy's configuration of our manifest, and a real Envoy runs it.
+
+use e2e::manifests::{self, envoy_gateway};
+use e2e::stack::Stack;
+use e2e::{Result, client};
+use http::Request;
+use serde_json::{Value, json};
+
+fn filters(config: &Value) -> Vec<String> {
+    let path = "/static_resources/listeners/0/defaultFilterChain/filters/0/typedConfig/httpFilters";
+    let filters = config.pointer(path).and_then(Value::as_array).into_iter().flatten();
+    filters.filter_map(|filter| filter["name"].as_str()).map(str::to_owned).collect()
+}
+
+#[tokio::test]
+async fn what_envoy_gateway_makes_of_the_manifest_picks() -> Result<()> {
+    let Some(translator) = envoy_gateway::translator() else { return Ok(()) };
+    let builder = Stack::builder().servers(3).envoy_config(move |config| {
+        let ports = manifests::ports(config).expect("the shipped file");
+        let made = envoy_gateway::translated(&translator, ports).expect("a translation");
+        assert_eq!(filters(&made.bootstrap), ["switchpoint", "header_to_metadata", "envoy.filters.http.router"]);
+        *config = made.bootstrap;
+    });
+    let stack = builder.start().await?;
+    // Larger than Envoy Gateway's own limit of 32 KiB: the patch of the limit holds.
+    let body = json!({"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": "lorem ".repeat(50_000)}]}).to_string();
+    for _ in 0..5 {
+        let request = Request::post("/v1/chat/completions").header("x-echo", "1").header("x-gateway-destination-endpoint", "192.0.2.1:1");
+        let reply = stack.send(request.body(client::full(body.clone()))?).await?;
+        let echo = reply.json()?;
+        assert_eq!((reply.status, &echo["body_bytes"]), (200, &json!(body.len())), "{}", reply.text());
+        let headers = echo["headers"].as_array().into_iter().flatten();
+        let ranked: Vec<&str> =
+            headers.filter(|pair| pair[0] == "x-gateway-destination-endpoint").filter_map(|pair| pair[1].as_str()).collect();
+        let [ranked] = ranked[..] else { return Err(reply.text().into()) };
+        assert_eq!((ranked.split(',').count(), ranked.split(',').next()), (3, Some(reply.header("x-served-by"))), "{}", reply.text());
+    }
+    let bad = client::post(stack.address(), "/v1/chat/completions", "{").await?;
+    assert_eq!((bad.status, &bad.json()?["error"]["code"]), (400, &json!("invalid_json")), "{}", bad.text());
+    let unstreamed = stack.get("/v1/models").await?;
+    assert_eq!(unstreamed.status, 200);
+    Ok(())
+}
