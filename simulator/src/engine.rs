@@ -192,10 +192,12 @@ impl<'w> Engine<'w> {
         self.blocks.utilization()
     }
 
+    #[cfg(test)]
     pub(crate) fn preemptions(&self) -> u64 {
         self.preemptions
     }
 
+    #[cfg(test)]
     /// Blocks in use by sequences.
     pub(crate) fn blocks_held(&self) -> usize {
         self.blocks.held()

@@ -11,7 +11,7 @@ use crate::world::{self, Setting};
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Cell {
     pub(crate) setting: String,
-    pub(crate) workload: &'static str,
+    pub(crate) workload: String,
     /// A share of the workload's capacity.
     pub(crate) load: f64,
     pub(crate) policy: String,
@@ -33,25 +33,28 @@ pub(crate) struct Grid {
 }
 
 impl Grid {
-    /// Runs all of it; each workload is loaded once a seed.
-    pub(crate) fn run(&self, threads: usize) -> Result<Vec<Cell>, String> {
-        let mut cells = Vec::new();
-        for &kind in &self.kinds {
-            for &seed in &self.seeds {
+    /// Runs all of it but what is `known`; each workload is loaded once a seed, and `each` is given what its runs gave.
+    pub(crate) fn run(&self, threads: usize, known: &[Cell], mut each: impl FnMut(Vec<Cell>) -> Result<(), String>) -> Result<(), String> {
+        for (&kind, &seed) in self.kinds.iter().flat_map(|kind| self.seeds.iter().map(move |seed| (kind, seed))) {
+            let is_known = |(load, policy): &(f64, &String)| {
+                let named = |cell: &Cell| (&*cell.setting, &*cell.workload, &*cell.policy) == (&*self.name, kind.name(), policy.as_str());
+                known.iter().any(|cell| named(cell) && cell.seed == seed && (cell.load - load).abs() < 1e-9)
+            };
+            let jobs = self.loads.iter().flat_map(|&load| self.policies.iter().map(move |policy| (load, policy)));
+            let jobs: Vec<(f64, &String)> = jobs.filter(|job| !is_known(job)).collect();
+            if !jobs.is_empty() {
                 let workload = kind.load(seed)?;
-                let jobs: Vec<(f64, &String)> =
-                    self.loads.iter().flat_map(|&load| self.policies.iter().map(move |policy| (load, policy))).collect();
-                cells.extend(parallel(threads, &jobs, |&(load, policy)| self.cell(kind, &workload, (load, policy), seed))?);
+                each(parallel(threads, &jobs, |&(load, policy)| self.cell(kind, &workload, (load, policy), seed))?)?;
             }
         }
-        Ok(cells)
+        Ok(())
     }
 
     fn cell(&self, kind: Kind, workload: &Workload, (load, policy): (f64, &str), seed: u64) -> Result<Cell, String> {
         let rate = load * kind.capacity() * self.capacity;
-        let outcome = world::run(workload, rate, &Policy::named(policy)?, &self.setting, seed)?;
-        let measures = Measures::of(&outcome.records, &self.setting.engine);
-        Ok(Cell { setting: self.name.clone(), workload: kind.name(), load, policy: policy.to_owned(), seed, measures })
+        let records = world::run(workload, rate, &Policy::named(policy)?, &self.setting, seed)?;
+        let measures = Measures::of(&records, &self.setting.engine);
+        Ok(Cell { setting: self.name.clone(), workload: kind.name().to_owned(), load, policy: policy.to_owned(), seed, measures })
     }
 
     /// The highest rate at which `good` still holds, requests a second, by bisection between 5 % and 130 % of capacity.

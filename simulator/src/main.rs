@@ -3,23 +3,29 @@
 //! Engines are simulated; the scheduler, its plugins, the ledger, the prefix index and the step learner are the real ones.
 #![deny(clippy::indexing_slicing)]
 
+mod campaign;
 mod engine;
 mod grid;
 mod hardware;
 mod learning;
 mod measure;
 mod policy;
+mod report;
 mod router;
+mod store;
 mod trace;
+mod validate;
 mod workload;
 mod world;
 
 use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
 use crate::grid::Grid;
+use crate::store::Store;
 use crate::workload::Kind;
 use crate::world::Setting;
 
@@ -35,6 +41,38 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Task {
+    /// Runs campaigns by name, the main one when none is named, and adds what they give to FILE.
+    Run {
+        /// Their names; `all` is all of them.
+        names: Vec<String>,
+        /// Only these policies, separated by semicolons.
+        #[arg(long, value_delimiter = ';')]
+        policies: Vec<String>,
+        /// Where results are kept.
+        #[arg(long, default_value = QUALITY)]
+        file: PathBuf,
+        /// Make no run again that FILE holds: after an interruption, never after a change of code.
+        #[arg(long)]
+        resume: bool,
+    },
+    /// Finds the highest rates with nine of ten requests in SLO, and adds them to FILE.
+    Rates {
+        /// Only these policies, separated by semicolons.
+        #[arg(long, value_delimiter = ';')]
+        policies: Vec<String>,
+        /// Where results are kept.
+        #[arg(long, default_value = QUALITY)]
+        file: PathBuf,
+    },
+    /// Prints docs/routing-quality.md of what FILE holds, and plays real engines' runs for it.
+    Report {
+        /// Where results are kept.
+        #[arg(long, default_value = QUALITY)]
+        file: PathBuf,
+        /// The folder of the page.
+        #[arg(long, default_value = "docs")]
+        docs: PathBuf,
+    },
     /// Runs policies over workloads and prints a line of figures for each.
     Try {
         /// Workloads, by name; all of the main table when left out.
@@ -55,6 +93,12 @@ enum Task {
     },
 }
 
+/// Guesses a fit to a real engine's run takes for each budget and number of sequences: more change no figure by a hundredth.
+const VALIDATION_TRIES: usize = 600;
+
+/// From the root of the tree, where `make` runs.
+const QUALITY: &str = "target/bench/quality.json";
+
 fn main() -> ExitCode {
     match run(Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -67,6 +111,14 @@ fn main() -> ExitCode {
 
 fn run(args: Args) -> Result<(), String> {
     match args.task {
+        Task::Run { names, policies, file, resume } => campaigns(&names, &policies, (&file, resume), args.threads),
+        Task::Rates { policies, file } => {
+            let rates = campaign::highest_rates(&policies, args.threads)?;
+            let mut store = Store::read(&file)?;
+            store.put(Vec::new(), rates);
+            store.write(&file)
+        }
+        Task::Report { file, docs } => report::write(&Store::read(&file)?, &validate::all(VALIDATION_TRIES)?, &docs),
         Task::Try { workloads, loads, policies, seeds, budget } => {
             let kinds = kinds(&workloads)?;
             let mut setting = Setting::plain(hardware::LLAMA_8B_H100);
@@ -74,17 +126,45 @@ fn run(args: Args) -> Result<(), String> {
             let grid = Grid { name: "try".to_owned(), setting, capacity: 1.0, kinds, loads, policies, seeds };
             let mut out = std::io::stdout().lock();
             let head = ["TTFT mean", "p50", "p90", "p99", "E2E mean", "TPOT p99", "SLO", "hits"];
-            let _ = writeln!(out, "{:<18}{:>5} {:<36}{:>5}{}", "workload", "load", "policy", "seed", head.map(|h| format!("{h:>10}")).concat());
-            for cell in grid.run(args.threads)? {
-                let m = &cell.measures;
-                let figures = [m.ttft_mean, m.ttft_p50, m.ttft_p90, m.ttft_p99, m.e2e_mean, m.tpot_p99].map(|ms| format!("{ms:>10.1}"));
-                let shares = [m.slo, m.hits].map(|share| format!("{share:>10.4}"));
-                let (figures, shares) = (figures.concat(), shares.concat());
-                let _ = writeln!(out, "{:<18}{:>5} {:<36}{:>5}{figures}{shares}", cell.workload, cell.load, cell.policy, cell.seed);
-            }
-            Ok(())
+            let _ =
+                writeln!(out, "{:<18}{:>5} {:<36}{:>5}{}", "workload", "load", "policy", "seed", head.map(|h| format!("{h:>10}")).concat());
+            grid.run(args.threads, &[], |cells| {
+                for cell in cells {
+                    let m = &cell.measures;
+                    let figures = [m.ttft_mean, m.ttft_p50, m.ttft_p90, m.ttft_p99, m.e2e_mean, m.tpot_p99].map(|ms| format!("{ms:>10.1}"));
+                    let shares = [m.slo, m.hits].map(|share| format!("{share:>10.4}"));
+                    let (figures, shares) = (figures.concat(), shares.concat());
+                    let _ = writeln!(out, "{:<18}{:>5} {:<36}{:>5}{figures}{shares}", cell.workload, cell.load, cell.policy, cell.seed);
+                }
+                Ok(())
+            })
         }
     }
+}
+
+fn campaigns(names: &[String], policies: &[String], (file, resume): (&Path, bool), threads: usize) -> Result<(), String> {
+    let all = campaign::all();
+    let wanted = |grid: &Grid| match names {
+        [] => grid.name == campaign::MAIN_TABLE,
+        names => names.iter().any(|name| *name == grid.name || name == "all"),
+    };
+    if let Some(unknown) = names.iter().find(|name| *name != "all" && !all.iter().any(|grid| grid.name == **name)) {
+        let known: Vec<&str> = all.iter().map(|grid| grid.name.as_str()).collect();
+        return Err(format!("no campaign is called `{unknown}`; there are {}", known.join(", ")));
+    }
+    for mut grid in all.into_iter().filter(wanted) {
+        if !policies.is_empty() {
+            grid.policies.clone_from(&policies.to_vec());
+        }
+        let _ = writeln!(std::io::stderr(), "{}", grid.name);
+        let known = if resume { Store::read(file)?.cells } else { Vec::new() };
+        grid.run(threads, &known, |cells| {
+            let mut store = Store::read(file)?;
+            store.put(cells, Vec::new());
+            store.write(file)
+        })?;
+    }
+    Ok(())
 }
 
 fn kinds(names: &[String]) -> Result<Vec<Kind>, String> {

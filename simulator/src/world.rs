@@ -12,7 +12,6 @@ use std::collections::BinaryHeap;
 use std::sync::Arc;
 
 use scheduler::in_flight::{Load, Ticket};
-use scheduler::latency::step::StepModel;
 use scheduler::{Endpoint, EndpointMetrics, EndpointRef, Incarnation, Pipeline, Readiness, Slot, Snapshot, Version};
 
 use crate::engine::{BLOCK_TOKENS, Engine, EngineSpec, Event};
@@ -22,7 +21,7 @@ use crate::router::Router;
 use crate::workload::{Dice, Workload};
 
 /// What is run, beside the workload and the policy.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Setting {
     pub(crate) engine: EngineSpec,
     pub(crate) replicas: usize,
@@ -64,19 +63,9 @@ pub(crate) struct Record {
     pub(crate) prompt: u32,
     pub(crate) output: u32,
     pub(crate) cached: u32,
-    pub(crate) engine: usize,
 }
 
-/// What a run gave.
-#[derive(Debug)]
-pub(crate) struct Outcome {
-    pub(crate) records: Vec<Record>,
-    pub(crate) preemptions: u64,
-    /// The step model as learned in the end.
-    pub(crate) step: StepModel,
-}
-
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 enum What {
     Arrives { request: u32, engine: usize },
     StepEnds { engine: usize },
@@ -150,13 +139,12 @@ impl Setting {
     }
 }
 
-/// Runs a workload at `rate` requests a second to its end.
-pub(crate) fn run(workload: &Workload, rate: f64, policy: &Policy, setting: &Setting, seed: u64) -> Result<Outcome, String> {
+/// Runs a workload at `rate` requests a second to its end: what became of each request, in order of arrival.
+pub(crate) fn run(workload: &Workload, rate: f64, policy: &Policy, setting: &Setting, seed: u64) -> Result<Vec<Record>, String> {
     let pipeline = Pipeline::build(&policy.pipeline()).map_err(|error| error.to_string())?;
     let mut world = World::new(workload, policy, setting, pipeline, seed)?;
     world.play(workload.rate / rate, &mut Dice::seeded(seed ^ 0x5eed))?;
-    let preemptions = world.engines.iter().map(Engine::preemptions).sum();
-    Ok(Outcome { records: world.records, preemptions, step: world.learning.publish() })
+    Ok(world.records)
 }
 
 // === impl World ===
@@ -258,7 +246,7 @@ impl<'w> World<'w> {
         let picked = router.pick(self.policy, &self.snapshot, &job, &self.engines, now).ok_or("nobody was picked")?;
         let at = picked.at;
         self.learning.picked(at, request, now, (job.prompt - picked.matched_tokens, job.prompt));
-        self.records.push(Record { at: now, prompt: job.prompt, output: job.output, engine: at, ..Record::default() });
+        self.records.push(Record { at: now, prompt: job.prompt, output: job.output, ..Record::default() });
         if let Some(flight) = self.flights.get_mut(request as usize) {
             *flight = Some((picked.ticket, proxy, 0));
         }
@@ -453,5 +441,68 @@ fn endpoint(at: usize, setting: &Setting) -> Endpoint {
         labels: Box::default(),
         models: Arc::default(),
         age_ms: 60_000,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hardware::LLAMA_8B_H100;
+    use crate::trace::Line;
+
+    /// Prompts of three families, faster than one engine can serve them.
+    fn workload() -> Workload {
+        let dice = &mut Dice::seeded(4);
+        let line = |number: u32| Line {
+            at: f64::from(number) * 60.0,
+            prompt: 2_000 + 512 * (number % 5),
+            output: 20 + number % 40,
+            ids: (0..12)
+                .map(|id| if id < 3 { u64::from(number % 3) * 100 + id } else { u64::from(number) * 1_000 + id + dice.below(9) as u64 })
+                .collect(),
+        };
+        let lines: Vec<Line> = (0..600).map(line).collect();
+        Workload::of(&lines)
+    }
+
+    fn play(policy: &str, setting: &Setting) -> Vec<Record> {
+        let workload = workload();
+        run(&workload, workload.rate * 3.0, &Policy::named(policy).unwrap(), setting, 7).unwrap()
+    }
+
+    #[test]
+    fn the_same_seed_is_the_same_run_under_every_policy() {
+        for policy in crate::policy::MAIN {
+            let ends = || play(policy, &Setting::plain(LLAMA_8B_H100)).iter().map(|record| record.e2e.to_bits()).collect::<Vec<_>>();
+            assert_eq!(ends(), ends(), "{policy}");
+        }
+    }
+
+    #[test]
+    fn all_are_served_whatever_happens_to_the_pool() {
+        let plain = Setting::plain(LLAMA_8B_H100);
+        for change in [Change::Degrades(3.0), Change::Restarts, Change::Grows] {
+            for sharing in [Sharing::Private, Sharing::After(0.0), Sharing::After(100.0)] {
+                let setting = Setting { change: Some(change), proxies: 3, sharing, scrape_ms: 0.0, ..plain };
+                let records = play("ours", &setting);
+                assert_eq!(records.len(), 600);
+                assert!(records.iter().all(|record| record.ttft > 0.0 && record.e2e >= record.ttft), "{change:?} {sharing:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn prefixes_are_found_where_policies_look_for_them() {
+        let hits = |policy: &str| play(policy, &Setting::plain(LLAMA_8B_H100)).iter().map(|record| u64::from(record.cached)).sum::<u64>();
+        assert!(hits("ours") > hits("round-robin") && hits("2/2/3/2") > hits("round-robin"));
+    }
+
+    #[test]
+    fn proxies_that_hear_of_each_other_at_once_are_as_one() {
+        let of = |sharing| Setting { proxies: 4, sharing, ..Setting::plain(LLAMA_8B_H100) };
+        let mean = |records: &[Record]| records.iter().map(|record| record.ttft).sum::<f64>() / records.len() as f64;
+        let [one, shared, private] =
+            [Setting::plain(LLAMA_8B_H100), of(Sharing::After(0.0)), of(Sharing::Private)].map(|setting| mean(&play("lmetric", &setting)));
+        assert!((shared / one - 1.0).abs() < 0.2 && private > shared, "{one} {shared} {private}");
     }
 }

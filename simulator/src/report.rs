@@ -1,0 +1,206 @@
+//! `docs/routing-quality.md` and its figures, made of what was run and nothing else.
+
+mod figures;
+mod ratios;
+mod text;
+
+use std::fmt::Write;
+use std::path::Path;
+
+use crate::campaign::MAIN_TABLE;
+use crate::measure::{LESS_IS_BETTER, Measure, mean_ci};
+use crate::policy::{GOODPUT, LLM_D, LMETRIC, MAIN, OURS};
+use crate::store::Store;
+use crate::validate::Row;
+use crate::workload::Kind;
+use ratios::{Ratio, Runs};
+
+/// The figures of the page, beside it.
+const FIGURES: &str = "routing-quality";
+
+/// Writes the page into `docs`.
+pub(crate) fn write(store: &Store, validation: &[Row], docs: &Path) -> Result<(), String> {
+    let folder = docs.join(FIGURES);
+    std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let main = Runs::of(store, MAIN_TABLE);
+    figures::ratios(&main, &folder.join("ttft.svg"), "Mean TTFT against ours (log scale)", LESS_IS_BETTER[0])?;
+    figures::ratios(&main, &folder.join("ttft-p99.svg"), "p99 TTFT against ours (log scale)", LESS_IS_BETTER[3])?;
+    figures::ratios(&main, &folder.join("e2e.svg"), "Mean end-to-end time against ours (log scale)", LESS_IS_BETTER[4])?;
+    let path = docs.join("routing-quality.md");
+    std::fs::write(&path, page(store, validation)).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+// Writing to a String cannot fail.
+fn page(store: &Store, validation: &[Row]) -> String {
+    let main = Runs::of(store, MAIN_TABLE);
+    let mut page = text::HEAD.to_owned();
+    page.push_str(&aims(store, &main));
+    let _ = writeln!(page, "\n## Eight engines alike\n\n{}", text::MAIN);
+    page.push_str(&against(&main, "the best of llm-d's policies", &LLM_D));
+    page.push_str(&against(&main, "the better of LMetric's forms", &LMETRIC));
+    page.push_str(&singles(&main));
+    page.push_str(&absolute(&main));
+    page.push_str(&rates(store));
+    page.push_str(&settings(store));
+    page.push_str(&validated(validation));
+    page.push_str(text::LIMITS);
+    page
+}
+
+/// Every policy that others are measured against: all but ours and who sees everything.
+fn rivals() -> Vec<&'static str> {
+    MAIN.into_iter().filter(|name| ![OURS, GOODPUT, "oracle", "2/2/3+active"].contains(name)).collect()
+}
+
+fn aims(store: &Store, main: &Runs<'_>) -> String {
+    let mut out = "\n## What was aimed at\n\n| aim | reached |\n|---|---|\n".to_owned();
+    let envelope: Vec<&str> = LLM_D.into_iter().chain(LMETRIC).collect();
+    for measure in [LESS_IS_BETTER[0], LESS_IS_BETTER[4]] {
+        if let Some(all) = main.all_workloads(measure, OURS, &envelope) {
+            let _ =
+                writeln!(out, "| {} against the envelope of llm-d's and LMetric's best, all workloads: at most 0.85 | {all} |", measure.0);
+        }
+    }
+    let mut over: Vec<(f64, String)> = Vec::new();
+    for kind in Kind::MAIN {
+        for measure in LESS_IS_BETTER {
+            if let Some((ratio, rival)) = main.against_best(kind.name(), measure, OURS, &rivals())
+                && ratio.mean > 1.03
+            {
+                over.push((ratio.mean, format!("{} {} {:.2} ({rival})", kind.name(), measure.0, ratio.mean)));
+            }
+        }
+    }
+    over.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let over: Vec<String> = over.into_iter().map(|(_, what)| what).collect();
+    let over = if over.is_empty() { "none".to_owned() } else { over.join("; ") };
+    let _ = writeln!(out, "| no workload and measure worse than 1.03 of the best single rival | over it: {over} |");
+    for (kind, aim) in [(Kind::Conversation, 0.6), (Kind::PrefixHeavy, 0.15)] {
+        let (ours, theirs) = (Runs::of(store, "4-proxies-10ms"), Runs::of(store, "4-proxies-private"));
+        let best = ["2/2/3/2", "affinity+token-load", "lmetric"]
+            .into_iter()
+            .filter_map(|rival| theirs.mean(kind.name(), LESS_IS_BETTER[0], rival));
+        if let (Some(shared), Some(private)) = (ours.mean(kind.name(), LESS_IS_BETTER[0], OURS), best.reduce(f64::min)) {
+            let ratio = shared / private;
+            let _ = writeln!(
+                out,
+                "| 4 proxies, ours sharing within 10 ms against the best rival private, mean TTFT, {}: at most {aim} | {ratio:.2} |",
+                kind.name()
+            );
+        }
+    }
+    out
+}
+
+fn against(runs: &Runs<'_>, whom: &str, rivals: &[&str]) -> String {
+    let mut out = format!("\nOurs against {whom} ({}), taken for each cell by itself:\n\n", rivals.join(", "));
+    let heads: Vec<&str> = LESS_IS_BETTER.iter().map(|(name, _)| *name).collect();
+    let _ = writeln!(out, "| workload | {} | in SLO |\n|---|{}---|", heads.join(" | "), "---|".repeat(heads.len()));
+    for kind in Kind::MAIN {
+        let cells: Vec<String> = LESS_IS_BETTER
+            .iter()
+            .map(|&measure| shown(runs.against_best(kind.name(), measure, OURS, rivals).map(|(ratio, _)| ratio)))
+            .collect();
+        let slo = runs.slo_points(kind.name(), OURS, rivals).map_or("-".to_owned(), |points| format!("{points:+.1}"));
+        let _ = writeln!(out, "| {} | {} | {slo} |", kind.name(), cells.join(" | "));
+    }
+    let all: Vec<String> = LESS_IS_BETTER.iter().map(|&measure| shown(runs.all_workloads(measure, OURS, rivals))).collect();
+    let _ = writeln!(out, "| **all** | {} | |", all.join(" | "));
+    out
+}
+
+fn shown(ratio: Option<Ratio>) -> String {
+    ratio.map_or("-".to_owned(), |ratio| if ratio.mean > 1.03 { format!("**{ratio}**") } else { ratio.to_string() })
+}
+
+/// Against each other policy, over all workloads.
+fn singles(runs: &Runs<'_>) -> String {
+    let heads: Vec<&str> = LESS_IS_BETTER.iter().map(|(name, _)| *name).collect();
+    let mut out = format!(
+        "\nOurs against each, all workloads and loads:\n\n| against | {} |\n|---|{}\n",
+        heads.join(" | "),
+        "---|".repeat(heads.len())
+    );
+    for rival in MAIN.into_iter().filter(|name| *name != OURS) {
+        let cells: Vec<String> = LESS_IS_BETTER.iter().map(|&measure| shown(runs.all_workloads(measure, OURS, &[rival]))).collect();
+        let _ = writeln!(out, "| {rival} | {} |", cells.join(" | "));
+    }
+    out
+}
+
+fn absolute(runs: &Runs<'_>) -> String {
+    let mut out = String::new();
+    for (name, of, digits) in [
+        ("Mean TTFT, ms", LESS_IS_BETTER[0].1, 0_usize),
+        ("p99 TTFT, ms", LESS_IS_BETTER[3].1, 0),
+        ("Requests in SLO, %", |m: &crate::measure::Measures| m.slo * 100.0, 1),
+    ] {
+        let kinds: Vec<&str> = Kind::MAIN.iter().map(|kind| kind.name()).collect();
+        let _ = writeln!(out, "\n{name}, at load 0.7:\n\n| policy | {} |\n|---|{}", kinds.join(" | "), "---|".repeat(kinds.len()));
+        for policy in MAIN {
+            let cell = |kind: &&str| {
+                let (mean, half) = mean_ci(&runs.values(kind, 0.7, of, policy));
+                if half.is_nan() { "-".to_owned() } else { format!("{mean:.digits$} ± {half:.digits$}") }
+            };
+            let _ = writeln!(out, "| {policy} | {} |", kinds.iter().map(cell).collect::<Vec<_>>().join(" | "));
+        }
+    }
+    out
+}
+
+fn rates(store: &Store) -> String {
+    let mut out = text::RATES.to_owned();
+    let kinds: Vec<&str> = Kind::MAIN.iter().map(|kind| kind.name()).collect();
+    let _ = writeln!(out, "| policy | {} |\n|---|{}", kinds.join(" | "), "---|".repeat(kinds.len()));
+    for policy in MAIN {
+        let cell = |kind: &&str| {
+            let of = store.rates.iter().filter(|rate| rate.workload == **kind && rate.policy == policy);
+            let values: Vec<f64> = of.map(|rate| rate.requests_per_s).collect();
+            if values.is_empty() { "-".to_owned() } else { format!("{:.1}", mean_ci(&values).0) }
+        };
+        let _ = writeln!(out, "| {policy} | {} |", kinds.iter().map(cell).collect::<Vec<_>>().join(" | "));
+    }
+    out
+}
+
+/// Each further setting: mean and p99 TTFT and E2E of ours against each rival there, and what ours has in ms.
+fn settings(store: &Store) -> String {
+    let mut out = text::SETTINGS.to_owned();
+    for grid in crate::campaign::all().iter().filter(|grid| grid.name != MAIN_TABLE) {
+        let runs = Runs::of(store, &grid.name);
+        if runs.is_empty() {
+            let _ = writeln!(out, "\n### {}\n\n{} Not run for this edition.", grid.name, text::setting(&grid.name));
+            continue;
+        }
+        let kinds: Vec<&str> = grid.kinds.iter().map(|kind| kind.name()).collect();
+        let loads: Vec<String> = grid.loads.iter().map(f64::to_string).collect();
+        let _ = writeln!(
+            out,
+            "\n### {}\n\n{} Loads {}. Mean TTFT, ms (p99; mean E2E, s):\n",
+            grid.name,
+            text::setting(&grid.name),
+            loads.join(", ")
+        );
+        let _ = writeln!(out, "| policy | {} |\n|---|{}", kinds.join(" | "), "---|".repeat(kinds.len()));
+        for policy in &grid.policies {
+            let cell = |kind: &&str| {
+                let mean = |measure: Measure| runs.mean(kind, measure, policy);
+                let [ttft, p99, e2e] = [0, 3, 4].map(|at| LESS_IS_BETTER.get(at).and_then(|&measure| mean(measure)));
+                match (ttft, p99, e2e) {
+                    (Some(ttft), Some(p99), Some(e2e)) => format!("{ttft:.0} ({p99:.0}; {:.2})", e2e / 1e3),
+                    _ => "-".to_owned(),
+                }
+            };
+            let _ = writeln!(out, "| {policy} | {} |", kinds.iter().map(cell).collect::<Vec<_>>().join(" | "));
+        }
+    }
+    out
+}
+
+fn validated(rows: &[Row]) -> String {
+    let mut out = text::VALIDATION.to_owned();
+    for Row { run, measure, real, simulated } in rows {
+        let _ = writeln!(out, "| {run} | {measure} | {real:.1} | {simulated:.1} | {:+.1} % |", (simulated / real - 1.0) * 100.0);
+    }
+    out
+}

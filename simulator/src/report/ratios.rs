@@ -1,0 +1,124 @@
+//! Ratios between policies, with what seeds say of their spread.
+
+use std::fmt;
+
+use crate::grid::Cell;
+use crate::measure::{Measure, Measures, mean_ci};
+use crate::store::Store;
+use crate::workload::Kind;
+
+/// A geometric mean of ratios, with its 95 % confidence interval over seeds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ratio {
+    pub(super) mean: f64,
+    pub(super) low: f64,
+    pub(super) high: f64,
+}
+
+/// The runs of one setting.
+#[derive(Debug)]
+pub(super) struct Runs<'s> {
+    cells: Vec<&'s Cell>,
+}
+
+impl fmt::Display for Ratio {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.2} [{:.2}, {:.2}]", self.mean, self.low, self.high)
+    }
+}
+
+impl<'s> Runs<'s> {
+    pub(super) fn of(store: &'s Store, setting: &str) -> Self {
+        Self { cells: store.cells.iter().filter(|cell| cell.setting == setting).collect() }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.cells.is_empty()
+    }
+
+    /// A measure of a policy on a workload at a load, one for each seed.
+    pub(super) fn values(&self, kind: &str, load: f64, of: fn(&Measures) -> f64, policy: &str) -> Vec<f64> {
+        let there = |cell: &&&Cell| cell.workload == kind && cell.policy == policy && (cell.load - load).abs() < 1e-9;
+        self.cells.iter().filter(there).map(|cell| of(&cell.measures)).collect()
+    }
+
+    /// Mean over loads and seeds.
+    pub(super) fn mean(&self, kind: &str, (_, of): Measure, policy: &str) -> Option<f64> {
+        let values: Vec<f64> =
+            self.cells.iter().filter(|cell| cell.workload == kind && cell.policy == policy).map(|cell| of(&cell.measures)).collect();
+        (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+    }
+
+    /// `ours` over the best of `rivals` on a workload, and who that is: the one with the lowest geometric mean over loads and seeds.
+    pub(super) fn against_best<'r>(&self, kind: &str, measure: Measure, ours: &str, rivals: &[&'r str]) -> Option<(Ratio, &'r str)> {
+        let of = rivals.iter().filter_map(|&rival| Some((self.log_ratios(kind, measure, ours, rival)?, rival)));
+        // The greatest ratio is against the best.
+        let mean = |logs: &[f64]| logs.iter().sum::<f64>() / logs.len().max(1) as f64;
+        of.max_by(|a, b| mean(&a.0).total_cmp(&mean(&b.0))).map(|(logs, rival)| (ratio(&logs), rival))
+    }
+
+    /// The same over all workloads together, the best rival of each taken.
+    pub(super) fn all_workloads(&self, measure: Measure, ours: &str, rivals: &[&str]) -> Option<Ratio> {
+        let kinds: Vec<Vec<f64>> = Kind::MAIN
+            .iter()
+            .map(|kind| {
+                let (_, best) = self.against_best(kind.name(), measure, ours, rivals)?;
+                self.log_ratios(kind.name(), measure, ours, best)
+            })
+            .collect::<Option<_>>()?;
+        let seeds = kinds.iter().map(Vec::len).min()?;
+        let of_seed = |seed: usize| kinds.iter().filter_map(|logs| logs.get(seed)).sum::<f64>() / kinds.len() as f64;
+        Some(ratio(&(0..seeds).map(of_seed).collect::<Vec<_>>()))
+    }
+
+    /// Points of requests in SLO that `ours` is above the best of `rivals`, mean over loads and seeds.
+    pub(super) fn slo_points(&self, kind: &str, ours: &str, rivals: &[&str]) -> Option<f64> {
+        let slo = |policy: &str| self.mean(kind, ("SLO", |m| m.slo), policy);
+        Some((slo(ours)? - rivals.iter().filter_map(|rival| slo(rival)).reduce(f64::max)?) * 100.0)
+    }
+
+    /// For each seed the logarithm of `ours` over `rival`, mean over loads.
+    fn log_ratios(&self, kind: &str, (_, of): Measure, ours: &str, rival: &str) -> Option<Vec<f64>> {
+        let find = |policy: &str, load: f64, seed: u64| {
+            let there =
+                |cell: &&&Cell| cell.workload == kind && cell.policy == policy && cell.seed == seed && (cell.load - load).abs() < 1e-9;
+            self.cells.iter().find(there).map(|cell| of(&cell.measures))
+        };
+        let mut by_seed: std::collections::BTreeMap<u64, Vec<f64>> = std::collections::BTreeMap::new();
+        for cell in self.cells.iter().filter(|cell| cell.workload == kind && cell.policy == ours) {
+            let theirs = find(rival, cell.load, cell.seed)?;
+            by_seed.entry(cell.seed).or_default().push((of(&cell.measures).max(1e-9) / theirs.max(1e-9)).ln());
+        }
+        (!by_seed.is_empty()).then(|| by_seed.values().map(|logs| logs.iter().sum::<f64>() / logs.len() as f64).collect())
+    }
+}
+
+fn ratio(logs: &[f64]) -> Ratio {
+    let (mean, half) = mean_ci(logs);
+    Ratio { mean: mean.exp(), low: (mean - half).exp(), high: (mean + half).exp() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_rival_is_taken_for_each_measure() {
+        let cell = |policy: &str, seed, ttft_mean, e2e_mean| Cell {
+            setting: "main".into(),
+            workload: "code".into(),
+            load: 0.5,
+            policy: policy.into(),
+            seed,
+            measures: Measures { ttft_mean, e2e_mean, ..Measures::default() },
+        };
+        let mut store = Store::default();
+        let cells = (1..4).flat_map(|seed| [cell("ours", seed, 8.0, 9.0), cell("a", seed, 10.0, 30.0), cell("b", seed, 20.0, 10.0)]);
+        store.put(cells.collect(), Vec::new());
+        let runs = Runs::of(&store, "main");
+        let best = |measure: Measure| runs.against_best("code", measure, "ours", &["a", "b"]).map(|(ratio, who)| (ratio.to_string(), who));
+        assert_eq!(best(("TTFT", |m| m.ttft_mean)), Some(("0.80 [0.80, 0.80]".to_owned(), "a")));
+        assert_eq!(best(("E2E", |m| m.e2e_mean)), Some(("0.90 [0.90, 0.90]".to_owned(), "b")));
+        assert!(runs.against_best("chat", ("TTFT", |m| m.ttft_mean), "ours", &["a"]).is_none());
+    }
+}

@@ -1,0 +1,125 @@
+//! `quality.json`: every run ever made, by its names. A run made again takes the place of the old one, so a campaign can be made in pieces.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::grid::Cell;
+use crate::measure::Measures;
+
+/// The highest rate with nine of ten requests in their SLO.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct HighestRate {
+    pub(crate) workload: String,
+    pub(crate) policy: String,
+    pub(crate) seed: u64,
+    pub(crate) requests_per_s: f64,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Store {
+    pub(crate) cells: Vec<Cell>,
+    pub(crate) rates: Vec<HighestRate>,
+}
+
+// === impl Store ===
+
+impl Store {
+    /// What the file holds; nothing where there is none.
+    pub(crate) fn read(path: &Path) -> Result<Self, String> {
+        let Ok(text) = std::fs::read_to_string(path) else { return Ok(Self::default()) };
+        let value: Value = serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
+        let rows = |name: &str| value.get(name).and_then(Value::as_array).cloned().unwrap_or_default();
+        let wrong = || format!("{}: a row is not what it should be", path.display());
+        Ok(Self {
+            cells: rows("rows").iter().map(cell).collect::<Option<_>>().ok_or_else(wrong)?,
+            rates: rows("highest_rates").iter().map(rate).collect::<Option<_>>().ok_or_else(wrong)?,
+        })
+    }
+
+    /// Takes in what was run.
+    pub(crate) fn put(&mut self, cells: Vec<Cell>, rates: Vec<HighestRate>) {
+        let run = |cell: &Cell| (cell.setting.clone(), cell.workload.clone(), cell.load.to_bits(), cell.policy.clone(), cell.seed);
+        let new: std::collections::BTreeSet<_> = cells.iter().map(run).collect();
+        self.cells.retain(|cell| !new.contains(&run(cell)));
+        self.cells.extend(cells);
+        self.rates.retain(|old| !rates.iter().any(|new| (&new.workload, &new.policy, new.seed) == (&old.workload, &old.policy, old.seed)));
+        self.rates.extend(rates);
+    }
+
+    pub(crate) fn write(&self, path: &Path) -> Result<(), String> {
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        }
+        let rows: Vec<Value> = self.cells.iter().map(cell_json).collect();
+        let rates: Vec<Value> = self.rates.iter().map(rate_json).collect();
+        let line = |rows: &[Value]| rows.iter().map(Value::to_string).collect::<Vec<_>>().join(",\n");
+        let text = format!("{{\"rows\":[\n{}\n],\"highest_rates\":[\n{}\n]}}\n", line(&rows), line(&rates));
+        std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
+    }
+}
+
+fn cell_json(cell: &Cell) -> Value {
+    let m = &cell.measures;
+    json!({
+        "setting": cell.setting, "workload": cell.workload, "load": cell.load, "policy": cell.policy, "seed": cell.seed,
+        "ttft_ms": {"mean": m.ttft_mean, "p50": m.ttft_p50, "p90": m.ttft_p90, "p99": m.ttft_p99},
+        "e2e_ms": {"mean": m.e2e_mean}, "tpot_p99_ms": m.tpot_p99, "slo": m.slo, "hits": m.hits, "late_ttft_ms": m.late_ttft,
+    })
+}
+
+fn cell(value: &Value) -> Option<Cell> {
+    let ttft = |name: &str| value.get("ttft_ms")?.get(name)?.as_f64();
+    let number = |name: &str| value.get(name)?.as_f64();
+    let text = |name: &str| value.get(name)?.as_str().map(str::to_owned);
+    let measures = Measures {
+        ttft_mean: ttft("mean")?,
+        ttft_p50: ttft("p50")?,
+        ttft_p90: ttft("p90")?,
+        ttft_p99: ttft("p99")?,
+        e2e_mean: value.get("e2e_ms")?.get("mean")?.as_f64()?,
+        tpot_p99: number("tpot_p99_ms")?,
+        slo: number("slo")?,
+        hits: number("hits")?,
+        late_ttft: number("late_ttft_ms")?,
+    };
+    let (setting, workload, policy) = (text("setting")?, text("workload")?, text("policy")?);
+    Some(Cell { setting, workload, load: number("load")?, policy, seed: value.get("seed")?.as_u64()?, measures })
+}
+
+fn rate_json(rate: &HighestRate) -> Value {
+    json!({"workload": rate.workload, "policy": rate.policy, "seed": rate.seed, "requests_per_s": rate.requests_per_s})
+}
+
+fn rate(value: &Value) -> Option<HighestRate> {
+    let text = |name: &str| value.get(name)?.as_str().map(str::to_owned);
+    let (seed, requests_per_s) = (value.get("seed")?.as_u64()?, value.get("requests_per_s")?.as_f64()?);
+    Some(HighestRate { workload: text("workload")?, policy: text("policy")?, seed, requests_per_s })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_and_a_run_made_again_replaces_the_old() {
+        let measures = Measures { ttft_mean: 1.5, slo: 0.25, ..Measures::default() };
+        let of = |load, ttft_mean| Cell {
+            setting: "main".into(),
+            workload: "code".into(),
+            load,
+            policy: "ours".into(),
+            seed: 3,
+            measures: Measures { ttft_mean, ..measures },
+        };
+        let rate = HighestRate { workload: "code".into(), policy: "ours".into(), seed: 1, requests_per_s: 61.5 };
+        let mut store = Store::default();
+        store.put(vec![of(0.5, 1.0), of(0.7, 2.0)], vec![rate.clone()]);
+        store.put(vec![of(0.7, 3.0)], vec![rate.clone()]);
+        let path = std::env::temp_dir().join(format!("simulator-store-{}.json", std::process::id()));
+        store.write(&path).unwrap();
+        let read = Store::read(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!((read.cells, read.rates), (vec![of(0.5, 1.0), of(0.7, 3.0)], vec![rate]));
+    }
+}
