@@ -332,6 +332,12 @@ impl Exchange {
         }
     }
 
+    /// Is this the address of the endpoint that is tried first?
+    #[must_use]
+    pub fn asked_first(&self, address: &[u8]) -> bool {
+        matches!(&self.phase, Phase::Routed(flight) if flight.asked_first(address))
+    }
+
     /// Reads the response headers, whoever made them.
     pub fn response_headers(&mut self, pool: &mut Pool, head: &ResponseHead<'_>, now: Time) -> ResponseStep {
         match &mut self.phase {

@@ -205,6 +205,10 @@ impl Flight {
         self
     }
 
+    pub(super) fn asked_first(&self, address: &[u8]) -> bool {
+        self.ranked.first().is_some_and(|(_, first)| first.as_bytes() == address)
+    }
+
     pub(super) fn response_headers(&mut self, pool: &mut Pool, head: &ResponseHead<'_>, now: Time) -> ResponseStep {
         self.status = head.status;
         let mut step = ResponseStep::default();

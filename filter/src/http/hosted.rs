@@ -23,9 +23,13 @@ use crate::state::replica::Replica;
 use crate::state::sharing::Moment;
 use crate::state::{Vm, Waiting};
 
-/// Where a route may name its pool, for routes that no cluster tells apart.
 /// The property that a recorded decision is put into; the access log shows it as `%FILTER_STATE(wasm.switchpoint_decision:PLAIN)%`.
 const RECORD: &str = "switchpoint_decision";
+
+/// Envoy gives it to what comes from upstream, and to nothing that it or a filter says itself.
+const UPSTREAM_TIME: &[u8] = b"x-envoy-upstream-service-time";
+
+/// Where a route may name its pool, for routes that no cluster tells apart.
 const ROUTE_POOL: [&str; 5] = ["xds", "route_metadata", "filter_metadata", "switchpoint", "pool"];
 
 /// What becomes of the callback's headers or bytes.
@@ -249,13 +253,16 @@ impl<H: Host> Hosted<H> {
         }
         let Some(replica) = self.replica.borrow().clone() else { return Flow::Go };
         let bytes = self.host.headers(Map::Response).unwrap_or_else(|e| self.failed("response headers", e));
-        let details = self.text(&["response", "code_details"]);
+        // Each property costs as much as all the headers, so those that can say nothing new are not asked for: only replies from upstream have
+        // this header (where Envoy is told to leave it out, the property tells), and before who was asked first nobody failed.
+        let from_upstream = Pairs::new(&bytes).any(|(name, _)| name == UPSTREAM_TIME);
+        let origin = if from_upstream { Origin::Upstream } else { Origin::of_details(&self.text(&["response", "code_details"])) };
         let upstream = self.text(&["upstream", "address"]);
-        let attempts = self.text(&["upstream", "request_attempt_count"]).first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        let first = origin == Origin::Upstream && self.exchange.borrow().asked_first(&upstream);
         let head = ResponseHead {
-            origin: Origin::of_details(&details),
+            origin,
             upstream_address: (!upstream.is_empty()).then_some(upstream.as_slice()),
-            attempts: u32::try_from(attempts).unwrap_or(u32::MAX),
+            attempts: if first { 1 } else { self.attempts() },
             ..ResponseHead::read(Pairs::new(&bytes))
         };
         let now = self.host.now();
@@ -362,6 +369,12 @@ impl<H: Host> Hosted<H> {
             let name = String::from_utf8_lossy(name);
             self.host.header_remove(Map::Request, &name).unwrap_or_else(|e| self.failed("a client's header", e));
         }
+    }
+
+    /// How many endpoints were tried.
+    fn attempts(&self) -> u32 {
+        let attempts = self.text(&["upstream", "request_attempt_count"]).first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        u32::try_from(attempts).unwrap_or(u32::MAX)
     }
 
     /// A property; empty when there is none.

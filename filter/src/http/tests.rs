@@ -70,7 +70,7 @@ impl World {
         let mut properties = self.host.properties.borrow_mut();
         properties.insert("response.code_details".into(), details.into());
         properties.insert("upstream.address".into(), upstream.into());
-        properties.insert("upstream.request_attempt_count".into(), 1_u64.to_le_bytes().into());
+        properties.entry("upstream.request_attempt_count".into()).or_insert(1_u64.to_le_bytes().into());
         drop(properties);
         stream.on_http_response_headers(headers.len(), false)
     }
@@ -427,4 +427,23 @@ fn more_requests_than_may_wait_are_answered_at_once() {
     }
     assert_eq!(waiting.len(), 1_025);
     assert!(world.host.take_log()[0].starts_with("reply 503"));
+}
+
+/// A retried request: what is asked of the proxy tells who failed, and nothing is asked where the headers and the address say all.
+#[test]
+fn who_failed_is_known_whichever_way_the_proxy_says_where_a_reply_is_from() {
+    const FROM_UPSTREAM: (&str, &str) = ("x-envoy-upstream-service-time", "3");
+    for (headers, details) in [(vec![(":status", "200"), FROM_UPSTREAM], "not to be asked"), (vec![(":status", "200")], "via_upstream")] {
+        for (place, failed) in [(0, 0), (1, 1)] {
+            let world = World::ready();
+            let (mut stream, _) = world.post("/v1/chat/completions");
+            assert_eq!(world.body(&mut stream, CHAT), Action::Continue);
+            let list = world.host.request.borrow().iter().find(|(name, _)| name == DESTINATION).unwrap().1.clone();
+            let upstream = list.split(',').nth(place).unwrap().to_owned();
+            world.host.properties.borrow_mut().insert("upstream.request_attempt_count".into(), (place as u64 + 1).to_le_bytes().into());
+            world.respond(&mut stream, details, &upstream, &headers);
+            assert!(stream.on_done());
+            assert_eq!(world.host.metric_value("switchpoint_failed_attempts_total"), failed, "{details}: {place}");
+        }
+    }
 }
