@@ -5,6 +5,8 @@
 //!
 //! And it measures what sharing costs a pick, where it costs it: in a worker's VM, on the real host's shared data.
 
+use std::cell::RefCell;
+
 use exchange::pool::{OwnRow, RowHead};
 use exchange::{Exchange, Settings, Time};
 use scheduler::Version;
@@ -20,6 +22,62 @@ pub const TRAP: &[u8] = b"x-drill-trap";
 
 /// Request header that asks for the cost of sharing, answered instead of the request; its value is `peers/endpoints`.
 pub const COST: &[u8] = b"x-drill-cost";
+
+/// In place of that value: what sharing cost the last picks of this VM, of real requests.
+const LIVE: &[u8] = b"live";
+/// So many of them.
+const PICKS_MAX: usize = 4_096;
+
+thread_local! {
+    /// ns that sharing cost each of the last picks.
+    static PICKS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+}
+
+/// How long a pick spends on sharing.
+#[derive(Debug)]
+pub struct Watch {
+    since: Time,
+    spent_ns: u64,
+}
+
+impl Watch {
+    /// Starts.
+    pub fn of<H: Host>(host: &H) -> Self {
+        Self { since: host.now(), spent_ns: 0 }
+    }
+
+    /// What follows does not count.
+    pub fn paused<H: Host>(self, host: &H) -> Self {
+        Self { spent_ns: self.spent_ns.saturating_add(host.now().0.saturating_sub(self.since.0)), ..self }
+    }
+
+    /// What follows counts again.
+    pub fn resumed<H: Host>(self, host: &H) -> Self {
+        Self { since: host.now(), ..self }
+    }
+
+    /// The pick is made.
+    pub fn done(self) {
+        PICKS.with_borrow_mut(|picks| {
+            if picks.len() >= PICKS_MAX {
+                picks.clear();
+            }
+            picks.push(self.spent_ns);
+        });
+    }
+}
+
+/// Of the last picks: how many, and what sharing cost them on average, at the median and at most but for one in a hundred, µs. The clock itself,
+/// read twice, is in it.
+#[expect(clippy::cast_precision_loss, reason = "nanoseconds of a call")]
+fn live() -> String {
+    let mut picks = PICKS.take();
+    picks.sort_unstable();
+    let us = |ns: u64| ns as f64 / 1_000.0;
+    let at = |percent: usize| us(picks.get(picks.len().saturating_mul(percent) / 100).copied().unwrap_or(0));
+    let mean = us(picks.iter().sum()) / picks.len().max(1) as f64;
+    format!(r#"{{"picks":{},"mean_us":{mean:.2},"p50_us":{:.2},"p99_us":{:.2}}}"#, picks.len(), at(50), at(99))
+}
 
 /// How often each thing is done.
 const ROUNDS: u64 = 2_000;
@@ -44,6 +102,9 @@ pub fn obey(bytes: &[u8]) {
 pub fn cost<H: Host>(host: &H, headers: &[u8]) -> Option<String> {
     let mut pairs = crate::pairs::Pairs::new(headers);
     let (_, asked) = pairs.find(|(name, _)| *name == COST)?;
+    if asked == LIVE {
+        return Some(live());
+    }
     let (peers, count) = std::str::from_utf8(asked).ok()?.split_once('/')?;
     let (peers, count) = (peers.parse::<u16>().ok()?, count.parse::<usize>().ok()?);
     let addresses = endpoints(count);
@@ -74,7 +135,9 @@ pub fn cost<H: Host>(host: &H, headers: &[u8]) -> Option<String> {
             // A few picks and ends since the last look.
             for place in 0..CHANGES {
                 let entry = place.wrapping_mul(7).wrapping_add(round as usize).checked_rem(rows).unwrap_or(0);
-                if let Some(byte) = row.get_mut(entry.saturating_mul(16).saturating_add(40)) {
+                let size = row.len().saturating_sub(RowHead::BYTES).checked_div(rows).unwrap_or(0);
+                // The low byte of the prefill tokens: the second word of a load.
+                if let Some(byte) = row.get_mut(entry.saturating_mul(size).saturating_add(RowHead::BYTES).saturating_add(8)) {
                     *byte = byte.wrapping_add(1);
                 }
             }

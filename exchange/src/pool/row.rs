@@ -274,9 +274,14 @@ impl PeerRow {
         let (old, new) = (self.load_bytes(), next.load_bytes());
         let common = old.len().min(new.len());
         // Here a look at all others' rows spends its time, and most of what it compares is as it was.
-        for (was, is) in old.chunks(AT_ONCE).zip(new.chunks(AT_ONCE)).filter(|(was, is)| !same(was.as_flattened(), is.as_flattened())) {
-            for (was, is) in was.iter().zip(is).filter(|(was, is)| !same(&was[..], &is[..])) {
-                next.exchange(Some(was), Some(is), others);
+        for (was, is) in old.chunks(AT_ONCE).zip(new.chunks(AT_ONCE)) {
+            if was.iter().zip(is).fold(0, |all, (was, is)| all | difference(was, is)) == 0 {
+                continue;
+            }
+            for (was, is) in was.iter().zip(is) {
+                if difference(was, is) != 0 {
+                    next.exchange(Some(was), Some(is), others);
+                }
             }
         }
         old.iter().skip(common).for_each(|was| next.exchange(Some(was), None, others));
@@ -286,13 +291,19 @@ impl PeerRow {
     /// This row, which takes the place of another, says `is` where that one said `was`.
     fn exchange(&self, was: Option<&[u8; LOAD]>, is: Option<&[u8; LOAD]>, others: &mut Others) {
         let (was, is) = (was.and_then(load), is.and_then(load));
-        if let Some((endpoint, load)) = was {
-            others.subtract(endpoint, load);
-        }
-        let Some((endpoint, load)) = is else { return };
-        others.add(endpoint, load);
-        let before = was.filter(|(other, _)| *other == endpoint).map(|(_, load)| load).unwrap_or_default();
-        if load.requests > before.requests && self.head.vm != RowHead::OUTSIDE {
+        let (endpoint, before, load) = match (was, is) {
+            (Some((endpoint, was)), Some((same, is))) if endpoint == same => {
+                others.replace(endpoint, &was, &is);
+                (endpoint, was, is)
+            }
+            (was, is) => {
+                was.into_iter().for_each(|(endpoint, was)| others.subtract(endpoint, was));
+                let Some((endpoint, is)) = is else { return };
+                others.add(endpoint, is);
+                (endpoint, Load::default(), is)
+            }
+        };
+        if load.requests > before.requests && self.head.vm != RowHead::OUTSIDE && others.picks_stand() {
             let picked = Load {
                 requests: load.requests - before.requests,
                 prefill_tokens: load.prefill_tokens.saturating_sub(before.prefill_tokens),
@@ -360,10 +371,10 @@ impl Sum {
     }
 }
 
-/// Are they the same, as far as both go? By words: the C library compares byte by byte.
-fn same(one: &[u8], other: &[u8]) -> bool {
-    let (one, other) = (one.as_chunks::<WORD>().0, other.as_chunks::<WORD>().0);
-    one.iter().zip(other).fold(0, |all, (one, other)| all | (u64::from_le_bytes(*one) ^ u64::from_le_bytes(*other))) == 0
+/// 0 when they are the same. By words: the C library compares byte by byte.
+fn difference(one: &[u8; LOAD], other: &[u8; LOAD]) -> u64 {
+    let ([a, b, c, d], [e, f, g, h]): ([u64; 4], [u64; 4]) = (words(one), words(other));
+    (a ^ e) | (b ^ f) | (c ^ g) | (d ^ h)
 }
 
 fn load_bytes(endpoint: EndpointRef, load: Load) -> [u8; LOAD] {

@@ -179,9 +179,17 @@ impl<H: Host> Hosted<H> {
         let step = {
             let (vm, mut replica) = (self.vm.borrow(), replica.borrow_mut());
             replica.pool.reserve_prefixes(self.config.prefix_entries);
+            #[cfg(feature = "drill")]
+            let watch = crate::drill::Watch::of(&self.host);
             vm.hear(&mut replica, now, Moment::Pick);
+            #[cfg(feature = "drill")]
+            let watch = watch.paused(&self.host);
             let step = self.exchange.borrow_mut().decide(settings, &mut replica.pool, hint.as_deref(), &body, now);
+            #[cfg(feature = "drill")]
+            let watch = watch.resumed(&self.host);
             vm.tell(&mut replica, now, Moment::Pick);
+            #[cfg(feature = "drill")]
+            watch.paused(&self.host).done();
             step
         };
         if let Some(record) = self.exchange.borrow_mut().take_record() {

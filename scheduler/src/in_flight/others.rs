@@ -70,6 +70,24 @@ impl Others {
         }
     }
 
+    /// [`Self::subtract`] of `was` and [`Self::add`] of `is` in one look, but for SLOs: most of what a look at others' rows has to do.
+    pub fn replace(&mut self, endpoint: EndpointRef, was: &Load, is: &Load) {
+        if let Some(Some((incarnation, sum))) = self.rows.get_mut(usize::from(endpoint.slot.0))
+            && *incarnation == endpoint.incarnation
+        {
+            let of = |sum: u64, was: u64, is: u64| sum.saturating_add(is).saturating_sub(was);
+            let short = |sum: u32, was: u32, is: u32| sum.saturating_add(is).saturating_sub(was);
+            sum.requests = short(sum.requests, was.requests, is.requests);
+            sum.prefill_tokens = of(sum.prefill_tokens, was.prefill_tokens, is.prefill_tokens);
+            sum.decode_tokens = of(sum.decode_tokens, was.decode_tokens, is.decode_tokens);
+            let (sum, was, is) = (&mut sum.prefills, &was.prefills, &is.prefills);
+            sum.prompts = short(sum.prompts, was.prompts, is.prompts);
+            sum.prompt_tokens = of(sum.prompt_tokens, was.prompt_tokens, is.prompt_tokens);
+            sum.uncached_tokens = of(sum.uncached_tokens, was.uncached_tokens, is.uncached_tokens);
+            sum.attention = of(sum.attention, was.attention, is.attention);
+        }
+    }
+
     /// Nobody has an SLO until it is added again.
     pub fn forget_slos(&mut self) {
         for (_, load) in self.rows.iter_mut().flatten() {
@@ -89,9 +107,15 @@ impl Others {
         }
     }
 
+    /// Is there another proxy that a pick made here stands for?
+    #[must_use]
+    pub fn picks_stand(&self) -> bool {
+        self.stands_for > 0
+    }
+
     /// Somebody here picked `endpoint` for a request of `load`.
     pub fn picked(&mut self, endpoint: EndpointRef, load: Load, now_us: u64) {
-        if self.stands_for > 0 {
+        if self.picks_stand() {
             let load = Load { ttft_slo_us: None, tpot_slo_us: None, ..load.times(self.stands_for) };
             self.add(endpoint, load);
             self.young.push_back((now_us, endpoint, load));
@@ -136,6 +160,9 @@ mod tests {
         others.subtract(a, load(2, 50));
         others.subtract(endpoint(3, 2), load(1, 7));
         assert_eq!(others.load(a), load(1, 7));
+        others.replace(a, &load(1, 7), &load(3, 9));
+        others.replace(endpoint(3, 2), &load(3, 9), &load(0, 0));
+        assert_eq!(others.load(a), load(3, 9));
         others.start(&[a]);
         assert_eq!(others.load(a), Load::default(), "made anew");
     }

@@ -122,6 +122,27 @@ fn a_pick_is_known_to_the_others_at_their_next_pick_and_its_end_too() {
 }
 
 #[test]
+fn sixty_four_workers_are_of_one_mind_and_one_that_is_lost_takes_only_its_own_along() {
+    let mut world = World::new(64, "");
+    let streams: Vec<_> = (0..64).map(|worker| world.request(worker, &format!("{worker}"))).collect();
+    world.host.pass_ms(ROWS_MS);
+    assert!((0..64).all(|worker| world.look(worker).requests == 64));
+    let keys = |world: &World| world.host.shared.borrow().keys().filter(|key| key.contains("/row/")).count();
+    assert_eq!(keys(&world), 64);
+    world.workers[63] = world.worker();
+    world.host.pass_ms(ROW_EXPIRY_MS);
+    world.tick();
+    world.host.pass_ms(ROWS_MS);
+    assert!((0..63).all(|worker| world.look(worker).requests == 63));
+    for (mut stream, _) in streams {
+        stream.on_done();
+    }
+    world.host.pass_ms(ROWS_MS);
+    assert!((0..63).all(|worker| world.look(worker) == Load::default()));
+    assert!(keys(&world) <= 65, "a seat is used again");
+}
+
+#[test]
 fn nothing_is_counted_twice_however_often_it_is_told() {
     let world = World::new(3, "");
     let streams: Vec<_> =
@@ -400,6 +421,70 @@ mod outside {
         say(&world, others(1));
         world.tick();
         assert!(world.host.take_log().contains(&"tick every 100 ms".to_owned()));
+    }
+
+    #[test]
+    fn a_failure_at_one_process_is_known_to_every_worker_of_the_other_and_not_told_back() {
+        let (one, two) = (World::new(3, ""), World::new(3, ""));
+        // Its clock is another.
+        (0..10).for_each(|_| two.tick());
+        say(&one, others(2));
+        say(&two, others(2));
+        let (mut stream, list) = one.request(1, "x");
+        one.respond(&mut stream, "via_upstream", &list[1], 2);
+        stream.on_done();
+        one.host.pass_ms(ROWS_MS);
+        one.tick();
+        let share = told(&one).pop().unwrap();
+        assert!(share.row.len() > RowHead::BYTES, "it is told");
+        say(&two, state::Peers { row: share.row, ..others(2) });
+        two.host.pass_ms(RINGS_AT_PICK_MS);
+        for worker in 0..3 {
+            let (mut stream, others) = two.request(worker, "z");
+            stream.on_done();
+            assert!(!others.contains(&list[0]), "worker {worker}: {others:?}");
+        }
+        two.tick();
+        two.tick();
+        assert!(told(&two).iter().all(|share| share.row.len() == RowHead::BYTES), "it goes in no circles");
+        two.host.pass_ms(1_000);
+        assert!(two.request(1, "z").1.contains(&list[0]), "for as long as it counts where it was seen, and no longer");
+    }
+
+    #[test]
+    fn a_leader_that_serves_tells_its_own_placements() {
+        let world = World::new(2, "");
+        say(&world, others(2));
+        let prompt = "once upon a time ".repeat(100);
+        let _stream = world.request(0, &prompt);
+        world.tick();
+        let placements: usize = told(&world).iter().map(|share| share.placements.len()).sum();
+        assert_eq!(placements, 1);
+    }
+
+    #[test]
+    fn own_picks_weigh_once_for_each_active_proxy_while_the_others_cannot_know_of_them() {
+        let world = World::new(3, "");
+        say(&world, others(4));
+        world.tick();
+        let (mut first, _) = world.request(1, "x");
+        world.host.pass_ms(ROWS_MS);
+        world.tick();
+        let stamp = told(&world).pop().unwrap().stamp;
+        // Heard, after some way there and back.
+        let peers = state::Peers { row: vec![0; RowHead::BYTES], stamp, active: 3, ..others(4) };
+        say(&world, peers.clone());
+        first.on_done();
+        world.host.pass_ms(300);
+        say(&world, peers);
+        world.host.pass_ms(SLOW_ROWS_MS);
+        (1..3).for_each(|worker| assert_eq!(world.look(worker).requests, 0));
+        let _pick = world.request(1, "y");
+        assert_eq!(world.known(1).requests, 4, "one of ours, and one of each of three others");
+        world.host.pass_ms(ROWS_MS);
+        assert_eq!(world.look(2).requests, 4, "another worker's is ours too");
+        world.host.pass_ms(proto::SHARE_EXPIRY_MS);
+        (1..3).for_each(|worker| assert!(world.look(worker).requests <= 1, "the others have been heard since"));
     }
 
     #[test]
