@@ -8,6 +8,9 @@ use serde_json::{Value, json};
 
 use crate::{Result, root};
 
+/// The word that stops the VM that leads for some seconds when the daemon says it, once in a process; see `filter/src/drill.rs`.
+pub const STALL: &str = "x-drill-stall";
+
 /// The word that kills the VM that reads it, as a request header's name or in what the daemon says; see `filter/src/drill.rs`.
 pub const TRAP: &str = "x-drill-trap";
 

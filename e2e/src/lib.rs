@@ -2,6 +2,8 @@
 //!
 //! [`stack::Stack`] stands it all up for one test; the other modules are its parts, usable alone.
 
+pub mod books;
+pub mod cable;
 pub mod client;
 pub mod daemon;
 pub mod drill;

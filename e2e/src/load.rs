@@ -48,8 +48,17 @@ struct Shared {
 impl Load {
     /// Starts so many clients of the proxy at `address`. Must be called in a tokio runtime.
     pub fn start(address: SocketAddr, clients: usize) -> Self {
+        Self::of(address, clients, false)
+    }
+
+    /// The same, asking for streams.
+    pub fn of_streams(address: SocketAddr, clients: usize) -> Self {
+        Self::of(address, clients, true)
+    }
+
+    fn of(address: SocketAddr, clients: usize, stream: bool) -> Self {
         let shared = Arc::new(Shared::default());
-        let clients = (0..clients).map(|_| tokio::spawn(run(address, shared.clone()))).collect();
+        let clients = (0..clients).map(|_| tokio::spawn(run(address, shared.clone(), stream))).collect();
         Self { shared, clients }
     }
 
@@ -126,14 +135,15 @@ impl Outcome {
     }
 }
 
-async fn run(address: SocketAddr, shared: Arc<Shared>) {
+async fn run(address: SocketAddr, shared: Arc<Shared>, stream: bool) {
     for _ in 0..REQUESTS_MAX {
         if shared.over.load(Ordering::Relaxed) {
             return;
         }
         let number = shared.numbers.fetch_add(1, Ordering::Relaxed);
         let prompt = format!("{number} is the number of this request and of no other");
-        let body = json!({"model": "demo", "max_tokens": 2, "messages": [{"role": "user", "content": prompt}]});
+        let tokens = if stream { 8 } else { 2 };
+        let body = json!({"model": "demo", "stream": stream, "max_tokens": tokens, "messages": [{"role": "user", "content": prompt}]});
         shared.note(client::post(address, "/v1/chat/completions", body.to_string()).await);
         tokio::time::sleep(PAUSE).await;
     }

@@ -1,7 +1,8 @@
 //! Test builds only (feature `drill`): a VM traps when it reads [`TRAP`], as if it had the bug that it must not have.
 //!
-//! In a request header it is the VM that serves; in a message of the daemon the VM that leads, while it decodes. The shipped module has none of
-//! this: an end-to-end test looks for the word in it.
+//! In a request header it is the VM that serves; in a message of the daemon the VM that leads, while it decodes. And the first VM of a process that
+//! is sent [`STALL`] by the daemon stands still, longer than a lease lasts. The shipped module has none of this: an end-to-end test looks for
+//! the word in it.
 //!
 //! And it measures what sharing costs a pick, where it costs it: in a worker's VM, on the real host's shared data.
 
@@ -19,6 +20,12 @@ use crate::state::sharing::{Me, Moment};
 
 /// What kills the VM that reads it.
 pub const TRAP: &[u8] = b"x-drill-trap";
+
+/// What stops the VM that leads, once in a process.
+pub const STALL: &[u8] = b"x-drill-stall";
+
+/// How long, in ms: a few leases of a drill.
+const STALL_MS: u64 = 4_000;
 
 /// Request header that asks for the cost of sharing, answered instead of the request; its value is `peers/endpoints`.
 pub const COST: &[u8] = b"x-drill-cost";
@@ -92,6 +99,16 @@ pub fn obey(bytes: &[u8]) {
         core::arch::wasm32::unreachable();
         #[cfg(not(target_arch = "wasm32"))]
         std::process::abort();
+    }
+}
+
+/// Stands still if told to, busily: a thread cannot sleep here.
+pub fn stall<H: Host>(host: &H, bytes: &[u8]) {
+    let told = bytes.windows(STALL.len()).any(|word| word == STALL);
+    if told && host.share("switchpoint/1/drill/stalled", b"1", Expect::Absent).is_ok() {
+        log::error!("standing still, as told by a drill");
+        let until = host.now().plus_ms(STALL_MS);
+        while host.now() < until {}
     }
 }
 

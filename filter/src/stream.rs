@@ -214,6 +214,8 @@ impl Link {
     pub fn message<H: Host>(&mut self, lead: &Lead<'_, H>, bytes: &[u8]) -> Result<(), NotPosted> {
         let Phase::Open(open) = &mut self.phase else { return Ok(()) };
         open.heard = lead.now;
+        #[cfg(feature = "drill")]
+        crate::drill::stall(lead.host, bytes);
         let Some(decoded) = self.poison.guard(lead.host, lead.vm, bytes, || decode(bytes, |pool| lead.replica(pool))) else {
             lead.metrics.count(Stat::Refused);
             log::warn!("a message of the daemon is refused: a VM was lost decoding it");

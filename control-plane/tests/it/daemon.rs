@@ -1,6 +1,7 @@
 //! The daemon as its peers see it: played here are filters, Envoys, people and the files they write.
 
 mod admin;
+mod calls;
 mod cli;
 mod discovered;
 mod eds;

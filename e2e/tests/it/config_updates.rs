@@ -7,7 +7,7 @@ use e2e::client::{self, Events};
 use e2e::load::Load;
 use e2e::model_server::Options;
 use e2e::stack::{Builder, Stack};
-use e2e::{Result, wait_for};
+use e2e::{Result, books, wait_for};
 use http::Request;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -103,13 +103,13 @@ async fn a_storm_of_updates_is_weathered() -> Result<()> {
     let followed = Followed::new()?;
     let stack = followed.of(Stack::builder().servers(2).concurrency(2)).start().await?;
     let load = Load::start(stack.address(), 4);
-    for round in 0..30 {
+    for round in 0..100 {
         followed.set(&json!({"ready_path": format!("/ready/{round}")}))?;
         tokio::time::sleep(Duration::from_millis(30)).await;
     }
-    in_force(&stack, "/ready/29").await?;
+    in_force(&stack, "/ready/99").await?;
     load.goes_on(50, LIMIT).await?;
-    load.stop().await?.check_all_served()?;
+    books::close("ECDS configuration changed 100 times", load, &stack).await?;
     stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
     Ok(())
 }

@@ -9,7 +9,7 @@ use e2e::explain::Decision;
 use e2e::load::Load;
 use e2e::model_server::{ModelServer, Options};
 use e2e::stack::Stack;
-use e2e::{Result, wait_for};
+use e2e::{Result, books, wait_for};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -73,7 +73,7 @@ async fn a_killed_daemon_is_not_missed_and_its_successor_is_heard() -> Result<()
     stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
     pool_is(&stack, &[1, 2, 3]).await?;
     load.goes_on(50, LIMIT).await?;
-    load.stop().await?.check_all_served()?;
+    books::close("daemon killed, one endpoint gone and one come meanwhile", load, &stack).await?;
     assert!(term(&stack).await? > before, "a new life is a newer term");
     let log = stack.envoy.process().stderr();
     assert!(log.contains("picking goes on with the state there is") && log.contains("the daemon is there again"), "the log tells both");
@@ -103,7 +103,7 @@ async fn a_paused_daemon_is_given_up_and_heard_again() -> Result<()> {
     stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
     pool_is(&stack, &[0, 2]).await?;
     load.goes_on(50, LIMIT).await?;
-    load.stop().await?.check_all_served()?;
+    books::close("daemon stopped by SIGSTOP, an endpoint gone meanwhile", load, &stack).await?;
     assert_eq!(term(&stack).await?, before, "it was the same life");
     Ok(())
 }
@@ -119,7 +119,7 @@ async fn a_daemon_that_comes_and_goes_harms_nobody() -> Result<()> {
         stack.daemon()?.start_again()?;
         pool_is(&stack, &[round % 3, (round + 1) % 3]).await?;
     }
-    load.stop().await?.check_all_served()
+    books::close("daemon killed and restarted four times", load, &stack).await.map(drop)
 }
 
 // === Before there ever was a daemon ===

@@ -3,27 +3,37 @@
 use std::time::{Duration, Instant};
 
 use e2e::client::{self, Events};
+use e2e::load::Load;
 use e2e::model_server::Options;
 use e2e::stack::Stack;
-use e2e::{Result, wait_for};
+use e2e::{Result, books, wait_for};
 use http::Request;
 use rustix::process::Signal;
 use serde_json::json;
 
+const LIMIT: Duration = Duration::from_secs(30);
+
 #[tokio::test]
 async fn the_start_script_stops_without_cutting_a_stream() -> Result<()> {
     let slow = Options { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 100, ..Options::default() };
-    let mut stack = Stack::builder().servers_like(1, &slow).start_script(1).start().await?;
+    let mut stack = Stack::builder().servers_like(1, &slow).start_script(5).start().await?;
     let chat =
-        json!({"model": "demo", "stream": true, "max_tokens": 30, "ignore_eos": true, "messages": [{"role": "user", "content": "hello"}]});
+        json!({"model": "demo", "stream": true, "max_tokens": 80, "ignore_eos": true, "messages": [{"role": "user", "content": "hello"}]});
     let request = Request::post("/v1/chat/completions").header("content-type", "application/json");
     let mut stream = Events::new(client::start(stack.address(), request.body(client::full(chat.to_string()))?).await?);
     stream.next().await?.ok_or("the stream begins")?;
 
+    let load = Load::start(stack.address(), 3);
+    load.goes_on(10, LIMIT).await?;
     let asked = Instant::now();
     stack.envoy.process().signal(Signal::TERM)?;
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    assert_eq!(stack.get("/v1/models").await?.status, 200, "new requests are served while it drains");
+    let envoy = stack.envoy.process();
+    let draining = || std::future::ready(envoy.stderr().contains("start.sh: draining").then_some(()));
+    wait_for(LIMIT, "it to drain", draining).await?;
+    load.goes_on(3, LIMIT).await?; // new requests are served while it drains
+    let outcome = load.stop().await?;
+    outcome.check_all_served()?;
+    books::note("Envoy drained by the start script", &format!("{} served, 0 failed", outcome.total()));
     let events = stream.rest().await?;
     assert_eq!(events.last().map(|event| event.data.as_str()), Some("[DONE]"), "the stream came to its own end");
     assert!(asked.elapsed() > Duration::from_secs(2), "and that was well after the drain");

@@ -29,7 +29,9 @@ type Lines = mpsc::UnboundedSender<Result<state::DaemonMessage, Status>>;
 /// The daemon on its stage.
 pub(crate) struct Played {
     stage: Arc<Stage>,
-    port: Port,
+    address: SocketAddr,
+    /// Ours to keep, if it is not somebody else's.
+    port: Option<Port>,
     task: JoinHandle<()>,
 }
 
@@ -49,21 +51,31 @@ struct Stage {
 impl Played {
     /// Takes the stage: every stream is welcomed and then told `opening`.
     pub(crate) async fn start(opening: Vec<state::DaemonMessage>) -> Result<Self> {
-        let stage = Arc::new(Stage { schema: proto::SCHEMA.into(), opening: opening.into(), ..Stage::default() });
         let port = Port::lease()?;
-        let listener = tokio::net::TcpListener::bind(port.address()).await?;
+        let mut played = Self::start_at(port.address()).await?;
+        played.rehearse(proto::SCHEMA, opening);
+        played.port = Some(port);
+        Ok(played)
+    }
+
+    /// Where another daemon was; it has nothing to say yet.
+    pub(crate) async fn start_at(address: SocketAddr) -> Result<Self> {
+        let stage = Arc::new(Stage { schema: proto::SCHEMA.into(), ..Stage::default() });
+        let listener = tokio::net::TcpListener::bind(address).await?;
         // As large as messages come, to see what the filter says of too large ones.
         let service = StateServiceServer::new(Actor(stage.clone())).max_encoding_message_size(usize::MAX);
-        let server = tonic::transport::Server::builder().add_service(service).serve_with_incoming(TcpListenerStream::new(listener));
+        let server = tonic::transport::Server::builder().add_service(service);
+        // By a signal that never comes, connections end with the server.
+        let server = server.serve_with_incoming_shutdown(TcpListenerStream::new(listener), std::future::pending());
         let task = tokio::spawn(async move {
             let _ = server.await; // ends with the test
         });
-        Ok(Self { stage, port, task })
+        Ok(Self { stage, address, port: None, task })
     }
 
     /// An edit of the shipped config: state comes from this daemon, and `hosts` are known to Envoy by other means.
     pub(crate) fn envoy_config(&self, hosts: &[SocketAddr]) -> impl Fn(&mut Value) + Send + 'static {
-        let (hosts, port) = (known_hosts(hosts), self.port.number());
+        let (hosts, port) = (known_hosts(hosts), self.address.port());
         move |config| {
             hosts(config);
             let state = config.pointer_mut("/static_resources/clusters/1/load_assignment/endpoints/0/lb_endpoints/0/endpoint/address");
@@ -103,6 +115,7 @@ impl Played {
 
 impl Drop for Played {
     fn drop(&mut self) {
+        drop(self.port.take());
         self.task.abort();
     }
 }

@@ -4,4 +4,6 @@
 
 mod hot_restart;
 mod leader_lost;
+mod partition;
+mod soak;
 mod translated;

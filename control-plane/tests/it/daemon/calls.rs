@@ -1,0 +1,190 @@
+//! The state stream as HTTP calls: what a stream does, they do.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use prost::Message as _;
+use proto::state::daemon_message::Message;
+use proto::state::{self, proxy_message};
+use proto::{frames, state::DaemonMessage};
+
+use super::harness::{Filter, PATIENCE, Rig, instance, names, until};
+
+/// A filter's end of a connection.
+struct Caller {
+    client: reqwest::Client,
+    address: SocketAddr,
+    session: u64,
+}
+
+/// Status and body of an answer.
+type Answer = (u16, Vec<u8>);
+
+impl Caller {
+    fn new(address: SocketAddr, session: u64) -> Self {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        Self { client: reqwest::Client::new(), address, session }
+    }
+
+    async fn post(&self, kind: &str, session: Option<&str>, body: Vec<u8>) -> Answer {
+        let mut request = self.client.post(format!("http://{}/switchpoint/state/{kind}", self.address)).body(body);
+        if let Some(session) = session {
+            request = request.header("x-switchpoint-session", session);
+        }
+        let answer = tokio::time::timeout(PATIENCE, request.send()).await.expect("the daemon fell silent").unwrap();
+        (answer.status().as_u16(), answer.bytes().await.unwrap().to_vec())
+    }
+
+    async fn tell(&self, messages: Vec<proxy_message::Message>) -> Answer {
+        let mut body = Vec::new();
+        messages.into_iter().for_each(|m| frames::push(&mut body, &state::ProxyMessage { message: Some(m) }.encode_to_vec()));
+        self.post("tell", Some(&format!("{:x}", self.session)), body).await
+    }
+
+    async fn hello(address: SocketAddr, session: u64, process_id: u64) -> Self {
+        let caller = Self::new(address, session);
+        let (status, body) = caller.tell(vec![hello(proto::SCHEMA, process_id)]).await;
+        assert_eq!((status, body.as_slice()), (200, &b""[..]));
+        caller
+    }
+
+    async fn hear(&self) -> Result<Vec<Message>, (u16, String)> {
+        let (status, body) = self.post("hear", Some(&format!("{:x}", self.session)), Vec::new()).await;
+        if status != 200 {
+            return Err((status, String::from_utf8(body).unwrap()));
+        }
+        let (mut messages, mut rest) = (Vec::new(), body.as_slice());
+        while !rest.is_empty() {
+            let (message, after) = frames::take(rest).unwrap();
+            messages.extend(DaemonMessage::decode(message).unwrap().message);
+            rest = after;
+        }
+        Ok(messages)
+    }
+
+    /// The next message that `pick` wants.
+    async fn next<T>(&self, pick: impl Fn(Message) -> Option<T>) -> T {
+        loop {
+            if let Some(found) = self.hear().await.unwrap().into_iter().find_map(&pick) {
+                return found;
+            }
+        }
+    }
+
+    async fn roster(&self) -> state::Roster {
+        self.next(|message| if let Message::Roster(roster) = message { Some(roster) } else { None }).await
+    }
+
+    async fn end(&self) -> (u16, String) {
+        loop {
+            if let Err(end) = self.hear().await {
+                return end;
+            }
+        }
+    }
+}
+
+fn hello(schema: u32, process_id: u64) -> proxy_message::Message {
+    let pools = vec!["default".to_owned()];
+    proxy_message::Message::Hello(state::Hello { schema, node_id: "n".to_owned(), process_id, pools })
+}
+
+#[tokio::test]
+async fn a_hello_is_answered_by_all_that_a_stream_is_told() {
+    let rig = Rig::start(vec![instance("a", 1)]).await;
+    let caller = Caller::hello(rig.address, 1, 1).await;
+    let welcome = caller.next(|message| if let Message::Welcome(welcome) = message { Some(welcome) } else { None }).await;
+    assert_eq!((welcome.schema, welcome.unknown_pools.len()), (proto::SCHEMA, 0));
+    let roster = caller.roster().await;
+    assert_eq!(names(&roster), ["a"]);
+    let ack = state::Ack { pool: "default".to_owned(), version: roster.version, refused: String::new() };
+    assert_eq!(caller.tell(vec![proxy_message::Message::Ack(ack)]).await.0, 200);
+    until("the acknowledgement counts", || async { rig.shared.acknowledged("default", 1) }).await;
+    let metrics = caller.next(|message| if let Message::Metrics(metrics) = message { Some(metrics) } else { None }).await;
+    assert_eq!(metrics.roster, roster.version);
+    rig.reset(vec![instance("b", 2)]).await;
+    assert_eq!(names(&caller.roster().await), ["b"], "what changes comes to the call that waits");
+}
+
+#[tokio::test]
+async fn proxies_share_by_whatever_way_they_are_connected() {
+    let rig = Rig::start(vec![instance("a", 1)]).await;
+    let caller = Caller::hello(rig.address, 1, 1).await;
+    let id = caller.roster().await.endpoints[0].clone();
+    let (mut filter, _) = Filter::connect(rig.address, "other", 2, &["default"]).await;
+    filter.roster().await;
+    let share = |block| {
+        let placement = state::Placement { slot: id.slot, incarnation: id.incarnation, blocks: vec![block] };
+        proxy_message::Message::Share(state::Share { pool: "default".to_owned(), placements: vec![placement], ..Default::default() })
+    };
+    let blocks = |peers: &state::Peers| peers.placements.iter().flat_map(|p| p.blocks.clone()).collect::<Vec<_>>();
+    assert_eq!(caller.tell(vec![share(11)]).await.0, 200);
+    loop {
+        if let Message::Peers(peers) = filter.next().await.unwrap()
+            && !peers.placements.is_empty()
+        {
+            assert_eq!((blocks(&peers), peers.proxies), (vec![11], 2));
+            break;
+        }
+    }
+    filter.say(share(22)).await;
+    let told = |message| if let Message::Peers(peers) = message { Some(peers).filter(|p| !p.placements.is_empty()) } else { None };
+    assert_eq!(blocks(&caller.next(told).await), [22]);
+}
+
+#[tokio::test]
+async fn what_breaks_the_protocol_is_refused_with_the_reason() {
+    let rig = Rig::start(vec![instance("a", 1)]).await;
+    let caller = Caller::new(rig.address, 5);
+    let cases = [
+        (caller.post("tell", None, Vec::new()).await, 400, "x-switchpoint-session"),
+        (caller.post("tell", Some("no number"), Vec::new()).await, 400, "hexadecimal"),
+        (caller.post("tell", Some("5"), b"\xff\xff\xff\xff".to_vec()).await, 400, "no sequence of messages"),
+        (caller.post("tell", Some("5"), b"\x01\0\0\0\xff".to_vec()).await, 400, "no sequence of messages"),
+        (caller.post("tell", Some("5"), Vec::new()).await, 410, "Hello"),
+        (caller.tell(vec![proxy_message::Message::Report(state::Report::default())]).await, 410, "Hello"),
+        (caller.post("hear", Some("5"), Vec::new()).await, 410, "Hello"),
+        (caller.post("tell", Some("5"), vec![0; proto::MESSAGE_BYTES_MAX + 1]).await, 413, ""),
+    ];
+    for ((status, body), wanted, why) in cases {
+        let body = String::from_utf8(body).unwrap();
+        assert!(status == wanted && body.contains(why), "{status} {body:?}, should be {wanted} {why:?}");
+    }
+    assert_eq!(caller.client.get(format!("http://{}/switchpoint/state/hear", rig.address)).send().await.unwrap().status(), 405);
+    assert_eq!(rig.shared.proxies.borrow().len(), 0);
+
+    let other_schema = Caller::new(rig.address, 6);
+    assert_eq!(other_schema.tell(vec![hello(proto::SCHEMA + 1, 1)]).await.0, 200, "it is taken, then looked at");
+    let (status, why) = other_schema.end().await;
+    assert!(status == 400 && why.contains(&format!("schema {}", proto::SCHEMA + 1)), "{status} {why}");
+    let twice = Caller::hello(rig.address, 7, 1).await;
+    twice.roster().await;
+    twice.tell(vec![hello(proto::SCHEMA, 1)]).await;
+    let (status, why) = twice.end().await;
+    assert!(status == 410 || why.contains("second Hello"), "{status} {why}");
+}
+
+#[tokio::test]
+async fn a_newer_connection_of_a_process_takes_over() {
+    let rig = Rig::start(vec![instance("a", 1)]).await;
+    let old = Caller::hello(rig.address, 1, 1).await;
+    old.roster().await;
+    let (mut new, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
+    assert_eq!(old.end().await.0, 410);
+    new.roster().await;
+    assert_eq!(rig.shared.proxies.borrow().len(), 1);
+}
+
+#[tokio::test]
+async fn a_proxy_that_calls_no_more_is_gone() {
+    let rig = Rig::start(vec![instance("a", 1)]).await;
+    let caller = Caller::hello(rig.address, 1, 1).await;
+    // Longer than the silence that ends it: calls keep it.
+    let end = tokio::time::Instant::now() + Duration::from_secs(6);
+    while tokio::time::Instant::now() < end {
+        caller.hear().await.unwrap();
+    }
+    assert_eq!(rig.shared.proxies.borrow().len(), 1);
+    until("the row of a silent proxy is gone", || async { rig.shared.proxies.borrow().is_empty() }).await;
+    assert_eq!(caller.end().await.0, 410);
+}

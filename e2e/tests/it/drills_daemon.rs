@@ -1,0 +1,140 @@
+//! Failure drills about the daemon and the VM that listens to it. Those of a daemon killed, paused and flapping are in `daemon_faults`.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use e2e::explain::Decision;
+use e2e::load::Load;
+use e2e::stack::Stack;
+use e2e::{Result, books, drill, wait_for};
+use proto::state::daemon_message::Message;
+use serde_json::{Value, json};
+
+use crate::partition::partitioned_for;
+use crate::played::{Played, message, roster};
+use crate::{echo, transports};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+async fn pool_is(stack: &Stack, indices: &[usize]) -> Result<()> {
+    let wanted = indices.iter().map(|index| stack.servers[*index].addr().to_string()).collect::<BTreeSet<_>>();
+    let look = || async { (Decision::ask(stack.address(), "who is there?").await.ok()?.endpoints() == wanted).then_some(()) };
+    wait_for(LIMIT, &format!("a pool of {wanted:?}"), look).await
+}
+
+async fn connected(stack: &Stack, wanted: i64) -> Result<()> {
+    stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == wanted, LIMIT).await.map(drop)
+}
+
+#[tokio::test]
+async fn a_partition_is_survived_by_stream() -> Result<()> {
+    partitioned_for(Duration::from_secs(3), "grpc").await
+}
+
+#[tokio::test]
+async fn a_partition_is_survived_by_calls() -> Result<()> {
+    partitioned_for(Duration::from_secs(3), "http").await
+}
+
+#[tokio::test]
+async fn a_daemon_killed_behind_calls_is_found_again() -> Result<()> {
+    let mut stack = transports::by("http").servers(4).concurrency(2).start().await?;
+    let load = Load::start(stack.address(), 4);
+    for round in 0..3 {
+        stack.daemon()?.process().kill()?;
+        connected(&stack, 0).await?;
+        let indices = [round, round + 1];
+        stack.set_pool(&indices)?;
+        load.goes_on(30, LIMIT).await?;
+        stack.daemon()?.start_again()?;
+        connected(&stack, 1).await?;
+        pool_is(&stack, &indices).await?;
+    }
+    books::close("daemon killed three times, by calls", load, &stack).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_daemon_with_an_empty_memory_is_a_new_life() -> Result<()> {
+    let mut stack = Stack::builder().servers(4).concurrency(2).picker(json!({"explain": true})).start().await?;
+    stack.set_pool(&[0, 1, 2])?;
+    pool_is(&stack, &[0, 1, 2]).await?;
+    let load = Load::start(stack.address(), 4);
+    load.goes_on(20, LIMIT).await?;
+    let before = stack.daemon()?.admin("/debug/state").await?.json()?["term"].as_u64();
+    stack.daemon()?.process().kill()?;
+    std::fs::remove_file(stack.folder().join("snapshot"))?;
+    stack.set_pool(&[1, 2, 3])?;
+    stack.daemon()?.start_again()?;
+    pool_is(&stack, &[1, 2, 3]).await?;
+    assert!(stack.daemon()?.admin("/debug/state").await?.json()?["term"].as_u64() > before, "by its clock");
+    // Hashes have another key now: what was placed is unknown, what is placed is found.
+    let prompt = "A prompt to be found again. ".repeat(100);
+    let home = Decision::ask(stack.address(), &prompt).await?.picked[0].clone();
+    let found = || async { (Decision::ask(stack.address(), &prompt).await.ok()?.picked[0] == home).then_some(()) };
+    wait_for(LIMIT, "a prompt to be found by its new hash", found).await?;
+    load.goes_on(50, LIMIT).await?;
+    books::close("daemon restarted with an empty memory", load, &stack).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_daemon_of_a_newer_version_in_its_place_is_not_obeyed() -> Result<()> {
+    let mut stack = Stack::builder().servers(3).concurrency(2).picker(json!({"explain": true})).start().await?;
+    let load = Load::start(stack.address(), 4);
+    let hosts: Vec<_> = stack.servers.iter().map(e2e::model_server::ModelServer::addr).collect();
+    stack.daemon()?.process().kill()?;
+    let newer = Played::start_at(stack.daemon()?.settings().state.address()).await?;
+    newer.rehearse(proto::SCHEMA + 1, vec![message(Message::Roster(roster(u64::MAX, 1, &hosts[..1])))]);
+    let envoy = stack.envoy.process();
+    let told = || std::future::ready(envoy.stderr().contains("run both of one release").then_some(()));
+    wait_for(LIMIT, "the log to say what to do", told).await?;
+    load.goes_on(100, LIMIT).await?;
+    let known = Decision::ask(stack.address(), "who is there?").await?.endpoints();
+    assert_eq!(known, hosts.iter().map(ToString::to_string).collect::<BTreeSet<_>>(), "nothing it says is taken");
+    drop(newer);
+    stack.set_pool(&[1, 2])?;
+    stack.daemon()?.start_again()?;
+    pool_is(&stack, &[1, 2]).await?;
+    books::close("daemon of a newer message version", load, &stack).await?;
+    Ok(())
+}
+
+/// The endpoints file of these servers, the first with a label.
+fn labelled(stack: &Stack, indices: &[usize], label: &str) -> String {
+    let row = |index: &usize| {
+        let address = stack.servers[*index].addr();
+        json!({"name": format!("server-{index}"), "address": "127.0.0.1", "port": address.port(), "labels": {"note": label}})
+    };
+    json!({"endpoints": indices.iter().map(row).collect::<Vec<Value>>()}).to_string()
+}
+
+/// Since when the proxy's connection stands.
+async fn connection(stack: &Stack) -> Option<String> {
+    let state = stack.daemon.as_ref()?.admin("/debug/state").await.ok()?.json().ok()?;
+    Some(state["proxies"][0]["since"].as_str()?.to_owned())
+}
+
+#[tokio::test]
+async fn a_leader_that_stands_still_beyond_its_lease_is_followed_and_rolls_nothing_back() -> Result<()> {
+    let builder = Stack::builder().envoy_config(drill::envoy_config()?).picker(json!({"explain": true, "lease_ms": 500}));
+    let mut stack = builder.servers(3).concurrency(2).start().await?;
+    let first = connection(&stack).await.ok_or("a connection")?;
+    let load = Load::start(stack.address(), 4);
+    load.goes_on(20, LIMIT).await?;
+    // The main thread's VM takes the message and stands still for four seconds, and Envoy's admin port with it; a worker leads meanwhile.
+    let stalling = labelled(&stack, &[0, 1, 2], drill::STALL);
+    stack.daemon()?.settings().write_endpoints_file(&stalling)?;
+    let another = || async { connection(&stack).await.filter(|since| *since != first).map(drop) };
+    wait_for(LIMIT, "another VM of the process to connect", another).await?;
+    stack.set_pool(&[0, 1])?;
+    pool_is(&stack, &[0, 1]).await?;
+    stack.envoy.picker_stat_until("switchpoint_state_leaders_total", |leaders| leaders >= 2, LIMIT).await?;
+    load.goes_on(100, LIMIT).await?;
+    pool_is(&stack, &[0, 1]).await?;
+    assert!(stack.envoy.process().stderr().contains("standing still, as told by a drill"), "the drill was one");
+    connected(&stack, 1).await?;
+    assert_eq!(stack.post("/v1/chat/completions", &echo::chat("x")).await?.status, 200);
+    books::close("main-thread leader stalled 4 s beyond a lease of 0.5 s", load, &stack).await?;
+    Ok(())
+}

@@ -1,0 +1,104 @@
+//! Failure drills about the proxy: a VM that traps among many streams, one of two proxies killed. Those of its configuration, its drain and its
+//! healing are in `config_updates`, `lifecycle` and `vm_faults`.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use e2e::explain::Decision;
+use e2e::load::Load;
+use e2e::stack::Stack;
+use e2e::{Result, books, drill, wait_for};
+use serde_json::json;
+
+use crate::echo;
+use crate::pools::Second;
+use crate::streams::{self, slow};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Load alone, so that a ghost would be seen.
+const CONFIG: &str = "apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- type: active-request-scorer
+";
+
+/// Connections of each worker: accepted so far, and open now.
+async fn connections(stack: &Stack, of: &str) -> Result<BTreeMap<String, i64>> {
+    let stats = stack.envoy.stats(&format!("^listener\\..*worker_[0-9]+\\.downstream_cx_{of}$")).await?;
+    let worker = |name: String| name.split('.').find(|part| part.starts_with("worker_")).map(str::to_owned);
+    Ok(stats.into_iter().filter_map(|(name, value)| Some((worker(name)?, value))).collect())
+}
+
+/// Waits until a proxy thinks all endpoints equally busy, as they are.
+async fn no_ghosts(proxy: std::net::SocketAddr) -> Result<()> {
+    let calm = || async {
+        let decision = Decision::ask(proxy, "who is busy?").await.ok()?;
+        (!decision.scores("active-request-scorer").is_empty() && !decision.tells_apart("active-request-scorer")).then_some(())
+    };
+    wait_for(LIMIT, "nobody to count what is over", calm).await
+}
+
+#[tokio::test]
+async fn a_vm_that_traps_among_a_hundred_streams_fails_its_own_and_no_other() -> Result<()> {
+    const STREAMS: usize = 100;
+    let config = tempfile::NamedTempFile::new()?;
+    std::fs::write(config.path(), CONFIG)?;
+    let builder = Stack::builder().envoy_config(drill::envoy_config()?).picker(json!({"explain": true}));
+    let builder = builder.daemon_arguments(&["--config", &config.path().to_string_lossy()]);
+    let stack = builder.servers_like(4, &slow(200)).concurrency(4).start().await?;
+    // Nobody else connects meanwhile, so that the workers' counts are those of the streams.
+    let before = connections(&stack, "total").await?;
+    let running = streams::open(stack.address(), STREAMS, 200).await?;
+    let after = connections(&stack, "total").await?;
+    let held: BTreeMap<&String, i64> = after.iter().map(|(worker, total)| (worker, total - before.get(worker).unwrap_or(&0))).collect();
+    assert_eq!(held.values().sum::<i64>(), STREAMS as i64, "{held:?}");
+
+    let load = Load::start(stack.address(), 4);
+    load.goes_on(10, LIMIT).await?;
+    let reply = stack.send(echo::post("/v1/chat/completions", &[(drill::TRAP, "1")], echo::chat("trap").to_string())?).await?;
+    assert_eq!(reply.status, 503);
+    load.goes_on(60, LIMIT).await?;
+    // Its streams are over: the worker that trapped has none of them left.
+    let lost = || async {
+        let open = connections(&stack, "active").await.ok()?;
+        held.iter().find(|(worker, held)| **held > 0 && open.get(**worker).is_none_or(|open| open < *held)).map(|(_, held)| *held)
+    };
+    let lost = wait_for(LIMIT, "a worker to have lost its streams", lost).await?;
+    let (whole, broken) = streams::ends(running).await;
+    assert_eq!((whole, broken), (STREAMS - lost as usize, lost as usize), "those of one worker exactly: {held:?}");
+    let outcome = books::close_but("a VM traps among 100 streams", load, &stack, |failure| !failure.is_empty()).await?;
+    for failure in &outcome.failures {
+        // Who was with that worker at that moment.
+        assert!(failure.contains("the endpoint picker failed; retry") || !failure.starts_with('5'), "{failure}");
+    }
+    books::note("a VM traps among 100 streams", &format!("{broken} broke, all of the worker that trapped; {whole} came whole"));
+    no_ghosts(stack.address()).await
+}
+
+#[tokio::test]
+async fn one_of_two_proxies_killed_leaves_no_ghosts_at_the_other() -> Result<()> {
+    const STREAMS: usize = 20;
+    let config = tempfile::NamedTempFile::new()?;
+    std::fs::write(config.path(), CONFIG)?;
+    let builder = Stack::builder().picker(json!({"explain": true})).daemon_arguments(&["--config", &config.path().to_string_lossy()]);
+    let stack = builder.servers_like(4, &slow(50)).concurrency(2).start().await?;
+    let mut second = Second::start(&stack, "another", 2).await?;
+    let theirs = streams::open(second.envoy.listener(), 3, 2_000).await?;
+    let busy = || async { Decision::ask(stack.address(), "who is busy?").await.ok()?.tells_apart("active-request-scorer").then_some(()) };
+    wait_for(LIMIT, "the one proxy to count what the other has", busy).await?;
+    let more = streams::open(second.envoy.listener(), STREAMS - theirs.len(), 2_000).await?;
+    let ours = streams::open(stack.address(), STREAMS, 60).await?;
+    let (load, their_load) = (Load::start(stack.address(), 4), Load::start(second.envoy.listener(), 2));
+    load.goes_on(30, LIMIT).await?;
+    their_load.goes_on(10, LIMIT).await?;
+    second.envoy.process().kill()?;
+    let (whole, broken) = streams::ends(theirs.into_iter().chain(more).collect()).await;
+    assert_eq!((whole, broken), (0, STREAMS), "a proxy takes its own streams with it");
+    drop(their_load);
+    assert_eq!(streams::ends(ours).await, (STREAMS, 0), "and no other's");
+    load.goes_on(60, LIMIT).await?;
+    books::close("SIGKILL of one of two proxies", load, &stack).await?;
+    books::note("SIGKILL of one of two proxies", &format!("{broken} streams, its own, broke; {STREAMS} of the other came whole"));
+    no_ghosts(stack.address()).await
+}

@@ -1,0 +1,222 @@
+//! Failure drills about requests: clients that leave, engines that fail, endpoints that go. docs/failure-drills.md says what each showed.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use e2e::client::{Http2, Raw};
+use e2e::explain::Decision;
+use e2e::load::Load;
+use e2e::model_server::{Fault, FaultMode};
+use e2e::stack::Stack;
+use e2e::{Result, books, wait_for};
+use serde_json::{Value, json};
+
+use crate::echo;
+use crate::streams::{self, slow};
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Clients of each kind.
+const EACH: usize = 6;
+
+async fn upstream_active(stack: &Stack, count: usize) -> Result<()> {
+    let wanted = i64::try_from(count)?;
+    let look = || async { (stack.envoy.stat("cluster.inference-pool.upstream_rq_active").await.ok()? >= wanted).then_some(()) };
+    wait_for(LIMIT, &format!("{count} requests to be at engines"), look).await
+}
+
+fn post_head(length: usize) -> String {
+    format!("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n")
+}
+
+/// One who leaves after so many bytes of its request.
+async fn leaves_after(stack: &Stack, bytes: &str) -> Result<()> {
+    let mut raw = Raw::connect(stack.address()).await?;
+    raw.write(bytes).await?;
+    raw.reset()
+}
+
+#[tokio::test]
+async fn clients_that_leave_at_any_moment_leave_nothing_behind() -> Result<()> {
+    let stack = Stack::builder().servers_like(3, &slow(40)).concurrency(2).start().await?;
+    let load = Load::start(stack.address(), 4);
+    load.goes_on(20, LIMIT).await?;
+    let body = echo::chat("a client that leaves").to_string();
+    let (head, whole) = (post_head(body.len()), post_head(body.len()) + &body);
+    for _ in 0..EACH {
+        leaves_after(&stack, &head[..head.len() / 2]).await?;
+        leaves_after(&stack, &head).await?;
+        leaves_after(&stack, &(head.clone() + &body[..body.len() / 2])).await?;
+        leaves_after(&stack, &whole).await?; // as soon as it was sent: before, during or after the pick
+    }
+    // Before the first token: the engines take the request and say nothing for long.
+    let silent = Stack::builder().servers_like(2, &slow(60_000)).start().await?;
+    let (mut raws, mut pending) = (Vec::new(), Vec::new());
+    for i in 0..EACH {
+        let mut raw = Raw::connect(silent.address()).await?;
+        let body = streams::chat(&format!("{i} waits"), 10).to_string();
+        raw.write(post_head(body.len()) + &body).await?;
+        raws.push(raw);
+        let (connection, request) = (Http2::connect(silent.address()).await?, streams::request(&format!("{i} waits, too"), 10)?);
+        pending.push(tokio::spawn(async move {
+            let _reply = connection.start(request).await;
+            std::future::pending::<()>().await;
+        }));
+    }
+    upstream_active(&silent, 2 * EACH).await?;
+    raws.into_iter().try_for_each(Raw::reset)?;
+    pending.iter().for_each(tokio::task::JoinHandle::abort);
+    books::nothing_left(&silent).await?;
+    // In the middle of a stream.
+    drop(streams::open(stack.address(), 2 * EACH, 1_000).await?);
+    assert_eq!(stack.envoy.picker_stat("switchpoint_host_errors_total").await?, 0, "they were let go quietly");
+    books::close("clients leave: in headers, in the body, at the pick, before the first token, in the stream", load, &stack).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn clients_that_leave_while_parked_leave_nothing_behind() -> Result<()> {
+    let patient = json!({"cold_start_wait_ms": 30_000});
+    let mut stack = Stack::builder().servers(2).concurrency(2).without_daemon().picker(patient).start().await?;
+    let load = Load::start(stack.address(), 4);
+    let body = echo::chat("parked").to_string();
+    let mut parked = Vec::new();
+    for _ in 0..2 * EACH {
+        let mut raw = Raw::connect(stack.address()).await?;
+        raw.write(post_head(body.len()) + &body).await?;
+        parked.push(raw);
+    }
+    stack.envoy.picker_stat_until("switchpoint_parked_total", |parked| parked >= 4 + 2 * EACH as i64, LIMIT).await?;
+    parked.into_iter().try_for_each(Raw::reset)?;
+    stack.start_daemon()?;
+    load.goes_on(100, LIMIT).await?;
+    assert_eq!(stack.envoy.picker_stat("switchpoint_host_errors_total").await?, 0);
+    books::close("proxy started while the daemon is down; clients leave while parked", load, &stack).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_engine_that_fails_before_it_answers_fails_nobody() -> Result<()> {
+    let stack = Stack::builder().servers(3).concurrency(2).picker(json!({"per_try_timeout_ms": 300})).start().await?;
+    // Streams, since only those are given up on while an engine says nothing.
+    let load = Load::of_streams(stack.address(), 6);
+    for mode in [FaultMode::Refuse, FaultMode::Hang, FaultMode::ResetBeforeHeaders, FaultMode::ResetMidHeaders, FaultMode::Status] {
+        let failed = stack.envoy.picker_stat("switchpoint_failed_attempts_total").await?;
+        stack.servers[1].fault(Fault::new(mode)).await;
+        stack.envoy.picker_stat_until("switchpoint_failed_attempts_total", |now| now > failed, LIMIT).await?;
+        load.goes_on(60, LIMIT).await?;
+        stack.servers[1].fault(Fault::new(FaultMode::None)).await;
+        load.goes_on(20, LIMIT).await?;
+    }
+    books::close("engine refuses, hangs, resets before and in the headers, answers 503", load, &stack).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_engine_that_breaks_off_fails_exactly_those_it_answered() -> Result<()> {
+    const BROKEN: u32 = 7;
+    let stack = Stack::builder().servers_like(3, &slow(5)).concurrency(2).start().await?;
+    let load = Load::of_streams(stack.address(), 6);
+    load.goes_on(20, LIMIT).await?;
+    stack.servers[0].fault(Fault { after_chunks: Some(2), count: Some(BROKEN), ..Fault::new(FaultMode::ResetMidStream) }).await;
+    let broken = || async { (load.so_far().failures.len() == BROKEN as usize).then_some(()) };
+    wait_for(LIMIT, "seven streams to break", broken).await?;
+    load.goes_on(60, LIMIT).await?;
+    let outcome = books::close_but("engine resets in the stream, seven times", load, &stack, |failure| !failure.starts_with("503")).await?;
+    assert_eq!(outcome.failures.len(), BROKEN as usize, "{:?}", outcome.failures);
+    Ok(())
+}
+
+async fn row(stack: &Stack, name: &str) -> Result<Value> {
+    let rows = stack.daemon.as_ref().ok_or("no daemon")?.endpoints().await?;
+    rows.into_iter().find(|row| row["name"] == name).ok_or_else(|| format!("no {name}").into())
+}
+
+#[tokio::test]
+async fn a_retry_takes_the_accounting_with_it() -> Result<()> {
+    let stack = Stack::builder().servers_like(2, &slow(50)).start().await?;
+    stack.servers[0].fault(Fault { status: Some(503), ..Fault::new(FaultMode::Status) }).await;
+    let mut running = Vec::new();
+    // One after the other: the second at the latest is for the endpoint that has none.
+    for _ in 0..6 {
+        running.extend(streams::open(stack.address(), 1, 1_000).await?);
+    }
+    let (by, count) = (stack.servers[1].addr().to_string(), running.len());
+    assert!(running.iter().all(|stream| stream.by == by), "the other served all");
+    let moved = || async {
+        let (failed, served) = (row(&stack, "server-0").await.ok()?, row(&stack, "server-1").await.ok()?);
+        let as_it_was = failed["in_flight"] == 0 && failed["failed"].as_u64() > Some(0) && failed["served"] == 0;
+        (as_it_was && served["in_flight"] == count && served["served"] == count).then_some(())
+    };
+    if let Err(error) = wait_for(LIMIT, "what was retried to count where it is served", moved).await {
+        return Err(format!("{error}: {count} streams, {} {}", row(&stack, "server-0").await?, row(&stack, "server-1").await?).into());
+    }
+    let load = Load::start(stack.address(), 4);
+    load.goes_on(60, LIMIT).await?;
+    drop(running);
+    books::close("a retry moves a request", load, &stack).await?;
+    Ok(())
+}
+
+async fn pool_is(stack: &Stack, indices: &[usize]) -> Result<()> {
+    let wanted = indices.iter().map(|index| stack.servers[*index].addr().to_string()).collect::<BTreeSet<_>>();
+    let look = || async { (Decision::ask(stack.address(), "who is there?").await.ok()?.endpoints() == wanted).then_some(()) };
+    wait_for(LIMIT, &format!("a pool of {wanted:?}"), look).await
+}
+
+#[tokio::test]
+async fn an_endpoint_removed_while_it_serves_ends_its_streams_itself() -> Result<()> {
+    const STREAMS: usize = 24;
+    let mut stack = Stack::builder().servers_like(3, &slow(60)).concurrency(2).picker(json!({"explain": true})).start().await?;
+    let load = Load::start(stack.address(), 4);
+    let running = streams::open(stack.address(), STREAMS, 60).await?;
+    let leaving = stack.servers[0].addr().to_string();
+    let served = running.iter().filter(|stream| stream.by == leaving).count();
+    assert!(served > 0, "it serves some");
+    stack.set_pool(&[1, 2])?;
+    pool_is(&stack, &[1, 2]).await?;
+    load.goes_on(60, LIMIT).await?;
+    assert_eq!(streams::ends(running).await, (STREAMS, 0));
+    books::close(&format!("endpoint removed while it serves {served} streams"), load, &stack).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_endpoint_replaced_at_its_address_begins_anew() -> Result<()> {
+    const STREAMS: usize = 24;
+    let stack = Stack::builder().servers_like(3, &slow(60)).concurrency(2).picker(json!({"explain": true})).start().await?;
+    let load = Load::start(stack.address(), 4);
+    let home = stack.servers[0].addr().to_string();
+    let mut known = Vec::new();
+    for i in 0..60 {
+        let prompt = format!("{i} is how this prompt begins. {}", "It goes on for long. ".repeat(100));
+        if Decision::ask(stack.address(), &prompt).await?.picked[0] == home {
+            known.push(prompt);
+        }
+    }
+    let name = "server-0";
+    let before = row(&stack, name).await?["incarnation"].as_u64();
+    let running = streams::open(stack.address(), STREAMS, 200).await?;
+    let lost = running.iter().filter(|stream| stream.by == home).count();
+    stack.servers[0].restart(Some(Duration::from_millis(300))).await;
+    let (whole, broken) = streams::ends(running).await;
+    assert_eq!((whole, broken), (STREAMS - lost, lost), "those of the one that died, and no other");
+    let replaced = || async { (row(&stack, name).await.ok()?["incarnation"].as_u64() > before).then_some(()) };
+    wait_for(LIMIT, "another life at the same address", replaced).await?;
+    // Each prompt is asked once, since asking places it: the workers hear of the new life within milliseconds.
+    let mut believed = Vec::new();
+    for prompt in &known {
+        let score = Decision::ask(stack.address(), prompt).await?.scores("prefix-cache-scorer").get(&home).copied();
+        believed.push(score);
+        if score.is_none_or(|score| score == 0.0) {
+            break;
+        }
+    }
+    assert!(believed.last().is_some_and(|last| last.is_none_or(|score| score == 0.0)), "its prompts died with it: {believed:?}");
+    load.goes_on(60, LIMIT).await?;
+    // Replies that had begun at the moment of death; a request that had not was sent on.
+    let outcome = books::close_but("endpoint replaced at its address", load, &stack, |failure| !failure.starts_with("503")).await?;
+    assert!(outcome.failures.len() <= 4, "at most what each client had under way: {:?}", outcome.failures);
+    books::note("endpoint replaced at its address", &format!("{lost} of {STREAMS} streams were its own and broke"));
+    Ok(())
+}

@@ -1,0 +1,53 @@
+//! The daemon is there, and nothing passes between it and the proxy. Short in the ordinary suite, a minute in the long one.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use e2e::cable::Cable;
+use e2e::explain::Decision;
+use e2e::load::Load;
+use e2e::stack::Stack;
+use e2e::{Result, books, wait_for};
+use serde_json::{Value, json};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+async fn pool_is(stack: &Stack, indices: &[usize]) -> Result<()> {
+    let wanted = indices.iter().map(|index| stack.servers[*index].addr().to_string()).collect::<BTreeSet<_>>();
+    let look = || async { (Decision::ask(stack.address(), "who is there?").await.ok()?.endpoints() == wanted).then_some(()) };
+    wait_for(LIMIT, &format!("a pool of {wanted:?}"), look).await
+}
+
+/// Cut off for so long, and meanwhile one endpoint goes and another comes.
+pub(crate) async fn partitioned_for(time: Duration, transport: &str) -> Result<()> {
+    let cable = Cable::lay().await?;
+    let end = cable.address().port();
+    let state = json!({"cluster": "switchpoint-state", "transport": transport, "silence_max_ms": 1_000});
+    let builder = Stack::builder().servers(4).concurrency(2).picker(json!({"explain": true, "state": state})).without_waiting();
+    let cabled = move |config: &mut Value| {
+        let place = "/static_resources/clusters/1/load_assignment/endpoints/0/lb_endpoints/0/endpoint/address/socket_address/port_value";
+        *config.pointer_mut(place).expect("the cluster of the daemon") = json!(end);
+    };
+    let mut stack = builder.envoy_config(cabled).start().await?;
+    cable.plug(stack.daemon()?.settings().state.address());
+    stack.wait_until_ready().await?;
+    stack.set_pool(&[0, 1, 2])?;
+    pool_is(&stack, &[0, 1, 2]).await?;
+
+    let load = Load::start(stack.address(), 4);
+    load.goes_on(20, LIMIT).await?;
+    cable.cut();
+    stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 0, LIMIT).await?;
+    stack.set_pool(&[1, 2, 3])?;
+    tokio::time::sleep(time).await; // the length is the drill
+    load.goes_on(50, LIMIT).await?;
+    let known = Decision::ask(stack.address(), "who is there?").await?.endpoints();
+    assert!(known.contains(&stack.servers[0].addr().to_string()), "nothing came through: {known:?}");
+
+    cable.mend();
+    stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
+    pool_is(&stack, &[1, 2, 3]).await?;
+    load.goes_on(50, LIMIT).await?;
+    books::close(&format!("daemon cut off for {time:?}, by {transport}"), load, &stack).await?;
+    Ok(())
+}

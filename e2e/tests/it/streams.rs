@@ -1,0 +1,58 @@
+//! Many streams open at once, to see which of them a drill breaks.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use e2e::Result;
+use e2e::client::{self, Events, Http2};
+use e2e::model_server::Options;
+use futures::future::join_all;
+use http::Request;
+use serde_json::{Value, json};
+
+/// A stream whose first event has come.
+pub(crate) struct Running {
+    /// The endpoint that serves it.
+    pub(crate) by: String,
+    events: Events,
+}
+
+/// A server that takes so long between two events.
+pub(crate) fn slow(chunk_delay_ms: u64) -> Options {
+    Options { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms, ..Options::default() }
+}
+
+/// A request for a stream of so many events, like no other.
+pub(crate) fn chat(tag: &str, tokens: u32) -> Value {
+    json!({"model": "demo", "stream": true, "max_tokens": tokens, "ignore_eos": true, "messages": [{"role": "user", "content": tag}]})
+}
+
+pub(crate) fn request(tag: &str, tokens: u32) -> Result<Request<client::Body>> {
+    Ok(Request::post("/v1/chat/completions").body(client::full(chat(tag, tokens).to_string()))?)
+}
+
+async fn begin(address: SocketAddr, request: Request<client::Body>, http2: bool) -> Result<Running> {
+    let response = if http2 { Http2::connect(address).await?.start(request).await? } else { client::start(address, request).await? };
+    let by = response.headers().get("x-served-by").ok_or_else(|| format!("not served: {}", response.status()))?.to_str()?.to_owned();
+    let mut events = Events::new(response);
+    events.next().await?.ok_or("no event")?;
+    Ok(Running { by, events })
+}
+
+/// Opens so many streams, each on a connection of its own, every other one by HTTP/2; returns when all have begun.
+pub(crate) async fn open(address: SocketAddr, count: usize, tokens: u32) -> Result<Vec<Running>> {
+    static NUMBERS: AtomicUsize = AtomicUsize::new(0);
+    let all = (0..count).map(|i| {
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        async move { begin(address, request(&format!("{number} is the number of this stream and of no other"), tokens)?, i % 2 == 1).await }
+    });
+    join_all(all).await.into_iter().collect()
+}
+
+/// Waits for all of them to end: how many came whole, and how many broke off, visibly.
+pub(crate) async fn ends(streams: Vec<Running>) -> (usize, usize) {
+    let ends = join_all(streams.into_iter().map(|running| running.events.rest())).await;
+    let whole =
+        ends.iter().filter(|end| end.as_ref().is_ok_and(|events| events.last().is_some_and(|event| event.data == "[DONE]"))).count();
+    (whole, ends.len() - whole)
+}

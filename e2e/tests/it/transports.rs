@@ -1,0 +1,128 @@
+//! What proxies do by one gRPC stream they do by HTTP calls.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use e2e::explain::Decision;
+use e2e::load::Load;
+use e2e::stack::{Builder, Stack};
+use e2e::{Result, books, wait_for};
+use serde_json::json;
+
+use crate::echo;
+use crate::pools::Second;
+use crate::streams::{self, slow};
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Scored by what is tested here and nothing else.
+const CONFIG: &str = "apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- type: active-request-scorer
+- type: prefix-cache-scorer
+";
+
+/// A connection by this transport, that gives a silent daemon up after a second.
+pub(crate) fn by(transport: &str) -> Builder {
+    let state = json!({"cluster": "switchpoint-state", "transport": transport, "silence_max_ms": 1_000});
+    Stack::builder().picker(json!({"explain": true, "state": state}))
+}
+
+async fn pool_is(stack: &Stack, indices: &[usize]) -> Result<()> {
+    let wanted = indices.iter().map(|index| stack.servers[*index].addr().to_string()).collect::<BTreeSet<_>>();
+    let look = || async { (Decision::ask(stack.address(), "who is there?").await.ok()?.endpoints() == wanted).then_some(()) };
+    wait_for(LIMIT, &format!("a pool of {wanted:?}"), look).await
+}
+
+#[tokio::test]
+async fn state_comes_by_calls_and_acknowledgements_and_reports_go() -> Result<()> {
+    let mut stack = by("http").servers(3).concurrency(2).start().await?;
+    let load = Load::start(stack.address(), 4);
+    for indices in [&[0, 1][..], &[1, 2], &[0, 1, 2]] {
+        stack.set_pool(indices)?;
+        pool_is(&stack, indices).await?;
+    }
+    // A slot is free only when the proxy acknowledged that its endpoint is gone.
+    let departed = || async {
+        let state = stack.daemon.as_ref()?.admin("/debug/state").await.ok()?.json().ok()?;
+        (state["pools"][0]["departing"] == 0 && state["proxies"].as_array()?.len() == 1).then_some(())
+    };
+    wait_for(LIMIT, "removals to be acknowledged", departed).await?;
+    stack.servers[0].lie([("num_requests_waiting".to_owned(), "40".to_owned())].into());
+    let told = || async { Decision::ask(stack.address(), "who is busy?").await.ok()?.tells_apart("queue-scorer").then_some(()) };
+    wait_for(LIMIT, "metrics to come", told).await?;
+    let reported = || async {
+        let rows = stack.daemon.as_ref()?.endpoints().await.ok()?;
+        rows.iter().all(|row| row["served"].as_u64() > Some(0)).then_some(())
+    };
+    wait_for(LIMIT, "all to be reported as serving", reported).await?;
+    assert_eq!(stack.envoy.picker_stat("switchpoint_state_streams_total").await?, 1, "one connection from beginning to end");
+    let callouts = stack.envoy.stat("cluster.switchpoint-state.upstream_rq_200").await?;
+    assert!(callouts > 20, "it was calls: {callouts}");
+    books::close("none, by HTTP calls", load, &stack).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn calls_go_by_http_1_as_well() -> Result<()> {
+    // What a proxy allows may be HTTP/1.1 alone; hosts then come from somebody else than our EDS, which is gRPC.
+    let stack = by("http").without_waiting();
+    let stack = stack.envoy_config(|config| {
+        let clusters = config.pointer_mut("/static_resources/clusters").and_then(serde_json::Value::as_array_mut).expect("clusters");
+        let mut calls = clusters[1].clone();
+        calls["name"] = json!("calls");
+        calls["load_assignment"]["cluster_name"] = json!("calls");
+        calls.as_object_mut().expect("a cluster").remove("typed_extension_protocol_options");
+        clusters.push(calls);
+    });
+    let state = json!({"cluster": "calls", "transport": "http"});
+    let mut stack = stack.picker(json!({"explain": true, "state": state})).servers(2).start().await?;
+    stack.wait_until_ready().await?;
+    stack.set_pool(&[1])?;
+    pool_is(&stack, &[1]).await?;
+    assert!(stack.envoy.stat("cluster.calls.upstream_cx_http1_total").await? > 0);
+    Ok(())
+}
+
+/// Two proxies on one daemon: what one has under way weighs at the other, and where one placed a prompt the other sends it.
+async fn two_pick_as_one(transport: &str) -> Result<()> {
+    let config = tempfile::NamedTempFile::new()?;
+    std::fs::write(config.path(), CONFIG)?;
+    let builder = by(transport).servers_like(8, &slow(50)).daemon_arguments(&["--config", &config.path().to_string_lossy()]);
+    let stack = builder.start().await?;
+    let second = Second::start(&stack, "another", 2).await?;
+    let apart = async |wanted: bool| {
+        let look = || async {
+            (Decision::ask(stack.address(), "who is busy?").await.ok()?.tells_apart("active-request-scorer") == wanted).then_some(())
+        };
+        wait_for(LIMIT, &format!("the other proxy's load to tell endpoints apart: {wanted}"), look).await
+    };
+    apart(false).await?;
+    let running = streams::open(second.envoy.listener(), 3, 100).await?;
+    apart(true).await?;
+    assert_eq!(streams::ends(running).await, (3, 0));
+    apart(false).await?;
+
+    // Told within 100 ms on a machine of its own; here there is ever more time, and by chance one in eight agrees.
+    let mut found = 0;
+    for round in 0..12 {
+        let prompt = format!("{round} is how this prompt begins. {}", "It goes on for long. ".repeat(200));
+        let home = stack.server_of(&stack.post("/v1/chat/completions", &echo::chat(&prompt)).await?)?;
+        tokio::time::sleep(Duration::from_millis(40 * (round + 1))).await;
+        let decision = Decision::ask(second.envoy.listener(), &prompt).await?;
+        found += usize::from(decision.picked[0] == stack.servers[home].addr().to_string());
+    }
+    assert!(found >= 8, "{found} of 12 prompts were found again through the other proxy");
+    books::nothing_left(&stack).await
+}
+
+#[tokio::test]
+async fn two_proxies_pick_as_one_by_stream() -> Result<()> {
+    two_pick_as_one("grpc").await
+}
+
+#[tokio::test]
+async fn two_proxies_pick_as_one_by_calls() -> Result<()> {
+    two_pick_as_one("http").await
+}

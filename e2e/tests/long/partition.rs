@@ -1,0 +1,18 @@
+//! A partition of a minute: longer than any patience there is on either side.
+
+use std::time::Duration;
+
+use e2e::Result;
+
+#[path = "../it/partition.rs"]
+mod drill;
+
+#[tokio::test]
+async fn a_minute_of_partition_by_stream() -> Result<()> {
+    drill::partitioned_for(Duration::from_secs(60), "grpc").await
+}
+
+#[tokio::test]
+async fn a_minute_of_partition_by_calls() -> Result<()> {
+    drill::partitioned_for(Duration::from_secs(60), "http").await
+}
