@@ -71,6 +71,20 @@ fn prompts_that_nobody_holds_go_round() {
     assert_eq!((round(1).len(), round(2).len(), round(3).len()), (4, 4, 4), "each once before any twice");
 }
 
+#[test]
+fn who_was_given_what_is_remembered_when_endpoints_change_places() {
+    let mut pool = pool_of_scorer("no-hit-lru-scorer", 1);
+    let prompt = |n: usize| format!("{n} ").repeat(200);
+    let order: Vec<String> = (0..4).map(|n| picked(&mut pool, &prompt(n))).collect();
+    let before = pool.snapshot().unwrap();
+    let (mut endpoints, metrics) = (before.endpoints().to_vec(), before.metrics().to_vec());
+    endpoints.reverse();
+    let pipeline = Pipeline::build(&PipelineSpec::of_one_profile("test", vec![(PluginSpec::of_type("no-hit-lru-scorer"), 1.0)], 1)).unwrap();
+    pool.install(Snapshot::try_new(Version { term: 1, sequence: 2 }, endpoints, metrics, pipeline).unwrap(), 7, 1000);
+    let again: Vec<String> = (4..8).map(|n| picked(&mut pool, &prompt(n))).collect();
+    assert_eq!(again, order, "who was used longest ago comes first, wherever it stands");
+}
+
 /// The same endpoints at a newer version.
 fn again(snapshot: &Snapshot, sequence: u64) -> Snapshot {
     let metrics = vec![EndpointMetrics::default(); snapshot.endpoints().len()];
