@@ -157,9 +157,17 @@ run: release $(VENV_READY) ## the same in front of your servers: make run ENDPOI
 	@[ -n "$(ENDPOINTS)" ] || { echo "usage: make run ENDPOINTS=host:port,host:port" >&2; exit 2; }
 	target/release/run --endpoints "$(ENDPOINTS)"
 
-sim: setup ## policies compared in virtual time
-	@[ -d simulator ] || { echo "sim: there is no simulator in this tree yet" >&2; exit 1; }
-	cargo run --locked --release -p simulator
+SIMULATOR := cargo run --quiet --locked --release -p simulator --bin simulator --
+
+sim: setup ## policies compared in virtual time, the main table -> target/bench/quality.json, target/bench/routing-quality.md
+	@$(SIMULATOR) run
+	$(SIMULATOR) report --docs target/bench
+
+.PHONY: sim-full
+sim-full: setup ## every workload and setting, highest rates too; prints docs/routing-quality.md again
+	@$(SIMULATOR) run all
+	$(SIMULATOR) rates
+	$(SIMULATOR) report --docs docs
 
 clean: ## remove everything that make built or fetched
 	rm -rf target .venv .venv-1.38 .tools
