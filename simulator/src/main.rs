@@ -51,6 +51,9 @@ enum Task {
         /// Where results are kept.
         #[arg(long, default_value = QUALITY)]
         file: PathBuf,
+        /// Only these shares of capacity.
+        #[arg(long, value_delimiter = ',')]
+        loads: Vec<f64>,
         /// Make no run again that FILE holds: after an interruption, never after a change of code.
         #[arg(long)]
         resume: bool,
@@ -111,7 +114,7 @@ fn main() -> ExitCode {
 
 fn run(args: Args) -> Result<(), String> {
     match args.task {
-        Task::Run { names, policies, file, resume } => campaigns(&names, &policies, (&file, resume), args.threads),
+        Task::Run { names, policies, loads, file, resume } => campaigns(&names, (&policies, &loads), (&file, resume), args.threads),
         Task::Rates { policies, file } => {
             let rates = campaign::highest_rates(&policies, args.threads)?;
             let mut store = Store::read(&file)?;
@@ -142,7 +145,12 @@ fn run(args: Args) -> Result<(), String> {
     }
 }
 
-fn campaigns(names: &[String], policies: &[String], (file, resume): (&Path, bool), threads: usize) -> Result<(), String> {
+fn campaigns(
+    names: &[String],
+    (policies, loads): (&[String], &[f64]),
+    (file, resume): (&Path, bool),
+    threads: usize,
+) -> Result<(), String> {
     let all = campaign::all();
     let wanted = |grid: &Grid| match names {
         [] => grid.name == campaign::MAIN_TABLE,
@@ -154,7 +162,10 @@ fn campaigns(names: &[String], policies: &[String], (file, resume): (&Path, bool
     }
     for mut grid in all.into_iter().filter(wanted) {
         if !policies.is_empty() {
-            grid.policies.clone_from(&policies.to_vec());
+            grid.policies = policies.to_vec();
+        }
+        if !loads.is_empty() {
+            grid.loads = loads.to_vec();
         }
         let _ = writeln!(std::io::stderr(), "{}", grid.name);
         let known = if resume { Store::read(file)?.cells } else { Vec::new() };
