@@ -8,6 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use discovery::Status;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
@@ -133,6 +134,22 @@ impl Exposition {
             page.histogram(name, help, rows().map(|(labels, m)| (labels, Buckets::sum_only(of(m), m.requests))))?;
         }
         Ok(())
+    }
+
+    /// How old what discovery knows is: an outage of its backend shows here, while the last known set goes on.
+    fn discovery(&self, page: &mut Page<'_>) -> fmt::Result {
+        let components = self.shared.components.get().into_iter().flat_map(|pools| pools.iter());
+        let all: Vec<(Labels, Status)> = components
+            .flat_map(|(pool, components)| {
+                let labels = |name: &String| vec![("pool", pool.to_string()), ("component", name.clone())];
+                components.iter().map(move |(name, followed)| (labels(name), followed.status().borrow().clone()))
+            })
+            .collect();
+        let age = |status: &Status| status.heard.and_then(|at| at.elapsed().ok()).map(|age| age.as_secs_f64());
+        let ages = all.iter().filter_map(|(labels, status)| Some((labels.clone(), age(status)?)));
+        page.gauge("switchpoint_discovery_age_seconds", "Since the backend of a component was last heard of.", ages)?;
+        let connected = all.iter().map(|(labels, status)| (labels.clone(), flag(status.synced && status.error.is_none())));
+        page.gauge("switchpoint_discovery_connected", "0 while the backend of a component cannot be reached or read.", connected)
     }
 
     fn pools(&self, page: &mut Page<'_>) -> fmt::Result {
@@ -351,6 +368,7 @@ impl Exposition {
         page.gauge("switchpoint_source_ok", "0 while the newest of a source cannot be used and the last good stays.", sources)?;
         let errors = self.pools.iter().map(|p| (pool_label(p), p.view.sources.errors));
         page.counter("switchpoint_source_errors", "Contents of sources that could not be used.", errors)?;
+        self.discovery(page)?;
         self.configs(page)?;
         let plain = {
             let c = self.shared.counters();

@@ -146,6 +146,7 @@ impl Daemon {
         let scrapers: BTreeMap<Arc<str>, ScraperHandle> = pools.iter().map(PoolTask::scraper).collect();
         let components: Arc<BTreeMap<Arc<str>, Components>> = Arc::new(pools.iter().map(PoolTask::components).collect());
         let shared = Shared::new(life.term, life.hash_secret, scrapers);
+        let _ = shared.components.set(Arc::clone(&components)); // a daemon is started once
 
         let state = open("state", listen_state, state_files(state_tls), &shutdown).await?;
         let admin = open("admin", listen_admin, admin_files(admin_tls), &shutdown).await?;

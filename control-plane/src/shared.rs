@@ -24,6 +24,7 @@ use crate::latency::Learners;
 use crate::pool::PoolView;
 use crate::relay::Relay;
 use crate::scrape::{BusyHint, ScrapeStats};
+use crate::sources::Components;
 
 /// The newest view of every pool, by name.
 #[derive(Clone, Debug, Default)]
@@ -66,6 +67,8 @@ pub struct Shared {
     pub learned: watch::Sender<BTreeMap<Arc<str>, Arc<state::Learned>>>,
     /// Those who learn; nothing where nobody does.
     pub learners: OnceLock<Learners>,
+    /// The components of pools that are discovered, once they are followed.
+    pub components: OnceLock<Arc<BTreeMap<Arc<str>, Components>>>,
     /// Wakes those who have something to tell their proxies.
     pub relayed: watch::Sender<()>,
     scrapers: BTreeMap<Arc<str>, ScraperHandle>,
@@ -174,6 +177,7 @@ impl Shared {
             relay: Mutex::new(Relay::default()),
             learned: watch::Sender::new(BTreeMap::new()),
             learners: OnceLock::new(),
+            components: OnceLock::new(),
             relayed: watch::Sender::new(()),
             scrapers,
         })

@@ -3,6 +3,8 @@
 //! The binaries are those of `KUBEBUILDER_ASSETS`, or those that `.ci/cluster_tools.py` built into `.tools/bin`. Without them the tests that want a cluster
 //! are skipped and say so; the set-up step that could not build them is counted as skipped.
 
+#![allow(dead_code, reason = "also a part of other tests, none of which uses all of it")]
+
 use std::fs::{self, File};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -127,6 +129,11 @@ impl Cluster {
         discovery::kubernetes::client(config).unwrap()
     }
 
+    /// The kubeconfig of its administrator.
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
+        self.folder.path().join("kubeconfig")
+    }
+
     pub(crate) async fn wait_ready(&self) {
         let client = self.client("tok").await;
         let began = Instant::now();
@@ -176,7 +183,6 @@ impl Service {
     }
 
     /// `STOP` and `CONT`: as a machine that is paused.
-    #[cfg(feature = "etcd")]
     pub(crate) fn signal(&self, name: &str) {
         let id = self.child.as_ref().unwrap().id().to_string();
         assert!(Command::new("kill").args(["-s", name, &id]).status().unwrap().success());

@@ -5,10 +5,13 @@
 mod affinity;
 mod bodies;
 mod clients;
+#[path = "../../../discovery/tests/it/cluster.rs"]
+mod cluster;
 mod config_updates;
 mod daemon_faults;
 mod daemon_link;
 mod disaggregation;
+mod discovered;
 mod discovery_faults;
 mod drills_daemon;
 mod drills_proxy;

@@ -1,0 +1,256 @@
+//! From a registration to a routed request: processes register themselves by `switchpointd register`, the daemon finds them, Envoy sends requests where
+//! their metadata says the model is. The same with a directory and with etcd; Kubernetes has a file of its own.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::StatusCode;
+use axum::routing::get;
+use e2e::load::Load;
+use e2e::process::Process;
+use e2e::stack::{Builder, Stack};
+use e2e::{Result, daemon, wait_for};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::cluster;
+
+/// Longer than the longest lease.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+
+/// A process that is registered, whose health the test decides on.
+pub(crate) struct Worker {
+    pub(crate) sidecar: Process,
+    pub(crate) healthy: Arc<AtomicBool>,
+    folder: TempDir,
+}
+
+impl Worker {
+    /// Registers by `arguments` what says this of itself.
+    pub(crate) async fn register(arguments: &[String], component: &str, name: &str, metadata: &Value) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("metadata.json");
+        std::fs::write(&file, metadata.to_string())?;
+        let healthy = Arc::new(AtomicBool::new(true));
+        let answer = Arc::clone(&healthy);
+        let health = move || async move { if answer.load(Ordering::Relaxed) { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE } };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+        let probe = format!("http://{}/health", listener.local_addr()?);
+        tokio::spawn(async move { axum::serve(listener, Router::new().route("/health", get(health))).await });
+        let mut command = Command::new(daemon::binary()?);
+        command.args(["register", "--namespace", "dynamo", "--component", component, "--name", name, "--probe", &probe]);
+        command.arg("--metadata-file").arg(&file).args(arguments);
+        Ok(Self { sidecar: Process::spawn("register", &mut command, folder.path())?, healthy, folder })
+    }
+
+    pub(crate) fn say(&self, metadata: &Value) -> Result<()> {
+        Ok(std::fs::write(self.folder.path().join("metadata.json"), metadata.to_string())?)
+    }
+}
+
+/// A pools file with one pool, fed by `source`.
+pub(crate) fn fed_by(folder: &Path, source: &Value) -> Result<String> {
+    let file = folder.join("pools.json");
+    let mut pool = json!({"name": "default"});
+    for (key, value) in source.as_object().into_iter().flatten() {
+        pool[key] = value.clone();
+    }
+    std::fs::write(&file, json!({ "pools": [pool] }).to_string())?;
+    Ok(file.display().to_string())
+}
+
+/// Who serves that model: the status, and by whom if it is 200.
+pub(crate) async fn asked(stack: &Stack, model: &str) -> Result<(u16, String)> {
+    let chat = json!({"model": model, "max_tokens": 2, "messages": [{"role": "user", "content": "who is there?"}]});
+    let reply = stack.post("/v1/chat/completions", &chat).await?;
+    Ok((reply.status, reply.header("x-served-by").to_owned()))
+}
+
+pub(crate) async fn until(stack: &Stack, model: &str, status: u16, by: &str) -> Result<()> {
+    let look = || async { (asked(stack, model).await.ok()? == (status, by.to_owned())).then_some(()) };
+    wait_for(LIMIT, &format!("{model} to be answered {status} by {by:?}"), look).await
+}
+
+fn serves(models: &[&str]) -> Value {
+    json!({"Model": models.iter().map(|name| json!({"name": name, "runtime_config": {"total_kv_blocks": 24064, "max_num_seqs": 256}})).collect::<Vec<_>>()})
+}
+
+fn builder() -> Builder {
+    let options = e2e::model_server::Options { models: vec!["llama".into(), "qwen".into()], speed: 0.0, ..Default::default() };
+    Stack::builder().servers_like(3, &options)
+}
+
+/// Register, metadata, ready, Added, routed; where the model is, and nowhere else; not ready, Removed, no request; gone, for good.
+async fn whole_flow(source: Value, registry: Vec<String>) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let pools = fed_by(folder.path(), &source)?;
+    let stack = builder().daemon_arguments(&["--pools", &pools]).start().await?;
+    assert_eq!(asked(&stack, "llama").await?.0, 503, "nobody is registered");
+    let address = |at: usize| stack.servers[at].addr().to_string();
+    let register = async |at: usize, component: &str, metadata: Value| {
+        let arguments = [registry.clone(), vec!["--address".to_owned(), address(at)]].concat();
+        Worker::register(&arguments, component, &format!("worker-{at}"), &metadata).await
+    };
+    let mut first = register(0, "decode", serves(&["llama"])).await?;
+    until(&stack, "llama", 200, &address(0)).await?;
+    assert_eq!(asked(&stack, "qwen").await?.0, 404, "nobody serves it");
+    let second = register(1, "decode", serves(&["qwen"])).await?;
+    until(&stack, "qwen", 200, &address(1)).await?;
+    for _ in 0..20 {
+        assert_eq!(asked(&stack, "llama").await?, (200, address(0)));
+        assert_eq!(asked(&stack, "qwen").await?, (200, address(1)));
+    }
+    shown(&stack, &address(0)).await?;
+    second.healthy.store(false, Ordering::Relaxed);
+    until(&stack, "qwen", 404, "").await?;
+    second.healthy.store(true, Ordering::Relaxed);
+    until(&stack, "qwen", 200, &address(1)).await?;
+    // Loaded later, without any other event.
+    first.say(&serves(&["llama", "qwen"]))?;
+    until(&stack, "qwen", 200, &address(0)).await?;
+    first.say(&serves(&["llama"]))?;
+    until(&stack, "qwen", 200, &address(1)).await?;
+    // A component that the pool does not name is none of its own; one that it names beside the first is, and has its role.
+    let _other = register(2, "elsewhere", serves(&["llama"])).await?;
+    first.sidecar.kill()?;
+    until(&stack, "llama", 404, "").await?;
+    let third = register(2, "prefill", serves(&["llama"])).await?;
+    until(&stack, "llama", 200, &address(2)).await?;
+    drop((second, third));
+    Ok(())
+}
+
+/// What people are shown of an instance: its models, its capacity, and of how long ago this is.
+async fn shown(stack: &Stack, address: &str) -> Result<()> {
+    let daemon = stack.daemon.as_ref().ok_or("no daemon")?;
+    let rows = daemon.endpoints().await?;
+    let row = rows.iter().find(|row| row["address"] == address).ok_or("it is in the pool")?;
+    assert_eq!(row["models"], json!(["llama"]));
+    assert_eq!(row["metrics"]["attributes"]["max_num_seqs"], 256.0);
+    let page = daemon.admin("/debug/instances").await?.json()?;
+    assert!(page["instances"].as_array().is_some_and(|all| all.iter().any(|row| row["address"] == address && row["state"] == "ready")));
+    assert!(page["sources"][0]["age_seconds"].as_f64().is_some_and(|age| age < 60.0), "{page}");
+    let metrics = daemon.admin("/metrics").await?.text();
+    assert!(metrics.lines().any(|line| line.starts_with("switchpoint_discovery_age_seconds{")), "the age is a metric, too");
+    Ok(())
+}
+
+fn components() -> Value {
+    json!([{"name": "decode", "role": "decode"}, {"name": "prefill", "role": "prefill"}])
+}
+
+#[tokio::test]
+async fn from_registration_to_request_by_a_directory() -> Result<()> {
+    let registry = tempfile::tempdir()?;
+    let path = registry.path().display().to_string();
+    let source = json!({"directory": {"path": path, "namespace": "dynamo", "components": components()}});
+    whole_flow(source, vec!["--directory".to_owned(), path]).await
+}
+
+#[tokio::test]
+async fn from_registration_to_request_by_etcd() -> Result<()> {
+    let Some(etcd) = Etcd::start() else { return Ok(()) };
+    let source = json!({"etcd": {"endpoints": [etcd.url], "namespace": "dynamo", "components": components()}});
+    whole_flow(source, vec!["--etcd".to_owned(), etcd.url.clone()]).await
+}
+
+/// What `instances` prints of what `register` registered.
+#[tokio::test]
+async fn a_terminal_lists_what_a_sidecar_registered() -> Result<()> {
+    let registry = tempfile::tempdir()?;
+    let path = registry.path().display().to_string();
+    let arguments = ["--directory", &path, "--address", "10.0.0.1:8000"].map(str::to_owned);
+    let _worker = Worker::register(&arguments, "decode", "worker-0", &serves(&["llama"])).await?;
+    let list = || {
+        let mut command = Command::new(daemon::binary().ok()?);
+        let output = command.args(["instances", "--directory", &path, "--namespace", "dynamo", "--component", "decode"]).output().ok()?;
+        let text = String::from_utf8(output.stdout).ok()?;
+        ["worker-0", "10.0.0.1:8000", "llama"].iter().all(|part| text.contains(part)).then_some(())
+    };
+    wait_for(LIMIT, "the table to name it", || async { list() }).await
+}
+
+/// A real etcd.
+pub(crate) struct Etcd {
+    pub(crate) service: cluster::Service,
+    pub(crate) url: String,
+    _folder: TempDir,
+}
+
+impl Etcd {
+    pub(crate) fn start() -> Option<Self> {
+        let binary = cluster::tool("etcd")?;
+        let (folder, port) = (tempfile::tempdir().ok()?, cluster::free_port());
+        Some(Self { service: cluster::etcd(binary, folder.path(), port), url: format!("http://127.0.0.1:{port}"), _folder: folder })
+    }
+}
+
+/// Two daemons, one lease: the one that leads is killed under load and its place is taken; then the other is stopped in good order.
+pub(crate) async fn fail_over(lease: &[&str], source: &Value) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let pools = fed_by(folder.path(), source)?;
+    let spare = daemon::Settings::new(folder.path())?;
+    let (other, arguments) = (spare.state.number(), [&["--pools", &pools], lease].concat());
+    let mut stack = builder().daemon_arguments(&arguments).envoy_config(move |config| both_daemons(config, other)).start().await?;
+    let mut spare = spare;
+    spare.arguments = arguments.iter().map(ToString::to_string).collect();
+    let mut second = daemon::Daemon::start(spare)?;
+    let stands_by = || async { (second.admin("/readyz").await.ok()?.status == 503).then_some(()) };
+    wait_for(LIMIT, "the second to stand by", stands_by).await?;
+    let load = Load::start(stack.address(), 2);
+    load.goes_on(50, LIMIT).await?;
+    stack.daemon()?.process().kill()?;
+    let leads = || async { (second.admin("/readyz").await.ok()?.status == 200).then_some(()) };
+    wait_for(LIMIT, "the second to lead", leads).await?;
+    load.goes_on(50, LIMIT).await?;
+    heard(&second).await?;
+    // The first is back and stands by until the second stops.
+    stack.daemon()?.start_again()?;
+    load.goes_on(50, LIMIT).await?;
+    second.process().stop(LIMIT).await?;
+    let leads = || async { (stack.daemon.as_ref()?.admin("/readyz").await.ok()?.status == 200).then_some(()) };
+    wait_for(LIMIT, "the first to lead again", leads).await?;
+    heard(stack.daemon()?).await?;
+    load.goes_on(50, LIMIT).await?;
+    load.stop().await?.check_all_served()
+}
+
+/// The proxy has the daemon's state in force.
+async fn heard(daemon: &daemon::Daemon) -> Result<()> {
+    let acked = || async {
+        let state = daemon.admin("/debug/state").await.ok()?.json().ok()?;
+        let proxies = state["proxies"].as_array()?;
+        proxies.iter().any(|proxy| proxy.to_string().contains("acked") && !proxy.to_string().contains("\"acked\":null")).then_some(())
+    };
+    wait_for(LIMIT, "a proxy to acknowledge its state", acked).await
+}
+
+/// Both daemons behind the name of one, as behind a Service.
+fn both_daemons(config: &mut Value, other: u16) {
+    let clusters = config["static_resources"]["clusters"].as_array_mut().into_iter().flatten();
+    for cluster in clusters.filter(|cluster| cluster["name"] == "switchpoint-state") {
+        let hosts = &mut cluster["load_assignment"]["endpoints"][0]["lb_endpoints"];
+        let mut host = hosts[0].clone();
+        host["endpoint"]["address"]["socket_address"]["port_value"] = other.into();
+        hosts.as_array_mut().into_iter().for_each(|hosts| hosts.push(host.clone()));
+    }
+}
+
+#[tokio::test]
+async fn daemons_fail_over_by_a_lease_in_etcd_and_no_request_notices() -> Result<()> {
+    let Some(etcd) = Etcd::start() else { return Ok(()) };
+    let servers = [e2e::model_server::ModelServer::start(demo())?, e2e::model_server::ModelServer::start(demo())?];
+    let addresses: BTreeSet<SocketAddr> = servers.iter().map(e2e::model_server::ModelServer::addr).collect();
+    let source = json!({"endpoints": addresses.iter().map(ToString::to_string).collect::<Vec<_>>()});
+    fail_over(&["--lease-etcd", &etcd.url], &source).await
+}
+
+fn demo() -> e2e::model_server::Options {
+    e2e::model_server::Options { models: vec!["demo".into()], speed: 0.0, ..Default::default() }
+}
