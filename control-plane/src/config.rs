@@ -400,13 +400,15 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_cannot_be_had_is_refused_and_not_wrong() {
-        let (report, config) =
-            read(&file("plugins:\n- {type: prefix-cache-affinity-filter, parameters: {ttftSource: latencyPredictor}}\n"));
-        assert!(config.is_none() && report.errors.is_empty(), "{}", report.complaints("f"));
-        let item = report.items.iter().find(|item| item.path.ends_with("ttftSource")).unwrap();
-        assert_eq!((item.status, item.line), (Status::Refused, 4));
-        assert!(item.substitute.as_deref().is_some_and(|instead| instead.contains("prefillThroughput")), "{item:?}");
+    fn trackers_and_predictors_may_be_named_in_profiles_and_other_producers_not() {
+        let profile = |name: &str| {
+            let plugins = format!("plugins: [{{type: {name}}}, {{type: queue-scorer}}]\n");
+            file(&format!("{plugins}schedulingProfiles: [{{name: a, plugins: [{{pluginRef: {name}}}, {{pluginRef: queue-scorer}}]}}]\n"))
+        };
+        good(&profile("predicted-latency-producer"));
+        good(&profile("slo-request-tracker"));
+        let said = read(&profile("token-producer")).0.complaints("f");
+        assert!(said.contains("\"token-producer\" (line 3) is a producer (token-producer), not a filter"), "{said}");
     }
 
     #[test]

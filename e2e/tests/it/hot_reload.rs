@@ -151,7 +151,7 @@ async fn a_bad_file_changes_nothing_and_is_seen() -> Result<()> {
             "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n- type: queue-scoer\n",
             "did you mean \\\"queue-scorer\\\"?",
         ),
-        ("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n- type: latency-scorer\n", "refused"),
+        ("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n- type: topology-affinity-scorer\n", "refused"),
     ];
     for (round, (text, why)) in drills.iter().enumerate() {
         mounted.write(Way::Rename, text)?;

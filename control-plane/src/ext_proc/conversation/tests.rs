@@ -36,7 +36,7 @@ fn tell(front: &Front, sequence: u64, addresses: &[&str]) {
         address: (*address).into(),
         ready: true,
         age_ms: 60_000,
-        labels: vec![],
+        ..state::Endpoint::default()
     };
     let plugin = |kind: &str| state::Plugin { r#type: kind.into(), name: kind.into(), parameters: vec![] };
     let part = |name: &str| state::ProfilePlugin { name: name.into(), weight: 1.0 };
@@ -59,6 +59,7 @@ fn tell(front: &Front, sequence: u64, addresses: &[&str]) {
         }),
         hash_secret: 1,
         staleness_max_ms: 2_000,
+        ..state::Roster::default()
     };
     let ack = front.told(state::DaemonMessage { message: Some(Told::Roster(roster)) }).unwrap();
     assert_eq!(ack.refused, "");
