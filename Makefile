@@ -146,6 +146,8 @@ fuzz: setup $(TOOLS)/.cargo-fuzz-$(CARGO_FUZZ_VERSION) ## every fuzz target, FUZ
 
 bench: release $(VENV_READY) $(TOOLS)/.oha-$(OHA_VERSION) ## added latency and CPU over plain Envoy -> target/bench; and what each plugin costs
 	@target/release/bench
+	target/release/bench sharing
+	target/release/bench relay
 	.venv/bin/python scheduler/benches/both.py
 
 # --- Look at it.

@@ -14,7 +14,10 @@ pub const STALL: &str = "x-drill-stall";
 /// The word that kills the VM that reads it, as a request header's name or in what the daemon says; see `filter/src/drill.rs`.
 pub const TRAP: &str = "x-drill-trap";
 
-/// Builds the module, into a target folder of its own: nothing shipped is ever made from it. Quick when done before.
+/// The request header that asks for what sharing costs a pick; its value is `peers/endpoints`.
+pub const COST: &str = "x-drill-cost";
+
+/// Builds the module as the shipped one is, into a target folder of its own: nothing shipped is ever made from it. Quick when done before.
 ///
 /// # Errors
 /// If it does not compile.
@@ -42,9 +45,8 @@ fn build() -> Result<PathBuf> {
     let folder = root().join("target/drill");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.args(["build", "--locked", "--release", "-p", "filter", "--features", "drill", "--target", "wasm32-wasip1"]);
-    // A panic is a trap, as in the shipped module.
-    command.env("CARGO_PROFILE_RELEASE_PANIC", "abort").arg("--target-dir").arg(&folder).current_dir(root());
+    command.args(["--config", "filter/module.toml", "rustc", "--locked", "--lib", "--crate-type", "cdylib", "-p", "filter"]);
+    command.args(["--release", "--features", "drill", "--target", "wasm32-wasip1"]).arg("--target-dir").arg(&folder).current_dir(root());
     let output = command.output()?;
     if !output.status.success() {
         return Err(format!("the drill module does not compile: {}", String::from_utf8_lossy(&output.stderr)).into());

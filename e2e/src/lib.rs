@@ -9,6 +9,7 @@ pub mod daemon;
 pub mod drill;
 pub mod envoy;
 pub mod explain;
+pub mod fleet;
 pub mod front;
 pub mod load;
 pub mod manifests;
@@ -16,6 +17,7 @@ pub mod model_server;
 pub mod ports;
 pub mod process;
 pub mod replay;
+pub mod second;
 pub mod stack;
 pub mod trace;
 

@@ -22,6 +22,10 @@ use serde_json::{Value, json};
 
 #[path = "bench/load.rs"]
 mod load;
+#[path = "bench/relay.rs"]
+mod relay;
+#[path = "bench/sharing.rs"]
+mod sharing;
 #[path = "bench/sink.rs"]
 mod sink;
 
@@ -57,6 +61,10 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Part {
+    /// One worker against several, of one proxy and of two: hits, spread, bursts, cost of a pick -> target/bench/sharing.json
+    Sharing(sharing::Args),
+    /// One daemon that carries many proxies: its CPU, and how old load and placements are when they arrive
+    Relay(relay::Args),
     /// Be the model servers (started by the bench itself)
     #[command(hide = true)]
     Sink {
@@ -100,6 +108,8 @@ struct Case {
 async fn main() -> ExitCode {
     let args = Args::parse();
     let outcome = match &args.part {
+        Some(Part::Sharing(args)) => sharing::bench(*args).await,
+        Some(Part::Relay(args)) => relay::bench(*args).await,
         Some(Part::Sink { listen }) => sink::serve(listen).await,
         None => bench(&args).await,
     };

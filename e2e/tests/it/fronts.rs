@@ -7,6 +7,7 @@ use std::time::Duration;
 use e2e::client::{self, Events, Raw, Reply};
 use e2e::envoy::subset_hint_filter;
 use e2e::model_server::{Fault, FaultMode, Lies, Options};
+use e2e::second::Second;
 use e2e::stack::{Builder, Front, Stack};
 use e2e::{Result, wait_for};
 use http::Request;
@@ -14,7 +15,6 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::echo;
-use crate::pools::Second;
 
 const LIMIT: Duration = Duration::from_secs(20);
 

@@ -1,25 +1,22 @@
 //! Several workers pick as one: each knows what the others have under way, whom they saw fail, and who was given which prompt.
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use e2e::explain::Decision;
+use e2e::fleet::{BURST, BURST_MAX, BURST_SERVERS, Conversations, Fleet, Shape};
 use e2e::model_server::{Fault, FaultMode, Options};
-use e2e::stack::Stack;
-use e2e::{Result, client};
+use e2e::second::Second;
+use e2e::stack::{Builder, Stack};
+use e2e::{Result, wait_for};
 use futures::future::join_all;
 use serde_json::json;
 
 use crate::echo;
-use crate::pools::Second;
+
+mod outsider;
+use outsider::{Outsider, tells_apart};
 
 const WORKERS: u32 = 4;
-
-/// A burst as the goal names it.
-const BURST: usize = 64;
-const BURST_SERVERS: usize = 16;
-const BURST_TIME: Duration = Duration::from_millis(200);
-const BURST_MAX: usize = 5;
 
 /// Every worker has served: connections are spread by chance, so that one got none of a hundred is one chance in 10^12.
 async fn warm(stack: &Stack) -> Result<()> {
@@ -62,50 +59,10 @@ async fn without_sharing_every_worker_pays_for_the_same_failure() -> Result<()> 
     Ok(())
 }
 
-/// So many workers of each of so many proxies.
-#[derive(Clone, Copy, Debug)]
-struct Shape {
-    proxies: u32,
-    workers: u32,
-}
-
-/// The most of a burst of distinct cold long prompts that any of many idle servers gets.
-async fn fullest_after_a_burst(shape: Shape, sharing: bool, seed: usize) -> Result<usize> {
-    // A second of wait before the first write: none of the burst ends within it.
-    let slow = Options { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 1_000, ..Options::default() };
-    let builder = Stack::builder().servers_like(BURST_SERVERS, &slow).concurrency(shape.workers).picker(json!({"sharing": sharing}));
-    let stack = builder.start().await?;
-    let mut seconds = Vec::new();
-    for proxy in 1..shape.proxies {
-        seconds.push(Second::start(&stack, &format!("proxy-{proxy}"), shape.workers).await?);
-    }
-    if shape.proxies > 1 {
-        // The daemon tells each proxy that there is another: the first looks at that every 10 ms from then on.
-        tokio::time::sleep(Duration::from_millis(300)).await;
-    }
-    let proxies: Vec<SocketAddr> = seconds.iter().map(|second| second.envoy.listener()).chain([stack.address()]).collect();
-    let began = Instant::now();
-    let requests = (0..BURST).map(|i| {
-        let prompt = format!("{seed} {i} is how this prompt begins. {}", "It goes on for long. ".repeat(1_000));
-        let body = json!({"model": "demo", "max_tokens": 2, "stream": true, "messages": [{"role": "user", "content": prompt}]});
-        let address = proxies[i % proxies.len()];
-        async move {
-            tokio::time::sleep(BURST_TIME.mul_f64(i as f64 / BURST as f64)).await;
-            client::post(address, "/v1/chat/completions", body.to_string()).await
-        }
-    });
-    let replies = join_all(requests).await;
-    assert!(began.elapsed() > BURST_TIME);
-    let mut by_server = BTreeMap::new();
-    for reply in replies {
-        *by_server.entry(stack.server_of(&reply?)?).or_default() += 1;
-    }
-    Ok(by_server.into_values().max().unwrap_or(0))
-}
-
 async fn check_spread(shape: Shape, seeds: std::ops::Range<usize>) -> Result<()> {
+    let fleet = Fleet::for_bursts(shape, true).await?;
     for seed in seeds {
-        let fullest = fullest_after_a_burst(shape, true, seed).await?;
+        let fullest = fleet.burst(seed).await?;
         assert!(fullest <= BURST_MAX, "seed {seed}, {shape:?}: {fullest} of {BURST} at one of {BURST_SERVERS}");
     }
     Ok(())
@@ -114,9 +71,9 @@ async fn check_spread(shape: Shape, seeds: std::ops::Range<usize>) -> Result<()>
 /// That the check can fail. Few workers that know nothing of each other each take a round over the servers, which looks like a spread; many do
 /// not get round.
 async fn check_pile(shape: Shape) -> Result<()> {
+    let fleet = Fleet::for_bursts(shape, false).await?;
     for seed in 0..10 {
-        let fullest = fullest_after_a_burst(shape, false, seed).await?;
-        if fullest > BURST_MAX {
+        if fleet.burst(seed).await? > BURST_MAX {
             return Ok(());
         }
     }
@@ -126,7 +83,7 @@ async fn check_pile(shape: Shape) -> Result<()> {
 #[tokio::test]
 async fn a_burst_of_cold_prompts_is_spread_over_all_by_all_workers() -> Result<()> {
     check_spread(Shape { proxies: 1, workers: 4 }, 0..2).await?;
-    check_spread(Shape { proxies: 1, workers: 8 }, 2..3).await
+    check_spread(Shape { proxies: 1, workers: 16 }, 2..3).await
 }
 
 #[tokio::test]
@@ -159,5 +116,178 @@ async fn a_prompt_finds_its_endpoint_again_through_any_worker() -> Result<()> {
         }
     }
     assert_eq!(stack.envoy.picker_stat("switchpoint_placements_lost_total").await?, 0);
+    Ok(())
+}
+
+// === between proxies ===
+
+/// A scorer of load and one of prefixes, each of which can be asked what it says.
+const ASKED: &str = "apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- type: active-request-scorer
+- type: prefix-cache-scorer
+- type: max-score-picker
+schedulingProfiles:
+- name: default
+  plugins:
+  - pluginRef: active-request-scorer
+  - pluginRef: prefix-cache-scorer
+  - pluginRef: max-score-picker
+";
+
+fn asked(config: &tempfile::NamedTempFile) -> Result<Builder> {
+    std::fs::write(config.path(), ASKED)?;
+    let path = config.path().to_str().ok_or("no path")?;
+    Ok(Stack::builder().picker(json!({"explain": true})).daemon_arguments(&["--config", path]))
+}
+
+#[tokio::test]
+async fn what_fails_at_one_proxy_costs_the_other_no_try() -> Result<()> {
+    let fleet = Fleet::start(Shape { proxies: 2, workers: 1 }, true, 4, &Options { speed: 0.0, ..Options::default() }).await?;
+    let [one, two] = [&fleet.stack.envoy, &fleet.seconds[0].envoy];
+    let failed = "switchpoint_failed_attempts_total";
+    fleet.stack.servers[0].fault(Fault::new(FaultMode::Refuse)).await;
+    while one.picker_stat(failed).await? == 0 {
+        assert_eq!(e2e::client::get(one.listener(), "/v1/models").await?.status, 200);
+    }
+    // It takes 20 ms; the ejection is for a second.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let end = Instant::now() + Duration::from_millis(400);
+    while Instant::now() < end {
+        for reply in join_all((0..8).map(|_| e2e::client::get(two.listener(), "/v1/models"))).await {
+            assert_eq!(reply?.status, 200);
+        }
+    }
+    assert_eq!(two.picker_stat(failed).await?, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_one_proxy_placed_another_finds() -> Result<()> {
+    let fleet = Fleet::start(Shape::TWO_BY_TWO, true, 6, &Options { speed: 0.0, ..Options::default() }).await?;
+    let [one, two] = [fleet.stack.address(), fleet.seconds[0].envoy.listener()];
+    let post = |address, prompt: String| async move {
+        e2e::client::post(address, "/v1/chat/completions", echo::chat(&prompt).to_string()).await
+    };
+    for round in 0..8 {
+        let prompt = format!("{round} conversations. {}", "They go on and on. ".repeat(200));
+        let (first, then) = if round % 2 == 0 { (one, two) } else { (two, one) };
+        let server = fleet.stack.server_of(&post(first, prompt.clone()).await?)?;
+        // Ten times what is promised.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        for turn in 0..6 {
+            let reply = post(then, format!("{prompt} {turn}")).await?;
+            assert_eq!(fleet.stack.server_of(&reply)?, server, "round {round}, turn {turn}");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn load_told_from_outside_counts_once_and_expires_when_its_proxy_falls_silent() -> Result<()> {
+    let config = tempfile::NamedTempFile::new()?;
+    let mut stack = asked(&config)?.servers(2).concurrency(2).start().await?;
+    let outsider = Outsider::join(&mut stack).await?;
+    tells_apart(&stack, "active-request-scorer", false).await?;
+    outsider.tell(0, 50).await?;
+    tells_apart(&stack, "active-request-scorer", true).await?;
+    let address = stack.servers[0].addr().to_string();
+    let scores = Decision::ask(stack.address(), "who is busy?").await?.scores("active-request-scorer");
+    assert!(scores.iter().all(|(endpoint, score)| (*endpoint == address) == (*score < 0.5)), "{scores:?}");
+    // It stays connected, and says nothing more.
+    let silent = tells_apart(&stack, "active-request-scorer", false).await?;
+    assert!(silent > Duration::from_millis(1_000), "it counts for two seconds: {silent:?}");
+    outsider.tell(1, 50).await?;
+    tells_apart(&stack, "active-request-scorer", true).await?;
+    outsider.tell(1, 0).await?;
+    tells_apart(&stack, "active-request-scorer", false).await?;
+    Ok(())
+}
+
+/// Promised are 20 ms for load and 100 ms for placements; ten times that is allowed on a busy machine. Prints what it was.
+#[tokio::test]
+async fn load_and_placements_reach_other_proxies_in_time_and_nothing_of_a_prompt_does() -> Result<()> {
+    let slow = Options { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 300, ..Options::default() };
+    let mut stack = Stack::builder().servers_like(2, &slow).start().await?;
+    let mut outsider = Outsider::join(&mut stack).await?;
+    // From now on the proxy knows that there is another.
+    outsider.hear_until(0).await?;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let secret = "the password of the safe is swordfish";
+    let (mut delays, mut placed) = (Vec::new(), 0);
+    for round in 0..10 {
+        let prompt = format!("{round} times: {}", format!("{secret}. ").repeat(100));
+        let body = json!({"model": "demo", "max_tokens": 1, "stream": true, "messages": [{"role": "user", "content": prompt}]});
+        let (asked, heard) = tokio::join!(stack.post("/v1/chat/completions", &body), outsider.hear_until(1));
+        assert_eq!(asked?.status, 200);
+        let (delay, placements) = heard?;
+        placed += placements.len();
+        delays.push(delay);
+        placed += outsider.hear_until(0).await?.1.len();
+    }
+    delays.sort_unstable();
+    println!("load at another proxy after {delays:?}, the request's own way included");
+    assert!(delays[4] < Duration::from_millis(200), "{delays:?}");
+    assert!(placed >= 10, "each of ten prompts was placed: {placed}");
+    let words: Vec<&[u8]> = secret.as_bytes().windows(6).collect();
+    let told = |bytes: &[u8]| words.iter().any(|word| memchr::memmem::find(bytes, word).is_some());
+    assert!(told(format!("a {secret} is found").as_bytes()), "that the look can fail");
+    assert!(!outsider.heard.iter().any(|bytes| told(bytes)));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_cold_restart_at_the_same_address_loses_its_affinity() -> Result<()> {
+    let config = tempfile::NamedTempFile::new()?;
+    let mut stack = asked(&config)?.servers(3).concurrency(2).start().await?;
+    let second = Second::start(&stack, "second", 2).await?;
+    let prompt = "Once upon a time there was a prompt. ".repeat(100);
+    let server = stack.server_of(&stack.post("/v1/chat/completions", &echo::chat(&prompt)).await?)?;
+    let address = stack.servers[server].addr().to_string();
+    let held = |proxy| {
+        let (prompt, address) = (&prompt, &address);
+        async move { Ok::<_, e2e::Error>(Decision::ask(proxy, prompt).await?.scores("prefix-cache-scorer").get(address).copied()) }
+    };
+    let proxies = [stack.address(), second.envoy.listener()];
+    for proxy in proxies {
+        let known = || async { (held(proxy).await.ok()?? > 0.5).then_some(()) };
+        wait_for(outsider::LIMIT, "what was placed to be known", known).await?;
+    }
+    let incarnation = |endpoints: Vec<serde_json::Value>| {
+        endpoints.iter().find(|e| e["address"] == address.as_str()).and_then(|e| e["incarnation"].as_u64())
+    };
+    let before = incarnation(stack.daemon()?.endpoints().await?);
+    stack.servers[server].restart(None).await;
+    // Each question places the prompt anew, at whomever it goes to; so both are asked at once, and what each saw is kept.
+    let mut forgotten = [false; 2];
+    let end = Instant::now() + outsider::LIMIT;
+    while forgotten != [true; 2] {
+        let (one, two) = tokio::join!(held(proxies[0]), held(proxies[1]));
+        for (forgotten, score) in forgotten.iter_mut().zip([one?, two?]) {
+            *forgotten |= score.is_none_or(|score| score < 0.5);
+        }
+        assert!(Instant::now() < end, "one of them still believes that it holds the prompt: {forgotten:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let after = incarnation(stack.daemon()?.endpoints().await?);
+    assert!(after != before, "{before:?} {after:?}");
+    Ok(())
+}
+
+// === a multi-turn trace, in short ===
+
+#[tokio::test]
+async fn conversations_hit_as_often_with_many_workers_as_with_one() -> Result<()> {
+    let outcome = |shape, sharing| async move {
+        let fleet = Fleet::start(shape, sharing, 6, &Options::default()).await?;
+        let conversations = Conversations { count: 24, turns: 4, begin_within: Duration::from_secs(3), seed: 1 };
+        fleet.converse(conversations).await
+    };
+    let (one, four) = (outcome(Shape::ONE, true).await?, outcome(Shape::FOUR_WORKERS, true).await?);
+    let (two, alone) = (outcome(Shape::TWO_BY_TWO, true).await?, outcome(Shape { proxies: 2, workers: 4 }, false).await?);
+    println!("{one:?}\n{four:?}\n{two:?}\n{alone:?}");
+    assert!(one.hit_rate - four.hit_rate < 0.05 && one.hit_rate - two.hit_rate < 0.05, "{one:?} {four:?} {two:?}");
+    assert!(one.hit_rate - alone.hit_rate > 0.05, "that the check can fail: {one:?} {alone:?}");
     Ok(())
 }

@@ -1,17 +1,16 @@
 //! Several pools in one proxy, several proxies on one daemon: nothing of one shows in the other.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use e2e::client::{self, Body, Reply};
-use e2e::envoy::{Config, Envoy, Options, subset_hint_filter};
+use e2e::client::{Body, Reply};
+use e2e::envoy::subset_hint_filter;
 use e2e::explain::Decision;
 use e2e::load::Load;
 use e2e::model_server::{self, ModelServer};
-use e2e::ports::Port;
-use e2e::stack::{Builder, Front, Stack};
+pub(crate) use e2e::second::Second;
+use e2e::stack::{Builder, Stack};
 use e2e::{Result, wait_for};
 use http::Request;
 use serde_json::{Value, json};
@@ -174,45 +173,6 @@ async fn a_pool_that_the_daemon_does_not_have_is_told_and_harms_no_other() -> Re
 }
 
 // === Several proxies ===
-
-/// Another Envoy on the config of the first, with ports of its own.
-pub(crate) struct Second {
-    pub(crate) envoy: Envoy,
-    _ports: [Port; 2],
-    _folder: TempDir,
-}
-
-impl Second {
-    pub(crate) async fn start(first: &Stack, node: &str, workers: u32) -> Result<Self> {
-        let ports = [first.envoy.listener().port(), first.envoy.admin().port()];
-        Self::run(Config::read(&first.folder().join("envoy.json"))?, ports, node, workers).await
-    }
-
-    /// On the file of another front, with the daemon of the first.
-    pub(crate) async fn start_as(front: Front, first: &Stack, node: &str) -> Result<Self> {
-        let daemon = first.daemon.as_ref().ok_or("no daemon")?.settings();
-        let mut config = Config::shipped(front.file())?;
-        config.replace_port(9004, daemon.state.number())?;
-        if front == Front::ExtProc {
-            config.replace_port(9002, daemon.ext_proc.number())?;
-        }
-        Self::run(config, [8080, 9901], node, 1).await
-    }
-
-    /// `of_file`: the listener's and the admin port as the config has them.
-    async fn run(mut config: Config, of_file: [u16; 2], node: &str, workers: u32) -> Result<Self> {
-        let (folder, ports) = (tempfile::tempdir()?, [Port::lease()?, Port::lease()?]);
-        for (from, to) in of_file.into_iter().zip(&ports) {
-            config.replace_port(from, to.number())?;
-        }
-        let options = Options { concurrency: workers, arguments: vec!["--service-node".into(), node.into()], ..Options::default() };
-        let envoy = Envoy::start(&config, ports[0].address(), ports[1].address(), &options, folder.path())?;
-        let ready =
-            |address: SocketAddr| async move { (client::get(address, "/switchpoint/ready").await.ok()?.status == 200).then_some(()) };
-        wait_for(LIMIT, "the second proxy", || ready(ports[0].address())).await?;
-        Ok(Self { envoy, _ports: ports, _folder: folder })
-    }
-}
 
 /// One daemon of so many threads, a proxy of one worker here and of four there; `node` is the second proxy's id.
 async fn two_proxies(node: &str, daemon_threads: u32) -> Result<()> {

@@ -104,7 +104,7 @@ fn quantile(runs: &[Measured], figure: fn(&Measured) -> f64, share: f64) -> f64 
 }
 
 /// CPU time of all threads of a process, from the scheduler's own clock.
-fn cpu_ns(pid: u32) -> Result<u64> {
+pub(crate) fn cpu_ns(pid: u32) -> Result<u64> {
     let mut total = 0;
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
         let text = std::fs::read_to_string(task?.path().join("schedstat")).unwrap_or_default();

@@ -1,0 +1,247 @@
+//! One daemon that carries many proxies. The proxies are played, at the protocol: each tells every few ms a row of all endpoints in which much
+//! changed, and placements, as a proxy of so many picks a second does. What counts is the daemon's CPU, and how old things are when they arrive.
+
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use e2e::ports::Port;
+use e2e::process::Process;
+use e2e::replay::quantile;
+use e2e::{Result, daemon, root};
+use exchange::Time;
+use exchange::pool::{PeerRow, RowHead, Sum};
+use proto::state::state_service_client::StateServiceClient;
+use proto::state::{self, daemon_message, proxy_message};
+use scheduler::in_flight::Load;
+use scheduler::{EndpointRef, Incarnation, Slot};
+use serde_json::json;
+use tokio::sync::mpsc;
+use tokio::time::MissedTickBehavior;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+
+use crate::load::cpu_ns;
+
+/// From the first proxy to the last roster.
+const LIMIT: Duration = Duration::from_secs(30);
+/// What a new daemon and new streams cost is not asked for.
+const SETTLE: Duration = Duration::from_secs(2);
+
+/// How much to measure.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Proxies
+    #[arg(long, default_value_t = 32)]
+    proxies: u16,
+    /// Picks a second of each
+    #[arg(long, default_value_t = 1_000)]
+    picks: usize,
+    /// Blocks of 64 tokens that each pick places anew
+    #[arg(long, default_value_t = 8)]
+    blocks: usize,
+    /// Endpoints, at least as many as proxies
+    #[arg(long, default_value_t = 100)]
+    endpoints: u16,
+    /// Time between two messages of a proxy, ms
+    #[arg(long, default_value_t = 5)]
+    every_ms: u64,
+    /// Seconds measured
+    #[arg(long, default_value_t = 10)]
+    seconds: u64,
+}
+
+/// What all proxies together saw, each thing's age as it arrived.
+#[derive(Debug, Default)]
+struct Seen {
+    rows: Vec<Duration>,
+    placements: Vec<Duration>,
+    messages: u64,
+}
+
+/// What they share.
+#[derive(Debug)]
+struct Stage {
+    args: Args,
+    began: Instant,
+    counts: AtomicBool,
+    over: AtomicBool,
+    seen: Mutex<Seen>,
+}
+
+/// Measures, prints and writes `target/bench/relay.json`.
+pub(crate) async fn bench(args: Args) -> Result<()> {
+    let (folder, state, others) = (tempfile::tempdir()?, Port::lease()?, [Port::lease()?, Port::lease()?, Port::lease()?]);
+    let mut command = Command::new(daemon::binary()?);
+    command.arg("serve").arg("--snapshot-file").arg(folder.path().join("snapshot"));
+    command.arg("--listen-state").arg(state.address().to_string());
+    for (flag, port) in ["--listen-admin", "--listen-ext-proc", "--listen-health"].into_iter().zip(&others) {
+        command.arg(flag).arg(port.address().to_string());
+    }
+    // Nobody is there; who is scraped does not matter here.
+    command.args((0..args.endpoints).flat_map(|i| ["--endpoint".to_owned(), format!("127.0.0.1:{}", 1 + i)]));
+    let daemon = Process::spawn("switchpointd", &mut command, folder.path())?;
+
+    let stage = Stage { args, began: Instant::now(), counts: false.into(), over: false.into(), seen: Mutex::default() };
+    let stage = Arc::new(stage);
+    let mut proxies = Vec::new();
+    for number in 0..args.proxies {
+        proxies.push(Proxy::start(&stage, number, &format!("http://{}", state.address())).await?);
+    }
+    tokio::time::sleep(SETTLE).await;
+    let (before, began) = (cpu_ns(daemon.id())?, Instant::now());
+    stage.counts.store(true, Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_secs(args.seconds)).await;
+    stage.counts.store(false, Ordering::Relaxed);
+    let cores = cpu_ns(daemon.id())?.saturating_sub(before) as f64 / began.elapsed().as_nanos() as f64;
+    stage.over.store(true, Ordering::Relaxed);
+    for proxy in proxies {
+        proxy.await??;
+    }
+    stage.report(cores)
+}
+
+// === impl Stage ===
+
+impl Stage {
+    fn now_us(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
+    fn report(&self, cores: f64) -> Result<()> {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let Seen { rows, placements, messages } = &mut *seen;
+        let ms = |times: &mut Vec<Duration>| {
+            times.sort_unstable();
+            [0.5, 0.99, 1.0].map(|share| quantile(times, share).map_or(f64::NAN, |time| time.as_secs_f64() * 1e3))
+        };
+        let (rows, placements, args) = (ms(rows), ms(placements), &self.args);
+        println!(
+            "{} proxies of {} picks a second, {} endpoints, {} new blocks a pick, a message every {} ms: {cores:.2} cores of the daemon",
+            args.proxies, args.picks, args.endpoints, args.blocks, args.every_ms
+        );
+        println!("load from proxy to proxy: p50 {:.1} ms, p99 {:.1}, longest {:.1}", rows[0], rows[1], rows[2]);
+        println!("placements: p50 {:.1} ms, p99 {:.1}, longest {:.1}", placements[0], placements[1], placements[2]);
+        let per_second = *messages as f64 / args.seconds as f64;
+        println!("{per_second:.0} messages a second to all");
+        let file = root().join("target/bench/relay.json");
+        std::fs::create_dir_all(file.parent().ok_or("no folder")?)?;
+        let row = json!({
+            "proxies": args.proxies, "picks": args.picks, "endpoints": args.endpoints, "blocks": args.blocks, "every_ms": args.every_ms,
+            "daemon_cores": cores, "load_ms": {"p50": rows[0], "p99": rows[1]}, "placements_ms": {"p50": placements[0], "p99": placements[1]},
+        });
+        std::fs::write(&file, serde_json::to_string_pretty(&json!({"rows": [row]}))?)?;
+        println!("written to target/bench/relay.json");
+        Ok(())
+    }
+}
+
+/// A proxy as the daemon sees it.
+struct Proxy {
+    stage: Arc<Stage>,
+    number: u16,
+    present: Vec<EndpointRef>,
+    /// What each proxy said of itself when last heard.
+    heard: Vec<u64>,
+    peers: (Sum, PeerRow),
+}
+
+impl Proxy {
+    /// Connects, and tells and hears from when it has a roster until all is over.
+    async fn start(stage: &Arc<Stage>, number: u16, daemon: &str) -> Result<tokio::task::JoinHandle<Result<()>>> {
+        let (out, messages) = mpsc::channel(16);
+        let mut client = StateServiceClient::connect(daemon.to_owned()).await?;
+        let pools = vec!["default".to_owned()];
+        let hello = state::Hello { schema: proto::SCHEMA, node_id: format!("played-{number}"), process_id: 1 + u64::from(number), pools };
+        out.send(proxy_message::Message::Hello(hello)).await?;
+        let wrapped = tokio_stream::StreamExt::map(ReceiverStream::new(messages), |message| state::ProxyMessage { message: Some(message) });
+        let mut stream = client.stream(wrapped).await?.into_inner();
+        let present = tokio::time::timeout(LIMIT, roster(&mut stream, &out)).await??;
+        let heard = vec![0; usize::from(stage.args.proxies)];
+        let mut proxy = Self { stage: Arc::clone(stage), number, present, heard, peers: (Sum::default(), PeerRow::default()) };
+        proxy.peers.0.start(proxy.present.clone(), []);
+        Ok(tokio::spawn(proxy.run(out, stream)))
+    }
+
+    async fn run(mut self, out: mpsc::Sender<proxy_message::Message>, mut stream: Streaming<state::DaemonMessage>) -> Result<()> {
+        let mut ticks = tokio::time::interval(Duration::from_millis(self.stage.args.every_ms));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut round, mut told_us) = (0, self.stage.now_us());
+        while !self.stage.over.load(Ordering::Relaxed) {
+            tokio::select! {
+                _ = ticks.tick() => {
+                    round += 1;
+                    let now_us = self.stage.now_us();
+                    let picks = usize::try_from(now_us - told_us)? * self.stage.args.picks / 1_000_000;
+                    told_us += u64::try_from(picks * 1_000_000 / self.stage.args.picks)?;
+                    let _ = out.send(proxy_message::Message::Share(self.share(round, picks, now_us))).await;
+                }
+                message = stream.message() => match message?.and_then(|message| message.message) {
+                    Some(daemon_message::Message::Peers(peers)) => self.hear(peers),
+                    Some(daemon_message::Message::Roster(roster)) => out.send(ack(&roster)).await?,
+                    Some(_) => {}
+                    None => return Err("the daemon has left".into()),
+                },
+            }
+        }
+        Ok(())
+    }
+
+    /// At the endpoint of its own number it says when it told, as a number of tokens; at the others what changes all the time.
+    fn share(&self, round: u64, picks: usize, now_us: u64) -> state::Share {
+        let (mut sum, proxies) = (Sum::default(), usize::from(self.stage.args.proxies));
+        sum.start(self.present.clone(), []);
+        for (at, endpoint) in self.present.iter().enumerate() {
+            let own = if at == usize::from(self.number) { now_us & u64::from(u32::MAX) } else { 0 };
+            let changing = (round + at as u64 * 7 + u64::from(self.number)) % 9;
+            let prefill_tokens = if at < proxies { own } else { changing * 700 };
+            let requests = u32::try_from(changing).unwrap_or(0);
+            sum.add(*endpoint, Load { requests, prefill_tokens, decode_tokens: changing * 300, ..Load::default() });
+        }
+        let head = RowHead { written: Time(now_us * 1_000), ..RowHead::default() };
+        let placement = |pick: usize| {
+            let endpoint = self.present[pick % self.present.len()];
+            let blocks = (0..self.stage.args.blocks as u64).map(|block| now_us | block << 48).collect();
+            state::Placement { slot: u32::from(endpoint.slot.0), incarnation: endpoint.incarnation.0, blocks }
+        };
+        let placements = (0..picks).map(placement).collect();
+        state::Share { pool: "default".into(), row: sum.row(head, [], &[]), placements, stamp: now_us }
+    }
+
+    fn hear(&mut self, peers: state::Peers) {
+        let now_us = self.stage.now_us();
+        let (sum, row) = &mut self.peers;
+        sum.read(row, peers.row);
+        let mut seen = self.stage.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let counts = self.stage.counts.load(Ordering::Relaxed);
+        for (at, heard) in self.heard.iter_mut().enumerate().filter(|(at, _)| *at != usize::from(self.number)) {
+            let told = sum.load(self.present[at]).prefill_tokens;
+            if counts && told != *heard && told > 0 {
+                seen.rows.push(Duration::from_micros((now_us & u64::from(u32::MAX)).saturating_sub(told)));
+            }
+            *heard = told;
+        }
+        if counts {
+            seen.messages += 1;
+            let told = peers.placements.iter().filter_map(|placement| placement.blocks.first());
+            seen.placements.extend(told.map(|told| Duration::from_micros(now_us.saturating_sub(*told))));
+        }
+    }
+}
+
+async fn roster(stream: &mut Streaming<state::DaemonMessage>, out: &mpsc::Sender<proxy_message::Message>) -> Result<Vec<EndpointRef>> {
+    loop {
+        let message = stream.message().await?.ok_or("the daemon has left")?.message;
+        if let Some(daemon_message::Message::Roster(roster)) = message {
+            out.send(ack(&roster)).await?;
+            let endpoint =
+                |e: &state::Endpoint| Ok(EndpointRef { slot: Slot(u16::try_from(e.slot)?), incarnation: Incarnation(e.incarnation) });
+            return roster.endpoints.iter().map(endpoint).collect();
+        }
+    }
+}
+
+fn ack(roster: &state::Roster) -> proxy_message::Message {
+    proxy_message::Message::Ack(state::Ack { pool: roster.pool.clone(), version: roster.version, refused: String::new() })
+}

@@ -1,0 +1,168 @@
+//! What it buys that workers and proxies pick as one, and what it costs a pick.
+//!
+//! The same conversations and the same bursts ([`e2e::fleet`]) go through one worker, four of one proxy and two of each of two, and again with
+//! sharing switched off. The cost is measured in a worker's VM on the real host, by a module that is built as the shipped one is.
+
+use std::path::Path;
+
+use comfy_table::Table;
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use e2e::fleet::{BURST, BURST_MAX, BURST_SERVERS, Conversations, Fleet, Outcome, Shape};
+use e2e::model_server::Options;
+use e2e::stack::Stack;
+use e2e::{Result, client, drill, root};
+use http::Request;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+/// Servers that conversations go to.
+const SERVERS: usize = 8;
+/// What a pick pays is said of a pool of so many endpoints, all of which have something outstanding ...
+const ENDPOINTS: u32 = 100;
+/// ... and beside that of a large one, for a proxy of sixteen workers.
+const LARGE: [u32; 2] = [15, 500];
+
+/// How much to measure.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Bursts for each shape
+    #[arg(long, default_value_t = 20)]
+    seeds: usize,
+    /// Runs of conversations for each shape
+    #[arg(long, default_value_t = 3)]
+    runs: u64,
+    /// Conversations of a run
+    #[arg(long, default_value_t = 90)]
+    conversations: usize,
+}
+
+/// One row of the result file: a run of conversations, or a burst; what was not measured in it is null.
+#[derive(Debug, Default, Serialize)]
+struct Row {
+    workers: u32,
+    proxies: u32,
+    sharing: bool,
+    seed: u64,
+    hit_rate: Option<f64>,
+    running_cv: Option<f64>,
+    burst_max: Option<usize>,
+    pick_cost_us: f64,
+}
+
+/// What sharing costs a pick, µs.
+#[derive(Clone, Copy, Debug)]
+struct Cost {
+    /// To hear of others, all of whom have something new to tell.
+    hear_us: f64,
+    /// To tell them.
+    tell_us: f64,
+}
+
+/// Measures, prints and writes `target/bench/sharing.json`.
+pub(crate) async fn bench(args: Args) -> Result<()> {
+    let (four, large) = (cost(3, ENDPOINTS).await?, cost(LARGE[0], LARGE[1]).await?);
+    println!("{}", said(3, ENDPOINTS, four));
+    println!("{}", said(LARGE[0], LARGE[1], large));
+    let two = cost(1, ENDPOINTS).await?;
+    let mut rows = Vec::new();
+    let shapes = [Shape::ONE, Shape::FOUR_WORKERS, Shape::TWO_BY_TWO];
+    for (shape, sharing) in shapes.into_iter().flat_map(|shape| [(shape, true), (shape, false)]) {
+        let pick_cost_us = match (sharing, shape.workers) {
+            (true, 4) => four.sum(),
+            (true, 2) => two.sum(),
+            _ => 0.0,
+        };
+        let row = Row { workers: shape.workers, proxies: shape.proxies, sharing, pick_cost_us, ..Row::default() };
+        for seed in 1..=args.runs {
+            let (outcome, delays) = converse(args, shape, sharing, seed).await?;
+            println!(
+                "{} x {} workers, sharing {sharing:<5} seed {seed}: {} requests, {:.1} % of prompt tokens cached, spread of running {:.3}{delays}",
+                shape.proxies,
+                shape.workers,
+                outcome.requests,
+                100.0 * outcome.hit_rate,
+                outcome.running_cv
+            );
+            rows.push(Row { seed, hit_rate: Some(outcome.hit_rate), running_cv: Some(outcome.running_cv), ..row });
+        }
+        let fleet = Fleet::for_bursts(shape, sharing).await?;
+        for seed in 1..=args.seeds {
+            rows.push(Row { seed: seed as u64, burst_max: Some(fleet.burst(seed).await?), ..row });
+        }
+    }
+    report(&rows, &shapes)
+}
+
+async fn converse(args: Args, shape: Shape, sharing: bool, seed: u64) -> Result<(Outcome, String)> {
+    let fleet = Fleet::start(shape, sharing, SERVERS, &Options::default()).await?;
+    let begin_within = std::time::Duration::from_secs(15);
+    let outcome = fleet.converse(Conversations { count: args.conversations, turns: 8, begin_within, seed }).await?;
+    // How old load is when it reaches the other proxy, as the proxy itself measures it.
+    let page = fleet.stack.envoy.admin_page("/stats?filter=switchpoint_share_delay_us&format=json&histogram_buckets=summary").await?;
+    Ok((outcome, if shape.proxies > 1 && sharing { delays(&serde_json::from_str(&page)?) } else { String::new() }))
+}
+
+/// The median and the 99th percentile of how old load was when another proxy heard of it.
+fn delays(stats: &Value) -> String {
+    let histogram = stats.pointer("/stats/0/histograms");
+    let quantiles = histogram.and_then(|h| h["supported_quantiles"].as_array()).cloned().unwrap_or_default();
+    let values = histogram.and_then(|h| h.pointer("/computed_quantiles/0/values")).and_then(Value::as_array).cloned().unwrap_or_default();
+    let of = |wanted: f64| {
+        let at = quantiles.iter().position(|quantile| quantile.as_f64() == Some(wanted));
+        at.and_then(|at| values.get(at)?.get("cumulative")?.as_f64()).map_or("?".to_owned(), |us| format!("{:.1}", us / 1e3))
+    };
+    format!(", load is {} ms old when it reaches the other proxy (p99 {})", of(50.0), of(99.0))
+}
+
+// === impl Cost ===
+
+impl Cost {
+    fn sum(self) -> f64 {
+        self.hear_us + self.tell_us
+    }
+}
+
+/// Of a VM beside so many others, measured in a proxy of one worker, where the others are played.
+async fn cost(peers: u32, endpoints: u32) -> Result<Cost> {
+    let stack = Stack::builder().envoy_config(drill::envoy_config()?).quiet().start().await?;
+    let asked = Request::get("/").header(drill::COST, format!("{peers}/{endpoints}")).body(client::empty())?;
+    let said = client::send(stack.address(), asked).await?.json()?;
+    let number = |key: &str| said[key].as_f64().ok_or_else(|| format!("no {key} in {said}"));
+    Ok(Cost { hear_us: number("hear_us")?, tell_us: number("tell_us")? })
+}
+
+fn said(peers: u32, endpoints: u32, cost: Cost) -> String {
+    format!(
+        "a pick of {} workers and {endpoints} endpoints, all others with news: {:.2} us to hear, {:.2} us to tell",
+        peers + 1,
+        cost.hear_us,
+        cost.tell_us
+    )
+}
+
+fn report(rows: &[Row], shapes: &[Shape]) -> Result<()> {
+    let file = root().join("target/bench/sharing.json");
+    std::fs::create_dir_all(file.parent().unwrap_or(Path::new(".")))?;
+    std::fs::write(&file, serde_json::to_string_pretty(&json!({ "rows": rows }))?)?;
+    let mut table = Table::new();
+    let fullest = format!("fullest of {BURST_SERVERS} after {BURST} (most {BURST_MAX})");
+    table.load_style(UTF8_FULL_CONDENSED).set_header(["proxies x workers", "sharing", "cached", "spread", &*fullest, "bursts above"]);
+    for (shape, sharing) in shapes.iter().flat_map(|shape| [(shape, true), (shape, false)]) {
+        let ours = || rows.iter().filter(|r| (r.proxies, r.workers, r.sharing) == (shape.proxies, shape.workers, sharing));
+        let mean = |of: fn(&Row) -> Option<f64>| {
+            let values: Vec<f64> = ours().filter_map(of).collect();
+            values.iter().sum::<f64>() / values.len().max(1) as f64
+        };
+        let bursts: Vec<usize> = ours().filter_map(|row| row.burst_max).collect();
+        table.add_row([
+            format!("{} x {}", shape.proxies, shape.workers),
+            sharing.to_string(),
+            format!("{:.1} %", 100.0 * mean(|row| row.hit_rate)),
+            format!("{:.3}", mean(|row| row.running_cv)),
+            bursts.iter().max().map_or_else(String::new, ToString::to_string),
+            format!("{} of {}", bursts.iter().filter(|fullest| **fullest > BURST_MAX).count(), bursts.len()),
+        ]);
+    }
+    println!("\n{table}\nwritten to target/bench/sharing.json");
+    Ok(())
+}

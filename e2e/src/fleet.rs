@@ -1,0 +1,238 @@
+//! Several workers of several proxies in front of the same servers: do they pick as one?
+//!
+//! Two loads tell. Conversations, each turn of which begins with all that was said before: who does not know what the others placed sends it where
+//! nothing of it is cached. And a burst of long cold prompts over idle servers: who does not know what the others have under way piles up.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::time::{Duration, Instant};
+
+use futures::future::{join_all, try_join_all};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use serde_json::{Value, json};
+
+use crate::model_server::{ModelServer, Options};
+use crate::replay::{self, Plan};
+use crate::second::Second;
+use crate::stack::Stack;
+use crate::trace::Arrival;
+use crate::{Result, client, wait_for};
+
+/// A burst as the goal names it: so many requests within this time over so many idle servers, and the most that one of them may get.
+pub const BURST: usize = 64;
+/// The time it takes.
+pub const BURST_TIME: Duration = Duration::from_millis(200);
+/// Idle servers.
+pub const BURST_SERVERS: usize = 16;
+/// The most that one of them may get; 4 would be even.
+pub const BURST_MAX: usize = 5;
+
+/// Model the servers serve.
+const MODEL: &str = "demo";
+/// How often what runs is looked at.
+const LOOK: Duration = Duration::from_millis(50);
+/// For a burst to end, and for proxies to hear of each other.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// So many workers of each of so many proxies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Proxies.
+    pub proxies: u32,
+    /// Workers of each.
+    pub workers: u32,
+}
+
+/// Proxies at one daemon, and model servers behind them.
+#[derive(Debug)]
+pub struct Fleet {
+    /// The first proxy, the daemon and the servers.
+    pub stack: Stack,
+    /// The other proxies.
+    pub seconds: Vec<Second>,
+}
+
+/// Conversations to be had.
+#[derive(Clone, Copy, Debug)]
+pub struct Conversations {
+    /// How many.
+    pub count: usize,
+    /// Turns of each: the first prompt has 1,536 tokens, each further one 512 more.
+    pub turns: usize,
+    /// Conversations begin within this time; a turn follows the one before after a second or two.
+    pub begin_within: Duration,
+    /// Of arrivals.
+    pub seed: u64,
+}
+
+/// What a fleet made of conversations.
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome {
+    /// Requests answered.
+    pub requests: usize,
+    /// Part of all prompt tokens that engines had cached.
+    pub hit_rate: f64,
+    /// Standard deviation of running requests over servers, by their mean: of looks every 50 ms, weighed by the mean.
+    pub running_cv: f64,
+}
+
+// === impl Shape ===
+
+impl Shape {
+    /// One worker: who sees everything.
+    pub const ONE: Self = Self { proxies: 1, workers: 1 };
+    /// Four workers of one proxy.
+    pub const FOUR_WORKERS: Self = Self { proxies: 1, workers: 4 };
+    /// Two proxies of two.
+    pub const TWO_BY_TWO: Self = Self { proxies: 2, workers: 2 };
+}
+
+// === impl Fleet ===
+
+impl Fleet {
+    /// Starts it with so many servers like `server`.
+    ///
+    /// # Errors
+    /// If a part does not come up.
+    pub async fn start(shape: Shape, sharing: bool, servers: usize, server: &Options) -> Result<Self> {
+        let server = Options { models: vec![MODEL.into()], ..server.clone() };
+        let picker = json!({"sharing": sharing});
+        let stack = Stack::builder().servers_like(servers, &server).concurrency(shape.workers).picker(picker).quiet().start().await?;
+        let mut fleet = Self { stack, seconds: Vec::new() };
+        for proxy in 1..shape.proxies {
+            fleet.seconds.push(Second::start(&fleet.stack, &format!("proxy-{proxy}"), shape.workers).await?);
+        }
+        // Every worker serves from now on, and proxies know of each other.
+        for address in fleet.addresses() {
+            join_all((0..50 * shape.workers).map(|_| client::get(address, "/v1/models"))).await.into_iter().collect::<Result<Vec<_>>>()?;
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        Ok(fleet)
+    }
+
+    /// With servers none of which ends a burst's request before all of it is there.
+    ///
+    /// # Errors
+    /// If a part does not come up.
+    pub async fn for_bursts(shape: Shape, sharing: bool) -> Result<Self> {
+        let slow = Options { speed: 0.0, chunk_delay_ms: 500, ..Options::default() };
+        Self::start(shape, sharing, BURST_SERVERS, &slow).await
+    }
+
+    /// Where clients connect.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.seconds.iter().map(|second| second.envoy.listener()).chain([self.stack.address()]).collect()
+    }
+
+    /// The most of a burst of distinct cold long prompts that any of the servers gets. Returns when they are idle again.
+    ///
+    /// # Errors
+    /// If a request is not served.
+    pub async fn burst(&self, seed: usize) -> Result<usize> {
+        let proxies = self.addresses();
+        let began = Instant::now();
+        let requests = (0..BURST).map(|i| {
+            let prompt = format!("{seed} {i} is how this prompt begins. {}", "It goes on for long. ".repeat(1_000));
+            let body = json!({"model": MODEL, "max_tokens": 2, "stream": true, "messages": [{"role": "user", "content": prompt}]});
+            let address = proxies[i % proxies.len()];
+            async move {
+                tokio::time::sleep(BURST_TIME.mul_f64(i as f64 / BURST as f64)).await;
+                client::post(address, "/v1/chat/completions", body.to_string()).await
+            }
+        });
+        let replies = try_join_all(requests).await?;
+        if began.elapsed() < BURST_TIME {
+            return Err("some of the burst ended before the rest began".into());
+        }
+        let mut by_server = BTreeMap::<usize, usize>::new();
+        for reply in replies {
+            *by_server.entry(self.stack.server_of(&reply)?).or_default() += 1;
+        }
+        wait_for(LIMIT, "idle servers", || async { (running(&self.stack.servers).await.iter().sum::<f64>() == 0.0).then_some(()) }).await?;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        Ok(by_server.into_values().max().unwrap_or(0))
+    }
+
+    /// Has conversations, turn after turn, through all proxies in turn.
+    ///
+    /// # Errors
+    /// If a request is not served.
+    pub async fn converse(&self, conversations: Conversations) -> Result<Outcome> {
+        let (proxies, arrivals) = (self.addresses(), conversations.arrivals());
+        let replays = proxies.iter().enumerate().map(|(at, &target)| {
+            let mine: Vec<Arrival> = arrivals.iter().skip(at).step_by(proxies.len()).cloned().collect();
+            async move { replay::run(&Plan { target, model: MODEL.into(), headers: Vec::new(), rate: 1.0 }, &mine).await }
+        });
+        let (mut replays, mut deviations, mut means) = (pin!(try_join_all(replays)), 0.0, 0.0);
+        let seen = loop {
+            tokio::select! {
+                seen = &mut replays => break seen?.concat(),
+                () = tokio::time::sleep(LOOK) => {
+                    let running = running(&self.stack.servers).await;
+                    let mean = running.iter().sum::<f64>() / running.len() as f64;
+                    deviations += (running.iter().map(|count| (count - mean).powi(2)).sum::<f64>() / running.len() as f64).sqrt();
+                    means += mean;
+                }
+            }
+        };
+        let failed = seen.iter().filter(|seen| seen.status != 200).count();
+        if failed > 0 {
+            return Err(format!("{failed} of {} requests were not served", seen.len()).into());
+        }
+        let sum = |of: fn(&replay::Seen) -> u64| seen.iter().map(of).sum::<u64>() as f64;
+        let hit_rate = sum(|seen| seen.cached_tokens) / sum(|seen| seen.prompt_tokens);
+        Ok(Outcome { requests: seen.len(), hit_rate, running_cv: deviations / means })
+    }
+}
+
+// === impl Conversations ===
+
+impl Conversations {
+    /// Requests in order of arrival. A conversation's prompt begins with the system prompt of its kind, one of four.
+    fn arrivals(self) -> Vec<Arrival> {
+        let mut rng = SmallRng::seed_from_u64(self.seed);
+        let mut arrivals = Vec::new();
+        for conversation in 0..self.count as u64 {
+            let kind = conversation % 4;
+            let mut at = self.begin_within.mul_f64(rng.random());
+            for turn in 0..self.turns as u64 {
+                let said = (0..=turn).map(|turn| (1 + conversation) << 16 | self.seed << 40 | turn);
+                let blocks: Vec<u64> = [2 * kind, 2 * kind + 1].map(|block| self.seed << 40 | block).into_iter().chain(said).collect();
+                arrivals.push(Arrival { at, prompt_tokens: blocks.len() * 512, output_tokens: rng.random_range(16..48), blocks });
+                at += Duration::from_secs(1) + Duration::from_secs(1).mul_f64(rng.random());
+            }
+        }
+        arrivals.sort_by_key(|arrival| arrival.at);
+        arrivals
+    }
+}
+
+async fn running(servers: &[ModelServer]) -> Vec<f64> {
+    let state = |state: std::io::Result<Value>| {
+        let state = state.unwrap_or_default();
+        ["running", "waiting"].iter().filter_map(|key| state[*key].as_f64()).sum()
+    };
+    join_all(servers.iter().map(ModelServer::state)).await.into_iter().map(state).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turn_begins_with_all_that_was_said_before() {
+        let conversations = Conversations { count: 6, turns: 3, begin_within: Duration::from_secs(5), seed: 7 };
+        let arrivals = conversations.arrivals();
+        assert_eq!(arrivals.len(), 18);
+        assert!(arrivals.windows(2).all(|pair| pair[0].at <= pair[1].at));
+        for arrival in arrivals.iter().filter(|arrival| arrival.blocks.len() > 3) {
+            let before = &arrival.blocks[..arrival.blocks.len() - 1];
+            assert!(arrivals.iter().any(|earlier| earlier.at < arrival.at && earlier.blocks == before));
+        }
+        let other = Conversations { seed: 8, ..conversations }.arrivals();
+        assert!(other.iter().all(|a| arrivals.iter().all(|b| a.blocks[0] != b.blocks[0])), "another seed, other prompts");
+    }
+}

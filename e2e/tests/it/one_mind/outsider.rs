@@ -1,0 +1,109 @@
+//! A proxy that the test plays at the real daemon, beside a real one: what it tells counts there, and what it hears comes from there.
+
+use std::time::{Duration, Instant};
+
+use e2e::stack::Stack;
+use e2e::{Error, Result, wait_for};
+use exchange::Time;
+use exchange::pool::{PeerRow, RowHead, Sum};
+use prost::Message;
+use proto::state::state_service_client::StateServiceClient;
+use proto::state::{self, daemon_message, proxy_message};
+use scheduler::in_flight::Load;
+use scheduler::{EndpointRef, Incarnation, Slot};
+use tokio::sync::mpsc;
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
+
+/// From a word to its effect, ten times over.
+pub(super) const LIMIT: Duration = Duration::from_secs(20);
+
+/// The proxy.
+pub(super) struct Outsider {
+    out: mpsc::Sender<proxy_message::Message>,
+    stream: tonic::Streaming<state::DaemonMessage>,
+    roster: state::Roster,
+    others: (Sum, PeerRow),
+    /// All that the daemon said, as bytes.
+    pub(super) heard: Vec<Vec<u8>>,
+}
+
+impl Outsider {
+    /// Joins the pool of a stack.
+    pub(super) async fn join(stack: &mut Stack) -> Result<Self> {
+        let daemon = stack.daemon()?.settings().state.address();
+        let (out, messages) = mpsc::channel(16);
+        let mut client = StateServiceClient::connect(format!("http://{daemon}")).await?;
+        let hello =
+            state::Hello { schema: proto::SCHEMA, node_id: "outsider".into(), process_id: 77, pools: vec!["default".into()] };
+        out.send(proxy_message::Message::Hello(hello)).await?;
+        let wrapped = ReceiverStream::new(messages).map(|message| state::ProxyMessage { message: Some(message) });
+        let stream = client.stream(wrapped).await?.into_inner();
+        let mut outsider =
+            Self { out, stream, roster: state::Roster::default(), others: (Sum::default(), PeerRow::default()), heard: Vec::new() };
+        while outsider.roster.endpoints.len() < stack.servers.len() {
+            if let daemon_message::Message::Roster(roster) = outsider.next().await? {
+                let ack = state::Ack { pool: roster.pool.clone(), version: roster.version, refused: String::new() };
+                outsider.out.send(proxy_message::Message::Ack(ack)).await?;
+                outsider.roster = roster;
+            }
+        }
+        let present = (0..stack.servers.len()).map(|server| outsider.endpoint(server)).collect::<Result<Vec<_>>>()?;
+        outsider.others.0.start(present, []);
+        Ok(outsider)
+    }
+
+    async fn next(&mut self) -> Result<daemon_message::Message> {
+        let next = tokio::time::timeout(LIMIT, self.stream.message()).await??.ok_or("the daemon has left")?;
+        self.heard.push(next.encode_to_vec());
+        next.message.ok_or_else(|| Error::from("nothing was said"))
+    }
+
+    fn endpoint(&self, server: usize) -> Result<EndpointRef> {
+        let name = format!("server-{server}");
+        let endpoint = self.roster.endpoints.iter().find(|endpoint| endpoint.name == name).ok_or("no such server")?;
+        Ok(EndpointRef { slot: Slot(u16::try_from(endpoint.slot)?), incarnation: Incarnation(endpoint.incarnation) })
+    }
+
+    /// Says that it has so many requests at a server.
+    pub(super) async fn tell(&self, server: usize, requests: u32) -> Result<()> {
+        let (mut sum, endpoint) = (Sum::default(), self.endpoint(server)?);
+        sum.start(vec![endpoint], []);
+        sum.add(endpoint, Load { requests, prefill_tokens: u64::from(requests) * 100, ..Load::default() });
+        let row = sum.row(RowHead { written: Time(1), ..RowHead::default() }, [], &[]);
+        let share = state::Share { pool: "default".into(), row, ..state::Share::default() };
+        Ok(self.out.send(proxy_message::Message::Share(share)).await?)
+    }
+
+    /// Waits until the other proxies have so many requests, all servers together; after how long, and what was placed meanwhile.
+    pub(super) async fn hear_until(&mut self, requests: u32) -> Result<(Duration, Vec<state::Placement>)> {
+        let (began, mut placements) = (Instant::now(), Vec::new());
+        loop {
+            if let daemon_message::Message::Peers(peers) = self.next().await? {
+                placements.extend(peers.placements);
+                let (sum, row) = &mut self.others;
+                sum.read(row, peers.row);
+                let slots = self.roster.endpoints.iter().map(|e| (e.slot, e.incarnation));
+                let load = |(slot, incarnation): (u32, u32)| {
+                    sum.load(EndpointRef { slot: Slot(slot as u16), incarnation: Incarnation(incarnation) }).requests
+                };
+                if slots.map(load).sum::<u32>() == requests {
+                    return Ok((began.elapsed(), placements));
+                }
+            }
+            if began.elapsed() > LIMIT {
+                return Err(format!("the others never had {requests} requests").into());
+            }
+        }
+    }
+}
+
+/// Waits until a scorer tells the servers of a stack apart, or does not.
+pub(super) async fn tells_apart(stack: &Stack, scorer: &str, expected: bool) -> Result<Duration> {
+    let began = Instant::now();
+    let look = || async {
+        let decision = e2e::explain::Decision::ask(stack.address(), "a question of its own").await.ok()?;
+        (decision.tells_apart(scorer) == expected).then(|| began.elapsed())
+    };
+    wait_for(LIMIT, &format!("{scorer} to tell apart: {expected}"), look).await
+}
