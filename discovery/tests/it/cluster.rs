@@ -68,7 +68,12 @@ pub(crate) fn free_port() -> u16 {
 }
 
 pub(crate) fn etcd(binary: PathBuf, folder: &Path, port: u16) -> Service {
-    let (client, peer) = (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{}", free_port()));
+    etcd_at(binary, folder, &format!("http://127.0.0.1:{port}"), &[])
+}
+
+/// One that clients reach at `client`, with further arguments.
+pub(crate) fn etcd_at(binary: PathBuf, folder: &Path, client: &str, further: &[String]) -> Service {
+    let peer = format!("http://127.0.0.1:{}", free_port());
     let arguments = [
         format!("--data-dir={}", folder.join("etcd").display()),
         format!("--listen-client-urls={client}"),
@@ -78,7 +83,21 @@ pub(crate) fn etcd(binary: PathBuf, folder: &Path, port: u16) -> Service {
         format!("--initial-cluster=default={peer}"),
         "--unsafe-no-fsync".to_owned(),
     ];
-    Service::new(binary, arguments.to_vec(), folder.join("etcd.log"))
+    Service::new(binary, [&arguments, further].concat(), folder.join("etcd.log"))
+}
+
+/// All of a folder.
+pub(crate) fn copy_folder(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy_folder(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), target).unwrap();
+        }
+    }
 }
 
 impl Cluster {

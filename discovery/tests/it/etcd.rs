@@ -3,9 +3,12 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use discovery::etcd::{Config, Etcd, EtcdRegistry, LEASE};
+use axum::body::Body;
+use discovery::etcd::{Config, Etcd, EtcdLease, EtcdRegistry, LEASE};
+use discovery::lease::{LeaseStore, Seen};
 use discovery::{Discovery, InstanceStatus, Registrant, ServiceDiscovery, ServiceRegistry};
-use serde_json::json;
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::cluster::{self, Service};
@@ -124,4 +127,165 @@ async fn a_wrong_password_is_said_and_nobody_is_there() {
     assert!(Etcd::new(Config::default()).is_err());
     let wrong = Config { endpoints: vec!["not a url".to_owned()], ..Config::default() };
     assert!(Etcd::new(wrong).is_err());
+}
+
+/// etcd's JSON over HTTP, which is how the test does what only an administrator does.
+async fn administer(rig: &Rig, path: &str, message: Value) -> Option<Value> {
+    use hyper_util::client::legacy::Client;
+    let client = Client::builder(hyper_util::rt::TokioExecutor::new()).build_http::<Body>();
+    let url = format!("{}{path}", rig.config.endpoints[0]);
+    let request = axum::http::Request::post(url).body(Body::from(message.to_string())).unwrap();
+    let answer = client.request(request).await.ok()?;
+    let good = answer.status().is_success();
+    let text = answer.into_body().collect().await.ok()?.to_bytes();
+    serde_json::from_slice(&text).ok().filter(|_| good)
+}
+
+#[tokio::test]
+async fn a_user_with_a_password_registers_and_reads_and_nobody_else_does() {
+    let Some(rig) = rig() else { return };
+    let steps = [
+        ("/v3/auth/user/add", json!({ "name": "root", "password": "right" })),
+        ("/v3/auth/role/add", json!({ "name": "root" })),
+        ("/v3/auth/user/grant", json!({ "user": "root", "role": "root" })),
+        ("/v3/auth/enable", json!({})),
+    ];
+    for (path, message) in steps {
+        until(true, || async { administer(&rig, path, message.clone()).await.is_some() }).await;
+    }
+    let with = |password: &str| Config { user: Some(("root".to_owned(), password.to_owned())), ..rig.config.clone() };
+    let registry = |config| EtcdRegistry::new(config, SocketAddr::from(([10, 0, 0, 1], 8000))).unwrap();
+    let worker = registry(with("right")).register_instance("dynamo", "decode").await.unwrap();
+    worker.set_ready(InstanceStatus::Ready);
+    let stranger = registry(rig.config.clone()).register_instance("dynamo", "decode").await.unwrap();
+    stranger.set_ready(InstanceStatus::Ready);
+    let discovery = Etcd::new(with("right")).unwrap().discovery();
+    until(vec![worker.instance_id().to_owned()], || listed(&discovery)).await;
+    for config in [with("wrong"), rig.config.clone()] {
+        let error = Etcd::new(config).unwrap().discovery().list_instances("dynamo", "decode").await.unwrap_err().to_string();
+        assert!(error.contains("auth") || error.contains("user name is empty"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn only_who_shows_a_certificate_is_let_in_and_only_the_right_etcd_is_believed() {
+    let Some(binary) = cluster::tool("etcd") else { return };
+    let (folder, port) = (tempfile::tempdir().unwrap(), cluster::free_port());
+    let signed = |ca: &rcgen::Issuer<'_, rcgen::KeyPair>| {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let cert = rcgen::CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap().signed_by(&key, ca).unwrap();
+        (cert.pem(), key.serialize_pem())
+    };
+    let authority = || {
+        let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let key = rcgen::KeyPair::generate().unwrap();
+        let pem = params.self_signed(&key).unwrap().pem();
+        (pem, rcgen::Issuer::new(params, key))
+    };
+    let ((ca, issuer), (other_ca, other_issuer)) = (authority(), authority());
+    let (server, client, stranger) = (signed(&issuer), signed(&issuer), signed(&other_issuer));
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let further = [
+        format!("--cert-file={}", file("server.pem", &server.0)),
+        format!("--key-file={}", file("server.key", &server.1)),
+        format!("--trusted-ca-file={}", file("ca.pem", &ca)),
+        "--client-cert-auth".to_owned(),
+    ];
+    let url = format!("https://127.0.0.1:{port}");
+    let _etcd = cluster::etcd_at(binary, folder.path(), &url, &further);
+    let config = |ca: &str, identity: Option<&(String, String)>| Config {
+        endpoints: vec![url.clone()],
+        ca: Some(ca.as_bytes().to_vec()),
+        identity: identity.map(|(cert, key)| (cert.as_bytes().to_vec(), key.as_bytes().to_vec())),
+        ..Config::default()
+    };
+    let registry = EtcdRegistry::new(config(&ca, Some(&client)), SocketAddr::from(([10, 0, 0, 1], 8000))).unwrap();
+    let worker = registry.register_instance("dynamo", "decode").await.unwrap();
+    worker.set_ready(InstanceStatus::Ready);
+    let discovery = Etcd::new(config(&ca, Some(&client))).unwrap().discovery();
+    until(vec![worker.instance_id().to_owned()], || listed(&discovery)).await;
+    for config in [config(&ca, None), config(&ca, Some(&stranger)), config(&other_ca, Some(&client))] {
+        let refused = Etcd::new(config).unwrap().discovery();
+        assert!(refused.list_instances("dynamo", "decode").await.is_err());
+    }
+}
+
+#[tokio::test]
+async fn a_history_that_was_compacted_away_is_not_missed() {
+    let Some(mut rig) = rig() else { return };
+    let discovery = rig.discovery();
+    let lives = rig.registry("lives", 1).register_instance("dynamo", "decode").await.unwrap();
+    let dies = rig.registry("dies", 2).register_instance("dynamo", "decode").await.unwrap();
+    lives.set_ready(InstanceStatus::Ready);
+    dies.set_ready(InstanceStatus::Ready);
+    until(vec!["dies".to_owned(), "lives".to_owned()], || listed(&discovery)).await;
+    // While the watch is cut off, one is withdrawn, and the revisions that tell of it are compacted away.
+    let followed = discovery.follow("dynamo", "decode").unwrap();
+    rig.etcd.signal("STOP");
+    until(true, || async { followed.status().borrow().error.is_some() }).await;
+    drop(dies);
+    rig.etcd.signal("CONT");
+    for round in 0..20 {
+        let note = json!({ "key": "bm9pc2U=", "value": format!("{:04}", round) });
+        until(true, || async { administer(&rig, "/v3/kv/put", note.clone()).await.is_some() }).await;
+    }
+    let now = administer(&rig, "/v3/kv/range", json!({ "key": "bm9pc2U=" })).await.unwrap();
+    let revision = now["header"]["revision"].clone();
+    administer(&rig, "/v3/kv/compaction", json!({ "revision": revision, "physical": true })).await.unwrap();
+    rig.etcd.kill();
+    rig.etcd.start();
+    until(vec!["lives".to_owned()], || listed(&discovery)).await;
+    until(None, || async { followed.status().borrow().error.clone() }).await;
+    drop(lives);
+    until(Vec::<String>::new(), || listed(&discovery)).await;
+}
+
+/// etcd is put back to what it was before: revisions go backwards, a dead instance's key is back, a living one's is not.
+#[tokio::test]
+async fn an_etcd_put_back_to_an_older_state_ends_as_the_truth() {
+    let Some(mut rig) = rig() else { return };
+    let discovery = rig.discovery();
+    let dies = rig.registry("dies", 2).register_instance("dynamo", "decode").await.unwrap();
+    dies.set_ready(InstanceStatus::Ready);
+    until(vec!["dies".to_owned()], || listed(&discovery)).await;
+    rig.etcd.kill();
+    let (data, copy) = (rig.folder.path().join("etcd"), rig.folder.path().join("before"));
+    cluster::copy_folder(&data, &copy);
+    rig.etcd.start();
+    let lives = rig.registry("lives", 1).register_instance("dynamo", "decode").await.unwrap();
+    lives.set_ready(InstanceStatus::Ready);
+    until(vec!["dies".to_owned(), "lives".to_owned()], || listed(&discovery)).await;
+    drop(dies);
+    until(vec!["lives".to_owned()], || listed(&discovery)).await;
+    rig.etcd.kill();
+    std::fs::remove_dir_all(&data).unwrap();
+    std::fs::rename(&copy, &data).unwrap();
+    rig.etcd.start();
+    // Whoever lives registers anew within a third of its lease; the key of the dead goes with its lease, which nobody renews.
+    let bound = tokio::time::Instant::now() + LEASE * 2;
+    until(true, || async { listed(&discovery).await.contains(&"lives".to_owned()) }).await;
+    while listed(&discovery).await != ["lives"] {
+        assert!(tokio::time::Instant::now() < bound, "the dead is kept: {:?}", listed(&discovery).await);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+#[tokio::test]
+async fn of_two_writers_of_a_lease_one_succeeds() {
+    let Some(rig) = rig() else { return };
+    let lease = EtcdLease::new(rig.config.clone(), "switchpointd").unwrap();
+    until(true, || async { lease.read().await == Ok(None) }).await;
+    let first = lease.write("a", None).await.unwrap().unwrap();
+    assert_eq!(lease.write("b", None).await, Ok(None), "it is there already");
+    assert_eq!(lease.read().await, Ok(Some(first.clone())));
+    let renewed = lease.write("a", Some(&first)).await.unwrap().unwrap();
+    assert!(renewed.version != first.version && renewed.transitions == 0);
+    assert_eq!(lease.write("b", Some(&first)).await, Ok(None), "it has changed since");
+    let taken = lease.write("b", Some(&renewed)).await.unwrap().unwrap();
+    assert_eq!(taken, Seen { holder: "b".to_owned(), transitions: 1, version: taken.version.clone() });
 }

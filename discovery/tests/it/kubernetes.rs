@@ -252,7 +252,7 @@ async fn no_outage_empties_the_set_and_none_keeps_who_is_gone() {
     cluster.apiserver.lock().unwrap().kill();
     cluster.etcd.lock().unwrap().kill();
     let (data, copy) = (cluster.etcd_data(), cluster.etcd_data().with_extension("before"));
-    copy_folder(&data, &copy);
+    cluster::copy_folder(&data, &copy);
     until(true, failing).await;
     assert_eq!(ready(&discovery).await, names(&["p1", "p2", "p3"]), "the last known set, for ever");
     tokio::time::sleep(Duration::from_secs(2)).await;
@@ -278,17 +278,4 @@ async fn no_outage_empties_the_set_and_none_keeps_who_is_gone() {
     until(names(&["p1", "p2", "p3"]), || ready(&discovery)).await;
     place.slice("a", "svc", "IPv4", json!(all(1))).await;
     until(names(&["p1"]), || ready(&discovery)).await;
-}
-
-fn copy_folder(from: &std::path::Path, to: &std::path::Path) {
-    std::fs::create_dir_all(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let target = to.join(entry.file_name());
-        if entry.file_type().unwrap().is_dir() {
-            copy_folder(&entry.path(), &target);
-        } else {
-            std::fs::copy(entry.path(), target).unwrap();
-        }
-    }
 }
