@@ -137,7 +137,7 @@ const TPOT_MS: RangeInclusive<f32> = 0.001..=600_000.0;
 
 /// New samples below which nothing is fitted, and the part of all samples that must be new: a fit costs some ms of the daemon's time.
 const FRESH_MIN: usize = 32;
-const FRESH_PART: usize = 16;
+const FRESH_PART: usize = 8;
 
 /// How long a fit is left alone, and a publication, ms: the latter is what proxies decode.
 const FIT_INTERVAL_MS: u64 = 1_000;
@@ -147,7 +147,13 @@ const PUBLISH_INTERVAL_MS: u64 = 500;
 const TREES_SAMPLES_MIN: usize = 200;
 
 /// How many trees are tried.
-const TREES: [usize; 4] = [0, 4, 8, TREES_MAX];
+const TREES: [usize; 3] = [0, TREES_MAX / 2, TREES_MAX];
+
+/// The part of all samples, the newest, that chooses what a shape is built of.
+const NEWEST_PART: usize = 4;
+
+/// Parts of the time, each of which is predicted by a fit to the others.
+const PARTS: usize = 3;
 
 /// Samples after which one counts for 1/e: what an engine did then says less of what it does now.
 const FORGET_SAMPLES: f32 = 3_000.0;
@@ -213,9 +219,9 @@ impl Learner {
             *most = most.max(*value);
         }
         let mut sample = Sample::new(endpoint, conditions, ttft_ms.map(libm::logf), tpot_ms.map(libm::logf));
-        let said = |of: fn(&Prediction) -> f32| predicted.map(|predicted| libm::logf(of(predicted)));
-        self.standing.drifts += u64::from(self.ttft.observe(&mut sample, Which::Ttft, &x, said(|p| p.ttft_ms)));
-        self.standing.drifts += u64::from(self.tpot.observe(&mut sample, Which::Tpot, &x, said(|p| p.tpot_ms)));
+        let said = |of: fn(&Prediction) -> [f32; 2]| predicted.map(|predicted| of(predicted).map(libm::logf));
+        self.standing.drifts += u64::from(self.ttft.observe(&mut sample, Which::Ttft, &x, said(|p| [p.ttft_ms, p.ttft_p90_ms])));
+        self.standing.drifts += u64::from(self.tpot.observe(&mut sample, Which::Tpot, &x, said(|p| [p.tpot_ms, p.tpot_p90_ms])));
         self.window.push(sample);
         self.changed = true;
     }
@@ -244,8 +250,8 @@ impl Learner {
         let offset = |slot| {
             let (ttft, tpot) = (self.ttft.offsets.at(slot), self.tpot.offsets.at(slot));
             let incarnation = ttft.or(tpot).map_or(Incarnation(0), |(incarnation, _)| incarnation);
-            let of = |row: Option<_>| row.filter(|(life, _)| *life == incarnation).map_or(0.0, |(_, offset)| offset);
-            Offset { incarnation, ttft: of(ttft), tpot: of(tpot) }
+            let of = |row: Option<_>, trust: f32| row.filter(|(life, _)| *life == incarnation).map_or(0.0, |(_, offset)| trust * offset);
+            Offset { incarnation, ttft: of(ttft, self.ttft.offsets.trust()), tpot: of(tpot, self.tpot.offsets.trust()) }
         };
         let mut limits = [0.0; FEATURES_COUNT];
         for ((limit, most), feature) in limits.iter_mut().zip(&self.most).zip(&FEATURES) {
@@ -287,6 +293,7 @@ impl Learner {
             for (target, which, candidate) in [(&mut self.ttft, Which::Ttft, ttft), (&mut self.tpot, Which::Tpot, tpot)] {
                 if candidate.shape.is_some() {
                     target.shape = candidate.shape;
+                    target.errors.start(&candidate.errors);
                     target.replay(which, &mut samples, &self.step);
                 }
             }
@@ -304,19 +311,30 @@ struct Candidate {
     shape: Option<Shape>,
     /// How much less wrong it is on the newest samples, fitted without them; a relative error.
     gain: f32,
+    /// What it says, and how far off that is, for each sample, fitted without it, as logarithms.
+    errors: Vec<(f32, f32)>,
 }
 
 // === impl Target ===
 
 impl Target {
-    /// Learns from a sample. Was its endpoint found to have changed?
-    fn observe(&mut self, sample: &mut Sample, which: Which, x: &Features, said: Option<f32>) -> bool {
+    /// Learns from a sample; `said` are the middle and the ninth decile it was told, as logarithms. Was its endpoint found to have changed?
+    fn observe(&mut self, sample: &mut Sample, which: Which, x: &Features, said: Option<[f32; 2]>) -> bool {
         let Some(log) = sample.log(which) else { return false };
         (self.samples, self.fresh) = (self.samples.saturating_add(1), self.fresh + 1);
         let Some(shape) = &self.shape else { return false };
         let middle = log_of(shape, which, x);
-        let said = said.filter(|said| said.is_finite()).unwrap_or(middle + self.offsets.of(sample.endpoint));
-        self.errors.push(said, log - said);
+        match said.filter(|said| said.iter().all(|log| log.is_finite())) {
+            Some([said, ninth]) => {
+                self.offsets.proved(said - middle, log - middle);
+                self.errors.push(said, log - said);
+                self.errors.judged(log > ninth);
+            }
+            None => {
+                let would_say = middle + self.offsets.trust() * self.offsets.of(sample.endpoint);
+                self.errors.push(would_say, log - would_say);
+            }
+        }
         let changed = self.offsets.push(sample.endpoint, log - middle);
         *sample.relative_mut(which) = self.offsets.relative(sample.endpoint);
         changed
@@ -327,36 +345,33 @@ impl Target {
         self.fresh >= FRESH_MIN.max(samples.min(window::SAMPLES_MAX) / FRESH_PART)
     }
 
-    /// The best that can be fitted; judged by the samples that are new since the last fit.
+    /// The best that can be fitted: what it is built of is chosen by the newest quarter, fitted without it, and it is judged by what is new since the
+    /// last fit.
     fn candidate(&self, which: Which, samples: &[Sample], (in_force, step): (&StepModel, &StepModel)) -> Candidate {
         let drifted = self.offsets.mean().abs() > DRIFT;
         let of = |step: &StepModel| rows(samples, which, step, if drifted { self.fresh } else { usize::MAX });
         let rows = of(step);
-        let (old, new) = rows.split_at(rows.len() - self.fresh.min(rows.len()));
+        let fresh = self.fresh.min(rows.len());
+        let (old, newest) = rows.split_at(rows.len() - fresh.max(rows.len() / NEWEST_PART).min(rows.len()));
         if old.len() < FRESH_MIN {
             // The first fit of all: there is nothing to compare with.
             let enough = rows.len() >= FRESH_MIN && self.shape.is_none();
-            return Candidate { shape: enough.then(|| fit::base(&rows)), gain: 0.0 };
+            return Candidate { shape: enough.then(|| fit::base(&rows, None)), gain: 0.0, errors: Vec::new() };
         }
-        let base = fit::base(old);
-        let most = if old.len() >= TREES_SAMPLES_MIN { TREES_MAX } else { 0 };
-        let all = fit::with_trees(&base, old, most);
-        let first = |count: usize| Shape { weights: all.weights, trees: all.trees.iter().take(count).copied().collect() };
-        let tried = TREES.iter().filter(|count| **count <= most).map(|count| (*count, fit::loss(&first(*count), new, 0.0)));
-        let (trees, loss) = tried.fold((0, f32::INFINITY), |best, tried| if tried.1 < best.1 { tried } else { best });
+        let chosen = chosen(old, newest, fresh);
         let now = self.shape.as_ref().map(|shape| {
             let rows = of(in_force);
-            let new = rows.get(rows.len() - new.len()..).unwrap_or_default();
-            fit::loss(shape, new, self.offsets.mean())
+            fit::loss(shape, rows.get(rows.len() - fresh..).unwrap_or_default(), self.offsets.trust() * self.offsets.mean())
         });
-        let shape = fit::with_trees(&fit::base(&rows), &rows, trees);
-        Candidate { shape: Some(shape), gain: now.map_or(f32::INFINITY, |now| now - loss) }
+        let gain = now.map_or(f32::INFINITY, |now| now - chosen.loss);
+        let shape = fit::with_trees(&chosen.base.fit(&rows, Some(&chosen.shape)), &rows, chosen.trees);
+        Candidate { shape: Some(shape), gain, errors: errors(&rows, &chosen) }
     }
 
     /// Learns the offsets of endpoints anew, against another shape.
     fn replay(&mut self, which: Which, samples: &mut [Sample], step: &StepModel) {
         let Some(shape) = &self.shape else { return };
-        self.offsets = Offsets::with_noise(&self.offsets);
+        self.offsets = Offsets::afresh(&self.offsets);
         for sample in samples {
             let Some(log) = sample.log(which) else { continue };
             let x = features(&sample.conditions, step);
@@ -368,10 +383,62 @@ impl Target {
     /// As a proxy is told: what all endpoints are off by is in the shape, what each is off by besides in its offset.
     fn head(&self) -> Option<Head> {
         let shape = self.shape.as_ref()?;
-        let factor = libm::expf(self.offsets.mean());
+        let factor = libm::expf(self.offsets.trust() * self.offsets.mean());
         let shape = Shape { weights: shape.weights.map(|weight| weight * factor), trees: shape.trees.clone() };
         Some(Head { samples: self.samples, shape, spread: self.errors.spread() })
     }
+}
+
+/// What the linear part is made of.
+#[derive(Clone, Copy, Debug)]
+enum Base {
+    Terms,
+    Constant,
+}
+
+impl Base {
+    fn fit(self, rows: &[Row], near: Option<&Shape>) -> Shape {
+        match self {
+            Self::Terms => fit::base(rows, near),
+            Self::Constant => fit::constant(rows),
+        }
+    }
+}
+
+/// What is least wrong on the `newest` rows when fitted to the `old` ones.
+struct Chosen {
+    base: Base,
+    trees: usize,
+    /// The linear part.
+    shape: Shape,
+    /// How wrong it is on the last rows alone.
+    loss: f32,
+}
+
+/// Chooses by the newest rows; how wrong that is on the `fresh` last of them is told.
+fn chosen(old: &[Row], newest: &[Row], fresh: usize) -> Chosen {
+    let loss_of = |shape: &Shape| fit::loss(shape, newest, 0.0);
+    let (terms, constant) = (fit::base(old, None), fit::constant(old));
+    let (base, shape) = if loss_of(&terms) <= loss_of(&constant) { (Base::Terms, terms) } else { (Base::Constant, constant) };
+    let most = if old.len() >= TREES_SAMPLES_MIN { TREES_MAX } else { 0 };
+    let all = fit::with_trees(&shape, old, most);
+    let first = |count: usize| Shape { weights: all.weights, trees: all.trees.iter().take(count).copied().collect() };
+    let tried = TREES.into_iter().filter(|count| *count <= most).map(|count| (count, loss_of(&first(count))));
+    let (trees, _) = tried.fold((0, f32::INFINITY), |best, tried| if tried.1 < best.1 { tried } else { best });
+    let judges = newest.get(newest.len().saturating_sub(fresh)..).unwrap_or_default();
+    Chosen { base, trees, shape, loss: fit::loss(&first(trees), judges, 0.0) }
+}
+
+/// What such a shape says of each row, fitted to the other parts of the time, and how far off that is.
+fn errors(rows: &[Row], chosen: &Chosen) -> Vec<(f32, f32)> {
+    let part = rows.len().div_ceil(PARTS).max(1);
+    let of_part = |(at, part): (usize, &[Row])| {
+        let start = at * part.len();
+        let others: Vec<Row> = rows.iter().take(start).chain(rows.iter().skip(start + part.len())).copied().collect();
+        let shape = fit::with_trees(&chosen.base.fit(&others, Some(&chosen.shape)), &others, chosen.trees);
+        part.iter().map(|row| fit::log(&shape, row)).zip(part).map(|(said, row)| (said, row.log - said)).collect::<Vec<_>>()
+    };
+    rows.chunks(part).enumerate().flat_map(of_part).collect()
 }
 
 fn log_of(shape: &Shape, which: Which, x: &Features) -> f32 {
@@ -399,3 +466,6 @@ fn rows(samples: &[Sample], which: Which, step: &StepModel, since: usize) -> Vec
     };
     known.enumerate().map(row).collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -13,7 +13,7 @@ use super::words::{InvalidModel, Words, put};
 pub(super) const DEPTH: usize = 3;
 
 /// The most trees of one time: what evaluation at a pick may cost.
-pub(super) const TREES_MAX: usize = 16;
+pub(super) const TREES_MAX: usize = 8;
 
 /// How many kinds of predictions, by how long they are, have a ninth decile of their own.
 pub(super) const BINS: usize = 8;

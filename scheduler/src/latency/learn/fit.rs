@@ -17,6 +17,7 @@ pub(super) struct Row {
 
 /// Rounds of reweighting: each brings the fit nearer to the smallest *absolute* relative error, which a few absurd samples do not move.
 const REWEIGHTINGS: usize = 8;
+const REWEIGHTINGS_NEAR: usize = 2;
 
 /// Relative errors below this count alike.
 const ERROR_MIN: f64 = 0.02;
@@ -38,11 +39,11 @@ const LEARNING_RATE: f32 = 0.3;
 /// How far one sample may pull a leaf, as a logarithm.
 const PULL_MAX: f32 = 0.7;
 
-/// The linear part.
-pub(super) fn base(rows: &[Row]) -> Shape {
-    let mut shape = Shape { weights: [0.0; TERMS], trees: Box::default() };
-    let mut weights = [0.0_f64; TERMS];
-    for round in 0..REWEIGHTINGS {
+/// The linear part; from `near`, one that is nearly so, a few rounds are enough.
+pub(super) fn base(rows: &[Row], near: Option<&Shape>) -> Shape {
+    let mut shape = Shape { weights: near.map_or([0.0; TERMS], |near| near.weights), trees: Box::default() };
+    let mut weights = shape.weights.map(f64::from);
+    for round in if near.is_some() { REWEIGHTINGS - REWEIGHTINGS_NEAR } else { 0 }..REWEIGHTINGS {
         let (mut normal, mut seen) = ([[0.0; TERMS]; TERMS], [0.0; TERMS]);
         for row in rows {
             let ms = f64::from(libm::expf(row.log));
@@ -56,6 +57,20 @@ pub(super) fn base(rows: &[Row]) -> Shape {
         shape.weights = weights.map(narrow);
     }
     shape
+}
+
+/// The same time for all: the median.
+pub(super) fn constant(rows: &[Row]) -> Shape {
+    let mut sorted: Vec<(f32, f32)> = rows.iter().map(|row| (row.log, row.weight)).collect();
+    crate::sort::sort_by(&mut sorted, |a, b| a.0 < b.0);
+    let half = sorted.iter().map(|(_, weight)| weight).sum::<f32>() / 2.0;
+    let mut below = 0.0;
+    let middle = sorted.iter().find(|(_, weight)| {
+        below += weight;
+        below >= half
+    });
+    let ms = middle.map_or(1.0, |(log, _)| libm::expf(*log));
+    Shape { weights: [ms, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], trees: Box::default() }
 }
 
 fn add((normal, seen): (&mut [[f64; TERMS]; TERMS], &mut [f64; TERMS]), inputs: &[f64; TERMS], target: f64, weight: f64) {
@@ -165,12 +180,16 @@ fn gain(histogram: &Histogram, cut: usize) -> f32 {
     histogram.iter().map(of_leaf).sum()
 }
 
+/// What a shape says of a row, as a logarithm.
+pub(super) fn log(shape: &Shape, row: &Row) -> f32 {
+    libm::logf(shape.base_ms(&row.terms).max(MS_MIN)) + shape.correction(&row.x)
+}
+
 /// How wrong a shape is: the mean absolute error of logarithms, so a relative one. Infinite where there is nothing to judge by.
 pub(super) fn loss(shape: &Shape, rows: &[Row], shift: f32) -> f32 {
-    let (error, weight) = rows.iter().fold((0.0, 0.0), |(error, weight), row| {
-        let log = libm::logf(shape.base_ms(&row.terms).max(MS_MIN)) + shape.correction(&row.x) + shift;
-        (error + row.weight * (row.log - log).abs(), weight + row.weight)
-    });
+    let (error, weight) = rows
+        .iter()
+        .fold((0.0, 0.0), |(error, weight), row| (error + row.weight * (row.log - log(shape, row) - shift).abs(), weight + row.weight));
     if weight > 0.0 { error / weight } else { f32::INFINITY }
 }
 

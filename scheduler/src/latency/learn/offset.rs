@@ -12,6 +12,15 @@ pub(super) struct Offsets {
     rows: Vec<Row>,
     /// How far single samples are off, absolute, on average.
     noise: f32,
+    trust: Trust,
+}
+
+/// How much of an offset is true by the time a request is served: a slow pod is slow then, too, but a passing hour has passed. By least squares of
+/// what requests were off by, on the offset that was in force when they were picked.
+#[derive(Clone, Copy, Debug)]
+struct Trust {
+    products: f32,
+    squares: f32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -42,18 +51,45 @@ const NOISE_PRIOR: f32 = 0.3;
 const NOISE_MIN: f32 = 0.02;
 const NOISE_SAMPLES: f32 = 200.0;
 
+/// Samples that trust remembers, and squared offset that full trust counts for beforehand.
+const TRUST_KEEP: f32 = 0.995;
+const TRUST_PRIOR: f32 = 0.05;
+
+// === impl Trust ===
+
+impl Trust {
+    fn learn(&mut self, offset: f32, error: f32) {
+        self.products = TRUST_KEEP * self.products + offset * error;
+        self.squares = TRUST_KEEP * self.squares + offset * offset;
+    }
+
+    fn share(self) -> f32 {
+        ((self.products + TRUST_PRIOR) / (self.squares + TRUST_PRIOR)).clamp(0.0, 1.0)
+    }
+}
+
 // === impl Offsets ===
 
 impl Default for Offsets {
     fn default() -> Self {
-        Self { rows: Vec::new(), noise: NOISE_PRIOR }
+        Self { rows: Vec::new(), noise: NOISE_PRIOR, trust: Trust { products: 0.0, squares: 0.0 } }
     }
 }
 
 impl Offsets {
-    /// None yet, but with the noise known from before.
-    pub(super) fn with_noise(before: &Self) -> Self {
-        Self { rows: Vec::new(), noise: before.noise }
+    /// None yet, but with the noise, and the trust, of before.
+    pub(super) fn afresh(before: &Self) -> Self {
+        Self { rows: Vec::new(), ..*before }
+    }
+
+    /// A request that was picked when `offset` was in force was off by `error` of what the shape says.
+    pub(super) fn proved(&mut self, offset: f32, error: f32) {
+        self.trust.learn(offset.clamp(-ERROR_MAX, ERROR_MAX), error.clamp(-ERROR_MAX, ERROR_MAX));
+    }
+
+    /// How much of an offset to believe, 0 to 1.
+    pub(super) fn trust(&self) -> f32 {
+        self.trust.share()
     }
 
     /// A sample of `endpoint` took this much longer than the shape says, as a logarithm. Was the endpoint found to have changed?

@@ -35,8 +35,8 @@ const TOKENS: [f32; 3] = [256.0, 2_048.0, 8_192.0];
 
 const STRATA: usize = (QUEUES.len() + 1) * (TOKENS.len() + 1);
 
-/// Samples of a stratum. All strata full are half a megabyte, and a fit to them takes some tens of ms.
-const STRATUM_MAX: usize = 250;
+/// Samples of a stratum. All strata full are a third of a megabyte, and a fit to them takes some tens of ms.
+const STRATUM_MAX: usize = 150;
 
 /// Samples of all strata.
 pub(super) const SAMPLES_MAX: usize = STRATA * STRATUM_MAX;

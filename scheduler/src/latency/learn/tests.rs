@@ -1,0 +1,316 @@
+use super::*;
+use crate::latency::{Abstention, InvalidModel, SAMPLES_MIN, WORDS_MAX};
+use crate::rng::Rng;
+use crate::snapshot::{ENDPOINTS_MAX, Slot};
+use proptest::prelude::*;
+
+const ENDPOINTS: u16 = 4;
+
+/// Where in the words of a model without trees the counts of samples stand.
+const SAMPLES_AT: [usize; 2] = [18, 43];
+
+fn endpoint(slot: u16, incarnation: u32) -> EndpointRef {
+    EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) }
+}
+
+/// A pool of engines whose prefill takes its time for what is queued and for the prompt, and whose steps take longer the more requests there are.
+struct World {
+    rng: Rng,
+    learner: Learner,
+    model: Option<LatencyModel>,
+    now_ms: u64,
+    /// By slot.
+    factors: [f32; ENDPOINTS as usize],
+    incarnations: [u32; ENDPOINTS as usize],
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        Self { rng: Rng::seeded(seed), learner: Learner::default(), model: None, now_ms: 0, factors: [1.0; 4], incarnations: [1; 4] }
+    }
+
+    fn conditions(&mut self) -> Conditions {
+        let requests = (self.rng.open01() * 30.0).floor();
+        let queued = (requests - 20.0).max(0.0);
+        let prompt_tokens = 20.0 + (8_000.0 * self.rng.open01() * self.rng.open01()).floor();
+        Conditions {
+            queued: Some(queued),
+            running: Some(requests - queued),
+            requests,
+            prefill_tokens: queued * 1_500.0,
+            context_tokens: (requests - queued) * 2_000.0,
+            kv_utilization: Some(requests / 40.0),
+            prompt_tokens,
+            uncached_tokens: (prompt_tokens * self.rng.open01()).floor(),
+        }
+    }
+
+    /// One request at `slot`; gives back by how much its prediction was off, as a share, where there was one.
+    fn request(&mut self, slot: u16) -> Option<(f32, f32)> {
+        let at = usize::from(slot);
+        let (endpoint, factor) = (endpoint(slot, self.incarnations[at]), self.factors[at]);
+        let conditions = self.conditions();
+        let noise = |rng: &mut Rng| 0.9 + 0.2 * rng.open01();
+        let ttft_ms = factor * noise(&mut self.rng) * (25.0 + 0.04 * (conditions.uncached_tokens + conditions.prefill_tokens));
+        let tpot_ms = factor * noise(&mut self.rng) * (8.0 + 0.3 * conditions.requests);
+        let predicted = self.model.as_ref().and_then(|model| model.predict(endpoint, &conditions).ok());
+        let observation = Observation { ttft_ms: Some(ttft_ms), tpot_ms: Some(tpot_ms), ..bare(endpoint, conditions) };
+        assert_eq!(self.learner.observe(&observation, predicted.as_ref()), Verdict::Learned);
+        self.now_ms += 50;
+        self.model = self.learner.publish(self.now_ms).or(self.model.take());
+        predicted.map(|said| ((said.ttft_ms / ttft_ms - 1.0).abs(), (said.tpot_ms / tpot_ms - 1.0).abs()))
+    }
+
+    /// So many requests over all endpoints; the mean errors of the last `judged` of those that `slot` served.
+    fn run(&mut self, requests: usize, judged: usize, slot: u16) -> (f32, f32) {
+        let mut errors = Vec::new();
+        for _ in 0..requests {
+            let served = u16::try_from(self.rng.below(usize::from(ENDPOINTS))).unwrap();
+            errors.extend(self.request(served).filter(|_| served == slot));
+        }
+        let last = &errors[errors.len().saturating_sub(judged)..];
+        let count = last.len() as f32;
+        (last.iter().map(|e| e.0).sum::<f32>() / count, last.iter().map(|e| e.1).sum::<f32>() / count)
+    }
+}
+
+fn bare(endpoint: EndpointRef, conditions: Conditions) -> Observation {
+    let (ttft_ms, tpot_ms, output_tokens, first_token, gap) = (None, None, None, None, None);
+    Observation { endpoint, conditions, ended: Ended::Done, ttft_ms, tpot_ms, output_tokens, first_token, gap }
+}
+
+#[test]
+fn at_first_it_says_nothing_then_that_it_knows_too_little_then_what_is_so() {
+    let mut world = World::new(1);
+    for _ in 0..FRESH_MIN - 1 {
+        assert_eq!(world.request(0), None);
+    }
+    assert_eq!(world.model, None, "nothing is published before there is anything to fit to");
+    while world.learner.standing().learned < u64::from(SAMPLES_MIN) - 2 {
+        world.request(0);
+    }
+    let model = world.model.as_ref().unwrap();
+    assert_eq!(model.predict(endpoint(0, 1), &Conditions::default()), Err(Abstention::TooLittleData));
+    let (ttft, tpot) = world.run(200, 100, 0);
+    assert!(ttft < 0.12 && tpot < 0.12, "a tenth of noise either way, and little more: {ttft} {tpot}");
+}
+
+#[test]
+fn what_is_predicted_is_within_the_noise_and_nine_of_ten_are_within_the_decile() {
+    let mut world = World::new(2);
+    world.run(1_500, 1, 0);
+    let mut calibration = [crate::latency::Calibration::default(); 2];
+    for _ in 0..1_000 {
+        let conditions = world.conditions();
+        let said = world.model.as_ref().unwrap().predict(endpoint(1, 1), &conditions).unwrap();
+        let noise = 0.9 + 0.2 * world.rng.open01();
+        calibration[0].add(
+            said.ttft_ms,
+            said.ttft_p90_ms,
+            noise * (25.0 + 0.04 * (conditions.uncached_tokens + conditions.prefill_tokens)),
+        );
+        calibration[1].add(said.tpot_ms, said.tpot_p90_ms, noise * (8.0 + 0.3 * conditions.requests));
+    }
+    for calibration in calibration {
+        let (mape, coverage) = (calibration.mape().unwrap(), calibration.coverage90().unwrap());
+        assert!(mape < 0.07 && (0.85..0.95).contains(&coverage), "{mape} {coverage}");
+    }
+}
+
+#[test]
+fn an_endpoint_that_slows_down_threefold_is_known_within_two_hundred_requests() {
+    for seed in 3..6 {
+        let mut world = World::new(seed);
+        let before = world.run(1_000, 150, 2);
+        world.factors[2] = 3.0;
+        // Of the two hundred, some fifty are of the endpoint itself.
+        world.run(200, 1, 2);
+        let after = world.run(400, 100, 2);
+        assert!(after.0 < before.0 * 1.2 + 0.01 && after.1 < before.1 * 1.2 + 0.01, "seed {seed}: {before:?} -> {after:?}");
+        let others = world.run(400, 100, 1);
+        assert!(others.0 < before.0 * 1.2 + 0.01, "seed {seed}: the others are as they were: {before:?} -> {others:?}");
+        assert!(world.learner.standing().drifts > 0);
+    }
+}
+
+#[test]
+fn a_slow_pod_is_learned_without_a_label_and_its_successor_at_the_address_starts_clean() {
+    let mut world = World::new(9);
+    world.factors[3] = 2.5;
+    world.run(1_000, 1, 0);
+    let model = world.model.clone().unwrap();
+    let factor = model.endpoints().find(|factor| factor.endpoint == endpoint(3, 1)).unwrap();
+    let others = model.endpoints().find(|factor| factor.endpoint == endpoint(1, 1)).map_or(1.0, |factor| factor.ttft);
+    assert!((2.2..2.8).contains(&(factor.ttft / others)), "{factor:?} {others}");
+
+    let conditions = world.conditions();
+    let of = |model: &LatencyModel, incarnation| model.predict(endpoint(3, incarnation), &conditions).unwrap().ttft_ms;
+    assert!(of(&model, 2) < of(&model, 1) / 1.5, "nothing of the former life counts for the next");
+    (world.incarnations[3], world.factors[3]) = (2, 1.0);
+    let errors = world.run(400, 50, 3);
+    assert!(errors.0 < 0.12, "{errors:?}");
+    let model = world.model.unwrap();
+    assert!((0.85..1.15).contains(&(of(&model, 2) / model.predict(endpoint(1, 1), &conditions).unwrap().ttft_ms)));
+}
+
+#[test]
+fn what_cannot_be_and_what_was_cut_short_teaches_nothing() {
+    let mut world = World::new(10);
+    world.run(500, 1, 0);
+    let (before, words) = (world.learner.standing(), world.learner.model().unwrap().words());
+    let good = Observation { ttft_ms: Some(100.0), tpot_ms: Some(10.0), ..bare(endpoint(0, 1), world.conditions()) };
+    let mut absurd = Vec::new();
+    for number in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1.0, 1e30] {
+        let with = |of: fn(&mut Observation, f32)| {
+            let mut bad = good;
+            of(&mut bad, number);
+            bad
+        };
+        absurd.extend([
+            with(|o, number| o.ttft_ms = Some(number)),
+            with(|o, number| o.tpot_ms = Some(number)),
+            with(|o, number| o.conditions.requests = number),
+            with(|o, number| o.conditions.queued = Some(number)),
+            with(|o, number| o.conditions.prompt_tokens = number),
+            with(|o, number| o.conditions.uncached_tokens = number),
+            with(|o, number| o.conditions.kv_utilization = Some(number)),
+        ]);
+    }
+    absurd.push(Observation { ttft_ms: Some(0.0), ..good });
+    absurd.push(Observation { conditions: Conditions { kv_utilization: Some(1.5), ..good.conditions }, ..good });
+    for bad in &absurd {
+        assert_eq!(world.learner.observe(bad, None), Verdict::Refused, "{bad:?}");
+    }
+    for ended in [Ended::Aborted, Ended::Failed] {
+        assert_eq!(world.learner.observe(&Observation { ended, ..good }, None), Verdict::Censored);
+    }
+    assert_eq!(world.learner.model().unwrap().words(), words);
+    let after = world.learner.standing();
+    assert_eq!(after, Standing { refused: absurd.len() as u64, censored: 2, ..before });
+    let nonsense = Prediction { ttft_ms: f32::NAN, tpot_ms: -1.0, ttft_p90_ms: 0.0, tpot_p90_ms: f32::INFINITY };
+    assert_eq!(world.learner.observe(&good, Some(&nonsense)), Verdict::Learned, "what was said does not matter where it is nonsense");
+    assert!(world.learner.model().unwrap().predict(endpoint(0, 1), &good.conditions).is_ok());
+}
+
+#[test]
+fn beyond_what_was_seen_it_goes_on_for_a_while_and_then_abstains_by_name() {
+    let mut world = World::new(11);
+    world.run(800, 1, 0);
+    let model = world.model.clone().unwrap();
+    let of_queue = |queued: f32| Conditions {
+        queued: Some(queued),
+        running: Some(20.0),
+        requests: 20.0 + queued,
+        prefill_tokens: queued * 1_500.0,
+        context_tokens: 40_000.0,
+        kv_utilization: Some(0.5),
+        prompt_tokens: 1_000.0,
+        uncached_tokens: 1_000.0,
+    };
+    let twice = model.predict(endpoint(0, 1), &of_queue(18.0)).unwrap().ttft_ms / (25.0 + 0.04 * 28_000.0);
+    assert!((0.75..1.25).contains(&twice), "a queue twice as long as ever: {twice}");
+    assert_eq!(model.predict(endpoint(0, 1), &of_queue(1_000.0)), Err(Abstention::OutsideRange("requests")));
+    let mut said = Vec::new();
+    model.predict_all([(endpoint(0, 1), of_queue(5.0)), (endpoint(1, 1), of_queue(5_000.0))], &mut said);
+    assert!(said[0].is_ok() && said[1].is_err());
+}
+
+#[test]
+fn a_shape_that_is_no_better_does_not_take_the_place_of_the_one_in_force() {
+    let mut world = World::new(12);
+    world.run(2_000, 1, 0);
+    let standing = world.learner.standing();
+    assert!(standing.rejected > 0 && standing.adopted > 0, "{standing:?}");
+    assert_eq!(standing.window, world.learner.window.len());
+    assert!(standing.window <= window::SAMPLES_MAX);
+}
+
+#[test]
+fn what_was_learned_starts_another_learner() {
+    let mut world = World::new(13);
+    world.run(500, 1, 0);
+    let model = world.model.clone().unwrap();
+    let read = LatencyModel::from_words(&model.words()).unwrap();
+    let mut next = Learner::starting_from(&world.learner.step(), Some(&read));
+    let started = next.publish(0).unwrap();
+    let conditions = world.conditions();
+    let said = |model: &LatencyModel| model.predict(endpoint(9, 1), &conditions).unwrap();
+    assert!((said(&started).ttft_ms / said(&model).ttft_ms - 1.0).abs() < 1e-3);
+    assert_eq!((started.samples(), next.publish(0)), (model.samples(), None), "nothing is told twice");
+}
+
+#[test]
+fn the_largest_model_fits_and_no_word_of_it_is_taken_on_trust() {
+    let mut world = World::new(14);
+    world.run(300, 1, 0);
+    let mut model = world.model.unwrap();
+    for slot in 0..u16::try_from(ENDPOINTS_MAX).unwrap() {
+        model = model.with_endpoint(endpoint(slot, u32::MAX), 2.0, 3.0);
+    }
+    let words = model.words();
+    assert!(words.len() <= WORDS_MAX && model.bytes() <= 65_536, "{} bytes", model.bytes());
+    assert_eq!(LatencyModel::from_words(&words).as_ref(), Ok(&model));
+    let mut longer = words.clone();
+    longer.extend([1, 0, 0]);
+    assert_eq!(LatencyModel::from_words(&longer), Err(InvalidModel::Length(longer.len())), "one endpoint too many");
+    assert_eq!(LatencyModel::from_words(&words[..words.len() - 1]), Err(InvalidModel::Length(words.len() - 1)));
+    assert_eq!(LatencyModel::from_words(&vec![0; WORDS_MAX + 1]), Err(InvalidModel::TooLong(WORDS_MAX + 1)));
+    assert_eq!(LatencyModel::from_words(&[7]), Err(InvalidModel::Layout(7)));
+    let trees = words[SAMPLES_AT[0] + 1 + TERMS] as usize;
+    assert_eq!(trees, model.trees().0);
+    for at in (1..60).filter(|at| trees == 0 || *at < 40) {
+        let mut bad = words.clone();
+        bad[at] = f32::NAN.to_bits();
+        // What is a count and no number is refused as too large, or counts samples, of which there may be any number.
+        let read = LatencyModel::from_words(&bad).map(|read| read.words());
+        assert!(read == Err(InvalidModel::Word(at)) || (read == Ok(bad) && SAMPLES_AT.contains(&at)), "word {at}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn whatever_it_is_told_its_model_is_one_and_says_numbers(
+        told in prop::collection::vec((0_u16..6, 0_u32..3, prop::array::uniform5(0.0_f32..20_000.0), 0.01_f32..1e6, 0.01_f32..1e5), 40..160),
+        asked in prop::array::uniform5(0.0_f32..20_000.0),
+    ) {
+        let conditions = |[requests, prefill_tokens, context_tokens, prompt_tokens, share]: [f32; 5]| Conditions {
+            queued: Some(requests / 2.0),
+            requests,
+            prefill_tokens,
+            context_tokens,
+            kv_utilization: Some(share / 20_000.0),
+            prompt_tokens,
+            uncached_tokens: prompt_tokens * share / 20_000.0,
+            running: None,
+        };
+        let mut learner = Learner::default();
+        let mut now_ms = 0;
+        for (slot, incarnation, numbers, ttft, tpot) in told {
+            let observation = Observation { ttft_ms: Some(ttft), tpot_ms: Some(tpot), ..bare(endpoint(slot, incarnation), conditions(numbers)) };
+            prop_assert_eq!(learner.observe(&observation, None), Verdict::Learned);
+            now_ms += 300;
+            if let Some(model) = learner.publish(now_ms) {
+                prop_assert_eq!(LatencyModel::from_words(&model.words()), Ok(model.clone()));
+                if let Ok(said) = model.predict(endpoint(slot, incarnation), &conditions(asked)) {
+                    for ms in [said.ttft_ms, said.tpot_ms, said.ttft_p90_ms, said.tpot_p90_ms] {
+                        prop_assert!(ms.is_finite() && ms > 0.0, "{:?}", said);
+                    }
+                    prop_assert!(said.ttft_p90_ms >= said.ttft_ms && said.tpot_p90_ms >= said.tpot_ms);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_words_are_too_strange_to_refuse(words in prop::collection::vec(any::<u32>(), 0..90), known in any::<bool>()) {
+        let mut words = words;
+        if let Some(first) = words.first_mut().filter(|_| known) {
+            *first = 0x4c32;
+        }
+        if let Ok(model) = LatencyModel::from_words(&words) {
+            prop_assert_eq!(LatencyModel::from_words(&model.words()), Ok(model));
+        }
+    }
+}
