@@ -191,7 +191,7 @@ pub struct Serve {
     #[arg(long, env = "SWITCHPOINT_LISTEN_STATE", value_name = "IP:PORT", default_value = "127.0.0.1:9004")]
     pub listen_state: SocketAddr,
 
-    /// Where probes, Prometheus and people look: /livez /readyz /metrics /debug/endpoints /debug/state /debug/config.
+    /// Where probes, Prometheus and people look: /livez /readyz /metrics /debug/endpoints /debug/state /debug/config /debug/model.
     #[arg(long, env = "SWITCHPOINT_LISTEN_ADMIN", value_name = "IP:PORT", default_value = "127.0.0.1:9090")]
     pub listen_admin: SocketAddr,
 
@@ -359,6 +359,10 @@ pub struct LatencyArgs {
     /// Predict TTFT and TPOT of requests, so that their SLOs (x-slo-ttft-ms, x-slo-tpot-ms) count.
     #[arg(long, env = "SWITCHPOINT_LATENCY_PREDICTION")]
     pub latency_prediction: bool,
+
+    /// Where what was learned of engines is kept, written every 30 s while anything is new: the next start, or another daemon's, begins with it.
+    #[arg(long, env = "SWITCHPOINT_LATENCY_MODEL_FILE", value_name = "FILE")]
+    pub latency_model_file: Option<PathBuf>,
 
     /// Which headroom is best where the configuration does not say: least (or lowest), or most (or highest).
     #[arg(long, env = STRATEGY_VARIABLE, value_name = "WHICH")]

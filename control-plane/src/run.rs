@@ -18,6 +18,7 @@ use crate::config::Latency;
 use crate::eds::EdsServer;
 use crate::ext_proc;
 use crate::lease;
+use crate::latency;
 use crate::listen::{Incoming, TlsFiles, listen};
 use crate::objects::ObjectsSource;
 use crate::persist::{Saved, SnapshotFile};
@@ -137,6 +138,7 @@ impl Daemon {
         let life = Life::after(before.as_ref());
 
         let scrape = scraping(scrape);
+        let learning = (latency.latency_prediction, latency.latency_model_file);
         let latency = Latency::new(latency.latency_prediction, latency.headroom_selection_strategy).map_err(Fatal::Usage)?;
         let mut pools = Vec::new();
         for source in sources::pools(endpoints, pool, config, objects_of(objects)).await? {
@@ -167,6 +169,7 @@ impl Daemon {
         for pool in pools {
             pool.spawn(&mut tasks, &shared, &shutdown);
         }
+        latency::spawn(&mut tasks, &shared, learning, &shutdown);
         if let Some(front) = ext_proc {
             front.spawn(&mut tasks, &shared, &shutdown).await;
         }
