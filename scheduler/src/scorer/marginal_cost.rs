@@ -3,11 +3,12 @@
 //! ```text
 //!  S  = v (c0 + c1 u + c2 (n² - (n-u)²)) + A     its prefill there, u of its n prompt tokens uncached; A: loading its adapter
 //!  W  = the same of every prompt that waits there for its first token
-//!  D  = w (e0 + e1 (B+1) + e2 (K+n))             a decode step there with it; B requests in flight with K tokens of context
+//!  D  = e0 + e1 (B+1) + e2 (K+n)                 a decode step there with it; B requests in flight with K tokens of context
 //!  J  = W + S                                    it waits for its first token
 //!     + η B W                                    a place behind a long queue is also a place in a long batch
 //!     + ψ (Bavg + γ (B - Bavg)) S                its prefill holds up the others: there (γ), and by and by everywhere (Bavg, the mean B)
-//!     + φ o (D + w B (e1 + e2 n) / 2)            o tokens of output: its own steps, and what it adds to those of others
+//!     + ζ B W S / (o w D + W + S)                and those who come while it waits: B in each lifetime of a request there
+//!     + φ o (w D + w B (e1 + e2 n) / 2)          o tokens of output: its own steps, and what it adds to those of others
 //! ```
 //!
 //! All of it is known at the pick: n, u, B, K and the sums of W from the ledger and the prefix index, which change at the pick; c, e, o and
@@ -15,7 +16,7 @@
 //! estimates, and the step model is learned in the same estimates, so another tokeniser is another c1 and e2 and nothing else.
 //!
 //! The score is the lowest J over J: 1 is the best, and a half costs twice as much. ψ is what makes the policy: a miss on a full pool costs
-//! everyone, so hits are kept; with ψ = 1, η = 1, γ = 1, φ = 0 and tokens for times it is `LMetric`.
+//! everyone, so hits are kept; with ψ, η and γ 1, ζ and φ 0 and tokens for times it is `LMetric`.
 
 use crate::in_flight::{ATTENTION_UNIT, Load, Prefills};
 use crate::latency::step::StepModel;
@@ -28,7 +29,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "marginal-cost-scorer",
     kind: Kind::Scorer,
     doc: for_people(
-        "min J / J, J = W + S + queueExternality B W + externality (Bavg + ownBatchShare (B - Bavg)) S + decodeWeight o (D + w B (e1 + e2 n) / 2): S its prefill there in ms, W that of prompts waiting there, B requests in flight, D a decode step, o the output expected. For the most requests within their SLOs rather than the lowest latency: queueExternality 0.1, ownBatchShare 0.5.",
+        "min J / J, J = W + S + queueExternality B W + externality (Bavg + ownBatchShare (B - Bavg)) S + arrivalExternality B W S / (o D + W + S) + decodeWeight o (D + B (e1 + e2 n) / 2): S its prefill there in ms, W that of prompts waiting there, B requests in flight, D a decode step, o the output expected. For the most requests within their SLOs rather than the lowest latency: queueExternality 0.1, ownBatchShare 0.5.",
     ),
     source: for_people("ours; docs/routing-quality.md"),
     parameters: &[
@@ -39,8 +40,13 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         },
         Parameter {
             name: "ownBatchShare",
-            default: Default::Number(0.3),
+            default: Default::Number(0.15),
             doc: for_people("how far those held up are the endpoint's own requests rather than the pool's mean, 0 to 1"),
+        },
+        Parameter {
+            name: "arrivalExternality",
+            default: Default::Number(1.0),
+            doc: for_people("what a ms of prefill costs each request that comes while it waits, 0 to 100"),
         },
         Parameter {
             name: "queueExternality",
@@ -67,6 +73,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 struct MarginalCost {
     externality: f32,
     own_batch_share: f32,
+    arrival_externality: f32,
     queue_externality: f32,
     decode_weight: f32,
     adapter_load_ms: f32,
@@ -99,6 +106,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     Ok(Plugin::Scorer(Box::new(MarginalCost {
         externality: number("externality", 100.0)?,
         own_batch_share: number("ownBatchShare", 1.0)?,
+        arrival_externality: number("arrivalExternality", 100.0)?,
         queue_externality: number("queueExternality", 100.0)?,
         decode_weight: number("decodeWeight", 100.0)?,
         adapter_load_ms: number("adapterLoadMs", 600_000.0)?,
@@ -115,11 +123,13 @@ impl MarginalCost {
         let context = whole(place.load.decode_tokens.saturating_add(place.load.prefills.prompt_tokens));
         let service_ms = v * asked.step.prefill_ms(place.uncached_tokens, asked.prompt_tokens) + place.adapter_ms;
         let waiting_ms = v * prefills_ms(asked.step, &place.load.prefills);
-        let own_step_ms = asked.step.decode_ms(batch + 1.0, context + asked.prompt_tokens);
-        let others_step_ms = batch * (e1 + e2 * asked.prompt_tokens) / 2.0;
+        let own_decode_ms = output * w * asked.step.decode_ms(batch + 1.0, context + asked.prompt_tokens);
+        let others_decode_ms = output * w * batch * (e1 + e2 * asked.prompt_tokens) / 2.0;
+        let lifetime_ms = (own_decode_ms + waiting_ms + service_ms).max(f32::MIN_POSITIVE);
+        let coming = batch * (waiting_ms / lifetime_ms);
         let fixed = waiting_ms * (1.0 + self.queue_externality * batch)
-            + service_ms * (1.0 + self.externality * self.own_batch_share * batch)
-            + self.decode_weight * output * w * (own_step_ms + others_step_ms);
+            + service_ms * (1.0 + self.externality * self.own_batch_share * batch + self.arrival_externality * coming)
+            + self.decode_weight * (own_decode_ms + others_decode_ms);
         Cost { fixed, service_ms }
     }
 

@@ -147,7 +147,8 @@ fn marginal_cost(case: &Case, allowed: &[usize]) -> Vec<(usize, f64)> {
         let s = service(uncached, attention(uncached, prompt)) + adapter;
         let step = 11.0 + 0.025 * (batch + 1.0) + 8e-5 * (waiting + prompt);
         let decode = 0.5 * 200.0 * (step + batch * (0.025 + 8e-5 * prompt) / 2.0);
-        w + s + 0.2 * batch * w + 2.0 * (mean + 0.3 * (batch - mean)) * s + decode
+        let coming = batch * w / (200.0 * step + w + s);
+        w + s + 0.2 * batch * w + 2.0 * (mean + 0.15 * (batch - mean)) * s + coming * s + decode
     };
     let lowest = allowed.iter().map(|&at| cost(at)).fold(f64::INFINITY, f64::min);
     allowed.iter().map(|&at| (at, lowest / cost(at))).collect()
