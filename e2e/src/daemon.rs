@@ -37,6 +37,8 @@ pub struct Settings {
     pub arguments: Vec<String>,
     /// Threads that serve; as many as there are cores unless said.
     pub threads: Option<u32>,
+    /// Further variables of its environment.
+    pub environment: Vec<(String, String)>,
 }
 
 // === impl Settings ===
@@ -48,7 +50,16 @@ impl Settings {
     /// If no port is free.
     pub fn new(folder: &Path) -> Result<Self> {
         let [state, admin, ext_proc, health] = [Port::lease()?, Port::lease()?, Port::lease()?, Port::lease()?];
-        Ok(Self { state, admin, ext_proc, health, folder: folder.to_owned(), arguments: Vec::new(), threads: None })
+        Ok(Self {
+            state,
+            admin,
+            ext_proc,
+            health,
+            folder: folder.to_owned(),
+            arguments: Vec::new(),
+            threads: None,
+            environment: Vec::new(),
+        })
     }
 
     /// Writes the endpoints file by rename, as an editor or a ConfigMap does: a reader never sees half of it.
@@ -84,6 +95,7 @@ impl Settings {
         command.arg("--listen-ext-proc").arg(self.ext_proc.address().to_string());
         command.arg("--listen-health").arg(self.health.address().to_string());
         command.args(&self.arguments);
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         if let Some(threads) = self.threads {
             command.env("TOKIO_WORKER_THREADS", threads.to_string());
         }

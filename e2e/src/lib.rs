@@ -18,6 +18,7 @@ pub mod ports;
 pub mod process;
 pub mod replay;
 pub mod second;
+pub mod slo;
 pub mod stack;
 pub mod trace;
 

@@ -48,6 +48,7 @@ pub struct Builder {
     edits: Vec<Edit>,
     daemon_arguments: Vec<String>,
     daemon_threads: Option<u32>,
+    daemon_environment: Vec<(String, String)>,
     daemon: bool,
     ready: bool,
     quiet: bool,
@@ -217,6 +218,13 @@ impl Builder {
         self
     }
 
+    /// A further variable of the daemon's environment.
+    #[must_use]
+    pub fn daemon_environment(mut self, name: &str, value: &str) -> Self {
+        self.daemon_environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
     /// No daemon: how a proxy starts without one. The stack is then up when Envoy is.
     #[must_use]
     pub fn without_daemon(mut self) -> Self {
@@ -259,6 +267,7 @@ impl Builder {
         let (listener, admin) = (lease()?, lease()?);
         let mut settings = Settings::new(folder.path())?;
         (settings.arguments, settings.threads) = (self.daemon_arguments, self.daemon_threads);
+        settings.environment = self.daemon_environment;
         settings.arguments.extend(self.front.daemon_arguments(&self.edits));
         let mut ports_of_file = vec![(8080, listener.port()), (9901, admin.port()), (9004, settings.state.number())];
         if self.front == Front::ExtProc {
@@ -312,6 +321,7 @@ impl Stack {
             edits: Vec::new(),
             daemon_arguments: Vec::new(),
             daemon_threads: None,
+            daemon_environment: Vec::new(),
             daemon: true,
             ready: true,
             quiet: false,

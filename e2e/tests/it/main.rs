@@ -34,6 +34,7 @@ mod protocol;
 mod retries;
 mod rewrite;
 mod shipped_config;
+mod slo;
 mod spine;
 mod state;
 mod streaming;

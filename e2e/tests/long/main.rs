@@ -5,5 +5,6 @@
 mod hot_restart;
 mod leader_lost;
 mod partition;
+mod slo;
 mod soak;
 mod translated;

@@ -1,0 +1,273 @@
+//! Traffic of several classes of SLO on a pool of two speeds, and how much of it is in time, by who picks.
+//!
+//! All policies get the same requests at the same moments: a seed is arrivals, classes and prompts. The load is a share of what the pool can do,
+//! which is measured first. A request is in time when its first token and its mean time for each further one, as the client sees them, are
+//! within the SLO it asked for; one that is shed is not.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use futures::future::join_all;
+use http::Request;
+use scheduler::Rng;
+use serde_json::{Value, json};
+
+use crate::client::{self, Body, Events};
+use crate::model_server::Options;
+use crate::stack::{Builder, Stack};
+use crate::{Result, wait_for};
+
+/// Tokens of every answer.
+const OUTPUT_TOKENS: u32 = 16;
+
+/// Words of a prompt, about four bytes each.
+const WORDS: [usize; 2] = [100, 500];
+
+/// A class of requests.
+#[derive(Clone, Copy, Debug)]
+pub struct Class {
+    /// Its objective.
+    pub name: &'static str,
+    /// Of that objective; 1 is critical.
+    pub priority: i32,
+    /// How many of ten requests are of it.
+    pub tenths: usize,
+    /// What it asks for, ms to the first token.
+    pub ttft_ms: f64,
+    /// And for each further one.
+    pub tpot_ms: f64,
+}
+
+/// Who picks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// The proposal's profiles, every request asking for it.
+    Slo,
+    /// What holds without a configuration.
+    Default,
+    /// One after another, past the proxy.
+    RoundRobin,
+}
+
+/// An experiment.
+#[derive(Clone, Debug)]
+pub struct Experiment {
+    /// Servers of the fast kind, and of the slow kind.
+    pub servers: [usize; 2],
+    /// The fast kind.
+    pub engine: Options,
+    /// Steps of the slow kind take so many times as long.
+    pub slowdown: f64,
+    /// The classes.
+    pub classes: Vec<Class>,
+    /// Share of what the pool can do.
+    pub load: f64,
+    /// How long each seed is measured.
+    pub measured: Duration,
+    /// The seeds.
+    pub seeds: Vec<u64>,
+}
+
+/// What became of the requests of a class.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Outcome {
+    /// Sent.
+    pub sent: usize,
+    /// Answered in time.
+    pub in_time: usize,
+    /// Refused with 429.
+    pub shed: usize,
+}
+
+/// The proposal's example, as it is.
+#[must_use]
+pub fn example() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../control-plane/tests/configs/good/slo-aware.yaml")
+}
+
+/// A chat request of so many words that wants a stream of so many tokens.
+///
+/// # Errors
+/// Never but for headers that are none.
+pub fn chat(prompt: &str, max_tokens: u32, headers: &[(&str, &str)]) -> Result<Request<Body>> {
+    let body = json!({
+        "model": "demo", "max_tokens": max_tokens, "stream": true, "stream_options": {"include_usage": true},
+        "messages": [{"role": "user", "content": prompt}],
+    });
+    let request = headers.iter().fold(Request::post("/v1/chat/completions"), |request, (name, value)| request.header(*name, *value));
+    Ok(request.body(client::full(body.to_string()))?)
+}
+
+/// Waits until the daemon has a model that predicts.
+///
+/// # Errors
+/// If that takes too long.
+pub async fn predicts(stack: &Stack, limit: Duration) -> Result<()> {
+    let page = || async {
+        let page = stack.daemon.as_ref()?.admin("/debug/model").await.ok()?.json().ok()?;
+        page["pools"][0]["predicts"].as_bool().filter(|predicts| *predicts)
+    };
+    wait_for(limit, "a model that predicts", page).await.map(drop)
+}
+
+// === impl Outcome ===
+
+impl Outcome {
+    /// Share of those sent that were answered in time.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "some thousand requests")]
+    pub fn attainment(self) -> f64 {
+        self.in_time as f64 / self.sent.max(1) as f64
+    }
+}
+
+// === impl Experiment ===
+
+impl Experiment {
+    /// Runs all seeds under one policy; what became of each class.
+    ///
+    /// # Errors
+    /// If a part does not come up, or an answer breaks off.
+    pub async fn run(&self, policy: Policy, rate: f64) -> Result<BTreeMap<&'static str, Outcome>> {
+        let folder = tempfile::tempdir()?;
+        let stack = self.builder(policy, folder.path())?.start().await?;
+        let mut outcomes = BTreeMap::new();
+        if policy == Policy::Slo {
+            // Learned under the same load, of other requests; how long that takes is no part of this.
+            let began = Instant::now();
+            while predicts(&stack, Duration::from_millis(1)).await.is_err() {
+                self.play(&stack, policy, rate, 1_000, Duration::from_secs(4)).await?;
+                if began.elapsed() > Duration::from_secs(120) {
+                    return Err("nothing was learned within two minutes".into());
+                }
+            }
+            self.play(&stack, policy, rate, 1_001, self.measured.max(Duration::from_secs(10))).await?;
+        }
+        for seed in &self.seeds {
+            for (class, one) in self.play(&stack, policy, rate, *seed, self.measured).await? {
+                let all: &mut Outcome = outcomes.entry(class).or_default();
+                *all = Outcome { sent: all.sent + one.sent, in_time: all.in_time + one.in_time, shed: all.shed + one.shed };
+            }
+        }
+        Ok(outcomes)
+    }
+
+    /// Requests a second that the pool can do, each server asked for twice what it runs at once.
+    ///
+    /// # Errors
+    /// If a server does not answer.
+    pub async fn capacity(&self) -> Result<f64> {
+        let stack = self.pool(Stack::builder()).start().await?;
+        let (began, limit) = (Instant::now(), Duration::from_secs(4));
+        let clients = stack.servers.iter().flat_map(|server| vec![server.addr(); 2 * self.engine.max_num_seqs]);
+        let done = join_all(clients.enumerate().map(|(at, server)| async move {
+            let (mut rng, mut done) = (Rng::seeded(at as u64), 0_u32);
+            while began.elapsed() < limit {
+                client::send(server, chat(&prompt(&mut rng), OUTPUT_TOKENS, &[])?).await?;
+                done += 1;
+            }
+            Ok::<u32, crate::Error>(done)
+        }))
+        .await;
+        let done: u32 = done.into_iter().sum::<Result<u32>>()?;
+        Ok(f64::from(done) / began.elapsed().as_secs_f64())
+    }
+
+    fn pool(&self, builder: Builder) -> Builder {
+        let [fast, slow] = self.servers;
+        let slower = Options { slowdown: self.slowdown, ..self.engine.clone() };
+        builder.servers_like(fast, &self.engine).more_servers_like(slow, &slower)
+    }
+
+    fn builder(&self, policy: Policy, folder: &Path) -> Result<Builder> {
+        let objective = |class: &Class| {
+            json!({"apiVersion": "llm-d.ai/v1alpha2", "kind": "InferenceObjective", "metadata": {"name": class.name},
+                   "spec": {"priority": class.priority, "poolRef": {"name": "default"}}})
+        };
+        let objects: Vec<String> = self.classes.iter().map(|class| objective(class).to_string()).collect();
+        std::fs::write(folder.join("objectives.yaml"), objects.join("\n---\n"))?;
+        let mut arguments = vec!["--objects".to_owned(), folder.display().to_string()];
+        if policy == Policy::Slo {
+            arguments.extend(["--latency-prediction".to_owned(), "--config".to_owned(), example().display().to_string()]);
+        }
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        Ok(self.pool(Stack::builder()).picker(json!({"objective_header": "trust"})).daemon_arguments(&arguments))
+    }
+
+    async fn play(
+        &self,
+        stack: &Stack,
+        policy: Policy,
+        rate: f64,
+        seed: u64,
+        lasting: Duration,
+    ) -> Result<BTreeMap<&'static str, Outcome>> {
+        let (mut rng, mut at, began) = (Rng::seeded(seed), 0.0, tokio::time::Instant::now());
+        let mut sent = Vec::new();
+        while at < lasting.as_secs_f64() {
+            let class = self.class(rng.below(10));
+            let prompt = prompt(&mut rng);
+            let to = match policy {
+                Policy::RoundRobin => stack.servers[sent.len() % stack.servers.len()].addr(),
+                Policy::Slo | Policy::Default => stack.address(),
+            };
+            sent.push(tokio::spawn(async move {
+                tokio::time::sleep_until(began + Duration::from_secs_f64(at)).await;
+                (class.name, one(to, class, &prompt).await)
+            }));
+            at -= f64::from(rng.open01()).ln() / rate;
+        }
+        let mut outcomes: BTreeMap<&'static str, Outcome> = BTreeMap::new();
+        for request in sent {
+            let (class, outcome) = request.await?;
+            let (in_time, shed) = outcome?;
+            let all = outcomes.entry(class).or_default();
+            *all = Outcome { sent: all.sent + 1, in_time: all.in_time + usize::from(in_time), shed: all.shed + usize::from(shed) };
+        }
+        Ok(outcomes)
+    }
+
+    fn class(&self, mut tenth: usize) -> Class {
+        for class in &self.classes {
+            match tenth.checked_sub(class.tenths) {
+                Some(rest) => tenth = rest,
+                None => return *class,
+            }
+        }
+        self.classes[0]
+    }
+}
+
+fn prompt(rng: &mut Rng) -> String {
+    let [from, to] = WORDS;
+    let words = from + rng.below(to - from);
+    format!("{:08x} ", rng.next_u64() as u32) + &"abc ".repeat(words)
+}
+
+/// Was it in time, was it shed?
+async fn one(to: SocketAddr, class: Class, prompt: &str) -> Result<(bool, bool)> {
+    let (ttft, tpot) = (class.ttft_ms.to_string(), class.tpot_ms.to_string());
+    let headers = [
+        ("x-llm-d-inference-objective", class.name),
+        ("x-slo-ttft-ms", &ttft),
+        ("x-slo-tpot-ms", &tpot),
+        ("PredictionBasedRouting", "true"),
+    ];
+    let began = Instant::now();
+    let response = client::start(to, chat(prompt, OUTPUT_TOKENS, &headers)?).await?;
+    if response.status() != 200 {
+        return Ok((false, response.status() == 429));
+    }
+    let events = Events::new(response).rest().await?;
+    let content = |data: &str| {
+        let event: Value = serde_json::from_str(data).ok()?;
+        event["choices"][0]["delta"]["content"].as_str().filter(|text| !text.is_empty()).map(drop)
+    };
+    let tokens: Vec<Instant> = events.iter().filter(|event| content(&event.data).is_some()).map(|event| event.at).collect();
+    let (Some(first), Some(last)) = (tokens.first(), tokens.last()) else { return Ok((false, false)) };
+    let ttft_ms = first.duration_since(began).as_secs_f64() * 1_000.0;
+    let tpot_ms = last.duration_since(*first).as_secs_f64() * 1_000.0 / f64::from(OUTPUT_TOKENS - 1);
+    Ok((ttft_ms <= class.ttft_ms && tpot_ms <= class.tpot_ms, false))
+}

@@ -1,0 +1,36 @@
+//! How much of mixed traffic is in time at 0.9 of what a pool of two speeds can do: by SLO, by the default profile, by round robin; same seeds.
+
+use std::time::Duration;
+
+use e2e::Result;
+use e2e::model_server::Options;
+use e2e::slo::{Class, Experiment, Policy};
+
+#[tokio::test]
+async fn critical_requests_are_in_time_where_the_default_profile_is_late() -> Result<()> {
+    let experiment = Experiment {
+        servers: [2, 2],
+        engine: Options { models: vec!["demo".to_owned()], max_num_seqs: 4, speed: 0.5, ..Options::default() },
+        slowdown: 3.0,
+        classes: vec![
+            Class { name: "critical", priority: 1, tenths: 3, ttft_ms: 1_500.0, tpot_ms: 45.0 },
+            Class { name: "standard", priority: 0, tenths: 4, ttft_ms: 5_000.0, tpot_ms: 150.0 },
+            Class { name: "batch", priority: -1, tenths: 3, ttft_ms: 5_000.0, tpot_ms: 150.0 },
+        ],
+        load: 0.9,
+        measured: Duration::from_secs(40),
+        seeds: vec![1, 2, 3],
+    };
+    let rate = experiment.capacity().await? * experiment.load;
+    let [by_slo, by_default, by_turns] = [
+        experiment.run(Policy::Slo, rate).await?,
+        experiment.run(Policy::Default, rate).await?,
+        experiment.run(Policy::RoundRobin, rate).await?,
+    ];
+    println!("{rate:.1} requests a second\nby SLO {by_slo:#?}\nby default {by_default:#?}\nby turns {by_turns:#?}");
+    let ours = by_slo["critical"].attainment();
+    assert!(ours >= 0.95, "critical in time: {ours}");
+    assert!(by_default["critical"].attainment() < 0.95, "where the default profile is not late, this shows nothing");
+    assert_eq!(by_slo["critical"].shed, 0, "only requests that are not critical are shed");
+    Ok(())
+}
