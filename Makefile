@@ -31,7 +31,7 @@ FUZZ_SECONDS ?= 30
 help: ## show this list
 	@echo "Switchpoint: an LLM endpoint picker inside Envoy. Start with:  make demo"
 	echo
-	grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 	echo
 	echo "In front of your own model servers:  make run ENDPOINTS=10.0.0.1:8000,10.0.0.2:8000"
 
@@ -170,6 +170,10 @@ sim-full: setup ## every workload and setting, highest rates too; prints docs/ro
 	@$(SIMULATOR) run all
 	$(SIMULATOR) rates
 	$(SIMULATOR) report --docs docs
+
+.PHONY: predictor-eval
+predictor-eval: setup ## latency predictors on measurements of real engines -> target/bench/predictor.json
+	@cargo run --quiet --locked --release -p simulator --bin predictor-eval
 
 clean: ## remove everything that make built or fetched
 	rm -rf target .venv .venv-1.38 .tools

@@ -1,7 +1,8 @@
 //! What one decision costs: `cargo bench -p scheduler`, or built with `--target wasm32-wasip1` and run in any WASI host; `both.py` does both.
 //!
 //! First whole decisions: six scorers and max-score, metrics all different, a prompt of 100 blocks; nanoseconds a decision, the median of
-//! many rounds. Then plugins one by one: nanoseconds an endpoint that each adds to a decision without it, in a pool of 100.
+//! many rounds. Then plugins one by one: nanoseconds an endpoint that each adds to a decision without it, in a pool of 100. Last, latency
+//! prediction: nanoseconds to predict for all endpoints of a pool, and of a whole decision by what is predicted.
 #![expect(clippy::disallowed_methods, reason = "a bench reads the clock")]
 
 use std::hint::black_box;
@@ -9,6 +10,8 @@ use std::io::Write;
 use std::time::Instant;
 
 use scheduler::in_flight::InFlight;
+use scheduler::latency::learn::{Ended, Learner, Observation};
+use scheduler::latency::{Conditions, LatencyModel};
 use scheduler::plugin::{Kind, PLUGINS, Value};
 use scheduler::{
     Endpoint, EndpointMetrics, EndpointRef, Explanation, Incarnation, Local, LoraMetrics, Pipeline, PipelineSpec, PluginSpec, Readiness,
@@ -89,7 +92,60 @@ fn main() -> Result<(), String> {
         let cost = (with as f64 - if plugin.kind == Kind::Picker { 0.0 } else { without as f64 }) / f64::from(ENDPOINTS);
         let _ = writeln!(out, "{:<32} {cost:>11.1}", plugin.name);
     }
+    let model = learned();
+    let trees = model.trees();
+    let _ = writeln!(
+        out,
+        "\n{:<32} {:>11} {:>11} {:>11}",
+        format!("prediction({}+{}_trees)", trees.0, trees.1),
+        "predict_ns",
+        "decide_ns",
+        "bytes"
+    );
+    for endpoints in [100, 1_000] {
+        let plugins = ["predicted-latency-producer", "latency-scorer", "max-score-picker"];
+        let pool = Pool::with(endpoints, plugins.map(PluginSpec::of_type).into())?.with_latency(model.clone());
+        let (predict, decide) = (pool.predict_ns(&model), pool.cost_ns(false, false));
+        let _ = writeln!(out, "{:<32} {predict:>11} {decide:>11} {:>11}", format!("{endpoints}_endpoints"), model.bytes());
+    }
     Ok(())
+}
+
+/// A model with as many trees as one has: of a pool that no sum of terms describes.
+fn learned() -> LatencyModel {
+    let (mut rng, mut learner) = (Rng::seeded(3), Learner::default());
+    for at in 0..4_000_u64 {
+        let conditions = conditions(&mut rng);
+        let odd = if conditions.requests > 20.0 && conditions.prompt_tokens < 4_000.0 { 2.0 } else { 1.0 };
+        let odd = odd * if conditions.kv_utilization > Some(0.7) && conditions.context_tokens > 20_000.0 { 1.7 } else { 1.0 };
+        let observation = Observation {
+            endpoint: endpoint(u16::try_from(rng.below(100)).unwrap_or(0)).id,
+            conditions,
+            ended: Ended::Done,
+            ttft_ms: Some(odd * (20.0 + 0.05 * conditions.uncached_tokens)),
+            tpot_ms: Some(odd * (9.0 + 0.2 * conditions.requests)),
+            output_tokens: None,
+            first_token: None,
+            gap: None,
+        };
+        learner.observe(&observation, None);
+        learner.publish(at * 50);
+    }
+    learner.model().unwrap_or_else(|| LatencyModel::constant(100.0, 10.0))
+}
+
+fn conditions(rng: &mut Rng) -> Conditions {
+    let (requests, prompt_tokens) = (rng.open01() * 30.0, rng.open01() * 8_000.0);
+    Conditions {
+        queued: Some(0.0),
+        running: Some(requests),
+        requests,
+        prefill_tokens: rng.open01() * 5_000.0,
+        context_tokens: rng.open01() * 40_000.0,
+        kv_utilization: Some(rng.open01()),
+        prompt_tokens,
+        uncached_tokens: prompt_tokens * rng.open01(),
+    }
 }
 
 impl Given {
@@ -132,6 +188,18 @@ impl Pool {
         Ok(Self { snapshot, in_flight, matched_blocks, hint })
     }
 
+    fn with_latency(self, model: LatencyModel) -> Self {
+        Self { snapshot: self.snapshot.with_latency(Some(std::sync::Arc::new(model))), ..self }
+    }
+
+    /// Nanoseconds to predict for all endpoints, the conditions of each given.
+    fn predict_ns(&self, model: &LatencyModel) -> u128 {
+        let mut rng = Rng::seeded(4);
+        let rows: Vec<_> = self.snapshot.endpoints().iter().map(|endpoint| (endpoint.id, conditions(&mut rng))).collect();
+        let mut out = Vec::new();
+        median_ns(|| model.predict_all(black_box(&rows).iter().copied(), &mut out))
+    }
+
     /// Nanoseconds a decision, with half of the pool allowed by a hint or all of it, with reasons or without.
     fn cost_ns(&self, subset: bool, explain: bool) -> u128 {
         let blocks: Vec<u64> = (0..100).collect();
@@ -156,18 +224,23 @@ impl Pool {
         };
         let mut rng = Rng::seeded(2);
         let mut explanation = Explanation::default();
-        let mut rounds: Vec<u128> = (0..ROUNDS)
-            .map(|_| {
-                let start = Instant::now();
-                for _ in 0..BATCH {
-                    black_box(schedule(&self.snapshot, black_box(&request), local, &mut rng, explain.then_some(&mut explanation)));
-                }
-                start.elapsed().as_nanos() / u128::from(BATCH)
-            })
-            .collect();
-        rounds.sort_unstable();
-        rounds[ROUNDS / 2]
+        median_ns(|| {
+            black_box(schedule(&self.snapshot, black_box(&request), local, &mut rng, explain.then_some(&mut explanation)));
+        })
     }
+}
+
+/// Nanoseconds a call.
+fn median_ns(mut call: impl FnMut()) -> u128 {
+    let mut rounds: Vec<u128> = (0..ROUNDS)
+        .map(|_| {
+            let start = Instant::now();
+            (0..BATCH).for_each(|_| call());
+            start.elapsed().as_nanos() / u128::from(BATCH)
+        })
+        .collect();
+    rounds.sort_unstable();
+    rounds[ROUNDS / 2]
 }
 
 fn endpoint(at: u16) -> Endpoint {

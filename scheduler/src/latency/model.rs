@@ -3,11 +3,11 @@
 use std::ops::RangeInclusive;
 
 use super::features::{FEATURES, FEATURES_COUNT, Features, TERMS, features, tpot_terms, ttft_terms};
-use super::shape::{Shape, Spread};
+use super::shape::{Columns, LANES, MS_MIN, Shape, Spread};
 use super::step::StepModel;
 use super::words::{InvalidModel, Words, put};
 use super::{Abstention, Conditions, Prediction};
-use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation};
+use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
 
 /// Samples of each time below which a model says nothing.
 pub const SAMPLES_MIN: u32 = 64;
@@ -58,8 +58,13 @@ pub struct EndpointFactor {
 
 const AVERAGE: Offset = Offset { incarnation: Incarnation(0), ttft: 0.0, tpot: 0.0 };
 
+const NOBODY: EndpointRef = EndpointRef { slot: Slot(0), incarnation: Incarnation(0) };
+
 /// The first word of a latency model.
 const LAYOUT: u32 = 0x4c32;
+
+/// The most that is predicted, ms: a day. What is beyond is no prediction, and must stay a number whatever is done with it.
+const MS_MAX: f32 = 86_400_000.0;
 
 /// What an endpoint's offset may be: a hundred and fifty times as fast or slow.
 pub(super) const OFFSETS: RangeInclusive<f32> = -5.0..=5.0;
@@ -100,24 +105,51 @@ impl LatencyModel {
     /// # Errors
     /// [`Abstention`]: why nothing is predicted.
     pub fn predict(&self, endpoint: EndpointRef, conditions: &Conditions) -> Result<Prediction, Abstention> {
-        if self.samples() < SAMPLES_MIN {
-            return Err(Abstention::TooLittleData);
-        }
         let x = features(conditions, &self.step);
-        let inside = x.iter().zip(&self.limits).all(|(value, limit)| value <= limit);
-        if !inside {
-            return Err(self.outside(&x));
-        }
-        let offset = self.offset(endpoint);
-        let (ttft_ms, ttft_factor) = self.ttft.predict(&ttft_terms(&x), &x, offset.ttft);
-        let (tpot_ms, tpot_factor) = self.tpot.predict(&tpot_terms(&x), &x, offset.tpot);
-        Ok(Prediction { ttft_ms, tpot_ms, ttft_p90_ms: ttft_ms * ttft_factor, tpot_p90_ms: tpot_ms * tpot_factor })
+        self.say(endpoint, &x, (self.ttft.shape.correction(&x), self.tpot.shape.correction(&x)))
     }
 
     /// [`Self::predict`] for many at once: `out` is cleared and then runs parallel to `rows`.
     pub fn predict_all(&self, rows: impl IntoIterator<Item = (EndpointRef, Conditions)>, out: &mut Vec<Result<Prediction, Abstention>>) {
         out.clear();
-        out.extend(rows.into_iter().map(|(endpoint, conditions)| self.predict(endpoint, &conditions)));
+        let mut rows = rows.into_iter();
+        let mut block: [(EndpointRef, Features); LANES] = [(NOBODY, [0.0; FEATURES_COUNT]); LANES];
+        loop {
+            let mut count = 0;
+            for (place, (endpoint, conditions)) in block.iter_mut().zip(rows.by_ref()) {
+                *place = (endpoint, features(&conditions, &self.step));
+                count += 1;
+            }
+            self.say_all(block.get(..count).unwrap_or_default(), out);
+            if count < LANES {
+                return;
+            }
+        }
+    }
+
+    fn say_all(&self, block: &[(EndpointRef, Features)], out: &mut Vec<Result<Prediction, Abstention>>) {
+        let mut columns: Columns = [[0.0; LANES]; FEATURES_COUNT];
+        for (lane, (_, x)) in block.iter().enumerate() {
+            for (column, value) in columns.iter_mut().zip(x) {
+                column.get_mut(lane).into_iter().for_each(|place| *place = *value);
+            }
+        }
+        let corrections = self.ttft.shape.corrections(&columns).into_iter().zip(self.tpot.shape.corrections(&columns));
+        out.extend(block.iter().zip(corrections).map(|((endpoint, x), corrections)| self.say(*endpoint, x, corrections)));
+    }
+
+    /// What is said where the features are these, and trees correct the two times by so much.
+    fn say(&self, endpoint: EndpointRef, x: &Features, (ttft, tpot): (f32, f32)) -> Result<Prediction, Abstention> {
+        if self.samples() < SAMPLES_MIN {
+            return Err(Abstention::TooLittleData);
+        }
+        if x.iter().zip(&self.limits).any(|(value, limit)| value > limit) {
+            return Err(self.outside(x));
+        }
+        let offset = self.offset(endpoint);
+        let (ttft_ms, ttft_factor) = self.ttft.say(&ttft_terms(x), ttft + offset.ttft);
+        let (tpot_ms, tpot_factor) = self.tpot.say(&tpot_terms(x), tpot + offset.tpot);
+        Ok(Prediction { ttft_ms, tpot_ms, ttft_p90_ms: ttft_ms * ttft_factor, tpot_p90_ms: tpot_ms * tpot_factor })
     }
 
     /// From how many requests it was learned: of the time of which it saw fewer.
@@ -142,7 +174,7 @@ impl LatencyModel {
     pub fn endpoints(&self) -> impl Iterator<Item = EndpointFactor> + '_ {
         let known = (0_u16..).zip(&self.offsets).filter(|(_, offset)| (offset.ttft, offset.tpot) != (0.0, 0.0));
         known.map(|(slot, offset)| EndpointFactor {
-            endpoint: EndpointRef { slot: crate::snapshot::Slot(slot), incarnation: offset.incarnation },
+            endpoint: EndpointRef { slot: Slot(slot), incarnation: offset.incarnation },
             ttft: libm::expf(offset.ttft),
             tpot: libm::expf(offset.tpot),
         })
@@ -195,7 +227,7 @@ impl LatencyModel {
     }
 
     fn outside(&self, x: &Features) -> Abstention {
-        let beyond = x.iter().zip(&self.limits).position(|(value, limit)| !(value <= limit));
+        let beyond = x.iter().zip(&self.limits).position(|(value, limit)| value > limit);
         let feature = beyond.and_then(|at| FEATURES.get(at));
         Abstention::OutsideRange(feature.map_or("", |feature| feature.name))
     }
@@ -210,8 +242,8 @@ impl LatencyModel {
 
 impl Head {
     /// The middle, ms, and how many times that the ninth decile is.
-    fn predict(&self, terms: &[f32; TERMS], x: &Features, offset: f32) -> (f32, f32) {
-        let ms = self.shape.base_ms(terms) * libm::expf(self.shape.correction(x) + offset);
+    fn say(&self, terms: &[f32; TERMS], correction: f32) -> (f32, f32) {
+        let ms = (self.shape.base_ms(terms) * libm::expf(correction)).clamp(MS_MIN, MS_MAX);
         (ms, self.spread.factor(ms))
     }
 }

@@ -9,6 +9,12 @@ use std::ops::RangeInclusive;
 use super::features::{FEATURES_COUNT, Features, TERMS};
 use super::words::{InvalidModel, Words, put};
 
+/// Endpoints that are predicted for together: what a vector register or two hold.
+pub(super) const LANES: usize = 8;
+
+/// Features of that many endpoints, feature by feature.
+pub(super) type Columns = [[f32; LANES]; FEATURES_COUNT];
+
 /// Questions of a tree.
 pub(super) const DEPTH: usize = 3;
 
@@ -60,6 +66,15 @@ impl Shape {
         terms.iter().zip(&self.weights).map(|(term, weight)| term * weight).sum::<f32>().max(MS_MIN)
     }
 
+    /// [`Self::correction`] of each of them.
+    pub(super) fn corrections(&self, columns: &Columns) -> [f32; LANES] {
+        let mut sums = [0.0; LANES];
+        for tree in &self.trees {
+            tree.add_leaves(columns, &mut sums);
+        }
+        sums
+    }
+
     /// What the trees add, as a logarithm.
     pub(super) fn correction(&self, x: &Features) -> f32 {
         self.trees.iter().map(|tree| tree.leaf(x)).sum()
@@ -93,6 +108,20 @@ impl Tree {
             at |= usize::from(value > *threshold) << level;
         }
         self.leaves.get(at).copied().unwrap_or(0.0)
+    }
+
+    /// [`Self::leaf`] of each of them, without a branch.
+    fn add_leaves(&self, columns: &Columns, sums: &mut [f32; LANES]) {
+        let mut at = [0_u32; LANES];
+        for (level, (feature, threshold)) in self.features.iter().zip(&self.thresholds).enumerate() {
+            let Some(column) = columns.get(usize::from(*feature)) else { continue };
+            for (at, value) in at.iter_mut().zip(column) {
+                *at |= u32::from(value > threshold) << level;
+            }
+        }
+        for (sum, at) in sums.iter_mut().zip(at) {
+            *sum += self.leaves.get((at & 7) as usize).copied().unwrap_or(0.0);
+        }
     }
 
     fn read(words: &mut Words<'_>) -> Result<Self, InvalidModel> {

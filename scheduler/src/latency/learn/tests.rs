@@ -213,6 +213,10 @@ fn beyond_what_was_seen_it_goes_on_for_a_while_and_then_abstains_by_name() {
     let mut said = Vec::new();
     model.predict_all([(endpoint(0, 1), of_queue(5.0)), (endpoint(1, 1), of_queue(5_000.0))], &mut said);
     assert!(said[0].is_ok() && said[1].is_err());
+    let many: Vec<_> = (0..37).map(|slot| (endpoint(slot % 6, 1), world.conditions())).collect();
+    model.predict_all(many.iter().copied(), &mut said);
+    let one_by_one: Vec<_> = many.iter().map(|(endpoint, conditions)| model.predict(*endpoint, conditions)).collect();
+    assert_eq!(said, one_by_one, "together as one by one, to the last bit");
 }
 
 #[test]

@@ -410,7 +410,7 @@ mod tests {
                 learner.ended(a as u32);
             }
             let model = learner.model();
-            prop_assert_eq!(StepModel::from_words(&model.words()), Ok(model.clone()), "every number is one it may be");
+            prop_assert_eq!(StepModel::from_words(&model.words()), Ok(model), "every number is one it may be");
         }
     }
 }

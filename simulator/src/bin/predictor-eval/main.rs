@@ -43,7 +43,7 @@ struct Args {
 /// The part of a file that is learned from first.
 const FIRST: f64 = 0.7;
 
-/// Rows after which rivals are fitted again, and below which they say nothing.
+/// Rows after which rivals are fitted again.
 const REFIT_ROWS: usize = 100;
 
 /// The files do not say which pod served; so it is one.
@@ -124,6 +124,9 @@ fn ours(trace: &Trace, lines: &mut Vec<Line>) {
         }
         let name = if frozen { "switchpoint-frozen" } else { "switchpoint" };
         for (target, (calibration, abstained)) in [Target::Ttft, Target::Tpot].into_iter().zip(results) {
+            if !frozen && !trace.served {
+                continue;
+            }
             lines.push(Line { trace: trace.name.clone(), target, model: name.to_owned(), calibration, abstained });
         }
         if let Some(model) = &model {
@@ -197,7 +200,9 @@ fn theirs(trace: &Trace, target: Target, rival: Rival, lines: &mut Vec<Line>) {
     }
     let name = rival.name();
     let line = |model: String, calibration, abstained| Line { trace: trace.name.clone(), target, model, calibration, abstained };
-    lines.push(line(name.to_owned(), served, abstained));
+    if trace.served {
+        lines.push(line(name.to_owned(), served, abstained));
+    }
     lines.push(line(format!("{name}-frozen"), still, 0));
 }
 

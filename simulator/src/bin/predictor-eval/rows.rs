@@ -34,8 +34,10 @@ pub(crate) struct Row {
 /// One file.
 pub(crate) struct Trace {
     pub(crate) name: String,
-    /// In the order in which outcomes were known.
+    /// In the order in which outcomes were known; where that is not `served`, in which they came.
     pub(crate) rows: Vec<Row>,
+    /// Was anything known at picks?
+    pub(crate) served: bool,
 }
 
 /// What happens to a row, by its position.
@@ -84,7 +86,7 @@ fn h200(name: &str) -> Result<Trace, String> {
         Ok(Row { conditions, ttft_ms: time(number("actual_ttft_ms")?), tpot_ms: time(number("actual_tpot_ms")?), picked_ms, known_ms })
     };
     let rows = lines.iter().enumerate().map(row).collect::<Result<_, String>>()?;
-    Ok(Trace { name: format!("h200-{name}"), rows })
+    Ok(Trace { name: format!("h200-{name}"), rows, served: true })
 }
 
 /// One request of a run.
@@ -97,8 +99,9 @@ struct Run {
     last: f64,
 }
 
-/// The runs tell when each request came, was scheduled, and had its first and last token; from that follows what was under way at any time. Every request's
-/// times are known at its last token, when its observation would come.
+/// The runs tell when each request came, was scheduled, and had its first and last token; from that follows what was under way at any time. Nearly
+/// all of them came before the first few had ended, so nothing of use was known at any pick: only the frozen figures say something, of requests in
+/// the order they came.
 fn serving_sim(name: &str) -> Result<Trace, String> {
     let lines = lines(&format!("llmservingsim_vllm_{name}_requests.jsonl.gz"))?;
     let run = |line: &Value| {
@@ -110,8 +113,8 @@ fn serving_sim(name: &str) -> Result<Trace, String> {
     let runs: Vec<Run> = lines.iter().map(run).collect::<Option<_>>().ok_or_else(|| format!("{name}: a line is not as known"))?;
     let start = runs.iter().map(|run| run.queued).fold(f64::INFINITY, f64::min);
     let mut rows: Vec<Row> = runs.iter().map(|run| observed(run, &runs, start)).collect();
-    rows.sort_by_key(|row| row.known_ms);
-    Ok(Trace { name: format!("llmservingsim-{name}"), rows })
+    rows.sort_by_key(|row| row.picked_ms);
+    Ok(Trace { name: format!("llmservingsim-{name}"), rows, served: false })
 }
 
 fn observed(run: &Run, runs: &[Run], start: f64) -> Row {
