@@ -25,6 +25,9 @@ NODE_VERSION          := 24.19.0
 
 # Seconds given to each fuzz target by `make fuzz`.
 FUZZ_SECONDS ?= 30
+# The same in the long suite, and how long its soak is. From an hour on the soak holds the growth of memory to its bound.
+FUZZ_LONG_SECONDS ?= 180
+SOAK_SECONDS ?= 600
 
 .PHONY: help setup build wasm test lint fuzz e2e e2e-long bench sim demo run clean
 
@@ -137,8 +140,9 @@ lint: setup $(DENY_READY) ## format, clippy, dependency arrows, licences, adviso
 e2e: setup ## the tests on a real Envoy only
 	@python3 .ci/steps.py wasm e2e
 
-e2e-long: setup .venv-1.38/.ready $(TOOLS)/.cargo-mutants-$(CARGO_MUTANTS_VERSION) ## slow drills, e2e on Envoy 1.38 too, mutants of the pure crates
-	@python3 .ci/steps.py wasm e2e e2e-slow e2e-1.38 mutants
+e2e-long: setup .venv-1.38/.ready $(TOOLS)/.cargo-mutants-$(CARGO_MUTANTS_VERSION) $(TOOLS)/.cargo-fuzz-$(CARGO_FUZZ_VERSION) ## slow drills, a soak of SOAK_SECONDS=600, e2e on Envoy 1.38 too, minutes of fuzzing, mutants of the pure crates
+	@rustup toolchain install nightly --profile minimal --no-self-update
+	SOAK_SECONDS=$(SOAK_SECONDS) FUZZ_SECONDS=$(FUZZ_LONG_SECONDS) python3 .ci/steps.py wasm e2e e2e-slow e2e-1.38 fuzz mutants
 
 fuzz: setup $(TOOLS)/.cargo-fuzz-$(CARGO_FUZZ_VERSION) ## every fuzz target, FUZZ_SECONDS=30 each (installs a nightly toolchain)
 	@rustup toolchain install nightly --profile minimal --no-self-update

@@ -146,8 +146,12 @@ def fuzz_steps() -> list[Step]:
     for manifest in sorted(ROOT.glob("*/fuzz/Cargo.toml")):
         crate = manifest.parent.parent.name
         for target in sorted((manifest.parent / "fuzz_targets").glob("*.rs")):
-            fuzz = f"../.tools/bin/cargo-fuzz run {target.stem} -- -max_total_time={seconds} -rss_limit_mb=4096"
-            steps.append(Step(f"fuzz: {crate} {target.stem}", f"cd {crate} && RUSTUP_TOOLCHAIN=nightly {fuzz}", one))
+            # What is found goes into the corpus, which is nobody else's; the seeds are committed, a few small ones for each target.
+            corpus, seeds = f"fuzz/corpus/{target.stem}", f"fuzz/seeds/{target.stem}"
+            folders = f"{corpus} {seeds}" if (ROOT / crate / seeds).is_dir() else corpus
+            fuzz = f"../.tools/bin/cargo-fuzz run {target.stem} {folders} -- -max_total_time={seconds} -rss_limit_mb=4096"
+            run = f"cd {crate} && mkdir -p {corpus} && RUSTUP_TOOLCHAIN=nightly {fuzz}"
+            steps.append(Step(f"fuzz: {crate} {target.stem}", run, one))
     return steps
 
 

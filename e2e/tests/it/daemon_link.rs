@@ -1,4 +1,4 @@
-//! The connection to the daemon as the shipped config sets it: a daemon that stands still is noticed, one that comes back is found at once,
+//! The connection to the daemon as the shipped config sets it, by stream and by calls: a daemon that stands still is noticed, one that comes back is found at once,
 //! and with `mtls.yaml` each knows who the other is.
 
 use std::path::Path;
@@ -9,7 +9,7 @@ use e2e::stack::{Builder, Stack};
 use e2e::{Result, wait_for};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustix::process::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// Far above whatever is promised: a machine that compiles beside the test is slow.
@@ -27,9 +27,18 @@ async fn hosts_are(stack: &Stack, count: i64) -> Result<()> {
     stat_until(stack, "cluster.inference-pool.membership_total", |hosts| hosts == count, LIMIT).await.map(drop)
 }
 
+/// A stack whose picker hears the daemon by this transport.
+fn by(transport: &str) -> Builder {
+    Stack::builder().servers(2).picker(json!({"state": {"cluster": "switchpoint-state", "transport": transport}}))
+}
+
 #[tokio::test]
 async fn a_daemon_that_stands_still_is_noticed_by_its_silence_to_pings() -> Result<()> {
-    let mut stack = Stack::start(2).await?;
+    tokio::try_join!(stands_still("grpc"), stands_still("http")).map(drop)
+}
+
+async fn stands_still(transport: &str) -> Result<()> {
+    let mut stack = by(transport).start().await?;
     hosts_are(&stack, 2).await?;
     assert_eq!(stack.envoy.stat("cluster.inference-pool.update_failure").await?, 0);
     // Its kernel goes on to acknowledge, and EDS is silent for hours when nothing changes: nothing but a ping tells. (The picker's own
@@ -46,8 +55,12 @@ async fn a_daemon_that_stands_still_is_noticed_by_its_silence_to_pings() -> Resu
 
 #[tokio::test]
 async fn a_daemon_that_comes_back_is_found_at_once() -> Result<()> {
+    tokio::try_join!(comes_back("grpc"), comes_back("http")).map(drop)
+}
+
+async fn comes_back(transport: &str) -> Result<()> {
     const TRIES: i64 = 20;
-    let mut stack = Stack::start(2).await?;
+    let mut stack = by(transport).start().await?;
     hosts_are(&stack, 2).await?;
     stack.daemon()?.process().kill()?;
     // Tries of EDS alone. At 0.25 s between them at most, these take 5 s at most; by Envoy's defaults (doubling from 0.5 s to 30 s) minutes,
@@ -58,8 +71,8 @@ async fn a_daemon_that_comes_back_is_found_at_once() -> Result<()> {
     let listens = || async { stack.daemon.as_ref()?.admin("/readyz").await.ok().filter(|reply| reply.status == 200) };
     wait_for(LIMIT, "the daemon", listens).await?;
     // Ten times the longest pause.
-    let found = stat_until(&stack, "cluster.inference-pool.membership_total", |hosts| hosts == 1, Duration::from_millis(2_500));
-    found.await.map(drop)
+    stat_until(&stack, "cluster.inference-pool.membership_total", |hosts| hosts == 1, Duration::from_millis(2_500)).await?;
+    stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await.map(drop)
 }
 
 // === mTLS ===
@@ -101,10 +114,10 @@ fn certificates(ours: &Authority) -> Result<TempDir> {
 }
 
 /// A stack whose daemon is started as `mtls.yaml` says.
-fn guarded(certs: &Path) -> Builder {
+fn guarded(certs: &Path, transport: &str) -> Builder {
     let flags = [("--state-tls-cert", "daemon.pem"), ("--state-tls-key", "daemon.key"), ("--state-tls-client-ca", "ca.pem")];
     let arguments = flags.map(|(flag, file)| [flag.to_owned(), certs.join(file).to_string_lossy().into_owned()]).concat();
-    Stack::builder().servers(2).daemon_arguments(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+    by(transport).daemon_arguments(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
 /// The edit that `mtls.yaml` asks for, with its `certs/` in this folder.
@@ -133,9 +146,13 @@ fn replace_folder(value: &mut Value, folder: &Path) {
 
 #[tokio::test]
 async fn proxy_and_daemon_prove_to_each_other_who_they_are() -> Result<()> {
+    tokio::try_join!(prove_who_they_are("grpc"), prove_who_they_are("http")).map(drop)
+}
+
+async fn prove_who_they_are(transport: &str) -> Result<()> {
     let ours = Authority::new()?;
     let certs = certificates(&ours)?;
-    let mut stack = guarded(certs.path()).envoy_config(with_fragment(certs.path())?).start().await?;
+    let mut stack = guarded(certs.path(), transport).envoy_config(with_fragment(certs.path())?).start().await?;
     assert_eq!(stack.get("/v1/models").await?.status, 200, "the picker has its state: the first stream");
     stack.set_pool(&[1])?;
     hosts_are(&stack, 1).await?; // EDS: the second
@@ -159,6 +176,10 @@ async fn learns_nothing(stack: &Stack, what: &str) -> Result<()> {
 
 #[tokio::test]
 async fn a_proxy_that_cannot_prove_who_it_is_is_told_nothing() -> Result<()> {
+    tokio::try_join!(is_told_nothing("grpc"), is_told_nothing("http")).map(drop)
+}
+
+async fn is_told_nothing(transport: &str) -> Result<()> {
     type Edit = Box<dyn Fn(&mut Value) + Send>;
     let (ours, theirs) = (Authority::new()?, Authority::new()?);
     let certs = certificates(&ours)?;
@@ -177,7 +198,7 @@ async fn a_proxy_that_cannot_prove_who_it_is_is_told_nothing() -> Result<()> {
         ("in clear, as without the fragment", "received corrupt message", Box::new(|_| ())),
     ];
     for (what, reason, edit) in edits {
-        let mut stack = guarded(certs.path()).envoy_config(edit).without_waiting().start().await?;
+        let mut stack = guarded(certs.path(), transport).envoy_config(edit).without_waiting().start().await?;
         let daemon = stack.daemon()?;
         let refused = || std::future::ready((daemon.process().stderr().matches(reason).count() >= 5).then_some(()));
         wait_for(LIMIT, &format!("the daemon to refuse a proxy {what}"), refused).await?;
@@ -188,13 +209,17 @@ async fn a_proxy_that_cannot_prove_who_it_is_is_told_nothing() -> Result<()> {
 
 #[tokio::test]
 async fn a_daemon_that_cannot_prove_who_it_is_is_not_listened_to() -> Result<()> {
+    tokio::try_join!(is_not_listened_to("grpc"), is_not_listened_to("http")).map(drop)
+}
+
+async fn is_not_listened_to(transport: &str) -> Result<()> {
     let (ours, theirs) = (Authority::new()?, Authority::new()?);
     // Another proxy's certificate is of the right authority, but not for the daemon's name.
     for (what, signer, name, stat) in
         [("of another name", &ours, "a-proxy", "fail_verify_san"), ("of another CA", &theirs, "switchpointd", "fail_verify_error")]
     {
         let certs = certificates(&ours)?;
-        let stack = guarded(certs.path()).envoy_config(with_fragment(certs.path())?).without_waiting();
+        let stack = guarded(certs.path(), transport).envoy_config(with_fragment(certs.path())?).without_waiting();
         signer.certify(name, "daemon", certs.path())?;
         let stack = stack.start().await?;
         stat_until(&stack, &format!("cluster.switchpoint-state.ssl.{stat}"), |failures| failures >= 5, LIMIT).await?;

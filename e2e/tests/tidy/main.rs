@@ -58,6 +58,10 @@ rules! {
         "README.md" => "    switchpointd serve --endpoint 127.0.0.1:8000 --dry-run\n",
         "control-plane/src/args.rs" => "pub endpoint: Vec<String>,",
     ];
+    documented_drills_exist: [
+        "docs/failure-drills.md" => "| killed | `daemon_faults::nobody_wrote_this` | 1, 0 |\n",
+        "e2e/tests/it/daemon_faults.rs" => "async fn something_else() {",
+    ];
     documented_ports_exist: [
         "envoy-config/README.md" => "| 8081 | Envoy | clients |\n",
         "envoy-config/standalone.yaml" => "port_value: 8080",

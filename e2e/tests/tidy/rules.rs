@@ -232,6 +232,18 @@ pub(crate) fn documented_ports_exist(tree: &Tree) -> Vec<String> {
     missing.map(|port| format!("envoy-config/README.md: port {port} is not in standalone.yaml")).collect()
 }
 
+/// Tests named as `module::test` in the page of drills.
+pub(crate) fn documented_drills_exist(tree: &Tree) -> Vec<String> {
+    let page = tree.text("docs/failure-drills.md");
+    let names = page.split('`').skip(1).step_by(2).filter_map(|name| name.split_once("::"));
+    let stands = |module: &str, test: &str| {
+        let mut places = ["it", "long"].into_iter().map(|folder| tree.text(&format!("e2e/tests/{folder}/{module}.rs")));
+        places.any(|text| text.contains(&format!("async fn {test}(")))
+    };
+    let missing = names.filter(|(module, test)| !stands(module, test));
+    missing.map(|(module, test)| format!("docs/failure-drills.md: there is no test {module}::{test}")).collect()
+}
+
 // === helpers ===
 
 /// One complaint for each line of code that `judge` objects to.
