@@ -280,6 +280,7 @@ impl Flight {
     }
 
     pub(super) fn end(mut self, pool: &mut Pool, now: Time) -> Outcome {
+        let ended = self.ended();
         let usage = self.reader.take().map(|mut r| r.finish()).unwrap_or_default();
         let outcome = Outcome {
             status: self.status,
@@ -291,7 +292,7 @@ impl Flight {
         };
         self.count(pool, &outcome);
         let ttft_ms = self.first_token_at.filter(|_| self.streamed).map(|at| ms_between(self.picked_at, at));
-        let ending = Ending { ended: self.ended(), ttft_ms, tpot_ms: self.tpot_ms(&usage), usage: &usage };
+        let ending = Ending { ended, ttft_ms, tpot_ms: self.tpot_ms(&usage), usage: &usage };
         pool.observe_end(&self.held, &ending);
         pool.hit(&self.held, &usage, self.prompt.blocks.len());
         pool.release(self.held);
@@ -301,7 +302,8 @@ impl Flight {
     /// A response that was cut off is nobody's measure; whose fault that was is not known here.
     fn ended(&self) -> Ended {
         match (self.served, self.status) {
-            (true, 200) if self.whole => Ended::Done,
+            // Of a body that is not read nobody knows its end.
+            (true, 200) if self.whole || self.reader.is_none() => Ended::Done,
             (true, 200) | (false, 0) => Ended::Aborted,
             _ => Ended::Failed,
         }
