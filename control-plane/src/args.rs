@@ -348,6 +348,10 @@ pub struct ObjectsArgs {
     #[arg(long, env = "SWITCHPOINT_OBJECTS", value_name = "DIR")]
     pub objects: Option<PathBuf>,
 
+    /// The same objects from this namespace of the Kubernetes cluster around us, or of the kubeconfig.
+    #[arg(long, env = "SWITCHPOINT_OBJECTS_KUBERNETES", value_name = "NAMESPACE", conflicts_with = "objects")]
+    pub objects_kubernetes: Option<String>,
+
     /// Answer 404 to a model that no object names, even without any InferenceModel.
     #[arg(long, env = "SWITCHPOINT_STRICT_MODELS")]
     pub strict_models: bool,

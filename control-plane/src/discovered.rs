@@ -60,6 +60,8 @@ pub struct KubernetesSource {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct InferencePoolSource {
+    // There is but one kind of namespace here.
+    #[serde(alias = "namespace")]
     kube_namespace: Option<String>,
     name: String,
     api_version: Option<ApiVersion>,

@@ -66,7 +66,8 @@ impl LeaseArgs {
         let Self { lease_kubernetes, lease_etcd, lease_name, lease_identity, access } = self;
         let store: Box<dyn LeaseStore> = match lease_kubernetes {
             Some(given) => {
-                let Some((namespace, name)) = given.split_once('/').filter(|(namespace, name)| !namespace.is_empty() && !name.is_empty()) else {
+                let Some((namespace, name)) = given.split_once('/').filter(|(namespace, name)| !namespace.is_empty() && !name.is_empty())
+                else {
                     return Err(Fatal::Usage(format!("--lease-kubernetes {given:?}: give NAMESPACE/NAME")));
                 };
                 Box::new(KubernetesLease::new(kubernetes::connect().await.map_err(Fatal::Usage)?, namespace, name))

@@ -14,11 +14,15 @@
 //! those with, in the order of files (by name) and documents.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use discovery::content::{Files, FollowFiles};
+use discovery::kubernetes::{self, CustomKind, follow_objects};
+use futures::stream::{BoxStream, StreamExt};
 use scheduler::objects::{ModelSpec, ObjectiveSpec, Objects, ObjectsSpec, RewriteSpec};
+use serde_json::Value;
 
 use crate::config::Report;
 
@@ -31,6 +35,8 @@ pub use reader::{Kind, read};
 pub struct ObjectsSource {
     /// A folder of files, or one file.
     pub path: Option<PathBuf>,
+    /// A namespace of the Kubernetes cluster around us, or of the kubeconfig.
+    pub kubernetes: Option<String>,
     /// A model that no object names is unknown, even without any InferenceModel.
     pub strict_models: bool,
 }
@@ -76,11 +82,30 @@ pub struct PoolObjects {
 }
 
 /// A pool's objects, followed.
-#[derive(Debug)]
 pub struct ObjectsFile {
-    follow: FollowFiles,
+    from: From,
     pool: Arc<str>,
     strict_models: bool,
+}
+
+/// Where they come from.
+enum From {
+    Files(FollowFiles),
+    /// Custom objects of this namespace.
+    Cluster(String, BoxStream<'static, Result<Vec<Value>, String>>),
+}
+
+/// The kinds in Kubernetes: those of llm-d, and those of the Gateway API Inference Extension that they were before.
+const CLUSTER_KINDS: [CustomKind; 5] = [
+    custom("llm-d.ai", "InferenceObjective", "inferenceobjectives"),
+    custom("llm-d.ai", "InferenceModelRewrite", "inferencemodelrewrites"),
+    custom("inference.networking.x-k8s.io", "InferenceObjective", "inferenceobjectives"),
+    custom("inference.networking.x-k8s.io", "InferenceModelRewrite", "inferencemodelrewrites"),
+    custom("inference.networking.x-k8s.io", "InferenceModel", "inferencemodels"),
+];
+
+const fn custom(group: &'static str, kind: &'static str, plural: &'static str) -> CustomKind {
+    CustomKind { group, version: "v1alpha2", kind, plural }
 }
 
 // === impl PoolObjects ===
@@ -106,20 +131,59 @@ impl ObjectsFile {
     /// Follows what is at `path` for the pool named `pool`.
     #[must_use]
     pub fn new(path: PathBuf, pool: Arc<str>, strict_models: bool) -> Self {
-        Self { follow: FollowFiles::new(path), pool, strict_models }
+        Self { from: From::Files(FollowFiles::new(path)), pool, strict_models }
     }
 
-    /// The folder or file followed.
+    /// Follows the objects in a namespace of Kubernetes, which need not be reachable.
+    ///
+    /// # Errors
+    /// Says what is missing for that.
+    pub async fn in_cluster(kube_namespace: String, pool: Arc<str>, strict_models: bool) -> Result<Self, String> {
+        let told = follow_objects(&kubernetes::connect().await?, &kube_namespace, &CLUSTER_KINDS);
+        Ok(Self { from: From::Cluster(kube_namespace, told), pool, strict_models })
+    }
+
+    /// What is followed, for people.
     #[must_use]
-    pub fn path(&self) -> &Path {
-        self.follow.path()
+    pub fn described(&self) -> String {
+        match &self.from {
+            From::Files(follow) => follow.path().display().to_string(),
+            From::Cluster(namespace, _) => format!("Kubernetes namespace {namespace}"),
+        }
     }
 
     /// Waits for the files to say something new; the first call tells what they say now. An error says why none of it can be used. Cancel-safe.
     pub async fn changed(&mut self) -> Result<PoolObjects, String> {
-        let files = self.follow.changed().await.map_err(|e| e.to_string())?;
-        of_pool(&files, &self.pool, self.strict_models)
+        match &mut self.from {
+            From::Files(follow) => of_pool(&follow.changed().await.map_err(|e| e.to_string())?, &self.pool, self.strict_models),
+            From::Cluster(_, told) => match told.next().await {
+                Some(Ok(all)) => of_cluster(&all, &self.pool, self.strict_models),
+                Some(Err(why)) => Err(why),
+                None => std::future::pending().await,
+            },
+        }
     }
+}
+
+impl fmt::Debug for ObjectsFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ObjectsFile").field("from", &self.described()).field("pool", &self.pool).finish_non_exhaustive()
+    }
+}
+
+/// The objects of a pool, out of all of a namespace. One that cannot be read is somebody's own affair: it is left out, and that is said.
+fn of_cluster(all: &[Value], pool: &str, strict_models: bool) -> Result<PoolObjects, String> {
+    let mut objects = Vec::new();
+    for object in all {
+        let (report, read) = read(&object.to_string()); // JSON is YAML
+        if report.errors.is_empty() {
+            objects.extend(read);
+        } else {
+            let name = format!("{} {}", object["kind"], object["metadata"]["name"]);
+            tracing::warn!(pool, why = report.complaints(&name), "an object cannot be used");
+        }
+    }
+    checked(select(objects, pool, strict_models), pool)
 }
 
 /// The objects of a pool, out of all files.
@@ -147,7 +211,10 @@ pub fn of_pool(files: &Files, pool: &str, strict_models: bool) -> Result<PoolObj
     if !complaints.is_empty() {
         return Err(complaints.join("\n"));
     }
-    let found = select(objects, pool, strict_models);
+    checked(select(objects, pool, strict_models), pool)
+}
+
+fn checked(found: PoolObjects, pool: &str) -> Result<PoolObjects, String> {
     match Objects::build(&found.spec) {
         Ok(_) => Ok(found),
         Err(why) => Err(format!("objects of pool {pool:?}: {why}")),

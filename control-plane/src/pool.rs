@@ -29,8 +29,8 @@ mod member;
 mod said;
 
 use member::member;
-use said::Room;
 pub use member::{Absence, Absentee, Member, MetricsStatus};
+use said::Room;
 pub use said::{MODEL_NAMES_BYTES_MAX, Said};
 
 /// How long a removed endpoint stays in EDS at least: a list picked just before may still name it at a retry.

@@ -19,6 +19,9 @@ use crate::shared::{ScraperHandle, Shared};
 use crate::shutdown::Shutdown;
 use crate::sources::{self, Components, Source};
 
+/// How long the first objects of a cluster are waited for: an API server answers in milliseconds, or it is not there.
+const FIRST_OBJECTS_WAIT: Duration = Duration::from_secs(3);
+
 /// How all pools are scraped.
 #[derive(Clone, Debug)]
 pub struct Scrape {
@@ -66,7 +69,7 @@ impl PoolTask {
         let config_file = config.as_ref().map(|file| file.path().display().to_string().into());
         let incarnation_first = saved.map_or(0, |s| s.incarnation_next).max(incarnation_first);
         let settings = Settings { name: name.into(), pipeline, config_file, staleness_max: scrape.staleness_max, incarnation_first };
-        let objects_file = objects.as_ref().map(|file| file.path().display().to_string().into());
+        let objects_file = objects.as_ref().map(|file| file.described().into());
         let mut pool = Pool::new(settings).with_objects(objects_file, found.spec);
         if let Some(saved) = saved {
             let endpoints = saved.endpoints();
@@ -110,11 +113,17 @@ impl PoolTask {
 
 /// The objects a pool begins with, and the files they come from.
 async fn first_objects(source: ObjectsSource, pool: &str) -> Result<(Option<ObjectsFile>, PoolObjects), Fatal> {
-    let ObjectsSource { path, strict_models } = source;
-    let Some(path) = path else {
-        let spec = ObjectsSpec { strict_models, ..ObjectsSpec::default() };
-        return Ok((None, PoolObjects { spec, ..PoolObjects::default() }));
-    };
+    let ObjectsSource { path, kubernetes, strict_models } = source;
+    let none = || PoolObjects { spec: ObjectsSpec { strict_models, ..ObjectsSpec::default() }, ..PoolObjects::default() };
+    if let Some(namespace) = kubernetes {
+        let mut objects = ObjectsFile::in_cluster(namespace, pool.into(), strict_models).await.map_err(Fatal::Usage)?;
+        // Requests need not wait for a cluster that cannot be reached.
+        let found = tokio::time::timeout(FIRST_OBJECTS_WAIT, objects.changed()).await;
+        let found = found.unwrap_or_else(|_| Err("no answer yet".to_owned()));
+        let found = found.inspect_err(|why| tracing::error!(pool, why, "objects cannot be had yet; there are none for now"));
+        return Ok((Some(objects), found.unwrap_or_else(|_| none())));
+    }
+    let Some(path) = path else { return Ok((None, none())) };
     let mut files = ObjectsFile::new(path, pool.into(), strict_models);
     let found = files.changed().await.map_err(Fatal::Usage)?;
     found.log(pool);

@@ -6,6 +6,7 @@
 //! - {name: qwen, endpoints: ["10.0.0.1:8000", "gpu-2:8000"], strictModels: true}
 //! - name: deepseek
 //!   kubernetes: {namespace: dynamo, components: [{name: decode, role: decode}, {name: prefill, role: prefill}]}
+//!   objectsKubernetes: prod
 //! ```
 //! Read once: a pool more or less is a change of what Envoy is configured with anyway. The files it names are followed. Relative names
 //! count from where the daemon was started, as on the command line.
@@ -63,6 +64,7 @@ struct Row {
     etcd: Option<EtcdSource>,
     config: Option<PathBuf>,
     objects: Option<PathBuf>,
+    objects_kubernetes: Option<String>,
     strict_models: Option<bool>,
 }
 
@@ -83,7 +85,19 @@ fn parse(text: &str, given: &ObjectsSource) -> Result<Vec<PoolSource>, String> {
     let mut names = BTreeSet::new();
     let mut sources = Vec::with_capacity(file.pools.len());
     for row in file.pools {
-        let Row { name, endpoints_file, endpoints, kubernetes, inference_pool, directory, etcd, config, objects, strict_models } = row;
+        let Row {
+            name,
+            endpoints_file,
+            endpoints,
+            kubernetes,
+            inference_pool,
+            directory,
+            etcd,
+            config,
+            objects,
+            objects_kubernetes,
+            strict_models,
+        } = row;
         if name.is_empty() || name.len() > discovery::NAME_BYTES_MAX {
             return Err(format!("pool name {name:?}: 1 to {} bytes are allowed", discovery::NAME_BYTES_MAX));
         }
@@ -103,8 +117,14 @@ fn parse(text: &str, given: &ObjectsSource) -> Result<Vec<PoolSource>, String> {
         let (Some(endpoints), None) = (given_sources.next(), given_sources.next()) else {
             return Err(format!("pool {name:?}: give one of endpointsFile, endpoints, kubernetes, inferencePool, etcd and directory"));
         };
-        let objects =
-            ObjectsSource { path: objects.or_else(|| given.path.clone()), strict_models: strict_models.unwrap_or(given.strict_models) };
+        if objects.is_some() && objects_kubernetes.is_some() {
+            return Err(format!("pool {name:?}: give one of objects and objectsKubernetes"));
+        }
+        let strict_models = strict_models.unwrap_or(given.strict_models);
+        let objects = match (objects, objects_kubernetes) {
+            (None, None) => ObjectsSource { strict_models, ..given.clone() },
+            (path, kubernetes) => ObjectsSource { path, kubernetes, strict_models },
+        };
         sources.push(PoolSource { name, endpoints, config, objects });
     }
     Ok(sources)
@@ -125,7 +145,7 @@ mod tests {
     #[test]
     fn objects_of_a_pool_go_before_those_of_all() {
         let text = "pools:\n- {name: a, endpoints: ['10.0.0.1:8000'], objects: own, strictModels: false}\n- {name: b, endpoints: ['10.0.0.1:8000']}\n";
-        let source = |path: &str, strict_models| ObjectsSource { path: Some(path.into()), strict_models };
+        let source = |path: &str, strict_models| ObjectsSource { path: Some(path.into()), strict_models, ..ObjectsSource::default() };
         let [a, b] = parse(text, &source("all", true)).unwrap().try_into().unwrap();
         assert_eq!((a.objects, b.objects), (source("own", false), source("all", true)));
     }

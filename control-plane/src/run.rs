@@ -17,8 +17,8 @@ use crate::args::{AdminTls, EndpointTlsArgs, ObjectsArgs, ScrapeArgs, Serve, Sta
 use crate::config::Latency;
 use crate::eds::EdsServer;
 use crate::ext_proc;
-use crate::lease;
 use crate::latency;
+use crate::lease;
 use crate::listen::{Incoming, TlsFiles, listen};
 use crate::objects::ObjectsSource;
 use crate::persist::{Saved, SnapshotFile};
@@ -219,8 +219,8 @@ impl Life {
 }
 
 fn objects_of(args: ObjectsArgs) -> ObjectsSource {
-    let ObjectsArgs { objects, strict_models } = args;
-    ObjectsSource { path: objects, strict_models }
+    let ObjectsArgs { objects, objects_kubernetes, strict_models } = args;
+    ObjectsSource { path: objects, kubernetes: objects_kubernetes, strict_models }
 }
 
 async fn open(what: &'static str, address: SocketAddr, tls: Option<TlsFiles>, shutdown: &Shutdown) -> Result<Incoming, Fatal> {

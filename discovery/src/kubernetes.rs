@@ -34,12 +34,14 @@ use crate::watch::Discovery;
 
 mod lease;
 mod listing;
+mod objects;
 mod pods;
 mod pool;
 mod slices;
 
 pub use lease::KubernetesLease;
 use listing::{Listing, Told};
+pub use objects::{CustomKind, follow_objects};
 pub use pool::{InferencePools, PoolGroup};
 pub use slices::{PortRule, SliceIndex};
 

@@ -43,10 +43,8 @@ impl Said {
         let count = |number: Option<u64>| number.and_then(|n| u32::try_from(n).ok()).filter(|&n| n > 0);
         #[allow(clippy::cast_precision_loss, reason = "counts of requests and tokens stay below 2^24")]
         let attribute = |key, number| Some((key, count(number)? as f32));
-        let attributes = [
-            attribute(BATCHED_TOKENS_MAX, most(|c| c.max_num_batched_tokens)),
-            attribute(SEQUENCES_MAX, most(|c| c.max_num_seqs)),
-        ];
+        let attributes =
+            [attribute(BATCHED_TOKENS_MAX, most(|c| c.max_num_batched_tokens)), attribute(SEQUENCES_MAX, most(|c| c.max_num_seqs))];
         Self {
             models: models.into_iter().collect(),
             kv_blocks: count(most(|c| c.total_kv_blocks)),
@@ -123,7 +121,9 @@ mod tests {
 
     #[test]
     fn what_the_engine_itself_reports_goes_before() {
-        let said = Said::of(&instance(r#"{"models": ["b", "a", "b", {"name": "c", "runtime_config": {"total_kv_blocks": 9, "max_num_seqs": 0}}]}"#));
+        let said = Said::of(&instance(
+            r#"{"models": ["b", "a", "b", {"name": "c", "runtime_config": {"total_kv_blocks": 9, "max_num_seqs": 0}}]}"#,
+        ));
         assert_eq!(*said.models, ["a".into(), "b".into(), "c".into()]);
         let own = EndpointMetrics { kv_blocks: Some(7), attributes: [("z".into(), 1.0)].into(), ..EndpointMetrics::default() };
         assert_eq!(numbers(&said.beside(&own)), (Some(7), None, vec![("z".to_owned(), 1.0)]));

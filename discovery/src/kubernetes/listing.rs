@@ -37,6 +37,8 @@ pub(super) struct Listing<K> {
     state: State,
     /// When `state` is over.
     until: Instant,
+    /// Does the kind have no objects where the API does not know it, rather than that being an error?
+    optional: bool,
     failures: u32,
     listed: Vec<K>,
 }
@@ -80,9 +82,14 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> Listing<K>
         Self::with_config(api, watcher::Config::default().timeout(WATCH_SECONDS).fields(&format!("metadata.name={name}")))
     }
 
+    /// All of a kind that need not be installed.
+    pub(super) fn of_kind(api: Api<K>) -> Self {
+        Self { optional: true, ..Self::with_config(api, watcher::Config::default().timeout(WATCH_SECONDS)) }
+    }
+
     fn with_config(api: Api<K>, config: watcher::Config) -> Self {
         let watch = start(&api, &config);
-        Self { api, config, watch, state: State::Listing, until: Instant::now() + LIST_DEADLINE, failures: 0, listed: Vec::new() }
+        Self { api, config, watch, state: State::Listing, until: Instant::now() + LIST_DEADLINE, optional: false, failures: 0, listed: Vec::new() }
     }
 
     /// Lists anew, now.
@@ -115,6 +122,10 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> Listing<K>
                 }
                 Some(Ok(Event::Apply(object))) => return Told::Applied(object),
                 Some(Ok(Event::Delete(object))) => return Told::Deleted(object),
+                Some(Err(error)) if self.optional && is_unknown_kind(&error) => {
+                    self.rest(RETRY_MAX);
+                    return Told::All(Vec::new());
+                }
                 Some(Err(error)) => return self.failed(innermost(&error)),
                 None => return self.failed("the watch ended".to_owned()),
             }
@@ -124,11 +135,15 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> Listing<K>
     fn failed(&mut self, why: String) -> Told<K> {
         let wait = RETRY_FIRST.saturating_mul(1 << self.failures.min(16)).min(RETRY_MAX);
         self.failures += 1;
+        self.rest(wait);
+        Told::Failed(why)
+    }
+
+    fn rest(&mut self, wait: Duration) {
         // Half of it is chance, so that all daemons do not come back at once.
         (self.state, self.until) = (State::Resting, Instant::now() + wait.mul_f64(0.5 + crate::registry::chance() / 2.0));
         self.watch = futures::stream::pending().boxed();
         self.listed.clear();
-        Told::Failed(why)
     }
 }
 
@@ -149,6 +164,11 @@ fn start<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static>(
             })
         })
         .boxed()
+}
+
+/// The API has no such kind (or no longer).
+fn is_unknown_kind(error: &watcher::Error) -> bool {
+    matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
 }
 
 /// An error with its causes, the last of which is what people can do something about.

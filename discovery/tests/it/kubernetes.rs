@@ -4,7 +4,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use discovery::kubernetes::{InferencePools, Kubernetes, KubernetesRegistry, PoolGroup};
+use discovery::kubernetes::{InferencePools, Kubernetes, KubernetesLease, KubernetesRegistry, PoolGroup};
+use discovery::lease::LeaseStore;
 use discovery::{Discovery, MetadataPolicy, ServiceDiscovery, ServiceRegistry};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -220,7 +221,7 @@ async fn the_shipped_rights_are_enough_and_needed() {
     let discovery = Kubernetes::new(limited.clone(), place.name).discovery(MetadataPolicy::Ignored);
     let error = discovery.list_instances("dynamo", "decode").await.unwrap_err().to_string();
     assert!(error.contains("forbidden") && error.contains("services"), "{error}");
-    for document in include_str!("../../kubernetes/rbac.yaml").split("\n---\n") {
+    for document in include_str!("../../../envoy-config/kubernetes/rbac.yaml").split("\n---\n") {
         let mut object: Value = serde_saphyr::from_str(document).unwrap();
         object["metadata"]["namespace"] = place.name.into();
         if object["kind"] == "RoleBinding" {
@@ -232,7 +233,16 @@ async fn the_shipped_rights_are_enough_and_needed() {
     }
     until(true, || async { discovery.list_instances("dynamo", "decode").await.is_ok_and(|all| all.len() == 1) }).await;
     place.pod("p1", "decode").await;
-    KubernetesRegistry::new(limited, place.name, "p1").register_instance("dynamo", "decode").await.unwrap();
+    KubernetesRegistry::new(limited.clone(), place.name, "p1").register_instance("dynamo", "decode").await.unwrap();
+    // The same rights are enough to lead, and of two who would, one does.
+    let lease = KubernetesLease::new(limited, place.name, "switchpointd");
+    assert_eq!(lease.read().await, Ok(None));
+    let first = lease.write("a", None).await.unwrap().unwrap();
+    assert_eq!(lease.write("b", None).await, Ok(None), "it is there already");
+    let renewed = lease.write("a", Some(&first)).await.unwrap().unwrap();
+    assert_eq!((renewed.version == first.version, renewed.transitions, lease.read().await), (false, 0, Ok(Some(renewed.clone()))));
+    assert_eq!(lease.write("b", Some(&first)).await, Ok(None), "it has changed since");
+    assert_eq!(lease.write("b", Some(&renewed)).await.unwrap().unwrap().transitions, 1);
 }
 
 /// The API server is killed and comes back; then etcd is put back to what it was before, so that resource versions go backwards.

@@ -237,3 +237,31 @@ async fn metadata_is_asked_of_the_instance_and_a_dead_one_is_pending() {
     let state = || async { followed.seen().into_iter().find(|s| &*s.id == "a").map(|s| s.state) };
     until(true, || async { matches!(state().await, Some(State::Pending(why)) if why.contains("refused")) }).await;
 }
+
+#[tokio::test]
+async fn custom_objects_are_whole_sets_and_a_kind_that_is_not_installed_has_none() {
+    use discovery::kubernetes::{CustomKind, follow_objects};
+    use futures::StreamExt;
+    let fake = FakeApi::start().await;
+    let kind = |kind, plural| CustomKind { group: "llm-d.ai", version: "v1alpha2", kind, plural };
+    let kinds = [kind("InferenceObjective", "inferenceobjectives"), kind("InferenceModel", "inferencemodels")];
+    fake.fault(Fault::Refuse(false, 404)); // one of them, whichever is listed first
+    let object = |name: &str, priority: i32| {
+        json!({ "apiVersion": "llm-d.ai/v1alpha2", "kind": "InferenceObjective", "metadata": { "name": name, "namespace": "default",
+            "creationTimestamp": "2026-01-02T03:04:05Z", "uid": "u", "annotations": { "a": "b" } }, "spec": { "priority": priority }, "status": {} })
+    };
+    let mut sets = follow_objects(&fake.client(), "default", &kinds);
+    assert_eq!(sets.next().await, Some(Ok(Vec::new())));
+    fake.put("inferenceobjectives", object("batch", -1));
+    let set = loop {
+        match sets.next().await {
+            Some(Ok(set)) if !set.is_empty() => break set,
+            Some(Ok(_)) => {}
+            other => panic!("{other:?}"),
+        }
+    };
+    let mut expected = object("batch", -1);
+    expected["metadata"] = json!({ "name": "batch", "namespace": "default", "creationTimestamp": "2026-01-02T03:04:05Z" });
+    expected.as_object_mut().unwrap().remove("status");
+    assert_eq!(set, [expected]);
+}

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -65,9 +65,11 @@ pub(crate) fn fed_by(folder: &Path, source: &Value) -> Result<String> {
     Ok(file.display().to_string())
 }
 
-/// Who serves that model: the status, and by whom if it is 200.
+/// Who serves that model: the status, and by whom if it is 200. Each prompt is another, so that no prefix draws them together.
 pub(crate) async fn asked(stack: &Stack, model: &str) -> Result<(u16, String)> {
-    let chat = json!({"model": model, "max_tokens": 2, "messages": [{"role": "user", "content": "who is there?"}]});
+    static PROMPTS: AtomicUsize = AtomicUsize::new(0);
+    let prompt = format!("{} is there?", PROMPTS.fetch_add(1, Ordering::Relaxed));
+    let chat = json!({"model": model, "max_tokens": 2, "messages": [{"role": "user", "content": prompt}]});
     let reply = stack.post("/v1/chat/completions", &chat).await?;
     Ok((reply.status, reply.header("x-served-by").to_owned()))
 }
@@ -203,6 +205,7 @@ pub(crate) async fn fail_over(lease: &[&str], source: &Value) -> Result<()> {
     let mut second = daemon::Daemon::start(spare)?;
     let stands_by = || async { (second.admin("/readyz").await.ok()?.status == 503).then_some(()) };
     wait_for(LIMIT, "the second to stand by", stands_by).await?;
+    wait_for(LIMIT, "somebody to serve", || async { (asked(&stack, "demo").await.ok()?.0 == 200).then_some(()) }).await?;
     let load = Load::start(stack.address(), 2);
     load.goes_on(50, LIMIT).await?;
     stack.daemon()?.process().kill()?;

@@ -23,6 +23,7 @@ mod fronts;
 mod gateways;
 mod hermetic;
 mod hot_reload;
+mod kubernetes;
 mod lifecycle;
 mod limits;
 mod objectives;

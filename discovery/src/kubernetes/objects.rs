@@ -1,0 +1,81 @@
+//! Custom objects of several kinds in one namespace, followed together: whole sets, the first of them complete.
+//!
+//! A kind whose definition is not installed has no objects; it is looked for again, for it may be installed later. An error keeps the set.
+
+use std::collections::BTreeMap;
+
+use futures::stream::{BoxStream, SelectAll, StreamExt};
+use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
+use kube::{Api, Client, ResourceExt};
+use serde_json::Value;
+
+use super::listing::{Listing, Told};
+
+/// A kind of custom object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CustomKind {
+    /// Its API group.
+    pub group: &'static str,
+    /// The version asked for.
+    pub version: &'static str,
+    /// Its name.
+    pub kind: &'static str,
+    /// As a part of URLs.
+    pub plural: &'static str,
+}
+
+struct Follow {
+    told: SelectAll<BoxStream<'static, (usize, Told<DynamicObject>)>>,
+    /// By kind and name; `None` until a kind was listed.
+    sets: Vec<Option<BTreeMap<String, Value>>>,
+}
+
+/// Follows all objects of these kinds in `kube_namespace`, as the API has them, but for what it keeps for itself. An error says why they cannot
+/// be had now; what was last told stays in force.
+#[must_use]
+pub fn follow_objects(client: &Client, kube_namespace: &str, kinds: &[CustomKind]) -> BoxStream<'static, Result<Vec<Value>, String>> {
+    let streams = kinds.iter().enumerate().map(|(at, kind)| {
+        let gvk = GroupVersionKind::gvk(kind.group, kind.version, kind.kind);
+        let api = Api::namespaced_with(client.clone(), kube_namespace, &ApiResource::from_gvk_with_plural(&gvk, kind.plural));
+        futures::stream::unfold(Listing::of_kind(api), move |mut listing| async move { Some(((at, listing.next().await), listing)) }).boxed()
+    });
+    let follow = Follow { told: futures::stream::select_all(streams), sets: vec![None; kinds.len()] };
+    futures::stream::unfold(follow, |mut follow| async move { Some((follow.next().await?, follow)) }).boxed()
+}
+
+// === impl Follow ===
+
+impl Follow {
+    async fn next(&mut self) -> Option<Result<Vec<Value>, String>> {
+        loop {
+            let (at, told) = self.told.next().await?;
+            let set = self.sets.get_mut(at)?;
+            match told {
+                Told::All(objects) => *set = Some(objects.iter().map(|object| (object.name_any(), value(object))).collect()),
+                Told::Applied(object) => drop(set.get_or_insert_default().insert(object.name_any(), value(&object))),
+                Told::Deleted(object) => drop(set.get_or_insert_default().remove(&object.name_any())),
+                Told::Failed(why) => return Some(Err(why)),
+            }
+            if let Some(all) = self.sets.iter().map(Option::as_ref).collect::<Option<Vec<_>>>() {
+                return Some(Ok(all.into_iter().flat_map(|set| set.values().cloned()).collect()));
+            }
+        }
+    }
+}
+
+/// An object without what a reader has no use for.
+fn value(object: &DynamicObject) -> Value {
+    let types = object.types.clone().unwrap_or_default();
+    let mut value = object.data.clone();
+    value["apiVersion"] = types.api_version.into();
+    value["kind"] = types.kind.into();
+    let created = object.creation_timestamp().map(|t| t.0.to_string());
+    value["metadata"] = serde_json::json!({ "name": object.name_any(), "namespace": object.namespace() });
+    if let Some(created) = created {
+        value["metadata"]["creationTimestamp"] = created.into();
+    }
+    if let Some(fields) = value.as_object_mut() {
+        fields.remove("status");
+    }
+    value
+}

@@ -1,0 +1,262 @@
+//! The flow of the proposal on a real kube-apiserver with the real EndpointSlice controller: register, metadata, ready, slice, Added, a routed request;
+//! not ready, Removed, no request. A Lease says which of two daemons leads, and objects of custom kinds what requests mean.
+//!
+//! The API refuses loopback addresses in slices, so pods need others: each test here runs itself again in a network of its own, where nothing from outside
+//! can be reached, nor reach in. The kubelet is played by the test: it asks the readiness probe and writes the pod's condition.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use e2e::model_server::{self, ModelServer};
+use e2e::stack::Stack;
+use e2e::{Result, client, wait_for};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
+use kube::{Api, Client};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use crate::cluster::{self, Cluster};
+use crate::discovered::{LIMIT, Worker, asked, fail_over, fed_by, until};
+
+/// Set where the test already has a network of its own.
+const INSIDE: &str = "SWITCHPOINT_OWN_NETWORK";
+
+const NAMESPACE: &str = "flow";
+
+/// Runs the test of that name again in a network with the addresses of three pods; `None` inside of it, and where that cannot be had.
+fn outside(name: &str) -> Option<Result<()>> {
+    if std::env::var_os(INSIDE).is_some() {
+        return None;
+    }
+    if cluster::tool("kube-apiserver").is_none() || cluster::tool("kube-controller-manager").is_none() || cluster::tool("etcd").is_none() {
+        return Some(Ok(()));
+    }
+    let allowed =
+        Command::new("unshare").args(["-Urn", "ip", "link", "set", "lo", "up"]).output().is_ok_and(|tried| tried.status.success());
+    if !allowed {
+        #[allow(clippy::print_stdout, reason = "a skipped test says so")]
+        {
+            println!("SKIPPED: no network of one's own can be had here (unshare, ip)");
+        }
+        return Some(Ok(()));
+    }
+    let run = || -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        let addresses: String = (1..=3).map(|pod| format!("ip addr add 10.99.0.{pod}/32 dev lo && ")).collect();
+        let script = format!("ip link set lo up && {addresses} exec \"$0\" --exact {name} --nocapture");
+        let mut command = Command::new("unshare");
+        command.args(["-Urn", "sh", "-c", &script]).arg(std::env::current_exe()?);
+        let status = command.env(INSIDE, "1").env("KUBECONFIG", folder.path().join("kubeconfig")).status()?;
+        if status.success() { Ok(()) } else { Err(format!("{name} failed inside its network: {status}").into()) }
+    };
+    Some(run())
+}
+
+/// A cluster of one's own, a namespace in it, and its kubeconfig where our programs look for it.
+struct Place {
+    cluster: Cluster,
+    client: Client,
+}
+
+impl Place {
+    async fn start() -> Result<Self> {
+        let cluster = Cluster::start().await.ok_or("no cluster")?;
+        let kubeconfig = PathBuf::from(std::env::var_os("KUBECONFIG").ok_or("no place for the kubeconfig")?);
+        std::fs::copy(cluster.kubeconfig(), kubeconfig)?;
+        let place = Self { client: cluster.client("tok").await, cluster };
+        place.create(&Api::<Namespace>::all(place.client.clone()), json!({"metadata": {"name": NAMESPACE}})).await?;
+        place.create(&Api::<Node>::all(place.client.clone()), json!({"metadata": {"name": "node-1"}})).await?;
+        Ok(place)
+    }
+
+    fn api<K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>>(&self) -> Api<K> {
+        Api::namespaced(self.client.clone(), NAMESPACE)
+    }
+
+    async fn create<K>(&self, api: &Api<K>, object: Value) -> Result<()>
+    where
+        K: kube::Resource + Clone + DeserializeOwned + Serialize + std::fmt::Debug,
+    {
+        api.create(&PostParams::default(), &serde_json::from_value(object)?).await?;
+        Ok(())
+    }
+
+    async fn service(&self, component: &str) -> Result<()> {
+        let selector = json!({"nvidia.com/dynamo-namespace": "dynamo", "nvidia.com/dynamo-component": component});
+        // The port is a dummy: there the pods tell of themselves; traffic goes where their metadata says.
+        let spec = json!({"selector": selector, "ports": [{"name": "http", "port": 8080, "targetPort": 8080}]});
+        self.create(&self.api::<Service>(), json!({"metadata": {"name": format!("dynamo-{component}-service")}, "spec": spec})).await
+    }
+
+    /// A pod with its sidecar, at an address of its own, and a kubelet that asks its readiness probe.
+    async fn pod(&self, at: u8, component: &str, metadata: &Value) -> Result<Worker> {
+        let (name, ip) = (format!("{component}-{at}"), format!("10.99.0.{at}"));
+        let labels = json!({"nvidia.com/dynamo-namespace": "dynamo", "nvidia.com/dynamo-component": component});
+        let spec = json!({"nodeName": "node-1", "containers": [{"name": "c", "image": "i"}]});
+        self.create(&self.api::<Pod>(), json!({"metadata": {"name": name, "labels": labels}, "spec": spec})).await?;
+        let listen = format!("{ip}:8080");
+        let arguments = ["--kubernetes", NAMESPACE, "--listen", &listen].map(str::to_owned);
+        let worker = Worker::register(&arguments, component, &name, metadata).await?;
+        tokio::spawn(kubelet(self.api::<Pod>(), name, ip));
+        Ok(worker)
+    }
+}
+
+/// What a kubelet does of all this.
+async fn kubelet(pods: Api<Pod>, name: String, ip: String) {
+    let mut before = None;
+    loop {
+        let probe = format!("{ip}:8080").parse::<SocketAddr>();
+        let ready = match probe {
+            Ok(probe) => client::get(probe, "/health").await.is_ok_and(|reply| reply.status == 200),
+            Err(_) => false,
+        };
+        if before != Some(ready) {
+            let condition = json!({"type": "Ready", "status": if ready { "True" } else { "False" }});
+            let status = json!({"status": {"podIP": ip, "podIPs": [{"ip": ip}], "phase": "Running", "conditions": [condition]}});
+            if pods.patch_status(&name, &PatchParams::default(), &Patch::Merge(status)).await.is_ok() {
+                before = Some(ready);
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+fn server(ip: &str, model: &str) -> Result<ModelServer> {
+    let listen = format!("{ip}:0").parse()?;
+    ModelServer::start(model_server::Options {
+        listen,
+        models: vec![model.to_owned(), "tuned".to_owned()],
+        speed: 0.0,
+        ..Default::default()
+    })
+}
+
+fn says(server: &ModelServer, spelling: &str, model: &str) -> Value {
+    json!({spelling: {"name": model, "type": "Completions", "runtime_config": {"total_kv_blocks": 24064, "max_num_seqs": 256}},
+        "Transport": {"port": server.addr().port()}, "MDC": {}})
+}
+
+fn source() -> Value {
+    let components = json!([{"name": "decode", "role": "decode"}, {"name": "prefill", "role": "prefill"}]);
+    json!({"kubernetes": {"namespace": "dynamo", "kubeNamespace": NAMESPACE, "components": components}, "objectsKubernetes": NAMESPACE})
+}
+
+#[tokio::test]
+async fn from_registration_to_request() -> Result<()> {
+    if let Some(done) = outside("kubernetes::from_registration_to_request") {
+        return done;
+    }
+    let place = Place::start().await?;
+    let folder = tempfile::tempdir()?;
+    place.service("decode").await?;
+    place.service("prefill").await?;
+    let pools = fed_by(folder.path(), &source())?;
+    let mut stack = Stack::builder().daemon_arguments(&["--pools", &pools]).start().await?;
+    assert_eq!(asked(&stack, "llama").await?.0, 503, "nobody is registered");
+    let (llama, qwen) = (server("10.99.0.1", "llama")?, server("10.99.0.2", "qwen")?);
+    let first = place.pod(1, "decode", &says(&llama, "Model", "llama")).await?;
+    until(&stack, "llama", 200, &llama.addr().to_string()).await?;
+    let _second = place.pod(2, "decode", &says(&qwen, "model", "qwen")).await?;
+    until(&stack, "qwen", 200, &qwen.addr().to_string()).await?;
+    for _ in 0..20 {
+        assert_eq!(asked(&stack, "llama").await?, (200, llama.addr().to_string()));
+        assert_eq!(asked(&stack, "qwen").await?, (200, qwen.addr().to_string()));
+    }
+    let rows = stack.daemon()?.endpoints().await?;
+    let row = rows.iter().find(|row| row["name"] == "decode-1").ok_or("the id is the name of the pod")?;
+    assert_eq!(row["address"], llama.addr().to_string(), "where its metadata says that traffic goes");
+
+    // Not ready, Removed, no request; ready again.
+    first.healthy.store(false, std::sync::atomic::Ordering::Relaxed);
+    until(&stack, "llama", 404, "").await?;
+    for _ in 0..5 {
+        assert_eq!(asked(&stack, "llama").await?.0, 404, "no request reaches it");
+    }
+    first.healthy.store(true, std::sync::atomic::Ordering::Relaxed);
+    until(&stack, "llama", 200, &llama.addr().to_string()).await?;
+
+    // A prefill worker is found the same way, with its role.
+    let other = server("10.99.0.3", "llama")?;
+    let _third = place.pod(3, "prefill", &says(&other, "Model", "llama")).await?;
+    let role = || async {
+        let rows = stack.daemon.as_ref()?.admin("/debug/instances").await.ok()?.json().ok()?;
+        let found = rows["instances"].as_array()?.iter().find(|row| row["name"] == "prefill-3" && row["state"] == "ready")?.clone();
+        (found["component"] == "prefill").then_some(())
+    };
+    wait_for(LIMIT, "the prefill worker", role).await?;
+
+    // The API server is gone for a while: nothing changes but the age. What is deleted meanwhile in the data plane's sight is gone when it is back.
+    place.cluster.apiserver.lock().map_err(|_| "poisoned")?.kill();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(asked(&stack, "qwen").await?, (200, qwen.addr().to_string()));
+    assert_eq!(stack.daemon()?.admin("/readyz").await?.status, 200, "it stays ready");
+    // A cold start with the backend down: from the disk.
+    stack.daemon()?.process().kill()?;
+    stack.daemon()?.start_again()?;
+    let again = || async { (stack.daemon.as_ref()?.admin("/readyz").await.ok()?.status == 200).then_some(()) };
+    wait_for(LIMIT, "the daemon to be ready by its snapshot", again).await?;
+    assert_eq!(asked(&stack, "qwen").await?, (200, qwen.addr().to_string()));
+    place.cluster.apiserver.lock().map_err(|_| "poisoned")?.start();
+    place.cluster.wait_ready().await;
+    place.api::<Pod>().delete("decode-2", &DeleteParams::default().grace_period(0)).await?;
+    until(&stack, "qwen", 404, "").await
+}
+
+#[tokio::test]
+async fn daemons_fail_over_by_a_lease_and_objects_come_from_the_api() -> Result<()> {
+    if let Some(done) = outside("kubernetes::daemons_fail_over_by_a_lease_and_objects_come_from_the_api") {
+        return done;
+    }
+    let place = Place::start().await?;
+    place.service("decode").await?;
+    place.service("prefill").await?;
+    let demo = server("10.99.0.1", "demo")?;
+    let _worker = place.pod(1, "decode", &says(&demo, "Model", "demo")).await?;
+    let ready = || async {
+        let pod = place.api::<Pod>().get("decode-1").await.ok()?;
+        pod.status?.conditions?.iter().any(|c| c.type_ == "Ready" && c.status == "True").then_some(())
+    };
+    wait_for(LIMIT, "the pod to be ready", ready).await?;
+    fail_over(&["--lease-kubernetes", "flow/switchpointd"], &source()).await?;
+    let leases = Api::<k8s_openapi::api::coordination::v1::Lease>::namespaced(place.client.clone(), NAMESPACE);
+    let lease = leases.get("switchpointd").await?.spec.ok_or("a lease has a spec")?;
+    assert_eq!((lease.lease_duration_seconds, lease.lease_transitions >= Some(2)), (Some(15), true), "{lease:?}");
+
+    // A rewrite, made where everybody else makes theirs. The pool's pods serve `tuned` as well, but do not say so of another.
+    let folder = tempfile::tempdir()?;
+    let pools = fed_by(folder.path(), &source())?;
+    let stack = Stack::builder().daemon_arguments(&["--pools", &pools]).start().await?;
+    until(&stack, "demo", 200, &demo.addr().to_string()).await?;
+    assert_eq!(asked(&stack, "alias").await?.0, 404);
+    let kind = GroupVersionKind::gvk("llm-d.ai", "v1alpha2", "InferenceModelRewrite");
+    let resource = ApiResource::from_gvk_with_plural(&kind, "inferencemodelrewrites");
+    place.define(&kind, "inferencemodelrewrites").await?;
+    let rewrites = Api::<DynamicObject>::namespaced_with(place.client.clone(), NAMESPACE, &resource);
+    let rewrite = json!({"apiVersion": "llm-d.ai/v1alpha2", "kind": "InferenceModelRewrite", "metadata": {"name": "alias"}, "spec": {
+        "poolRef": {"name": "default"}, "rules": [{"matches": [{"model": {"value": "alias"}}], "targets": [{"modelRewrite": "demo", "weight": 1}]}]}});
+    let made = || async { place.create(&rewrites, rewrite.clone()).await.ok() };
+    wait_for(LIMIT, "the kind to be served", made).await?;
+    until(&stack, "alias", 200, &demo.addr().to_string()).await?;
+    rewrites.delete("alias", &DeleteParams::default()).await?;
+    until(&stack, "alias", 404, "").await
+}
+
+impl Place {
+    /// A custom kind with any fields.
+    async fn define(&self, kind: &GroupVersionKind, plural: &str) -> Result<()> {
+        let schema = json!({"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}});
+        let names = json!({"plural": plural, "singular": kind.kind.to_lowercase(), "kind": kind.kind});
+        let version = json!({"name": kind.version, "served": true, "storage": true, "schema": schema});
+        let definition = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+            "metadata": {"name": format!("{plural}.{}", kind.group)},
+            "spec": {"group": kind.group, "scope": "Namespaced", "names": names, "versions": [version]}});
+        let definitions = ApiResource::from_gvk(&GroupVersionKind::gvk("apiextensions.k8s.io", "v1", "CustomResourceDefinition"));
+        self.create(&Api::<DynamicObject>::all_with(self.client.clone(), &definitions), definition).await
+    }
+}
