@@ -99,6 +99,11 @@ impl Front {
         self.envoy.check_running()
     }
 
+    /// The daemon's process.
+    pub fn daemon(&mut self) -> &mut Process {
+        &mut self.daemon
+    }
+
     /// The Envoy process.
     pub fn envoy(&mut self) -> &mut Process {
         &mut self.envoy

@@ -132,7 +132,11 @@ impl Case {
 
 async fn protocol(front: Front) -> Result<()> {
     let cases: Vec<Case> = serde_saphyr::from_str(include_str!("fronts.yaml"))?;
-    let builder = Stack::builder().front(front).servers(3).filter_before_picker(subset_hint_filter());
+    play(front, Stack::builder().front(front), &cases).await
+}
+
+async fn play(front: Front, builder: Builder, cases: &[Case]) -> Result<()> {
+    let builder = builder.servers(3).filter_before_picker(subset_hint_filter());
     let stack = builder.envoy_config(log_metadata).start().await?;
     for (index, case) in cases.iter().enumerate() {
         if let Some(index) = case.refuses {
@@ -146,6 +150,41 @@ async fn protocol(front: Front) -> Result<()> {
 #[tokio::test]
 async fn the_protocol_by_the_filter() -> Result<()> {
     protocol(Front::Filter).await
+}
+
+#[tokio::test]
+async fn the_protocol_by_the_filter_that_decides_at_the_headers() -> Result<()> {
+    // All of it, but for what is said about bodies that are read.
+    let mut cases: Vec<Case> = serde_saphyr::from_str(include_str!("fronts.yaml"))?;
+    cases.retain(|case| case.clause != "bodies" || case.expect.status.is_none());
+    play(Front::Filter, Stack::builder().picker(json!({"decide_at": "headers"})), &cases).await
+}
+
+#[tokio::test]
+async fn a_model_header_says_what_an_unread_body_cannot() -> Result<()> {
+    for front in Front::ALL {
+        let builder = Stack::builder().front(front).servers(2);
+        let builder = match front {
+            Front::Filter => builder.picker(json!({"decide_at": "headers", "model_header": "x-model"})),
+            Front::ExtProc => {
+                builder.envoy_config(modes("NONE", "STREAMED", false)).daemon_arguments(&["--ext-proc-model-header", "x-model"])
+            }
+        };
+        let folder = tempfile::tempdir()?;
+        let model = "{apiVersion: inference.networking.x-k8s.io/v1alpha2, kind: InferenceModel, metadata: {name: demo}, \
+                     spec: {modelName: demo, criticality: Standard, poolRef: {name: default}}}";
+        std::fs::write(folder.path().join("models.yaml"), model)?;
+        let stack = builder.daemon_arguments(&["--objects", &folder.path().display().to_string()]).start().await?;
+        let ask = |model: &'static str| {
+            let request = echo::post("/v1/chat/completions", &[("x-model", model)], echo::chat("x").to_string());
+            async { stack.send(request?).await }
+        };
+        let unknown = ask("unheard-of").await?;
+        assert_eq!((unknown.status, &unknown.json()?["error"]["code"]), (404, &json!("model_not_found")), "{front:?}: {}", unknown.text());
+        assert_eq!(ask("demo").await?.status, 200, "{front:?}");
+        assert_eq!(stack.post("/v1/chat/completions", &echo::chat("x")).await?.status, 200, "{front:?}: nobody says which");
+    }
+    Ok(())
 }
 
 #[tokio::test]

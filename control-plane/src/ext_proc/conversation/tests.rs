@@ -413,6 +413,33 @@ fn who_serves_is_learned_from_the_protocols_word_alone() {
     assert_eq!(served, [0, 1]);
 }
 
+/// P6 and P9, as a gateway plays them to the pickers of two pools: that of the pool it goes on to is asked anew, names its own endpoints, and is
+/// the one that hears who served.
+#[test]
+fn after_a_failover_the_pool_that_answered_learns_who_served() {
+    let (first, second) = (front(&[SERVER]), front(&[OTHER]));
+    let settings = || Settings { destination_format: DestinationFormat::List, ..Settings::default() };
+    let mut given_up = conversation(&first, settings());
+    let mut goes_on = conversation(&second, settings());
+    let to_first = say(&mut given_up, &["POST /v1/chat/completions", CHAT]);
+    assert!(to_first.iter().any(|answer| answer.contains(SERVER)), "{to_first:?}");
+    let before = format!("metadata envoy.lb x-gateway-destination-endpoint-served={SERVER}");
+    let to_second = say(&mut goes_on, &["POST /v1/chat/completions", &before, CHAT]);
+    assert!(
+        to_second.iter().any(|answer| answer.contains(OTHER)) && !to_second.iter().any(|answer| answer.contains(SERVER)),
+        "{to_second:?}"
+    );
+    drop(given_up); // its stream ends without a response
+    let served = format!("metadata envoy.lb x-gateway-destination-endpoint-served={OTHER}");
+    say(&mut goes_on, &[&served, "reply 200", "reply-last {}"]);
+    drop(goes_on);
+    let counted = |front: &Front| -> Vec<(u64, u64)> {
+        front.pool(None).unwrap().lock().pool.counters().endpoints().iter().map(|e| (e.picked, e.served)).collect()
+    };
+    assert_eq!((counted(&first), counted(&second)), (vec![(1, 0)], vec![(1, 1)]));
+    assert_eq!((under_way(&first), under_way(&second)), (0, 0));
+}
+
 proptest::proptest! {
     /// Any messages in any order: no panic, and nothing left behind.
     #[test]

@@ -1,4 +1,4 @@
-//! One run of the load generator, and what it and Envoy's CPU clock say of it.
+//! One run of the load generator, and what it and the CPU clocks say of it.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -10,14 +10,17 @@ use tokio::process::Command;
 /// The core everything is pinned to when there is one connection.
 const CORE: &str = "0";
 
-/// A closed loop on one target.
+/// Load on one target.
 #[derive(Clone, Debug)]
 pub(crate) struct Load {
     pub(crate) target: SocketAddr,
     pub(crate) bodies: PathBuf,
     pub(crate) connections: usize,
     pub(crate) seconds: u32,
-    pub(crate) envoy: u32,
+    /// Requests/s that come whether the ones before are answered or not; without, each connection asks when it has its answer.
+    pub(crate) rate: Option<u32>,
+    /// Whose CPU is counted.
+    pub(crate) processes: [u32; 2],
 }
 
 /// What one run gave.
@@ -27,33 +30,44 @@ pub(crate) struct Measured {
     pub(crate) errors: u64,
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
+    pub(crate) p999_us: f64,
     pub(crate) rps: f64,
-    /// Envoy's CPU time for each request.
+    /// CPU time of the processes for each request.
     pub(crate) cpu_us: f64,
 }
 
 // === impl Load ===
 
 impl Load {
-    /// Runs `oha`, pinned with Envoy to one core when there is one connection.
+    /// Runs `oha`, pinned with the processes to one core when there is one connection: unpinned, wake-ups across cores move the median by more than what is
+    /// looked for.
     ///
     /// # Errors
     /// If `oha` is missing or fails.
     pub(crate) async fn run(&self, folder: &Path) -> Result<Measured> {
-        let cores = if self.connections == 1 { CORE.to_owned() } else { all_cores() };
-        pin(self.envoy, &cores).await?;
+        let cores = if self.connections == 1 && self.rate.is_none() { CORE.to_owned() } else { all_cores() };
+        for process in self.processes {
+            pin(process, &cores).await?;
+        }
         let file = folder.join("oha.json");
-        let before = cpu_ns(self.envoy)?;
+        let before = self.cpu_ns()?;
         let mut command = Command::new("taskset");
         command.args(["-c", &cores]).arg(root().join(".tools/bin/oha"));
         command.args(["--no-tui", "--output-format", "json", "-m", "POST", "-T", "application/json", "-o"]).arg(&file);
         command.args(["-c", &self.connections.to_string(), "-z", &format!("{}s", self.seconds), "-w", "-Z"]).arg(&self.bodies);
+        if let Some(rate) = self.rate {
+            command.args(["-q", &rate.to_string(), "--latency-correction"]);
+        }
         let output = command.arg(format!("http://{}/v1/chat/completions", self.target)).output().await?;
-        let after = cpu_ns(self.envoy)?;
+        let after = self.cpu_ns()?;
         if !output.status.success() {
             return Err(format!("oha failed: {}", String::from_utf8_lossy(&output.stderr)).into());
         }
         Measured::read(&std::fs::read(&file)?, after.saturating_sub(before))
+    }
+
+    fn cpu_ns(&self) -> Result<u64> {
+        self.processes.iter().map(|process| cpu_ns(*process)).sum()
     }
 }
 
@@ -78,32 +92,17 @@ impl Measured {
             errors,
             p50_us: 1e6 * number("/latencyPercentiles/p50")?,
             p99_us: 1e6 * number("/latencyPercentiles/p99")?,
+            p999_us: 1e6 * number("/latencyPercentiles/p99.9")?,
             rps: number("/summary/requestsPerSec")?,
             cpu_us: cpu_ns as f64 / 1e3 / ok as f64,
         })
     }
-
-    /// The median of each figure on its own.
-    pub(crate) fn median(runs: &[Self]) -> Self {
-        let of = |figure: fn(&Self) -> f64| quantile(runs, figure, 0.5);
-        Self { requests: 0, errors: 0, p50_us: of(|r| r.p50_us), p99_us: of(|r| r.p99_us), rps: of(|r| r.rps), cpu_us: of(|r| r.cpu_us) }
-    }
-
-    /// Spread of the medians between rounds: how much to trust a difference.
-    pub(crate) fn iqr(runs: &[Self]) -> f64 {
-        quantile(runs, |r| r.p50_us, 0.75) - quantile(runs, |r| r.p50_us, 0.25)
-    }
-}
-
-fn quantile(runs: &[Measured], figure: fn(&Measured) -> f64, share: f64) -> f64 {
-    let mut values: Vec<f64> = runs.iter().map(figure).collect();
-    values.sort_by(f64::total_cmp);
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "an index into the values")]
-    let index = ((values.len().saturating_sub(1)) as f64 * share).round() as usize;
-    values.get(index).copied().unwrap_or(f64::NAN)
 }
 
 /// CPU time of all threads of a process, from the scheduler's own clock.
+///
+/// # Errors
+/// If there is no such process.
 pub(crate) fn cpu_ns(pid: u32) -> Result<u64> {
     let mut total = 0;
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
@@ -113,12 +112,13 @@ pub(crate) fn cpu_ns(pid: u32) -> Result<u64> {
     Ok(total)
 }
 
-async fn pin(pid: u32, cores: &str) -> Result<()> {
+/// Lets a process run on these cores only.
+pub(crate) async fn pin(pid: u32, cores: &str) -> Result<()> {
     Command::new("taskset").args(["-a", "-p", "-c", cores, &pid.to_string()]).output().await?;
     Ok(())
 }
 
-fn all_cores() -> String {
+pub(crate) fn all_cores() -> String {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     format!("0-{}", cores - 1)
 }

@@ -1,15 +1,21 @@
-//! Model servers that do nothing: they read the request and answer at once, so that what is measured is the proxy.
+//! Model servers that do nothing: they read the request and answer at once, so that what is measured is the proxy. Asked by
+//! `?chunks=N&every_ms=M`, one streams so many events at that pace. Their page of metrics is as long as an engine's.
 
 use std::convert::Infallible;
+use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
+use std::sync::LazyLock;
+use std::time::Duration;
 
 use e2e::Result;
+use e2e::client::{self, Body};
 use e2e::process::Process;
+use futures::{StreamExt, stream};
 use http::{Request, Response};
-use http_body_util::{BodyExt, Full};
-use hyper::body::{Bytes, Incoming};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::{Bytes, Frame, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
@@ -17,7 +23,22 @@ use tokio::task::JoinSet;
 
 const REPLY: &str = r#"{"id":"1","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}],"usage":{"prompt_tokens":9,"completion_tokens":1,"total_tokens":10}}"#;
 
-const METRICS: &str = "vllm:num_requests_waiting 0\nvllm:num_requests_running 0\nvllm:kv_cache_usage_perc 0\n";
+/// One token of a stream, as long as vLLM's.
+const EVENT: &str = "data: {\"id\":\"chatcmpl-0123456789abcdef0123456789abcdef\",\"object\":\"chat.completion.chunk\",\"created\":1750000000,\"model\":\"m\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\" word\"},\"finish_reason\":null}]}\n\n";
+
+/// Bytes of a page of metrics: as vLLM's, whose histograms nobody here reads.
+const METRICS_BYTES: usize = 38_000;
+
+static METRICS: LazyLock<String> = LazyLock::new(|| {
+    let mut page = String::from("vllm:num_requests_waiting 0\nvllm:num_requests_running 0\nvllm:kv_cache_usage_perc 0\n");
+    for bucket in 0.. {
+        let _ = writeln!(page, "vllm:e2e_request_latency_seconds_bucket{{engine=\"0\",le=\"{bucket}.0\",model_name=\"m\"}} 0.0"); // a String takes all
+        if page.len() > METRICS_BYTES {
+            break;
+        }
+    }
+    page
+});
 
 /// Starts this program as the servers at `addresses`, in a process of its own.
 ///
@@ -49,12 +70,33 @@ async fn accept(listener: TcpListener) {
     }
 }
 
-async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
-    let text = if request.uri().path() == "/metrics" { METRICS } else { REPLY };
+async fn answer(request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
+    let path = request.uri().path().to_owned();
+    let number = |name: &str| -> Option<u64> {
+        let query = request.uri().query()?.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
+        query?.parse().ok()
+    };
+    let streamed = number("chunks").zip(number("every_ms"));
+    let destination = request.headers().get("x-gateway-destination-endpoint").cloned();
     let mut body = request.into_body();
     while let Some(Ok(_)) = body.frame().await {}
-    let kind = if text == REPLY { "application/json" } else { "text/plain; version=0.0.4" };
-    let mut response = Response::new(Full::new(Bytes::from_static(text.as_bytes())));
+    let (kind, body) = match (path.as_str(), streamed) {
+        ("/metrics", _) => ("text/plain; version=0.0.4", client::full(METRICS.as_str())),
+        (_, Some((chunks, every_ms))) => ("text/event-stream", events(chunks, every_ms)),
+        _ => ("application/json", client::full(REPLY)),
+    };
+    let mut response = Response::new(body);
     response.headers_mut().insert("content-type", http::HeaderValue::from_static(kind));
+    if let Some(destination) = destination {
+        response.headers_mut().insert("x-destination", destination);
+    }
     Ok(response)
+}
+
+fn events(chunks: u64, every_ms: u64) -> Body {
+    let event = move |_| async move {
+        tokio::time::sleep(Duration::from_millis(every_ms)).await;
+        Ok(Frame::data(Bytes::from_static(EVENT.as_bytes())))
+    };
+    BodyExt::boxed(StreamBody::new(stream::iter(0..chunks).then(event)))
 }

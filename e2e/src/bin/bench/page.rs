@@ -1,0 +1,281 @@
+//! `docs/performance.md` and its plots, from what was measured last. What people found out stands in `performance.md` beside this file and is
+//! copied around the figures.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use e2e::{Result, root};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::svg::{Series, chart};
+use crate::world::Way;
+use crate::{overhead, standing, streams};
+
+const TEMPLATE: &str = include_str!("performance.md");
+
+/// Where the template wants the figures.
+const MARKS: [&str; 5] = ["<!-- machine -->", "<!-- targets -->", "<!-- overhead -->", "<!-- streams -->", "<!-- standing -->"];
+
+/// A figure that was promised.
+struct Target {
+    what: &'static str,
+    reference: &'static str,
+    /// In the unit of `what`, at most; a ratio of requests/s at least.
+    bound: f64,
+    found: fn(&Measured) -> Option<Found>,
+}
+
+/// A figure, and its spread where it is a difference.
+#[derive(Clone, Copy)]
+struct Found {
+    value: f64,
+    iqr: f64,
+    at_least: bool,
+}
+
+struct Measured {
+    overhead: Vec<overhead::Row>,
+    streams: Vec<streams::Row>,
+    standing: Vec<standing::Row>,
+}
+
+const TARGETS: [Target; 16] = [
+    Target { what: "p50 at 10 KB, 1 connection, µs", reference: "+1,020", bound: 25.0, found: |m| m.p50("filter", 10_000, 100) },
+    Target { what: "p50 at 100 KB, µs", reference: "+2,990", bound: 60.0, found: |m| m.p50("filter", 100_000, 100) },
+    Target { what: "p50 at 220 KB, µs", reference: "+5,090", bound: 120.0, found: |m| m.p50("filter", 220_000, 100) },
+    Target { what: "p50 at 400 KB, µs", reference: "+8,380", bound: 200.0, found: |m| m.p50("filter", 400_000, 100) },
+    Target { what: "p50 at 1 MB, µs", reference: "-", bound: 500.0, found: |m| m.p50("filter", 1_000_000, 100) },
+    Target { what: "CPU a request at 10 KB, 16 connections, µs", reference: "+748", bound: 20.0, found: |m| m.cpu("filter", 10_000) },
+    Target { what: "CPU a request at 220 KB, 16 connections, µs", reference: "+5,537", bound: 75.0, found: |m| m.cpu("filter", 220_000) },
+    Target {
+        what: "CPU a request at 400 KB, 16 connections, µs", reference: "+10,215", bound: 170.0, found: |m| m.cpu("filter", 400_000)
+    },
+    Target { what: "p50, 10 -> 1,000 endpoints at 10 KB, µs", reference: "-", bound: 40.0, found: Measured::growth },
+    Target { what: "a streamed chunk, CPU, µs", reference: "+85", bound: 3.0, found: |m| m.chunk("filter") },
+    Target {
+        what: "scraping 100 endpoints, none staler than 1 s, cores",
+        reference: "0.15",
+        bound: 0.03,
+        found: |m| m.stands("scraping 100 "),
+    },
+    Target { what: "requests/s at 220 KB, 16 connections, of plain Envoy's", reference: "0.04", bound: 0.6, found: Measured::rps },
+    Target {
+        what: "a further worker and its VM, 100 endpoints x 6,600 blocks, MB",
+        reference: "-",
+        bound: 16.0,
+        found: |m| m.stands("each further worker and its VM, after"),
+    },
+    Target {
+        what: "ext_proc: p50 at 10 KB, µs (a quarter of the reference)",
+        reference: "+1,020",
+        bound: 255.0,
+        found: |m| m.p50("ext_proc", 10_000, 100),
+    },
+    Target { what: "ext_proc: p50 at 220 KB, µs", reference: "+5,090", bound: 1_272.0, found: |m| m.p50("ext_proc", 220_000, 100) },
+    Target {
+        what: "ext_proc: CPU at 220 KB, 16 connections, µs",
+        reference: "+5,537",
+        bound: 1_384.0,
+        found: |m| m.cpu("ext_proc", 220_000),
+    },
+];
+
+// === impl Measured ===
+
+impl Measured {
+    fn read() -> Result<Self> {
+        Ok(Self { overhead: rows("overhead")?, streams: rows("streams")?, standing: rows("standing")? })
+    }
+
+    fn request(&self, front: &str, body_bytes: usize, endpoints: usize, connections: usize) -> Option<&overhead::Row> {
+        let same = |row: &&overhead::Row| row.front == front && row.body_bytes == body_bytes && row.endpoints == endpoints;
+        self.overhead.iter().filter(same).find(|row| row.connections == connections && !row.escapes && row.rate_rps.is_none())
+    }
+
+    /// What plain Envoy did in the same rounds.
+    fn beside(&self, row: &overhead::Row) -> Option<&overhead::Row> {
+        let case = |row: &overhead::Row| (row.body_bytes, row.escapes, row.endpoints, row.connections, row.rate_rps);
+        self.overhead.iter().find(|plain| plain.front == Way::Plain.name() && case(plain) == case(row))
+    }
+
+    fn p50(&self, front: &str, body_bytes: usize, endpoints: usize) -> Option<Found> {
+        self.request(front, body_bytes, endpoints, 1).map(|row| Found { value: row.added_p50_us, iqr: row.iqr_us, at_least: false })
+    }
+
+    fn cpu(&self, front: &str, body_bytes: usize) -> Option<Found> {
+        self.request(front, body_bytes, 100, 16).map(|row| Found { value: row.added_cpu_us, iqr: row.iqr_cpu_us, at_least: false })
+    }
+
+    /// Not of one run, so its spread is that of both.
+    fn growth(&self) -> Option<Found> {
+        let (few, many) = (self.p50("filter", 10_000, 10)?, self.p50("filter", 10_000, 1_000)?);
+        Some(Found { value: many.value - few.value, iqr: few.iqr + many.iqr, at_least: false })
+    }
+
+    fn rps(&self) -> Option<Found> {
+        self.request("filter", 220_000, 100, 16).map(|row| Found { value: row.rps_ratio, iqr: 0.0, at_least: true })
+    }
+
+    fn chunk(&self, front: &str) -> Option<Found> {
+        let row = self.streams.iter().find(|row| row.front == front)?;
+        Some(Found { value: row.added_cpu_us, iqr: row.iqr_us, at_least: false })
+    }
+
+    fn stands(&self, what: &str) -> Option<Found> {
+        let row = self.standing.iter().find(|row| row.what.starts_with(what))?;
+        Some(Found { value: row.value, iqr: 0.0, at_least: false })
+    }
+}
+
+// === impl Found ===
+
+impl Found {
+    fn verdict(self, bound: f64) -> &'static str {
+        if !self.at_least && self.value.abs() <= self.iqr {
+            return "inside the noise";
+        }
+        let met = if self.at_least { self.value >= bound } else { self.value <= bound };
+        if met { "met" } else { "**not met**" }
+    }
+}
+
+/// Writes the page and its plots.
+pub(crate) fn write() -> Result<()> {
+    let measured = Measured::read()?;
+    let parts = [machine()?, targets(&measured)?, requests(&measured)?, chunks(&measured)?, standing(&measured)?];
+    let mut page = TEMPLATE.to_owned();
+    for (mark, part) in MARKS.iter().zip(parts) {
+        if !page.contains(mark) {
+            return Err(format!("the template has no place for {mark}").into());
+        }
+        page = page.replace(mark, part.trim_end());
+    }
+    let docs = root().join("docs");
+    std::fs::write(docs.join("performance.md"), page)?;
+    plots(&measured, &docs.join("performance"))?;
+    println!("written to docs/performance.md");
+    Ok(())
+}
+
+fn file(part: &str) -> Result<Value> {
+    let path = root().join("target/bench").join(format!("{part}.json"));
+    let text = std::fs::read(&path).map_err(|error| format!("{}: {error}: run `bench {part}` first", path.display()))?;
+    Ok(serde_json::from_slice(&text)?)
+}
+
+fn rows<T: DeserializeOwned>(part: &str) -> Result<Vec<T>> {
+    Ok(serde_json::from_value(file(part)?["rows"].take())?)
+}
+
+fn machine() -> Result<String> {
+    let head = file("overhead")?;
+    Ok(format!(
+        "Measured on {} cores ({}), Envoy {}, load average {} at the end of the requests.",
+        head["cores"],
+        head["host"].as_str().unwrap_or_default(),
+        head["envoy"].as_str().unwrap_or_default(),
+        head["load_average"]
+    ))
+}
+
+fn targets(measured: &Measured) -> Result<String> {
+    let mut text =
+        String::from("| added over plain Envoy, 100 endpoints | target | found (spread) | | reference |\n|---|---|---|---|---|\n");
+    for Target { what, reference, bound, found } in &TARGETS {
+        let sign = if found(measured).is_some_and(|found| found.at_least) { "≥" } else { "≤" };
+        let (figure, verdict) = match found(measured) {
+            Some(found) if found.iqr > 0.0 => (format!("{:.2} ({:.2})", found.value, found.iqr), found.verdict(*bound)),
+            Some(found) => (format!("{:.3}", found.value), found.verdict(*bound)),
+            None => ("-".to_owned(), "not measured"),
+        };
+        writeln!(text, "| {what} | {sign} {bound} | {figure} | {verdict} | {reference} |")?;
+    }
+    Ok(text)
+}
+
+fn requests(measured: &Measured) -> Result<String> {
+    let mut text = String::from(
+        "| way | body | escapes | endpoints | connections | plain p50 µs | added p50 | added p99 | added CPU | req/s of plain | errors |\n\
+         |---|---|---|---|---|---|---|---|---|---|---|\n",
+    );
+    let spread = |value: f64, iqr: f64| {
+        let note = if value.abs() <= iqr { ", noise" } else { "" };
+        format!("{value:.0} ({iqr:.0}{note})")
+    };
+    for row in measured.overhead.iter().filter(|row| row.front != Way::Plain.name()) {
+        let load = row.rate_rps.map_or_else(|| row.connections.to_string(), |rate| format!("open, {rate}/s"));
+        writeln!(
+            text,
+            "| {} | {} KB | {} | {} | {load} | {:.0} | {} | {} | {} | {:.0} % | {} |",
+            row.front,
+            row.body_bytes / 1000,
+            if row.escapes { "yes" } else { "no" },
+            row.endpoints,
+            measured.beside(row).map_or(f64::NAN, |plain| plain.p50_us),
+            spread(row.added_p50_us, row.iqr_us),
+            spread(row.added_p99_us, row.iqr_p99_us),
+            spread(row.added_cpu_us, row.iqr_cpu_us),
+            100.0 * row.rps_ratio,
+            row.errors,
+        )?;
+    }
+    Ok(text)
+}
+
+fn chunks(measured: &Measured) -> Result<String> {
+    let mut text = String::from("| way | chunks/s | CPU a chunk µs | added (spread) |\n|---|---|---|---|\n");
+    for row in &measured.streams {
+        writeln!(text, "| {} | {:.0} | {:.2} | {:.2} ({:.2}) |", row.front, row.chunks_per_s, row.cpu_us, row.added_cpu_us, row.iqr_us)?;
+    }
+    Ok(text)
+}
+
+fn standing(measured: &Measured) -> Result<String> {
+    let mut text = String::from("| what | median | worst |\n|---|---|---|\n");
+    for row in &measured.standing {
+        let worst = row.worst.map(|worst| format!("{worst:.3} {}", row.unit)).unwrap_or_default();
+        writeln!(text, "| {} | {:.3} {} | {worst} |", row.what, row.value, row.unit)?;
+    }
+    Ok(text)
+}
+
+fn plots(measured: &Measured, folder: &Path) -> Result<()> {
+    std::fs::create_dir_all(folder)?;
+    let series = |connections: usize, figure: fn(&overhead::Row) -> f64| -> Vec<Series> {
+        let line = |way: &str, colour| {
+            let of = measured
+                .overhead
+                .iter()
+                .filter(|row| row.front == way && row.connections == connections && row.endpoints == overhead::ENDPOINTS);
+            #[expect(clippy::cast_precision_loss, reason = "a size to draw")]
+            let points = of.filter(|row| !row.escapes && row.rate_rps.is_none()).map(|row| (row.body_bytes as f64, figure(row)));
+            Series { name: way.to_owned(), colour, points: points.filter(|(_, y)| *y > 0.0).collect() }
+        };
+        vec![line("filter", "#0a6"), line("ext_proc", "#c40")]
+    };
+    let latency = chart("Added p50, one connection, 100 endpoints", "body, bytes", "µs", &series(1, |row| row.added_p50_us));
+    let cpu = chart("Added CPU a request, 16 connections, 100 endpoints", "body, bytes", "µs", &series(16, |row| row.added_cpu_us));
+    std::fs::write(folder.join("latency.svg"), latency)?;
+    std::fs::write(folder.join("cpu.svg"), cpu)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_inside_the_noise_is_not_called_met() {
+        let found = |value, iqr| Found { value, iqr, at_least: false };
+        assert_eq!(found(5.0, 9.0).verdict(25.0), "inside the noise");
+        assert_eq!(found(20.0, 2.0).verdict(25.0), "met");
+        assert_eq!(found(30.0, 2.0).verdict(25.0), "**not met**");
+        assert_eq!(Found { value: 0.7, iqr: 0.0, at_least: true }.verdict(0.6), "met");
+    }
+
+    #[test]
+    fn the_template_has_a_place_for_everything() {
+        assert!(MARKS.iter().all(|mark| TEMPLATE.matches(mark).count() == 1));
+    }
+}
