@@ -167,9 +167,8 @@ async fn what_fails_at_one_proxy_costs_the_other_no_try() -> Result<()> {
 async fn what_one_proxy_placed_another_finds() -> Result<()> {
     let fleet = Fleet::start(Shape::TWO_BY_TWO, true, 6, &Options { speed: 0.0, ..Options::default() }).await?;
     let [one, two] = [fleet.stack.address(), fleet.seconds[0].envoy.listener()];
-    let post = |address, prompt: String| async move {
-        e2e::client::post(address, "/v1/chat/completions", echo::chat(&prompt).to_string()).await
-    };
+    let post =
+        |address, prompt: String| async move { e2e::client::post(address, "/v1/chat/completions", echo::chat(&prompt).to_string()).await };
     for round in 0..8 {
         let prompt = format!("{round} conversations. {}", "They go on and on. ".repeat(200));
         let (first, then) = if round % 2 == 0 { (one, two) } else { (two, one) };

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use e2e::ports::Port;
 use e2e::process::Process;
 use e2e::replay::quantile;
-use e2e::{Result, daemon, root};
+use e2e::{Result, daemon, root, wait_for};
 use exchange::Time;
 use exchange::pool::{PeerRow, RowHead, Sum};
 use proto::state::state_service_client::StateServiceClient;
@@ -83,6 +83,7 @@ pub(crate) async fn bench(args: Args) -> Result<()> {
     command.args((0..args.endpoints).flat_map(|i| ["--endpoint".to_owned(), format!("127.0.0.1:{}", 1 + i)]));
     let daemon = Process::spawn("switchpointd", &mut command, folder.path())?;
 
+    wait_for(LIMIT, "the daemon", || async { tokio::net::TcpStream::connect(state.address()).await.ok() }).await?;
     let stage = Stage { args, began: Instant::now(), counts: false.into(), over: false.into(), seen: Mutex::default() };
     let stage = Arc::new(stage);
     let mut proxies = Vec::new();
