@@ -26,6 +26,8 @@ pub(crate) enum Fault {
     Expired,
     /// The next watch ends at once, in good order.
     Ends,
+    /// The next watch says nothing and does not end: a network that swallows packets.
+    Stalls,
 }
 
 #[derive(Clone)]
@@ -157,6 +159,7 @@ impl FakeApi {
                 return Body::from(format!("{}\n", json!({ "type": "ERROR", "object": object }))).into_response();
             }
             Some(Fault::Ends) => return Body::empty().into_response(),
+            Some(Fault::Stalls) => return Body::from_stream(stream::pending::<Result<Bytes, std::io::Error>>()).into_response(),
             _ => stream::iter(missed),
         };
         let plural = plural.to_owned();

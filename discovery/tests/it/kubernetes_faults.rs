@@ -124,6 +124,10 @@ async fn every_fault_ends_in_the_truth_and_none_empties_the_set() {
         Fault::Refuse(true, 504),
         Fault::Refuse(true, 429),
         Fault::Refuse(true, 403),
+        Fault::Refuse(false, 410),
+        Fault::Refuse(false, 504),
+        Fault::Refuse(false, 429),
+        Fault::Refuse(false, 403),
         Fault::Refuse(false, 500),
         Fault::HalfALine,
         Fault::Expired,
@@ -264,4 +268,55 @@ async fn custom_objects_are_whole_sets_and_a_kind_that_is_not_installed_has_none
     expected["metadata"] = json!({ "name": "batch", "namespace": "default", "creationTimestamp": "2026-01-02T03:04:05Z" });
     expected.as_object_mut().unwrap().remove("status");
     assert_eq!(set, [expected]);
+}
+
+/// A watch that says nothing and does not end is given up after its time and five seconds.
+#[tokio::test]
+async fn a_stalled_watch_costs_no_more_than_its_time() {
+    let fake = FakeApi::start().await;
+    fake.put("services", service("svc", "dynamo", "decode"));
+    fake.put("endpointslices", slice("s", "svc", 80, &[endpoint("a", "10.0.0.1", true)]));
+    for _ in 0..2 {
+        fake.fault(Fault::Stalls); // one for the Services, one for the slices
+    }
+    let discovery = Kubernetes::new(fake.client(), "default").discovery(MetadataPolicy::Ignored);
+    assert_eq!(ready(&discovery).await, names(&["a"]));
+    until(0, || async { fake.faults_left() }).await;
+    fake.put("endpointslices", slice("s", "svc", 80, &[endpoint("b", "10.0.0.2", true)]));
+    let began = tokio::time::Instant::now();
+    until(names(&["b"]), || ready(&discovery)).await;
+    assert!(began.elapsed() < Duration::from_secs(50), "noticed after {:?}", began.elapsed());
+}
+
+/// Half of a pool that vanishes with the first list after an outage is kept until another list says the same.
+#[tokio::test]
+async fn a_mass_disappearance_after_an_outage_is_held_and_listed_again() {
+    let fake = FakeApi::start().await;
+    fake.put("services", service("svc", "dynamo", "decode"));
+    let all: Vec<Value> = (1..=8).map(|i| endpoint(&format!("p{i}"), &format!("10.0.0.{i}"), true)).collect();
+    fake.put("endpointslices", slice("s", "svc", 80, &all));
+    let discovery = Kubernetes::new(fake.client(), "default").discovery(MetadataPolicy::Ignored);
+    assert_eq!(ready(&discovery).await.len(), 8);
+    let followed = discovery.follow("dynamo", "decode").unwrap();
+    let lose = async |left: &[Value]| {
+        fake.set_down(true);
+        fake.fault(Fault::Ends);
+        fake.put("services", service("more", "dynamo", "decode"));
+        until(true, || async { followed.status().borrow().error.is_some() }).await;
+        fake.put_untold("endpointslices", slice("s", "svc", 80, left));
+        fake.delete("services", "more");
+        fake.set_down(false);
+        until(None, || async { followed.status().borrow().error.clone() }).await;
+    };
+    lose(&all[..2]).await;
+    let held = || async { followed.seen().iter().filter(|s| s.state == State::Held).count() };
+    until(6, held).await;
+    assert_eq!(ready(&discovery).await.len(), 8, "kept for a while, and said so");
+    // The next list has them again: they were never gone.
+    fake.put("endpointslices", slice("s", "svc", 80, &all));
+    until(0, held).await;
+    assert_eq!(ready(&discovery).await.len(), 8);
+    // This time they stay away, which is honoured.
+    lose(&all[..2]).await;
+    until(names(&["p1", "p2"]), || ready(&discovery)).await;
 }
