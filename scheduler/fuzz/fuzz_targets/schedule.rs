@@ -4,10 +4,12 @@
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use scheduler::in_flight::InFlight;
+use scheduler::latency::LatencyModel;
 use scheduler::plugin::{PLUGINS, Value};
 use scheduler::{
     AdapterRoom, Decision, Endpoint, EndpointMetrics, EndpointRef, Explanation, Incarnation, Local, LoraMetrics, Pipeline, PipelineSpec,
-    PluginSpec, ProfilePlugin, ProfileSpec, RANKED_MAX, ROLE_LABEL, Readiness, Request, Rng, Slot, Snapshot, SubsetHint, Version, schedule,
+    PluginSpec, ProfilePlugin, ProfileSpec, Promise, RANKED_MAX, ROLE_LABEL, Readiness, Request, Rng, Slo, Slot, Snapshot, SubsetHint,
+    Version, schedule,
 };
 
 #[derive(Arbitrary, Debug)]
@@ -35,6 +37,10 @@ struct Input {
     adapter_rooms: Vec<Option<Option<u64>>>,
     metrics_stale: bool,
     seed: u64,
+    slo: (Option<u32>, Option<u32>),
+    prediction_based: bool,
+    /// Times that are predicted, and what each endpoint differs by; none: prediction is off.
+    predicted: Option<(f32, f32, Vec<(f32, f32)>)>,
 }
 
 #[derive(Arbitrary, Debug)]
@@ -119,13 +125,21 @@ fuzz_target!(|input: Input| {
     else {
         return;
     };
-    decide(&input, &snapshot);
+    let model = input.predicted.as_ref().map(|(ttft_ms, tpot_ms, factors)| {
+        let endpoints = snapshot.endpoints().iter().zip(factors);
+        endpoints.fold(LatencyModel::constant(*ttft_ms, *tpot_ms), |model, (e, &(ttft, tpot))| model.with_endpoint(e.id, ttft, tpot))
+    });
+    decide(&input, &snapshot.with_latency(model.map(std::sync::Arc::new)));
 });
 
 fn decide(input: &Input, snapshot: &Snapshot) {
     let mut in_flight = InFlight::default();
     for (any, endpoint) in input.pool.iter().zip(snapshot.endpoints()) {
-        any.in_flight.iter().for_each(|&tokens| drop(in_flight.admit(endpoint.id, tokens)));
+        for &tokens in &any.in_flight {
+            let mut ticket = in_flight.admit(endpoint.id, tokens);
+            let slo = Slo { ttft_us: Some(tokens), tpot_us: Some(tokens) };
+            in_flight.track(&mut ticket, Promise { slo, counts: slo, predicted: None });
+        }
     }
     let entries: Option<Vec<String>> = input.subset.as_ref().map(|entries| entries.iter().map(Entry::text).collect());
     let hint = entries.as_ref().map(|entries| SubsetHint::parse(entries.iter().map(String::as_str)));
@@ -141,6 +155,8 @@ fn decide(input: &Input, snapshot: &Snapshot) {
         max_tokens: input.max_tokens,
         media_items: input.media_items,
         headers: &headers,
+        slo: Slo { ttft_us: input.slo.0, tpot_us: input.slo.1 },
+        prediction_based: input.prediction_based,
     };
     let room = |room: &Option<Option<u64>>| match *room {
         None => AdapterRoom::Free,
@@ -207,6 +223,7 @@ fn pipeline(input: &Input) -> PipelineSpec {
         profile_handler: input.handler.map(name).unwrap_or_default(),
         saturation_detector: input.detector.map(name).unwrap_or_default(),
         ranked_max: u32::from(input.ranked_max % 10),
+        latency_prediction: input.predicted.is_some(),
     }
 }
 
