@@ -143,6 +143,17 @@ mod tests {
     }
 
     #[test]
+    fn what_the_pages_show_can_be_used() {
+        for (page, pools) in [(include_str!("../../docs/discovery.md"), 6), (include_str!("../../README.md"), 2)] {
+            let shown = page.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next());
+            let files: Vec<&str> = shown.filter(|text| text.starts_with("pools:")).collect();
+            assert!(!files.is_empty(), "a page shows a file of pools");
+            let found: usize = files.iter().map(|text| parse(text, &ObjectsSource::default()).unwrap().len()).sum();
+            assert_eq!(found, pools);
+        }
+    }
+
+    #[test]
     fn objects_of_a_pool_go_before_those_of_all() {
         let text = "pools:\n- {name: a, endpoints: ['10.0.0.1:8000'], objects: own, strictModels: false}\n- {name: b, endpoints: ['10.0.0.1:8000']}\n";
         let source = |path: &str, strict_models| ObjectsSource { path: Some(path.into()), strict_models, ..ObjectsSource::default() };

@@ -2,6 +2,9 @@
 
 #![allow(clippy::expect_used, reason = "a test stops where it cannot go on")]
 
+mod api_server;
+#[path = "../../../discovery/tests/it/cluster.rs"]
+mod cluster;
 mod hot_restart;
 mod leader_lost;
 mod partition;
