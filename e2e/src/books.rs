@@ -10,7 +10,7 @@ use crate::stack::Stack;
 use crate::{Result, wait_for};
 
 /// How long the last report of all VMs may take; promised is a second or two.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Reports that must have come since the end of the traffic: of one that is under way the beginning may be older.
 const REPORTS: f64 = 2.0;

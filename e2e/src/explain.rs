@@ -2,12 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use http::Request;
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::{Result, client};
+use crate::stack::Stack;
+use crate::{Result, client, wait_for};
+
+/// From a changed pool to a picker that knows it; promised are milliseconds.
+const POOL_LIMIT: Duration = Duration::from_secs(60);
 
 /// A decision, as the reply's header tells it.
 #[derive(Clone, Debug, Deserialize)]
@@ -63,4 +68,15 @@ impl Decision {
         let scores = self.scores(scorer);
         scores.values().any(|score| Some(score) != scores.values().next())
     }
+}
+
+/// Waits until the picker of a stack, which must explain itself, knows exactly these of its servers.
+///
+/// # Errors
+/// If it does not come to.
+pub async fn pool_is(stack: &Stack, indices: &[usize]) -> Result<()> {
+    let addresses = indices.iter().map(|index| Some(stack.servers.get(*index)?.addr().to_string()));
+    let wanted = addresses.collect::<Option<BTreeSet<_>>>().ok_or("no such server")?;
+    let look = || async { (Decision::ask(stack.address(), "who is there?").await.ok()?.endpoints() == wanted).then_some(()) };
+    wait_for(POOL_LIMIT, &format!("a pool of {wanted:?}"), look).await
 }

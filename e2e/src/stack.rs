@@ -24,7 +24,7 @@ use crate::ports::Port;
 use crate::{Result, wait_for};
 
 /// From nothing to a picker with state, on a machine that compiles at the same time.
-const START_LIMIT: Duration = Duration::from_secs(30);
+const START_LIMIT: Duration = Duration::from_secs(90);
 
 /// Lines of each log shown when a test fails.
 const LINES_SHOWN: usize = 60;

@@ -1,9 +1,8 @@
 //! What happens to the endpoints file happens to real files: half written, deleted, changed all the time. The last good set serves.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
-use e2e::explain::Decision;
+use e2e::explain::pool_is;
 use e2e::load::Load;
 use e2e::stack::Stack;
 use e2e::{Result, books, wait_for};
@@ -12,12 +11,6 @@ use serde_json::Value;
 use crate::echo;
 
 const LIMIT: Duration = Duration::from_secs(30);
-
-async fn pool_is(stack: &Stack, indices: &[usize]) -> Result<()> {
-    let wanted = indices.iter().map(|index| stack.servers[*index].addr().to_string()).collect::<BTreeSet<_>>();
-    let look = || async { (Decision::ask(stack.address(), "who is there?").await.ok()?.endpoints() == wanted).then_some(()) };
-    wait_for(LIMIT, &format!("a pool of {wanted:?}"), look).await
-}
 
 fn explained(servers: usize, workers: u32) -> e2e::stack::Builder {
     Stack::builder().servers(servers).concurrency(workers).picker(serde_json::json!({"explain": true}))

@@ -1,10 +1,9 @@
 //! Failure drills about requests: clients that leave, engines that fail, endpoints that go. docs/failure-drills.md says what each showed.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use e2e::client::{Http2, Raw};
-use e2e::explain::Decision;
+use e2e::explain::{Decision, pool_is};
 use e2e::load::Load;
 use e2e::model_server::{Fault, FaultMode};
 use e2e::stack::Stack;
@@ -14,7 +13,7 @@ use serde_json::{Value, json};
 use crate::echo;
 use crate::streams::{self, slow};
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Clients of each kind.
 const EACH: usize = 6;
@@ -156,12 +155,6 @@ async fn a_retry_takes_the_accounting_with_it() -> Result<()> {
     drop(running);
     books::close("a retry moves a request", load, &stack).await?;
     Ok(())
-}
-
-async fn pool_is(stack: &Stack, indices: &[usize]) -> Result<()> {
-    let wanted = indices.iter().map(|index| stack.servers[*index].addr().to_string()).collect::<BTreeSet<_>>();
-    let look = || async { (Decision::ask(stack.address(), "who is there?").await.ok()?.endpoints() == wanted).then_some(()) };
-    wait_for(LIMIT, &format!("a pool of {wanted:?}"), look).await
 }
 
 #[tokio::test]

@@ -1,22 +1,15 @@
 //! The daemon is there, and nothing passes between it and the proxy. Short in the ordinary suite, a minute in the long one.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use e2e::cable::Cable;
-use e2e::explain::Decision;
+use e2e::explain::{Decision, pool_is};
 use e2e::load::Load;
 use e2e::stack::Stack;
-use e2e::{Result, books, wait_for};
+use e2e::{Result, books};
 use serde_json::{Value, json};
 
 const LIMIT: Duration = Duration::from_secs(60);
-
-async fn pool_is(stack: &Stack, indices: &[usize]) -> Result<()> {
-    let wanted = indices.iter().map(|index| stack.servers[*index].addr().to_string()).collect::<BTreeSet<_>>();
-    let look = || async { (Decision::ask(stack.address(), "who is there?").await.ok()?.endpoints() == wanted).then_some(()) };
-    wait_for(LIMIT, &format!("a pool of {wanted:?}"), look).await
-}
 
 /// Cut off for so long, and meanwhile one endpoint goes and another comes.
 pub(crate) async fn partitioned_for(time: Duration, transport: &str) -> Result<()> {

@@ -1,9 +1,8 @@
 //! What proxies do by one gRPC stream they do by HTTP calls.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
-use e2e::explain::Decision;
+use e2e::explain::{Decision, pool_is};
 use e2e::load::Load;
 use e2e::stack::{Builder, Stack};
 use e2e::{Result, books, wait_for};
@@ -13,7 +12,7 @@ use crate::echo;
 use crate::pools::Second;
 use crate::streams::{self, slow};
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Scored by what is tested here and nothing else.
 const CONFIG: &str = "apiVersion: llm-d.ai/v1alpha1
@@ -27,12 +26,6 @@ plugins:
 pub(crate) fn by(transport: &str) -> Builder {
     let state = json!({"cluster": "switchpoint-state", "transport": transport, "silence_max_ms": 1_000});
     Stack::builder().picker(json!({"explain": true, "state": state}))
-}
-
-async fn pool_is(stack: &Stack, indices: &[usize]) -> Result<()> {
-    let wanted = indices.iter().map(|index| stack.servers[*index].addr().to_string()).collect::<BTreeSet<_>>();
-    let look = || async { (Decision::ask(stack.address(), "who is there?").await.ok()?.endpoints() == wanted).then_some(()) };
-    wait_for(LIMIT, &format!("a pool of {wanted:?}"), look).await
 }
 
 #[tokio::test]

@@ -1,10 +1,9 @@
 //! The VM that leads is lost, to a message of the daemon and without one. The module is a test build that traps on demand.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use e2e::client;
-use e2e::explain::Decision;
+use e2e::explain::pool_is;
 use e2e::load::Load;
 use e2e::stack::{Builder, Stack};
 use e2e::{Result, books, drill, wait_for};
@@ -17,12 +16,6 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 fn trappable() -> Result<Builder> {
     Ok(Stack::builder().envoy_config(drill::envoy_config()?).picker(json!({"explain": true})))
-}
-
-async fn pool_is(stack: &Stack, indices: &[usize]) -> Result<()> {
-    let wanted = indices.iter().map(|index| stack.servers[*index].addr().to_string()).collect::<BTreeSet<_>>();
-    let look = || async { (Decision::ask(stack.address(), "who is there?").await.ok()?.endpoints() == wanted).then_some(()) };
-    wait_for(LIMIT, &format!("a pool of {wanted:?}"), look).await
 }
 
 /// The endpoints file of these servers, the first with a label.
