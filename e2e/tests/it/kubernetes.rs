@@ -129,12 +129,8 @@ async fn kubelet(pods: Api<Pod>, name: String, ip: String) {
 
 fn server(ip: &str, model: &str) -> Result<ModelServer> {
     let listen = format!("{ip}:0").parse()?;
-    ModelServer::start(model_server::Options {
-        listen,
-        models: vec![model.to_owned(), "tuned".to_owned()],
-        speed: 0.0,
-        ..Default::default()
-    })
+    let options = model_server::Options { listen, models: vec![model.to_owned(), "tuned".to_owned()], speed: 0.0, ..Default::default() };
+    Ok(ModelServer::start(options)?)
 }
 
 fn says(server: &ModelServer, spelling: &str, model: &str) -> Value {

@@ -24,6 +24,7 @@ mod gateways;
 mod hermetic;
 mod hot_reload;
 mod kubernetes;
+mod latency;
 mod lifecycle;
 mod limits;
 mod objectives;
