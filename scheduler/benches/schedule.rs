@@ -20,6 +20,8 @@ use scheduler::{
 
 /// Decisions timed together: one alone is shorter than the clock is fine.
 const BATCH: u32 = 200;
+/// Predictions for a whole pool: a batch must be shorter than the time that a busy machine lets a program run at a stretch.
+const PREDICTION_BATCH: u32 = 5;
 const ROUNDS: usize = 101;
 
 const SCORERS: [&str; 6] = [
@@ -182,7 +184,8 @@ impl Pool {
         }
         let hint = SubsetHint::parse(endpoints.iter().step_by(2).map(|endpoint| &*endpoint.address));
         let plugins = plugins.into_iter().map(|plugin| (plugin, 1.0)).collect();
-        let pipeline = Pipeline::build(&PipelineSpec::of_one_profile("bench", plugins, 3)).map_err(|e| e.to_string())?;
+        let spec = PipelineSpec { latency_prediction: true, ..PipelineSpec::of_one_profile("bench", plugins, 3) };
+        let pipeline = Pipeline::build(&spec).map_err(|e| e.to_string())?;
         let snapshot = Snapshot::try_new(Version::default(), endpoints, metrics, pipeline).map_err(|e| e.to_string())?;
         let matched_blocks = (0..u32::from(size)).map(|at| at * 37 % 100).collect();
         Ok(Self { snapshot, in_flight, matched_blocks, hint })
@@ -197,7 +200,7 @@ impl Pool {
         let mut rng = Rng::seeded(4);
         let rows: Vec<_> = self.snapshot.endpoints().iter().map(|endpoint| (endpoint.id, conditions(&mut rng))).collect();
         let mut out = Vec::new();
-        median_ns(|| model.predict_all(black_box(&rows).iter().copied(), &mut out))
+        median_ns(PREDICTION_BATCH, || model.predict_all(black_box(&rows).iter().copied(), &mut out))
     }
 
     /// Nanoseconds a decision, with half of the pool allowed by a hint or all of it, with reasons or without.
@@ -222,21 +225,22 @@ impl Pool {
             adapter_rooms: &[],
             metrics_stale: false,
         };
+        let batch = if self.snapshot.latency().is_some() { PREDICTION_BATCH } else { BATCH };
         let mut rng = Rng::seeded(2);
         let mut explanation = Explanation::default();
-        median_ns(|| {
+        median_ns(batch, || {
             black_box(schedule(&self.snapshot, black_box(&request), local, &mut rng, explain.then_some(&mut explanation)));
         })
     }
 }
 
 /// Nanoseconds a call.
-fn median_ns(mut call: impl FnMut()) -> u128 {
+fn median_ns(batch: u32, mut call: impl FnMut()) -> u128 {
     let mut rounds: Vec<u128> = (0..ROUNDS)
         .map(|_| {
             let start = Instant::now();
-            (0..BATCH).for_each(|_| call());
-            start.elapsed().as_nanos() / u128::from(BATCH)
+            (0..batch).for_each(|_| call());
+            start.elapsed().as_nanos() / u128::from(batch)
         })
         .collect();
     rounds.sort_unstable();
