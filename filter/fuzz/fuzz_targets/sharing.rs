@@ -125,7 +125,7 @@ fuzz_target!(|events: Vec<Event>| {
             }
             Event::Peers { proxies, row, slot, blocks } => {
                 let placements = vec![Placement { slot: u32::from(slot), incarnation: 1, blocks }];
-                let peers = Peers { pool: "default".into(), proxies: u32::from(proxies), row, placements };
+                let peers = Peers { pool: "default".into(), proxies: u32::from(proxies), row, placements, ..Peers::default() };
                 let bytes = encode(daemon_message::Message::Peers(peers));
                 let (size, stream) = (bytes.len(), world.host.streams.borrow().len() as u32);
                 world.host.buffers.borrow_mut().insert(Buffer::StreamMessage as u32, bytes);

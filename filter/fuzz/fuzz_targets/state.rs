@@ -10,6 +10,7 @@ use switchpoint::config::FilterConfig;
 use switchpoint::fake::{FakeHost, metrics_message, roster_message};
 use switchpoint::host::{Buffer, Expect, Host};
 use switchpoint::state::Vm;
+use switchpoint::stream::Answer;
 
 #[derive(Arbitrary, Debug)]
 enum Event {
@@ -19,6 +20,8 @@ enum Event {
     Roster { vm: bool, term: u8, sequence: u8, endpoints: u8 },
     Metrics { vm: bool, term: u8, sequence: u8, roster: u8, queues: Vec<u8> },
     Closed { vm: bool },
+    /// A call is answered: with anything, or with these messages.
+    Answered { vm: bool, back: u8, status: u8, raw: Option<Vec<u8>>, rosters: Vec<(u8, u8, u8)> },
     Wake { vm: bool, queue: u8 },
     Replace { vm: bool },
     Garbage { key: u8, bytes: Vec<u8> },
@@ -40,10 +43,23 @@ const KEYS: [&str; 12] = [
 ];
 const ADDRESSES: [&str; 4] = ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.2:1", "not an address"];
 
-fn vm(host: &FakeHost) -> Vm<FakeHost> {
+/// One VM is connected by a stream, the other by calls.
+fn vm(host: &FakeHost, calls: bool) -> Vm<FakeHost> {
+    let config: &[u8] =
+        if calls { br#"{"pools": [{"name": "default"}], "state": {"transport": "http"}}"# } else { br#"{"pools": [{"name": "default"}]}"# };
     let mut vm = Vm::new(host.clone());
-    vm.configure(1, Rc::new(FilterConfig::parse(br#"{"pools": [{"name": "default"}]}"#).unwrap()));
+    vm.configure(1, Rc::new(FilterConfig::parse(config).unwrap()));
     vm
+}
+
+fn answer(status: u8, raw: Option<Vec<u8>>, rosters: &[(u8, u8, u8)]) -> Answer {
+    let mut body = raw.unwrap_or_default();
+    for (term, sequence, endpoints) in rosters.iter().take(4) {
+        let addresses = &ADDRESSES[..usize::from(*endpoints) % 5];
+        proto::frames::push(&mut body, &roster_message("default", scheduler_version(*term, *sequence), addresses));
+    }
+    let status = [Some(&b"200"[..]), Some(b"503"), Some(b"\xff"), None][usize::from(status) % 4];
+    Answer { status: status.map(<[u8]>::to_vec), body }
 }
 
 fn message(host: &FakeHost, vm: &mut Vm<FakeHost>, bytes: Vec<u8>) {
@@ -54,7 +70,7 @@ fn message(host: &FakeHost, vm: &mut Vm<FakeHost>, bytes: Vec<u8>) {
 
 fuzz_target!(|events: Vec<Event>| {
     let host = FakeHost::new();
-    let mut vms = [vm(&host), vm(&host)];
+    let mut vms = [vm(&host, false), vm(&host, true)];
     let mut newest = [Default::default(); 2];
     let mut ours_alone = true;
     for event in events.into_iter().take(200) {
@@ -77,6 +93,10 @@ fuzz_target!(|events: Vec<Event>| {
                     vms[usize::from(vm)].stream_closed(1, stream, "gone");
                 }
             }
+            Event::Answered { vm, back, status, raw, rosters } => {
+                let call = (host.calls.borrow().len() as u32).wrapping_sub(u32::from(back % 4));
+                drop(vms[usize::from(vm)].call_answered(1, call, answer(status, raw, &rosters)));
+            }
             Event::Wake { vm, queue } => {
                 let queues = host.queues.borrow().len() as u32;
                 if queues > 0 {
@@ -84,7 +104,7 @@ fuzz_target!(|events: Vec<Event>| {
                 }
             }
             Event::Replace { vm: which } => {
-                vms[usize::from(which)] = vm(&host);
+                vms[usize::from(which)] = vm(&host, which);
                 newest[usize::from(which)] = Default::default();
             }
             Event::Garbage { key, bytes } => {
