@@ -96,8 +96,8 @@ enum Task {
     },
 }
 
-/// Guesses a fit to a real engine's run takes for each budget and number of sequences: more change no figure by a hundredth.
-const VALIDATION_TRIES: usize = 600;
+/// Guesses a fit to a real engine's run takes for each budget and number of sequences: a few seconds' worth.
+const VALIDATION_TRIES: usize = 150;
 
 /// From the root of the tree, where `make` runs.
 const QUALITY: &str = "target/bench/quality.json";

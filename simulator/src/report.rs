@@ -35,7 +35,12 @@ fn page(store: &Store, validation: &[Row]) -> String {
     let main = Runs::of(store, MAIN_TABLE);
     let mut page = text::HEAD.to_owned();
     page.push_str(&aims(store, &main));
-    let _ = writeln!(page, "\n## Eight engines alike\n\n{}", text::MAIN);
+    let loads: Vec<String> = main.loads(OURS).iter().map(f64::to_string).collect();
+    let _ = writeln!(page, "\n## Eight engines alike\n\n{}", text::MAIN.replace("LOADS", &loads.join(", ")));
+    let absent: Vec<&str> = MAIN.into_iter().filter(|policy| main.loads(policy).is_empty()).collect();
+    if !absent.is_empty() {
+        let _ = writeln!(page, "Not run for this edition: {}.", absent.join(", "));
+    }
     page.push_str(&against(&main, "the best of llm-d's policies", &LLM_D));
     page.push_str(&against(&main, "the better of LMetric's forms", &LMETRIC));
     page.push_str(&singles(&main));
@@ -54,7 +59,7 @@ fn rivals() -> Vec<&'static str> {
 
 fn aims(store: &Store, main: &Runs<'_>) -> String {
     let mut out = "\n## What was aimed at\n\n| aim | reached |\n|---|---|\n".to_owned();
-    let envelope: Vec<&str> = LLM_D.into_iter().chain(LMETRIC).collect();
+    let envelope: Vec<&str> = LLM_D.into_iter().chain(LMETRIC).filter(|name| !main.loads(name).is_empty()).collect();
     for measure in [LESS_IS_BETTER[0], LESS_IS_BETTER[4]] {
         if let Some(all) = main.all_workloads(measure, OURS, &envelope) {
             let _ =
@@ -93,18 +98,19 @@ fn aims(store: &Store, main: &Runs<'_>) -> String {
 }
 
 fn against(runs: &Runs<'_>, whom: &str, rivals: &[&str]) -> String {
+    let rivals: Vec<&str> = rivals.iter().copied().filter(|name| !runs.loads(name).is_empty()).collect();
     let mut out = format!("\nOurs against {whom} ({}), taken for each cell by itself:\n\n", rivals.join(", "));
     let heads: Vec<&str> = LESS_IS_BETTER.iter().map(|(name, _)| *name).collect();
     let _ = writeln!(out, "| workload | {} | in SLO |\n|---|{}---|", heads.join(" | "), "---|".repeat(heads.len()));
     for kind in Kind::MAIN {
         let cells: Vec<String> = LESS_IS_BETTER
             .iter()
-            .map(|&measure| shown(runs.against_best(kind.name(), measure, OURS, rivals).map(|(ratio, _)| ratio)))
+            .map(|&measure| shown(runs.against_best(kind.name(), measure, OURS, &rivals).map(|(ratio, _)| ratio)))
             .collect();
-        let slo = runs.slo_points(kind.name(), OURS, rivals).map_or("-".to_owned(), |points| format!("{points:+.1}"));
+        let slo = runs.slo_points(kind.name(), OURS, &rivals).map_or("-".to_owned(), |points| format!("{points:+.1}"));
         let _ = writeln!(out, "| {} | {} | {slo} |", kind.name(), cells.join(" | "));
     }
-    let all: Vec<String> = LESS_IS_BETTER.iter().map(|&measure| shown(runs.all_workloads(measure, OURS, rivals))).collect();
+    let all: Vec<String> = LESS_IS_BETTER.iter().map(|&measure| shown(runs.all_workloads(measure, OURS, &rivals))).collect();
     let _ = writeln!(out, "| **all** | {} | |", all.join(" | "));
     out
 }
@@ -121,7 +127,7 @@ fn singles(runs: &Runs<'_>) -> String {
         heads.join(" | "),
         "---|".repeat(heads.len())
     );
-    for rival in MAIN.into_iter().filter(|name| *name != OURS) {
+    for rival in MAIN.into_iter().filter(|name| *name != OURS && !runs.loads(name).is_empty()) {
         let cells: Vec<String> = LESS_IS_BETTER.iter().map(|&measure| shown(runs.all_workloads(measure, OURS, &[rival]))).collect();
         let _ = writeln!(out, "| {rival} | {} |", cells.join(" | "));
     }
@@ -137,7 +143,7 @@ fn absolute(runs: &Runs<'_>) -> String {
     ] {
         let kinds: Vec<&str> = Kind::MAIN.iter().map(|kind| kind.name()).collect();
         let _ = writeln!(out, "\n{name}, at load 0.7:\n\n| policy | {} |\n|---|{}", kinds.join(" | "), "---|".repeat(kinds.len()));
-        for policy in MAIN {
+        for policy in MAIN.into_iter().filter(|name| !runs.loads(name).is_empty()) {
             let cell = |kind: &&str| {
                 let (mean, half) = mean_ci(&runs.values(kind, 0.7, of, policy));
                 if half.is_nan() { "-".to_owned() } else { format!("{mean:.digits$} ± {half:.digits$}") }
@@ -150,9 +156,13 @@ fn absolute(runs: &Runs<'_>) -> String {
 
 fn rates(store: &Store) -> String {
     let mut out = text::RATES.to_owned();
+    if store.rates.is_empty() {
+        out.push_str("Not run for this edition.\n");
+        return out;
+    }
     let kinds: Vec<&str> = Kind::MAIN.iter().map(|kind| kind.name()).collect();
     let _ = writeln!(out, "| policy | {} |\n|---|{}", kinds.join(" | "), "---|".repeat(kinds.len()));
-    for policy in MAIN {
+    for policy in MAIN.into_iter().filter(|name| store.rates.iter().any(|rate| rate.policy == *name)) {
         let cell = |kind: &&str| {
             let of = store.rates.iter().filter(|rate| rate.workload == **kind && rate.policy == policy);
             let values: Vec<f64> = of.map(|rate| rate.requests_per_s).collect();
@@ -182,7 +192,7 @@ fn settings(store: &Store) -> String {
             loads.join(", ")
         );
         let _ = writeln!(out, "| policy | {} |\n|---|{}", kinds.join(" | "), "---|".repeat(kinds.len()));
-        for policy in &grid.policies {
+        for policy in grid.policies.iter().filter(|name| !runs.loads(name).is_empty()) {
             let cell = |kind: &&str| {
                 let mean = |measure: Measure| runs.mean(kind, measure, policy);
                 let [ttft, p99, e2e] = [0, 3, 4].map(|at| LESS_IS_BETTER.get(at).and_then(|&measure| mean(measure)));

@@ -36,6 +36,14 @@ impl<'s> Runs<'s> {
         self.cells.is_empty()
     }
 
+    /// The loads that this policy was run at.
+    pub(super) fn loads(&self, policy: &str) -> Vec<f64> {
+        let mut loads: Vec<f64> = self.cells.iter().filter(|cell| cell.policy == policy).map(|cell| cell.load).collect();
+        loads.sort_by(f64::total_cmp);
+        loads.dedup();
+        loads
+    }
+
     /// A measure of a policy on a workload at a load, one for each seed.
     pub(super) fn values(&self, kind: &str, load: f64, of: fn(&Measures) -> f64, policy: &str) -> Vec<f64> {
         let there = |cell: &&&Cell| cell.workload == kind && cell.policy == policy && (cell.load - load).abs() < 1e-9;

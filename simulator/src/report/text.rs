@@ -7,7 +7,14 @@ Printed from simulated runs, do not edit: `make sim` runs the main table, `make 
 is of a real cluster. Losses stand beside gains: in bold where ours is worse by more than 3 %.
 
 Ours is one scorer, `marginal-cost-scorer` ([plugins.md](plugins.md)): a request goes where it costs least, its own time and what it imposes on
-those already there. It reads the in-flight ledger, the prefix index and step times learned online; no metric that engines report.
+those already there. It reads the in-flight ledger, the prefix index and step times learned online; no metric that engines report. To have it:
+
+```yaml
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- type: marginal-cost-scorer
+```
 
 ![Mean TTFT by workload and policy](routing-quality/ttft.svg)
 ![p99 TTFT by workload and policy](routing-quality/ttft-p99.svg)
@@ -33,7 +40,7 @@ those already there. It reads the in-flight ledger, the prefix index and step ti
 ";
 
 pub(super) const MAIN: &str = "\
-Llama-3.1-8B on H100, loads 0.5, 0.7 and 0.9. Below 1 ours is better. `2/2/3` are llm-d's queue, KV-cache and prefix scorers with these weights,
+Llama-3.1-8B on H100, loads LOADS. Below 1 ours is better. `2/2/3` are llm-d's queue, KV-cache and prefix scorers with these weights,
 the last 2 of `2/2/3/2` is its no-hit-lru scorer; `affinity+token-load` is what llm-d has recommended since August 2026. `2/2/3+active` was our own
 default before.
 ";
