@@ -72,3 +72,27 @@ pub(super) fn tpot_terms(x: &Features) -> [f32; TERMS] {
     let waiting = uncached + prefill;
     [1.0, step, requests.min(32.0), kv, queued / (queued + 8.0), waiting / (waiting + 2_048.0), prefill / (prefill + 16_384.0), requests]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_shows_this_very_table() {
+        let rows: String = FEATURES.iter().map(|feature| format!("| {} | {} |\n", feature.name, feature.doc)).collect();
+        let page = include_str!("../../../docs/latency-prediction.md");
+        assert!(
+            page.contains(&format!("| feature | what it is |\n|---|---|\n{rows}\n")),
+            "docs/latency-prediction.md should have:\n{rows}"
+        );
+    }
+
+    #[test]
+    fn what_is_unknown_is_nothing_but_requests_running_are_known_to_the_ledger() {
+        let conditions = Conditions { requests: 7.0, prompt_tokens: 100.0, uncached_tokens: 100.0, ..Conditions::default() };
+        let x = features(&conditions, &StepModel::default());
+        let of = |name: &str| x[FEATURES.iter().position(|feature| feature.name == name).unwrap()];
+        assert_eq!((of("queued"), of("kv"), of("running"), of("requests")), (0.0, 0.0, 7.0, 7.0));
+        assert!((of("own") - 15.01).abs() < 1e-3 && of("step") > 11.0);
+    }
+}
