@@ -111,7 +111,8 @@ pub async fn campaign(
     'wanted: loop {
         let began = Instant::now();
         // It is laid down in time, should the store not answer until then.
-        let until = election.leads_until().filter(|until| *until > began).map_or(began + ATTEMPT_DEADLINE, |u| u.min(began + ATTEMPT_DEADLINE));
+        let until =
+            election.leads_until().filter(|until| *until > began).map_or(began + ATTEMPT_DEADLINE, |u| u.min(began + ATTEMPT_DEADLINE));
         let done = tokio::select! {
             done = tokio::time::timeout_at(until, attempt(store, &mut election)) => done,
             () = &mut stop => break 'wanted,
@@ -130,7 +131,9 @@ pub async fn campaign(
             leads.send_if_modified(|led| std::mem::replace(led, now) != now);
         }
     }
-    if leads.send_replace(false) && let Some((seen, _)) = &election.seen {
+    if leads.send_replace(false)
+        && let Some((seen, _)) = &election.seen
+    {
         let _ = tokio::time::timeout(ATTEMPT_DEADLINE, store.write("", Some(seen))).await; // it lapses by itself otherwise
     }
 }

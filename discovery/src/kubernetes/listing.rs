@@ -89,7 +89,16 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> Listing<K>
 
     fn with_config(api: Api<K>, config: watcher::Config) -> Self {
         let watch = start(&api, &config);
-        Self { api, config, watch, state: State::Listing, until: Instant::now() + LIST_DEADLINE, optional: false, failures: 0, listed: Vec::new() }
+        Self {
+            api,
+            config,
+            watch,
+            state: State::Listing,
+            until: Instant::now() + LIST_DEADLINE,
+            optional: false,
+            failures: 0,
+            listed: Vec::new(),
+        }
     }
 
     /// Lists anew, now.

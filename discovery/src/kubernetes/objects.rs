@@ -37,7 +37,8 @@ pub fn follow_objects(client: &Client, kube_namespace: &str, kinds: &[CustomKind
     let streams = kinds.iter().enumerate().map(|(at, kind)| {
         let gvk = GroupVersionKind::gvk(kind.group, kind.version, kind.kind);
         let api = Api::namespaced_with(client.clone(), kube_namespace, &ApiResource::from_gvk_with_plural(&gvk, kind.plural));
-        futures::stream::unfold(Listing::of_kind(api), move |mut listing| async move { Some(((at, listing.next().await), listing)) }).boxed()
+        futures::stream::unfold(Listing::of_kind(api), move |mut listing| async move { Some(((at, listing.next().await), listing)) })
+            .boxed()
     });
     let follow = Follow { told: futures::stream::select_all(streams), sets: vec![None; kinds.len()] };
     futures::stream::unfold(follow, |mut follow| async move { Some((follow.next().await?, follow)) }).boxed()

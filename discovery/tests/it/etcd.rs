@@ -173,7 +173,8 @@ async fn only_who_shows_a_certificate_is_let_in_and_only_the_right_etcd_is_belie
     let (folder, port) = (tempfile::tempdir().unwrap(), cluster::free_port());
     let signed = |ca: &rcgen::Issuer<'_, rcgen::KeyPair>| {
         let key = rcgen::KeyPair::generate().unwrap();
-        let cert = rcgen::CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap().signed_by(&key, ca).unwrap();
+        let cert =
+            rcgen::CertificateParams::new(vec!["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap().signed_by(&key, ca).unwrap();
         (cert.pem(), key.serialize_pem())
     };
     let authority = || {
