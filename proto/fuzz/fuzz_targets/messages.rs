@@ -9,6 +9,13 @@ use proto::state::{self, daemon_message};
 fuzz_target!(|data: &[u8]| {
     let (first, second) = data.split_at(data.len() / 2);
     let mut snapshot = None;
+    // The body of a call: what is taken from it is put back the same.
+    let (mut rest, mut again) = (data, Vec::new());
+    while let Some((message, after)) = proto::frames::take(rest) {
+        proto::frames::push(&mut again, message);
+        rest = after;
+    }
+    assert_eq!(again, data[..data.len() - rest.len()]);
     for bytes in [data, first, second] {
         let _ = state::ProxyMessage::decode(bytes);
         let _ = state::VmCounters::decode(bytes);
