@@ -6,7 +6,7 @@ use plotters::prelude::*;
 
 use super::ratios::Runs;
 use crate::measure::Measure;
-use crate::policy::{MAIN, OURS};
+use crate::policy::OURS;
 use crate::workload::Kind;
 
 const SIZE: (u32, u32) = (900, 380);
@@ -56,7 +56,7 @@ fn draw(runs: &Runs<'_>, path: &Path, title: &str, measure: Measure) -> Result<(
         .x_desc("times ours; left of 1 is better than ours")
         .draw()?;
     chart.draw_series(LineSeries::new([(1.0, 0.0), (1.0, rows)], BLACK.stroke_width(2)))?;
-    for (policy, colour) in SHOWN.iter().zip(COLOURS).filter(|(policy, _)| MAIN.contains(policy)) {
+    for (policy, colour) in SHOWN.iter().zip(COLOURS).filter(|(policy, _)| !runs.loads(policy).is_empty()) {
         let dots = kinds.iter().enumerate().filter_map(|(row, kind)| {
             let (ratio, _) = runs.against_best(kind, measure, policy, &[OURS])?;
             Some(Circle::new((ratio.mean.clamp(0.5, 32.0), rows - row as f64 - 0.5), 6, colour.filled()))
