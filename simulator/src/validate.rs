@@ -152,7 +152,7 @@ pub(crate) fn play(workload: &Workload, spec: EngineSpec) -> Vec<Served> {
 mod tests {
     use super::*;
 
-    /// A part of the search that the page's figures had: enough to hold the structure to within a tenth.
+    /// A part of the search that the page's figures had: enough to hold means to 15 % and tails to 25 %.
     #[test]
     fn a_real_engine_is_matched_on_requests_that_were_not_fitted() {
         for row in all(60).unwrap() {
