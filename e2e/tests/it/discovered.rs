@@ -180,7 +180,7 @@ async fn a_terminal_lists_what_a_sidecar_registered() -> Result<()> {
 
 /// A real etcd.
 pub(crate) struct Etcd {
-    pub(crate) service: cluster::Service,
+    _service: cluster::Service,
     pub(crate) url: String,
     _folder: TempDir,
 }
@@ -189,7 +189,7 @@ impl Etcd {
     pub(crate) fn start() -> Option<Self> {
         let binary = cluster::tool("etcd")?;
         let (folder, port) = (tempfile::tempdir().ok()?, cluster::free_port());
-        Some(Self { service: cluster::etcd(binary, folder.path(), port), url: format!("http://127.0.0.1:{port}"), _folder: folder })
+        Some(Self { _service: cluster::etcd(binary, folder.path(), port), url: format!("http://127.0.0.1:{port}"), _folder: folder })
     }
 }
 
