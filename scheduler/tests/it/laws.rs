@@ -157,7 +157,7 @@ proptest! {
         prop_assert!(totals.iter().all(|(_, score)| *score > 0.0 && *score <= 1.0) && totals.iter().any(|(_, score)| *score == 1.0));
         // Whoever is believed to hold more of the prompt is no worse for it.
         let at = at.index(case.pool.len());
-        let mut holding = case.clone();
+        let mut holding = case;
         holding.pool[at].matched_blocks = holding.pool[at].matched_blocks.saturating_add(1);
         let score = |outcome: &Outcome| scores(outcome).iter().find(|(index, _)| index.get() == at).map(|(_, score)| *score);
         prop_assert!(score(&holding.decide().unwrap()) >= score(&outcome));
