@@ -58,7 +58,7 @@ impl Outward {
         }
         let delay = u32::try_from(delay).unwrap_or(u32::MAX);
         let mean = if self.delay_us == 0 { delay } else { self.delay_us };
-        self.delay_us = mean - mean / DELAYS + delay / DELAYS;
+        self.delay_us = mean.saturating_sub(mean / DELAYS).saturating_add(delay / DELAYS);
         Some(delay)
     }
 
