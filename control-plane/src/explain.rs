@@ -12,7 +12,7 @@ use exchange::record::Recorded;
 use exchange::{Exchange, HeadersStep, ObjectiveHeader, Pool, Settings, Step, Time};
 use scheduler::in_flight::Load;
 use scheduler::objects::Objects;
-use scheduler::{EndpointRef, Pipeline, Snapshot, Version};
+use scheduler::{EndpointRef, Pipeline, PipelineSpec, Snapshot, Version};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
@@ -78,7 +78,8 @@ pub fn answer(shared: &Shared, question: &Question) -> Result<Value, String> {
                 };
                 (EndpointRef { slot, incarnation }, load)
             });
-            fresh(live, loads, question)?
+            let learned = shared.learned.borrow().get(name).and_then(|learned| proto::learned((**learned).clone()).ok());
+            fresh(live, learned, loads, question)?
         }
     };
     answer.insert("pool".to_owned(), name.into());
@@ -88,6 +89,7 @@ pub fn answer(shared: &Shared, question: &Question) -> Result<Value, String> {
 /// The pool as it is now, but for what the question changes.
 fn live(view: &PoolView, question: &Question) -> Result<Snapshot, String> {
     let other = question.config.as_deref().map(other_pipeline).transpose()?;
+    let other = other.map(|other| PipelineSpec { latency_prediction: view.pipeline.latency_prediction, ..other });
     let pipeline = Pipeline::build(other.as_ref().unwrap_or(&view.pipeline)).map_err(|e| e.to_string())?;
     let now = Instant::now();
     let present = view.members.iter().zip(view.metrics.iter());
@@ -104,7 +106,7 @@ fn all_there(view: &PoolView, addresses: &[String]) -> Result<(), String> {
     addresses.iter().find(|address| !there(address)).map_or(Ok(()), |address| Err(format!("no endpoint {address} in pool {}", view.name)))
 }
 
-fn other_pipeline(text: &str) -> Result<scheduler::PipelineSpec, String> {
+fn other_pipeline(text: &str) -> Result<PipelineSpec, String> {
     let (report, config) = config::read(text);
     config.map(|config| config.pipeline).ok_or_else(|| report.complaints("config"))
 }
@@ -118,13 +120,21 @@ fn replay(record: &Recorded, live: &Snapshot, question: &Question) -> Result<Map
 }
 
 /// A request that has just come.
-fn fresh(live: Snapshot, loads: impl Iterator<Item = (EndpointRef, Load)>, question: &Question) -> Result<Map<String, Value>, String> {
+fn fresh(
+    live: Snapshot,
+    learned: Option<proto::Learned>,
+    loads: impl Iterator<Item = (EndpointRef, Load)>,
+    question: &Question,
+) -> Result<Map<String, Value>, String> {
     let now = Time(0);
     let mut pool = Pool::new(rand::random(), 0);
     let metrics = live.metrics().to_vec();
     let refreshed = live.with_metrics(live.version(), metrics).map_err(|e| e.to_string())?;
     pool.install(live, 0, u32::MAX);
     pool.refresh(refreshed, now);
+    if let Some(learned) = learned {
+        pool.learned(learned.step, learned.latency);
+    }
     pool.others(loads);
     let settings = Settings { objective_header: ObjectiveHeader::Trust, ..Settings::default() };
     let mut exchange = Exchange::new(now).explaining();
