@@ -72,6 +72,8 @@ const OUTSIDE: u64 = 1 << 32;
 pub struct Sum {
     present: Vec<EndpointRef>,
     others: Others,
+    /// What was added besides rows and has an SLO: put together with theirs.
+    added: Vec<(EndpointRef, Load)>,
 }
 
 // === impl RowHead ===
@@ -321,6 +323,7 @@ impl Sum {
     /// Starts afresh: only these lives of endpoints count, with what `rows` say of them as far as they count.
     pub fn start<'r>(&mut self, present: Vec<EndpointRef>, rows: impl IntoIterator<Item = &'r PeerRow>) {
         self.others.start(&present);
+        self.added.clear();
         self.present = present;
         rows.into_iter().for_each(|row| row.add_to(&mut self.others));
     }
@@ -338,6 +341,10 @@ impl Sum {
     /// Somebody has `load` outstanding.
     pub fn add(&mut self, endpoint: EndpointRef, load: Load) {
         self.others.add(endpoint, load);
+        if load.ttft_slo_us.is_some() || load.tpot_slo_us.is_some() {
+            let slos = Load { ttft_slo_us: load.ttft_slo_us, tpot_slo_us: load.tpot_slo_us, ..Load::default() };
+            self.added.push((endpoint, slos));
+        }
     }
 
     /// What is outstanding at `endpoint`.
@@ -350,6 +357,7 @@ impl Sum {
     /// failures, with `own` ones: of each endpoint what became known last, and nothing that another proxy told.
     pub fn row<'r>(&mut self, head: RowHead, rows: impl IntoIterator<Item = &'r PeerRow>, own: &[Ejection]) -> Vec<u8> {
         self.others.forget_slos();
+        self.added.iter().for_each(|(endpoint, slos)| self.others.add(*endpoint, *slos));
         let mut failures: Vec<Ejection> = own.iter().filter(|failure| !failure.outside).copied().collect();
         for row in rows {
             row.add_slos_to(&mut self.others);

@@ -1,6 +1,6 @@
 //! SLOs over whole exchanges: what headers may say, what is promised, and that a promise binds everybody until it is kept or void.
 
-use exchange::pool::{OwnRow, PeerRow, RowHead};
+use exchange::pool::{OwnRow, PeerRow, RowHead, Sum};
 use exchange::record::Recorded;
 use exchange::{Exchange, Origin, Pool, Reply, ResponseHead, Settings, Step, Time};
 use scheduler::latency::LatencyModel;
@@ -226,6 +226,21 @@ fn the_lowest_slo_of_an_endpoint_is_the_lowest_of_all_proxies() {
     assert_eq!(slots, [tpot(50_000)], "kept or void there, it binds nobody here");
     let mut own = own;
     own.end(&mut two, Time(0));
+}
+
+#[test]
+fn what_the_one_who_speaks_for_a_proxy_promised_itself_is_told_too() {
+    let mut pool = pool([20.0, 20.0]);
+    let (mut exchange, to) = sent(&mut pool, &[("x-slo-tpot-ms", "50")]);
+    let slot = u16::from(to.unwrap() != "10.0.0.0:8000");
+    let (mut ours, mut theirs, mut peer) = (Sum::default(), Sum::default(), PeerRow::default());
+    ours.start(vec![at(0), at(1)], []);
+    pool.in_flight().rows().for_each(|(endpoint, load)| ours.add(endpoint, load));
+    theirs.start(vec![at(0), at(1)], []);
+    theirs.read(&mut peer, ours.row(RowHead::default(), [], &[]));
+    theirs.start(vec![at(0), at(1)], [&peer]);
+    assert_eq!(theirs.load(at(slot)).tpot_slo_us, Some(50_000));
+    exchange.end(&mut pool, Time(0));
 }
 
 #[test]
