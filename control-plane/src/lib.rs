@@ -32,9 +32,9 @@ pub mod counters;
 pub mod eds;
 pub mod etcd_access;
 pub mod explain;
-pub mod lease;
 pub mod ext_proc;
 pub mod latency;
+pub mod lease;
 pub mod push;
 pub mod relay;
 

@@ -31,8 +31,11 @@ fn names(count: u8) -> BTreeSet<String> {
 async fn an_api_server_that_is_gone_for_a_minute() -> Result<()> {
     let Some(cluster) = Cluster::start().await else { return Ok(()) };
     let client = cluster.client("tok").await;
-    Api::<Namespace>::all(client.clone()).create(&PostParams::default(), &serde_json::from_value(json!({"metadata": {"name": "long"}}))?).await?;
-    let spec = json!({"ports": [{"port": 8080}], "selector": {"nvidia.com/dynamo-namespace": "dynamo", "nvidia.com/dynamo-component": "decode"}});
+    Api::<Namespace>::all(client.clone())
+        .create(&PostParams::default(), &serde_json::from_value(json!({"metadata": {"name": "long"}}))?)
+        .await?;
+    let spec =
+        json!({"ports": [{"port": 8080}], "selector": {"nvidia.com/dynamo-namespace": "dynamo", "nvidia.com/dynamo-component": "decode"}});
     let service = json!({"metadata": {"name": "svc"}, "spec": spec});
     Api::<Service>::namespaced(client.clone(), "long").create(&PostParams::default(), &serde_json::from_value(service)?).await?;
     let slices = Api::<EndpointSlice>::namespaced(client.clone(), "long");
