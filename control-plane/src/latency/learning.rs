@@ -261,9 +261,10 @@ impl Learning {
         let abstains = (model.samples() < SAMPLES_MIN).then(|| TOO_LITTLE.reason());
         let (ttft_trees, tpot_trees) = model.trees();
         let limits = FEATURES.iter().zip(model.limits()).map(|(feature, limit)| (feature.name.to_owned(), json!(limit)));
-        let named = |slot: u16| members.iter().find(|(endpoint, _)| endpoint.slot.0 == slot).map(|(_, name)| name.clone());
+        // Of this life: what is known of one before it says nothing of it.
+        let named = |known: EndpointRef| members.iter().find(|(endpoint, _)| *endpoint == known).map(|(_, name)| name.clone());
         let endpoints = model.endpoints().filter_map(|factor| {
-            let name = named(factor.endpoint.slot.0)?;
+            let name = named(factor.endpoint)?;
             Some((name, json!({ "ttft_factor": factor.ttft, "tpot_factor": factor.tpot })))
         });
         json!({
