@@ -45,6 +45,8 @@ type Labels = Vec<(&'static str, String)>;
 type Time = fn(&ModelTotals) -> &Histogram;
 type Sum = fn(&ModelTotals) -> u64;
 type Gauge = fn(&EndpointMetrics) -> Option<f32>;
+/// Name, help and value.
+type LatencyGauge = (&'static str, &'static str, fn(&Score) -> f64);
 
 /// A histogram as it is written: bounds with counts, and the sum.
 struct Buckets {
@@ -294,7 +296,7 @@ impl Exposition {
         };
         let predicted = scores().map(|(labels, score)| (labels, score.count));
         page.counter("switchpoint_latency_predictions", "Predictions that were held against what came of them.", predicted)?;
-        let gauges: [(&str, &str, fn(&Score) -> f64); 3] = [
+        let gauges: [LatencyGauge; 3] = [
             ("switchpoint_latency_mape", "Mean error of the newest predictions, relative to what came.", |s| s.mape),
             ("switchpoint_latency_pinball90_milliseconds", "Pinball loss at 0.9 of the newest predictions.", |s| s.pinball90_ms),
             ("switchpoint_latency_coverage90", "Share of the newest requests that took no longer than the predicted P90.", |s| {

@@ -90,7 +90,8 @@ mod tests {
     #[test]
     fn what_is_no_model_is_refused_whole() {
         let good = || encode_learned(&learned_of(2)).unwrap();
-        let spoilt: [(&str, fn(&mut state::Learned)); 8] = [
+        type Spoil = fn(&mut state::Learned);
+        let spoilt: [(&str, Spoil); 8] = [
             ("`version` is missing", |m| m.version = None),
             ("is not known", |m| m.step.clear()),
             ("is not known", |m| m.step[0] ^= 1),

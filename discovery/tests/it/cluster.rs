@@ -3,6 +3,8 @@
 //! The binaries are those of `KUBEBUILDER_ASSETS`, or those that `.ci/cluster_tools.py` built into `.tools/bin`. Without them the tests that want a cluster
 //! are skipped and say so; the set-up step that could not build them is counted as skipped.
 
+#![allow(clippy::unwrap_used, reason = "a test stops where it cannot go on")]
+#![allow(clippy::print_stdout, reason = "a skipped test says so")]
 #![allow(dead_code, reason = "also a part of other tests, none of which uses all of it")]
 
 use std::fs::{self, File};

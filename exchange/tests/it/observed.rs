@@ -11,7 +11,8 @@ use scheduler::{EndpointMetrics, EndpointRef, Incarnation, Slot, Version};
 use crate::release::{roster, split_roster};
 
 const TOKEN: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"}}]}\n\n";
-const USAGE: &str = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":100,\"completion_tokens\":5,\"prompt_tokens_details\":{\"cached_tokens\":25}}}\n\n";
+const USAGE: &str =
+    "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":100,\"completion_tokens\":5,\"prompt_tokens_details\":{\"cached_tokens\":25}}}\n\n";
 
 fn at_ms(ms: u64) -> Time {
     Time(0).plus_ms(1_000 + ms)
@@ -109,9 +110,16 @@ fn a_stream_tells_its_times_by_tokens_and_its_conditions_as_at_the_pick() {
     };
     assert_eq!(observation.conditions, conditions);
     assert_eq!((observation.ended, observation.ttft_ms, observation.tpot_ms), (Ended::Done, Some(40.0), Some(10.0)));
-    assert_eq!((observation.output_tokens, observed.prompt_tokens, observed.cached_tokens, observed.estimated), (Some(5), Some(100), Some(25), false));
+    assert_eq!(
+        (observation.output_tokens, observed.prompt_tokens, observed.cached_tokens, observed.estimated),
+        (Some(5), Some(100), Some(25), false)
+    );
     let first_token = observation.first_token.unwrap();
-    assert_eq!((first_token.uncached_tokens, first_token.prompt_tokens, first_token.service_ms), (75.0, 100.0, 40.0), "by what was cached in truth");
+    assert_eq!(
+        (first_token.uncached_tokens, first_token.prompt_tokens, first_token.service_ms),
+        (75.0, 100.0, 40.0),
+        "by what was cached in truth"
+    );
     assert_eq!(observed.predicted, None);
     other.end(&mut pool, at_ms(90));
     assert_eq!(pool.in_flight().rows().count(), 0);

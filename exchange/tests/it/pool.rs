@@ -79,7 +79,8 @@ fn who_was_given_what_is_remembered_when_endpoints_change_places() {
     let before = pool.snapshot().unwrap();
     let (mut endpoints, metrics) = (before.endpoints().to_vec(), before.metrics().to_vec());
     endpoints.reverse();
-    let pipeline = Pipeline::build(&PipelineSpec::of_one_profile("test", vec![(PluginSpec::of_type("no-hit-lru-scorer"), 1.0)], 1)).unwrap();
+    let pipeline =
+        Pipeline::build(&PipelineSpec::of_one_profile("test", vec![(PluginSpec::of_type("no-hit-lru-scorer"), 1.0)], 1)).unwrap();
     pool.install(Snapshot::try_new(Version { term: 1, sequence: 2 }, endpoints, metrics, pipeline).unwrap(), 7, 1000);
     let again: Vec<String> = (4..8).map(|n| picked(&mut pool, &prompt(n))).collect();
     assert_eq!(again, order, "who was used longest ago comes first, wherever it stands");

@@ -38,7 +38,7 @@ fn snapshot(queues: &[Option<u8>]) -> Snapshot {
         address: format!("10.0.0.{at}:8000").into(),
         readiness: if *queue == Some(0) { Readiness::NotReady } else { Readiness::Ready },
         labels: Box::new([]),
-models: std::sync::Arc::default(),
+        models: std::sync::Arc::default(),
         age_ms: at as u64 * 2_000,
     };
     let metrics = |queue: &Option<u8>| EndpointMetrics {
