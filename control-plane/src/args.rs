@@ -1,5 +1,7 @@
 //! The command line: every option, every default, each also as an environment variable.
 
+mod values;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,6 +11,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::config::STRATEGY_VARIABLE;
 use crate::lease::LeaseArgs;
 use crate::registration::{Instances, Register};
+use self::values::{duration, header_name, listen};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -486,30 +489,4 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line.
     Json,
-}
-
-/// `ip:port`, or `none`.
-fn listen(text: &str) -> Result<Listen, String> {
-    let address = || text.parse().map(Some).map_err(|_| "give an address as 127.0.0.1:9002, or `none`".to_owned());
-    if text == "none" { Ok(Listen(None)) } else { address().map(Listen) }
-}
-
-/// `250ms`, `2s`, `1.5s`, `1m`.
-/// What HTTP/2 allows in a header name of ours.
-fn header_name(text: &str) -> Result<String, String> {
-    let allowed = (1..=128).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
-    if allowed { Ok(text.to_owned()) } else { Err("must be 1 to 128 characters a-z, 0-9 and -".to_owned()) }
-}
-
-fn duration(text: &str) -> Result<Duration, String> {
-    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let scale = match unit {
-        "ms" => 0.001,
-        "s" => 1.0,
-        "m" => 60.0,
-        _ => return Err("give a number and a unit: 250ms, 2s or 1m".to_owned()),
-    };
-    let seconds: f64 = number.parse().map_err(|_| format!("{number:?} is not a number"))?;
-    Duration::try_from_secs_f64(seconds * scale).ok().filter(|d| !d.is_zero()).ok_or_else(|| "must be more than nothing".to_owned())
 }

@@ -39,7 +39,7 @@ pub struct LeaseArgs {
     pub lease_name: String,
 
     /// Who we are, for people who look at the lease; made unique.
-    #[arg(long, env = "POD_NAME", value_name = "NAME", default_value = "switchpointd")]
+    #[arg(long, env = "SWITCHPOINT_LEASE_IDENTITY", value_name = "NAME", default_value = "switchpointd")]
     pub lease_identity: String,
 
     /// How etcd is reached for it.

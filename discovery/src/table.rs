@@ -307,6 +307,13 @@ impl Table {
         self.rows.iter().filter_map(|(id, row)| row.told.as_ref().map(|instance| (id, instance)))
     }
 
+    /// Is anybody ready whose metadata was asked for and nothing was heard of yet, good or bad?
+    pub(crate) fn is_asking(&self) -> bool {
+        self.rows
+            .values()
+            .any(|row| matches!(row.state, State::Pending(_)) && row.metadata.answer.is_none() && row.metadata.failure.is_none())
+    }
+
     /// Everybody seen lately.
     pub(crate) fn seen(&self) -> Vec<Seen> {
         let rows = self.rows.iter().map(|(id, row)| Seen {

@@ -31,6 +31,10 @@ const EVENTS_MAX: usize = 2048;
 /// load its model. Removals are told at once.
 pub const GATHER: Duration = Duration::from_millis(20);
 
+/// How long the first set waits for metadata that was asked for: a daemon that took over would else take away, for a moment, whoever has not answered
+/// it yet. An instance that is silent for longer is not waited for.
+const FIRST_SET_MAX: Duration = Duration::from_secs(3);
+
 /// Lists and watches instances.
 pub trait ServiceDiscovery: Send + Sync {
     /// The instances of `component` in `namespace` that may get traffic; waits until the backend told its whole set once.
@@ -342,13 +346,15 @@ struct Feed {
     /// When the set is to be told.
     due: Option<Instant>,
     synced: bool,
+    /// Until when the first set may wait to be whole; `None` once it was told.
+    first: Option<Instant>,
 }
 
 impl Feed {
     fn new(events: InstanceEvents) -> Self {
         let mut status = events.hub.shared.status.subscribe();
         status.mark_changed();
-        Self { events, status, told_error: None, due: None, synced: false }
+        Self { events, status, told_error: None, due: None, synced: false, first: None }
     }
 
     async fn next(&mut self) -> Change {
@@ -369,6 +375,9 @@ impl Feed {
                 Ok(()) = self.status.changed() => {
                     let Status { synced, error, .. } = self.status.borrow_and_update().clone();
                     if synced && (!self.synced || (error.is_none() && self.told_error.is_some())) {
+                        if !self.synced {
+                            self.first = Some(Instant::now() + FIRST_SET_MAX);
+                        }
                         self.synced = true;
                         self.due = Some(Instant::now());
                     }
@@ -380,7 +389,12 @@ impl Feed {
                     }
                 }
                 () = wait => {
-                    self.due = None;
+                    let now = Instant::now();
+                    if self.first.is_some_and(|until| now < until) && self.events.hub.shared.table().is_asking() {
+                        self.due = Some(now + GATHER);
+                        continue;
+                    }
+                    (self.due, self.first) = (None, None);
                     return Change::Reset(self.events.known.values().map(|instance| (**instance).clone()).collect());
                 }
             }

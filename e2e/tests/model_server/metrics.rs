@@ -175,7 +175,7 @@ async fn lies_stand_on_the_page_and_in_the_reply_until_taken_back() {
 #[tokio::test]
 async fn steps_take_as_long_as_ordered() {
     // Some ms a token: a hundred times faster than that is far from a machine that is busy otherwise.
-    let server = ModelServer::start(Options { slowdown: 0.01, ..Options::default() }).unwrap();
+    let server = with(Options { slowdown: 0.01, ..Options::default() });
     let token_s = async |slowdown: f64| {
         let told = post(server.addr(), "/admin/pace", &json!({ "slowdown": slowdown })).await;
         assert_eq!(told.status, 200);
