@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use self::values::{duration, header_name, listen};
 use crate::config::STRATEGY_VARIABLE;
 use crate::lease::LeaseArgs;
 use crate::registration::{Instances, Register};
-use self::values::{duration, header_name, listen};
 
 const EXAMPLES: &str = "\
 Examples:
