@@ -61,7 +61,7 @@ const AVERAGE: Offset = Offset { incarnation: Incarnation(0), ttft: 0.0, tpot: 0
 const NOBODY: EndpointRef = EndpointRef { slot: Slot(0), incarnation: Incarnation(0) };
 
 /// The first word of a latency model.
-const LAYOUT: u32 = 0x4c32;
+const LAYOUT: u32 = 0x4c33;
 
 /// The most that is predicted, ms: a day. What is beyond is no prediction, and must stay a number whatever is done with it.
 const MS_MAX: f32 = 86_400_000.0;
@@ -147,9 +147,9 @@ impl LatencyModel {
             return Err(self.outside(x));
         }
         let offset = self.offset(endpoint);
-        let (ttft_ms, ttft_factor) = self.ttft.say(&ttft_terms(x), ttft + offset.ttft);
-        let (tpot_ms, tpot_factor) = self.tpot.say(&tpot_terms(x), tpot + offset.tpot);
-        Ok(Prediction { ttft_ms, tpot_ms, ttft_p90_ms: ttft_ms * ttft_factor, tpot_p90_ms: tpot_ms * tpot_factor })
+        let (ttft_ms, ttft_p90_ms) = self.ttft.say(&ttft_terms(x), ttft + offset.ttft);
+        let (tpot_ms, tpot_p90_ms) = self.tpot.say(&tpot_terms(x), tpot + offset.tpot);
+        Ok(Prediction { ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms })
     }
 
     /// From how many requests it was learned: of the time of which it saw fewer.
@@ -241,9 +241,9 @@ impl LatencyModel {
 // === impl Head ===
 
 impl Head {
-    /// The middle, ms, and how many times that the ninth decile is.
+    /// The middle and the ninth decile, ms.
     fn say(&self, terms: &[f32; TERMS], correction: f32) -> (f32, f32) {
         let ms = (self.shape.base_ms(terms) * libm::expf(correction)).clamp(MS_MIN, MS_MAX);
-        (ms, self.spread.factor(ms))
+        (ms, self.spread.ninth_ms(ms).max(ms))
     }
 }

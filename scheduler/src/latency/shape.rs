@@ -44,19 +44,22 @@ pub(super) struct Tree {
     pub(super) leaves: [f32; 1 << DEPTH],
 }
 
-/// How far above the middle the ninth decile is, by how long the middle is.
+/// What the ninth decile is: a multiple of the middle, by how long that is, and a level besides.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Spread {
     /// Where each bin but the last ends, ms.
     pub(super) ends: [f32; BINS - 1],
-    /// How many times the middle the ninth decile is, in each bin.
+    /// How many times the middle counts, in each bin.
     pub(super) factors: [f32; BINS],
+    /// What is added, ms.
+    pub(super) level: f32,
 }
 
 const WEIGHTS: RangeInclusive<f32> = 0.0..=1e9;
 const THRESHOLDS: RangeInclusive<f32> = f32::MIN..=f32::MAX;
 pub(super) const LEAVES: RangeInclusive<f32> = -5.0..=5.0;
-pub(super) const FACTORS: RangeInclusive<f32> = 1.0..=1_000.0;
+pub(super) const FACTORS: RangeInclusive<f32> = 0.0..=1_000.0;
+pub(super) const LEVELS: RangeInclusive<f32> = 0.0..=1e9;
 
 // === impl Shape ===
 
@@ -138,11 +141,16 @@ impl Tree {
 impl Spread {
     /// One factor for all.
     pub(super) fn of(factor: f32) -> Self {
-        Self { ends: [f32::MAX; BINS - 1], factors: [factor; BINS] }
+        Self { ends: [f32::MAX; BINS - 1], factors: [factor; BINS], level: 0.0 }
     }
 
-    /// How many times `ms` the ninth decile is.
-    pub(super) fn factor(&self, ms: f32) -> f32 {
+    /// The ninth decile where the middle is `ms`.
+    pub(super) fn ninth_ms(&self, ms: f32) -> f32 {
+        ms * self.factor(ms) + self.level
+    }
+
+    /// How many times `ms` counts.
+    fn factor(&self, ms: f32) -> f32 {
         let bin: usize = self.ends.iter().map(|end| usize::from(ms > *end)).sum();
         self.factors.get(bin).copied().unwrap_or(1.0)
     }
@@ -150,9 +158,10 @@ impl Spread {
     pub(super) fn put(&self, words: &mut Vec<u32>) {
         put(words, &self.ends);
         put(words, &self.factors);
+        put(words, &[self.level]);
     }
 
     pub(super) fn read(words: &mut Words<'_>) -> Result<Self, InvalidModel> {
-        Ok(Self { ends: words.numbers(&(0.0..=f32::MAX))?, factors: words.numbers(&FACTORS)? })
+        Ok(Self { ends: words.numbers(&(0.0..=f32::MAX))?, factors: words.numbers(&FACTORS)?, level: words.number(&LEVELS)? })
     }
 }

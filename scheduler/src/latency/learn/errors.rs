@@ -1,25 +1,46 @@
-//! How far off predictions were, by how long they were: from it follows the ninth decile.
+//! From how far off predictions were, and whether outcomes were within the deciles that had been said of them, to the ninth decile.
 //!
 //! Errors are of what was said before the time was known, never of a fit to it, so that they are as large as the next ones will be. A new shape brings
 //! those of its own, on parts of the window that it was fitted without for that; errors of another shape say nothing of it.
+//!
+//! There are two candidates for the decile: a multiple of the middle, by how long that is, and one level for all requests. They are mixed by the pinball
+//! loss that each had of late, so the mix is hardly worse than the better of both. And as errors to come need not be as those of the past were,
+//! the mix is moved, outcome by outcome, until a tenth is above it: online conformal prediction, by quantile tracking.
 
 use std::collections::VecDeque;
 
-use super::super::shape::{BINS, FACTORS, Spread};
+use super::super::shape::{BINS, FACTORS, LEVELS, Spread};
 
-/// The newest errors of one time.
+/// The newest errors of one time, and the candidates for its ninth decile.
 #[derive(Clone, Debug)]
 pub(super) struct Errors {
     /// What was said, and how far off that was, as logarithms.
     errors: VecDeque<(f32, f32)>,
-    /// What holds until there are enough.
-    assumed: Spread,
-    /// The share of times that were within the decile that had been said of them, of late.
-    covered: f32,
+    /// Pushed since `multiple` was made of them.
+    fresh: usize,
+    /// How many times the middle the decile was among `errors`; until there are enough, what was assumed.
+    multiple: Spread,
+    /// One decile for all requests, as a logarithm.
+    level: Option<Tracked>,
+    /// What is added to the logarithm of both mixed.
+    moved: Tracked,
+    /// Mean pinball losses of the two candidates, ms.
+    losses: [f32; 2],
+}
+
+/// A number that is moved until a tenth of outcomes are above it.
+#[derive(Clone, Copy, Debug)]
+struct Tracked {
+    at: f32,
+    /// How far outcomes are from it, absolute, on average.
+    scale: f32,
 }
 
 /// Errors kept: few enough to follow, enough for a decile of each bin.
 const ERRORS_MAX: usize = 1_600;
+
+/// Errors after which it is looked anew how many times the middle the decile is: sorting them costs some tens of µs.
+const FRESH_MAX: usize = 16;
 
 /// Errors of a bin, at least.
 const BIN_MIN: usize = 40;
@@ -27,68 +48,145 @@ const BIN_MIN: usize = 40;
 /// What is meant to be within the ninth decile.
 const SHARE: f32 = 0.9;
 
-/// Samples over which it is followed how many are.
-const COVERED_SAMPLES: f32 = 100.0;
+/// How far an outcome moves what is tracked, as a share of its scale.
+const GAIN: f32 = 0.1;
 
-/// By how many mean errors deciles would be moved if all times were above them, in place of a tenth: where errors to come are not as those of the past
-/// were, that is made up for.
-const MADE_UP: f32 = 4.0;
+/// Outcomes over which scales and losses are averaged.
+const SCALE_OUTCOMES: f32 = 100.0;
+const LOSS_OUTCOMES: f32 = 100.0;
+
+/// How strictly the better candidate is preferred: shares are as losses to minus this.
+const STRICTNESS: f32 = 4.0;
+
+/// A scale before anything is known, and the least: what is exact so far need not stay so.
+const SCALE_PRIOR: f32 = 0.1;
+const SCALE_MIN: f32 = 0.001;
+
+/// The farthest that the mix is moved, as a logarithm.
+const MOVED_MAX: f32 = 2.0;
 
 /// The ninth decile before anything is known.
 const FACTOR_PRIOR: f32 = 1.5;
+
+// === impl Tracked ===
+
+impl Tracked {
+    const UNMOVED: Self = Self { at: 0.0, scale: SCALE_PRIOR };
+
+    fn outcome(&mut self, value: f32) {
+        let off = value - self.at;
+        self.scale += (off.abs().clamp(SCALE_MIN, 1.0) - self.scale) / SCALE_OUTCOMES;
+        self.at += GAIN * self.scale * if off > 0.0 { SHARE } else { SHARE - 1.0 };
+    }
+}
 
 // === impl Errors ===
 
 impl Default for Errors {
     fn default() -> Self {
-        Self { errors: VecDeque::new(), assumed: Spread::of(FACTOR_PRIOR), covered: SHARE }
+        Self {
+            errors: VecDeque::new(),
+            fresh: 0,
+            multiple: Spread::of(FACTOR_PRIOR),
+            level: None,
+            moved: Tracked::UNMOVED,
+            losses: [0.0; 2],
+        }
     }
 }
 
 impl Errors {
     /// Until there are enough errors, this.
     pub(super) fn assume(&mut self, spread: &Spread) {
-        self.assumed = *spread;
+        self.multiple = *spread;
     }
 
     /// Another shape is in force: its errors, oldest first.
     pub(super) fn start(&mut self, errors: &[(f32, f32)]) {
         self.errors = errors.iter().skip(errors.len().saturating_sub(ERRORS_MAX)).copied().collect();
+        self.refresh();
     }
 
+    /// What was said of a time, and how far off that was, as logarithms.
     pub(super) fn push(&mut self, said: f32, error: f32) {
+        let log = said + error;
+        let mut level = self.level.unwrap_or(Tracked { at: log, scale: SCALE_PRIOR });
+        let by_multiple = self.by_multiple(said);
+        let mixed = self.mixed(by_multiple, level.at);
+        if !mixed.is_finite() {
+            return; // nobody said that
+        }
+        let (ms, first) = (libm::expf(log), self.level.is_none());
+        for (loss, candidate) in self.losses.iter_mut().zip([by_multiple, level.at]) {
+            let off = ms - libm::expf(candidate);
+            let pinball = (SHARE * off).max((SHARE - 1.0) * off);
+            *loss += (pinball - *loss) / if first { 1.0 } else { LOSS_OUTCOMES };
+        }
+        self.moved.outcome(log - mixed);
+        // No decile is below the middle, so there is nothing to gain from moving further than there.
+        self.moved.at = self.moved.at.clamp((said - mixed).clamp(-MOVED_MAX, 0.0), MOVED_MAX);
+        level.outcome(log);
+        self.level = Some(level);
         if self.errors.len() >= ERRORS_MAX {
             self.errors.pop_front();
         }
         self.errors.push_back((said, error));
+        self.fresh += 1;
+        if self.fresh >= FRESH_MAX {
+            self.refresh();
+        }
     }
 
-    /// Was a time above the decile that had been said of it?
-    pub(super) fn judged(&mut self, above: bool) {
-        self.covered += (if above { 0.0 } else { 1.0 } - self.covered) / COVERED_SAMPLES;
+    /// The decile as a multiple of what was said, as a logarithm.
+    fn by_multiple(&self, said: f32) -> f32 {
+        libm::logf(self.multiple.ninth_ms(libm::expf(said)).max(f32::MIN_POSITIVE))
     }
 
+    /// How much the level counts in the mix, 0 to 1.
+    fn level_share(&self) -> f32 {
+        let [multiple, level] = self.losses;
+        let odds = libm::powf(multiple / level.max(f32::MIN_POSITIVE), STRICTNESS);
+        if odds.is_finite() { odds / (1.0 + odds) } else { 1.0 }
+    }
+
+    fn mixed(&self, by_multiple: f32, level: f32) -> f32 {
+        let share = self.level_share();
+        libm::logf((1.0 - share) * libm::expf(by_multiple) + share * libm::expf(level))
+    }
+
+    /// As proxies are told.
     pub(super) fn spread(&self) -> Spread {
+        let share = self.level.map_or(0.0, |_| self.level_share());
+        let by_multiple = (1.0 - share) * libm::expf(self.moved.at);
+        let level = self.level.map_or(0.0, |level| share * libm::expf(level.at + self.moved.at));
+        Spread {
+            ends: self.multiple.ends,
+            factors: self.multiple.factors.map(|factor| (factor * by_multiple).clamp(*FACTORS.start(), *FACTORS.end())),
+            level: (self.multiple.level * by_multiple + level).clamp(*LEVELS.start(), *LEVELS.end()),
+        }
+    }
+
+    /// Makes anew what decile the errors have, by how long it was that was said.
+    fn refresh(&mut self) {
+        self.fresh = 0;
         let bins = (self.errors.len() / BIN_MIN).min(BINS);
         if bins == 0 {
-            return self.assumed;
+            return;
         }
         let mut sorted: Vec<(f32, f32)> = self.errors.iter().copied().collect();
         crate::sort::sort_by(&mut sorted, |a, b| a.0 < b.0);
         let end = |bin: usize| (bin + 1) * sorted.len() / bins;
-        let made_up = MADE_UP * (SHARE - self.covered);
         let mut spread = Spread::of(1.0);
         for (bin, factor) in spread.factors.iter_mut().enumerate() {
             let bin = bin.min(bins - 1);
             let of_bin = sorted.get(bin * sorted.len() / bins..end(bin)).unwrap_or_default();
-            let errors: Vec<f32> = of_bin.iter().map(|(_, error)| *error).collect();
-            let mean = errors.iter().map(|error| error.abs()).sum::<f32>() / count(errors.len().max(1));
-            *factor = libm::expf(quantile(errors, SHARE) + made_up * mean).clamp(*FACTORS.start(), *FACTORS.end());
+            let errors = of_bin.iter().map(|(_, error)| *error).collect();
+            *factor = libm::expf(quantile(errors, SHARE)).clamp(*FACTORS.start(), *FACTORS.end());
         }
         for (bin, place) in spread.ends.iter_mut().enumerate().take(bins - 1) {
             *place = sorted.get(end(bin)).map_or(f32::MAX, |(said, _)| libm::expf(*said).min(f32::MAX));
         }
-        spread
+        self.multiple = spread;
     }
 }
 

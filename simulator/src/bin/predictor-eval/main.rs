@@ -1,9 +1,10 @@
 //! How good latency predictions are on measurements of real engines: `make predictor-eval`.
 //!
 //! Every file is replayed in the order of time, each way of predicting side by side. *As served*: what is predicted of a request uses only what was known
-//! when it was picked, so a request that waited for minutes is predicted by what was known minutes before; all ways learn on, ours after each
-//! request, the others by a fit to all there is after every hundred, as the reference's trainer does. *Frozen*: fitted to the first 70 %, nothing
-//! learned after. Figures are of the last 30 % in both. With `--tune` the last 30 % do not exist: constants were chosen by that view alone.
+//! when it was picked, so a request that waited for minutes is predicted by what was known minutes before. *In order*: one row after the other, each
+//! predicted by all before it. In both all ways learn on, ours after each row, the others by a fit to all there is after every hundred, as the
+//! reference's trainer does. *Frozen*: fitted to the first 70 %, nothing learned after. Figures are of the last 30 % in all. With `--tune` the last
+//! 30 % do not exist: constants were chosen by that view alone.
 #![deny(clippy::indexing_slicing)]
 
 mod gbdt;
@@ -20,7 +21,7 @@ use scheduler::latency::{Calibration, LatencyModel, Prediction};
 use scheduler::{EndpointRef, Incarnation, Slot};
 use serde_json::json;
 
-use crate::rivals::{Rival, Said};
+use crate::rivals::{Fitted, Rival, Said};
 use crate::rows::{Row, Target, Trace};
 
 #[derive(Parser)]
@@ -49,13 +50,41 @@ const REFIT_ROWS: usize = 100;
 /// The files do not say which pod served; so it is one.
 const POD: EndpointRef = EndpointRef { slot: Slot(0), incarnation: Incarnation(1) };
 
+/// What a row is predicted by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum View {
+    /// What was known when it was picked.
+    Served,
+    /// All rows before it.
+    InOrder,
+    /// The first part of the file.
+    Frozen,
+}
+
+const VIEWS: [View; 3] = [View::Served, View::InOrder, View::Frozen];
+
 /// One line of the result.
 struct Line {
     trace: String,
     target: Target,
+    view: View,
     model: String,
     calibration: Calibration,
     abstained: u64,
+}
+
+const OURS: &str = "switchpoint";
+
+// === impl View ===
+
+impl View {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Served => "as served",
+            Self::InOrder => "in order",
+            Self::Frozen => "frozen",
+        }
+    }
 }
 
 fn main() -> ExitCode {
@@ -91,10 +120,10 @@ fn run(args: &Args) -> Result<(), String> {
     Ok(())
 }
 
-/// Ours, as served and frozen.
+/// Ours, in every view.
 fn ours(trace: &Trace, lines: &mut Vec<Line>) {
     let split = trace.split(FIRST);
-    for frozen in [false, true] {
+    for view in trace.views() {
         let mut learner = Learner::default();
         let mut model: Option<LatencyModel> = None;
         let mut said: Vec<Option<Prediction>> = vec![None; trace.rows.len()];
@@ -110,30 +139,29 @@ fn ours(trace: &Trace, lines: &mut Vec<Line>) {
                 }
                 rows::Event::Known(at) => {
                     let Some(row) = trace.rows.get(at) else { continue };
-                    let fresh = || model.as_ref().and_then(|model| model.predict(POD, &row.conditions).ok());
-                    let predicted = if frozen && at >= split { fresh() } else { said.get(at).copied().flatten() };
+                    let now = || model.as_ref().and_then(|model| model.predict(POD, &row.conditions).ok());
+                    // What is learned first is learned as served in any view but the one in order.
+                    let at_pick = view == View::Served || (view == View::Frozen && at < split);
+                    let predicted = if at_pick { said.get(at).copied().flatten() } else { now() };
                     if at >= split {
                         count(&mut results, row, predicted);
                     }
-                    if at < split || !frozen {
+                    if at < split || view != View::Frozen {
                         learner.observe(&observation(row), predicted.as_ref());
                         model = learner.publish(row.known_ms).or(model);
                     }
                 }
             }
         }
-        let name = if frozen { "switchpoint-frozen" } else { "switchpoint" };
         for (target, (calibration, abstained)) in [Target::Ttft, Target::Tpot].into_iter().zip(results) {
-            if !frozen && !trace.served {
-                continue;
-            }
-            lines.push(Line { trace: trace.name.clone(), target, model: name.to_owned(), calibration, abstained });
+            lines.push(Line { trace: trace.name.clone(), target, view, model: OURS.to_owned(), calibration, abstained });
         }
         if let Some(model) = &model {
             let _ = writeln!(
                 std::io::stderr(),
-                "{} {name}: {:?}, trees {:?}, {} bytes",
+                "{} {}: {:?}, trees {:?}, {} bytes",
                 trace.name,
+                view.name(),
                 learner.standing(),
                 model.trees(),
                 model.bytes()
@@ -162,7 +190,7 @@ fn observation(row: &Row) -> Observation {
     Observation { endpoint: POD, conditions, ended: Ended::Done, ttft_ms, tpot_ms, output_tokens, first_token, gap }
 }
 
-/// One rival for one target, as served and frozen.
+/// One rival for one target, in every view.
 fn theirs(trace: &Trace, target: Target, rival: Rival, lines: &mut Vec<Line>) {
     let split = trace.split(FIRST);
     let known = |upto: usize| -> Vec<(&Row, f32)> {
@@ -172,7 +200,7 @@ fn theirs(trace: &Trace, target: Target, rival: Rival, lines: &mut Vec<Line>) {
     let frozen = rival.fit(&known(split));
     let (mut fitted, mut fitted_rows) = (None, 0);
     let mut said: Vec<Option<Said>> = vec![None; trace.rows.len()];
-    let (mut served, mut still, mut abstained) = (Calibration::default(), Calibration::default(), 0);
+    let mut results = [(Calibration::default(), 0); VIEWS.len()];
     for event in trace.events() {
         match event {
             rows::Event::Picked(at) => {
@@ -183,11 +211,13 @@ fn theirs(trace: &Trace, target: Target, rival: Rival, lines: &mut Vec<Line>) {
             rows::Event::Known(at) => {
                 let Some((row, actual)) = trace.rows.get(at).and_then(|row| Some((row, row.actual(target)?))) else { continue };
                 if at >= split {
-                    let now = rival.say(&frozen, row);
-                    still.add(now.middle_ms, now.p90_ms, actual);
-                    match said.get(at).copied().flatten() {
-                        Some(said) => served.add(said.middle_ms, said.p90_ms, actual),
-                        None => abstained += 1,
+                    let say = |fitted: &Fitted| rival.say(fitted, row);
+                    let all = [said.get(at).copied().flatten(), fitted.as_ref().map(say), Some(say(&frozen))];
+                    for ((calibration, abstained), said) in results.iter_mut().zip(all) {
+                        match said {
+                            Some(said) => calibration.add(said.middle_ms, said.p90_ms, actual),
+                            None => *abstained += 1,
+                        }
                     }
                 }
                 // In time order, all rows before this one are known.
@@ -198,34 +228,21 @@ fn theirs(trace: &Trace, target: Target, rival: Rival, lines: &mut Vec<Line>) {
             }
         }
     }
-    let name = rival.name();
-    let line = |model: String, calibration, abstained| Line { trace: trace.name.clone(), target, model, calibration, abstained };
-    if trace.served {
-        lines.push(line(name.to_owned(), served, abstained));
+    for (view, (calibration, abstained)) in VIEWS.into_iter().zip(results).filter(|(view, _)| trace.views().any(|of| of == *view)) {
+        lines.push(Line { trace: trace.name.clone(), target, view, model: rival.name().to_owned(), calibration, abstained });
     }
-    lines.push(line(format!("{name}-frozen"), still, 0));
 }
 
 fn print(lines: &[Line]) {
     let mut out = std::io::stdout().lock();
     let mut heading = None;
     let mut sorted: Vec<&Line> = lines.iter().collect();
-    sorted.sort_by_key(|line| (line.trace.clone(), line.target.name(), line.model.ends_with("-frozen")));
+    sorted.sort_by_key(|line| (line.trace.clone(), line.target.name(), line.view as usize));
     for line in sorted {
-        let this = (line.trace.clone(), line.target);
+        let this = (line.trace.clone(), line.target, line.view);
         if heading.as_ref() != Some(&this) {
-            let _ = writeln!(
-                out,
-                "\n{} {}{:>42}{:>9}{:>14}{:>10}{:>8}{:>10}",
-                line.trace,
-                line.target.name(),
-                "",
-                "MAPE",
-                "pinball@0.9",
-                "coverage",
-                "n",
-                "abstained"
-            );
+            let name = format!("{} {}, {}", line.trace, line.target.name(), line.view.name());
+            let _ = writeln!(out, "\n{name:<56}{:>8}{:>16}{:>10}{:>8}{:>10}", "MAPE", "pinball@0.9", "coverage", "n", "abstained");
             heading = Some(this);
         }
         let c = &line.calibration;
@@ -234,7 +251,7 @@ fn print(lines: &[Line]) {
         let worse = if is_worse(line, lines) { "  worse than another" } else { "" };
         let _ = writeln!(
             out,
-            "  {:<24}{:>40}{pinball:>16}{:>10}{:>8}{:>8}{worse}",
+            "  {:<54}{:>8}{pinball:>16}{:>10}{:>8}{:>10}{worse}",
             line.model,
             percent(c.mape()),
             percent(c.coverage90()),
@@ -246,19 +263,18 @@ fn print(lines: &[Line]) {
 
 /// Is a line of ours, by its pinball loss or by its MAPE, worse than another's?
 fn is_worse(line: &Line, lines: &[Line]) -> bool {
-    let frozen = line.model.ends_with("-frozen");
-    let alike = |other: &&Line| (&other.trace, other.target) == (&line.trace, line.target) && other.model.ends_with("-frozen") == frozen;
+    let alike = |other: &&Line| (&other.trace, other.target, other.view) == (&line.trace, line.target, line.view);
     let above = |a: Option<f64>, b: Option<f64>| a.zip(b).is_some_and(|(a, b)| a > b);
     let c = &line.calibration;
     let better = |other: &Line| above(c.pinball90_ms(), other.calibration.pinball90_ms()) || above(c.mape(), other.calibration.mape());
-    line.model.starts_with("switchpoint") && lines.iter().filter(alike).any(better)
+    line.model == OURS && lines.iter().filter(alike).any(better)
 }
 
 fn write(lines: &[Line], path: &Path) -> Result<(), String> {
     let row = |line: &Line| {
         let c = &line.calibration;
         let (mape, pinball90, coverage90) = (c.mape(), c.pinball90_ms(), c.coverage90());
-        json!({"trace": line.trace, "target": line.target.name(), "model": line.model, "mape": mape, "pinball90": pinball90, "coverage90": coverage90, "n": c.count(), "abstained": line.abstained})
+        json!({"trace": line.trace, "target": line.target.name(), "view": line.view.name(), "model": line.model, "mape": mape, "pinball90": pinball90, "coverage90": coverage90, "n": c.count(), "abstained": line.abstained})
     };
     let text = json!({"rows": lines.iter().map(row).collect::<Vec<_>>()});
     let failed = |error: std::io::Error| format!("{}: {error}", path.display());

@@ -13,6 +13,8 @@ use flate2::read::MultiGzDecoder;
 use scheduler::latency::Conditions;
 use serde_json::Value;
 
+use crate::{VIEWS, View};
+
 /// Which of the two times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
@@ -26,7 +28,7 @@ pub(crate) struct Row {
     pub(crate) conditions: Conditions,
     pub(crate) ttft_ms: Option<f32>,
     pub(crate) tpot_ms: Option<f32>,
-    /// When it was picked, and when what it saw was known, ms since the first; for files without a clock, on one that ticks with every row.
+    /// When it was picked, and when what it saw was known, ms, on a clock that ticks with every row.
     pub(crate) picked_ms: u64,
     pub(crate) known_ms: u64,
 }
@@ -114,6 +116,9 @@ fn serving_sim(name: &str) -> Result<Trace, String> {
     let start = runs.iter().map(|run| run.queued).fold(f64::INFINITY, f64::min);
     let mut rows: Vec<Row> = runs.iter().map(|run| observed(run, &runs, start)).collect();
     rows.sort_by_key(|row| row.picked_ms);
+    for (clock_ms, row) in (1..).map(|at| TICK_MS * at).zip(&mut rows) {
+        (row.picked_ms, row.known_ms) = (clock_ms, clock_ms);
+    }
     Ok(Trace { name: format!("llmservingsim-{name}"), rows, served: false })
 }
 
@@ -173,6 +178,12 @@ impl Trace {
     #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some thousands of rows")]
     pub(crate) fn split(&self, part: f64) -> usize {
         (self.rows.len() as f64 * part) as usize
+    }
+
+    /// What can be said of this file.
+    pub(crate) fn views(&self) -> impl Iterator<Item = View> {
+        let served = self.served;
+        VIEWS.into_iter().filter(move |view| served || *view != View::Served)
     }
 
     /// Forgets the rest.
