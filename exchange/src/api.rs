@@ -222,10 +222,18 @@ mod tests {
     }
 
     #[test]
-    fn every_api_is_read_by_a_parser_there_is() {
+    fn every_api_is_read_by_the_parser_of_whoever_made_it() {
         for row in &APIS {
-            let parser = row.api.parser().and_then(scheduler::plugin::lookup);
-            assert_eq!(parser.map(|parser| parser.kind), Some(scheduler::plugin::Kind::Parser), "{}", row.suffix);
+            let expected = match row.api {
+                Api::Messages | Api::CountTokens => "anthropic-parser",
+                Api::VllmGenerate => "vllmhttp-parser",
+                Api::SglangGenerate => "sglanghttp-parser",
+                Api::VertexChat | Api::VertexPredict => "vertexai-parser",
+                _ => "openai-parser",
+            };
+            assert_eq!(row.api.parser(), Some(expected), "{}", row.suffix);
+            let kind = scheduler::plugin::lookup(expected).map(|parser| parser.kind);
+            assert_eq!(kind, Some(scheduler::plugin::Kind::Parser), "{expected}");
         }
         assert_eq!(OTHER.parser(), None);
     }

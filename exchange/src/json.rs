@@ -323,12 +323,6 @@ impl<'b> Str<'b> {
         self.raw
     }
 
-    /// Where [`Str::raw`] stands in the input.
-    #[must_use]
-    pub fn span(&self) -> Range<usize> {
-        self.start..self.start + self.raw.len()
-    }
-
     /// Where the literal stands in the input, quotes included.
     #[must_use]
     pub fn literal_span(&self) -> Range<usize> {

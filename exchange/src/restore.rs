@@ -183,8 +183,9 @@ impl Scanner {
                 self.depth = self.depth.saturating_sub(1);
                 self.counted = self.counted.min(self.depth);
             }
-            b',' if counts => (self.before_key, self.field) = (true, Field::Other),
-            b':' if counts => self.before_key = false,
+            // Deeper than what counts no string is looked at, so these may change there.
+            b',' => (self.before_key, self.field) = (true, Field::Other),
+            b':' => self.before_key = false,
             _ => {}
         }
         false
@@ -233,7 +234,7 @@ impl Scanner {
         }
         self.text = if ends { None } else { Some(if fits { text } else { Text::Plain }) };
         match text {
-            Text::Key if ends && fits => self.field = self.field_named(),
+            Text::Key => self.field = self.field_named(), // none, until all of the literal is in
             Text::Model if ends && fits => {
                 let restored: &[u8] = if names.is_sent(&self.literal) { &names.asked } else { &self.literal };
                 out.extend_from_slice(restored);

@@ -65,6 +65,12 @@ mod tests {
     }
 
     #[test]
+    fn a_length_may_take_several_bytes() {
+        let text = "x".repeat(300);
+        assert_eq!(json(&frame(&field(2, &field(2, text.as_bytes())))), Some(text.as_bytes()));
+    }
+
+    #[test]
     fn json_is_found_inside_two_messages() {
         let http_body = [field(1, b"application/json"), field(2, b"{}")].concat();
         let fixed = [&[3 << 3 | 1][..], &[9; 8], &[4 << 3 | 5], &[9; 4], &[5 << 3, 0xff, 0x01]].concat();

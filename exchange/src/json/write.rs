@@ -37,8 +37,6 @@ impl Writer {
                 '"' => self.0.push_str("\\\""),
                 '\\' => self.0.push_str("\\\\"),
                 '\n' => self.0.push_str("\\n"),
-                '\r' => self.0.push_str("\\r"),
-                '\t' => self.0.push_str("\\t"),
                 '\0'..='\u{1f}' => drop(write!(self.0, "\\u{:04x}", u32::from(c))),
                 _ => self.0.push(c),
             }
@@ -107,6 +105,14 @@ mod tests {
             w.name("f").option(Some(true), |w, flag| w.plain(flag));
         });
         assert_eq!(w.finish(), r#"{"a":[],"b":["x:","{",""],"c":{"d":-1.5},"e":null,"f":true}"#);
+    }
+
+    #[test]
+    fn no_byte_that_text_may_hold_breaks_it() {
+        let text: String = ('\0'..='\u{7f}').collect();
+        let mut w = Writer::default();
+        w.string(&text);
+        assert_eq!(serde_json::from_str::<Value>(&w.finish()).unwrap(), json!(text));
     }
 
     proptest! {

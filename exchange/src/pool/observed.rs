@@ -114,9 +114,12 @@ impl Observed {
         let slot = u16::try_from(word()).ok().filter(|slot| usize::from(*slot) < ENDPOINTS_MAX)?;
         let endpoint = EndpointRef { slot: Slot(slot), incarnation: Incarnation(word()) };
         let (ended, estimated) = match word() {
-            flags @ (0 | 0x100) => (Ended::Done, flags > 0xff),
-            flags @ (1 | 0x101) => (Ended::Aborted, flags > 0xff),
-            flags @ (2 | 0x102) => (Ended::Failed, flags > 0xff),
+            0 => (Ended::Done, false),
+            1 => (Ended::Aborted, false),
+            2 => (Ended::Failed, false),
+            0x100 => (Ended::Done, true),
+            0x101 => (Ended::Aborted, true),
+            0x102 => (Ended::Failed, true),
             _ => return None,
         };
         let mut number = || f32::from_bits(word());

@@ -212,7 +212,7 @@ impl PeerRow {
             (false, true) => next.each_load(|endpoint, load| others.add(endpoint, load)),
             (false, false) => {}
         }
-        let turned = self.counts != counts && self.slos + next.slos > 0;
+        let turned = self.counts != counts && next.slos > 0;
         *self = Self { counts, ..next };
         slos || turned
     }
@@ -521,6 +521,78 @@ mod tests {
     }
 
     #[test]
+    fn slos_are_put_together_anew_when_they_change_or_the_row_begins_or_ceases_to_count() {
+        let (mut others, mut peer) = (started(), PeerRow::default());
+        let row = |requests, ttft_slo_us, failures: &[Ejection]| {
+            let mut own = OwnRow::default();
+            own.set(at(2, 1), Load { requests, ttft_slo_us, ..Load::default() });
+            own.write(HEAD_OF_7, &mut InFlight::default(), failures).to_vec()
+        };
+        let failed = Ejection { at: Time(1), failures: 1, until: Time(9), endpoint: at(3, 1), outside: false };
+        for (requests, slo, counts, anew) in [
+            (1, None, true, false),
+            (1, None, false, false),
+            (1, Some(500), false, true),
+            (2, Some(500), false, false),
+            (2, Some(500), true, true),
+            (3, Some(500), true, false),
+            (3, Some(400), true, true),
+            (3, Some(400), false, true),
+            (3, None, true, true),
+        ] {
+            assert_eq!(peer.replace(row(requests, slo, &[failed]), counts, &mut others), anew, "{requests} {slo:?} {counts}");
+            assert_eq!(peer.ejections().collect::<Vec<_>>(), [failed], "wherever they stand behind the SLOs");
+            assert!(!peer.is_idle());
+        }
+        peer.replace(OwnRow::default().write(HEAD_OF_7, &mut InFlight::default(), &[]).to_vec(), true, &mut others);
+        assert!(peer.is_idle());
+    }
+
+    #[test]
+    fn loads_differ_where_any_of_their_words_do() {
+        let load = [7; LOAD];
+        assert_eq!(difference(&load, &load), 0);
+        for changed in 1..16_u8 {
+            let mut other = load;
+            for word in (0..4).filter(|word| changed >> word & 1 == 1) {
+                other[word * WORD] = 8;
+            }
+            assert_ne!(difference(&load, &other), 0, "words {changed:#b}");
+        }
+    }
+
+    #[test]
+    fn a_slot_that_no_pool_has_is_nobody_s() {
+        let last = at(ENDPOINTS_MAX as u16 - 1, 1);
+        assert_eq!(endpoint(place(last, 5)), Some((last, 5)));
+        assert_eq!(endpoint(place(at(ENDPOINTS_MAX as u16, 1), 5)), None);
+    }
+
+    #[test]
+    fn picks_of_another_worker_stand_for_those_of_other_proxies_too() {
+        let row = |vm, slot, requests, prefill_tokens| {
+            let mut own = OwnRow::default();
+            own.set(at(slot, 1), Load { requests, prefill_tokens, ..Load::default() });
+            own.write(RowHead { vm, ..HEAD_OF_7 }, &mut InFlight::default(), &[]).to_vec()
+        };
+        let (mut others, mut peer) = (started(), PeerRow::default());
+        let load = |others: &Others, slot| (others.load(at(slot, 1)).requests, others.load(at(slot, 1)).prefill_tokens);
+        peer.replace(row(7, 2, 1, 10), true, &mut others);
+        assert_eq!(load(&others, 2), (1, 10), "there is no other proxy");
+        others.stand_for(2, 1_000, 0);
+        peer.replace(row(7, 2, 3, 15), true, &mut others);
+        assert_eq!(load(&others, 2), (3 + 2 * 2, 15 + 2 * 5), "two more, each once here and once at each of two proxies");
+        peer.replace(row(7, 2, 3, 40), true, &mut others);
+        assert_eq!(load(&others, 2), (7, 50), "the same requests are no pick");
+        peer.replace(row(7, 2, 2, 20), true, &mut others);
+        assert_eq!(load(&others, 2), (6, 30), "nor is an end");
+        peer.replace(row(7, 5, 1, 6), true, &mut others);
+        assert_eq!((load(&others, 2), load(&others, 5)), ((4, 10), (3, 18)), "in its place another endpoint");
+        PeerRow::default().replace(row(RowHead::OUTSIDE, 4, 6, 60), true, &mut others);
+        assert_eq!(load(&others, 4), (6, 60), "what the other proxies tell is theirs already");
+    }
+
+    #[test]
     fn a_sum_of_rows_is_a_row() {
         let row = |slot, requests, ttft| {
             let mut own = OwnRow::default();
@@ -568,6 +640,7 @@ mod tests {
         let mut received = told;
         assert!(RowHead { written: Time(0).plus_ms(5_800), ..HEAD_OF_7 }.receive(&mut received));
         read.replace(received, true, &mut others);
+        assert_eq!(read.head(), RowHead { written: Time(0).plus_ms(5_800), ..HEAD_OF_7 });
         assert_eq!(read.ejections().collect::<Vec<_>>(), [failure(3, 5_600, false), failure(1, 5_700, false)]);
         let answered = Ejection { at: Time(0), failures: 0, until: Time(0), ..failure(1, 0, false) };
         let mut received = row(&[answered, failure(2, u64::MAX >> 30, false)]);

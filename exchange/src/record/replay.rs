@@ -282,3 +282,21 @@ impl std::fmt::Display for InvalidRecord {
 }
 
 impl std::error::Error for InvalidRecord {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_row_is_read_as_it_is_written() {
+        let rooms = [json!("loaded"), json!("free"), json!(7), json!(null)].map(|room| read_adapter_room(&room));
+        assert_eq!(rooms, [AdapterRoom::Loaded, AdapterRoom::Free, AdapterRoom::Full { displaced_used: 7 }, AdapterRoom::Unknown]);
+        let predicted = Prediction { ttft_ms: 1.5, tpot_ms: 2.0, ttft_p90_ms: 3.0, tpot_p90_ms: 4.0 };
+        assert_eq!(prediction(&json!({ "predicted": [1.5, 2, 3, 4] })), Some(predicted));
+        assert_eq!([json!({}), json!({ "predicted": null }), json!({ "predicted": [1, 2, 3] })].map(|row| prediction(&row)), [None; 3]);
+        let row = json!({ "prefill_prompts": 1, "prefill_prompt_tokens": 2, "prefill_uncached_tokens": 3, "prefill_attention": 4 });
+        assert_eq!(prefills(&row), Prefills { prompts: 1, prompt_tokens: 2, uncached_tokens: 3, attention: 4 });
+        assert_eq!(prefills(&json!({})), Prefills::default());
+    }
+}

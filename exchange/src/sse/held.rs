@@ -72,3 +72,20 @@ fn read_usage(bytes: &[u8], levels: u32, usage: &mut Usage) -> Result<(), JsonEr
     (0..levels).try_for_each(|_| reader.rest_of_object())?;
     reader.end()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_no_longer_fits_leaves_the_last_bytes() {
+        for last in [1, 1_000, HELD_BYTES_MIN, HELD_BYTES_MAX + 1] {
+            let mut held = Held::default();
+            held.push(&vec![b'a'; HELD_BYTES_MAX]);
+            assert!(!held.is_cut() && held.bytes().len() == HELD_BYTES_MAX);
+            held.push(&vec![b'b'; last]);
+            let kept = [vec![b'a'; HELD_BYTES_MIN - last.min(HELD_BYTES_MIN)], vec![b'b'; last.min(HELD_BYTES_MIN)]].concat();
+            assert!(held.is_cut() && held.bytes() == kept, "{last}");
+        }
+    }
+}

@@ -30,10 +30,15 @@ fn ask(pool: &mut Pool, number: usize, cached_percent: u32) {
 }
 
 fn ask_served_by(pool: &mut Pool, number: usize, cached_percent: u32, server: &[u8]) {
+    ask_prompt(pool, &format!("{number:07} is so ").repeat(850), (5_000 * cached_percent / 100, 5_000), server);
+}
+
+/// The engine says how many of the prompt's tokens, by its own count, were cached.
+fn ask_prompt(pool: &mut Pool, prompt: &str, (cached, tokens): (u32, u32), server: &[u8]) {
     let mut exchange = Exchange::new(Time(0));
     let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/completions")];
     exchange.request_headers(&Settings::default(), pairs, false);
-    let body = format!(r#"{{"model":"m","prompt":"{}"}}"#, format!("{number:07} is so ").repeat(850));
+    let body = format!(r#"{{"model":"m","prompt":"{prompt}"}}"#);
     let Step::Forward(_) = exchange.decide(&Settings::default(), pool, None, body.as_bytes(), Time(0)) else { panic!("not routed") };
     let head = ResponseHead {
         origin: Origin::Upstream,
@@ -44,9 +49,8 @@ fn ask_served_by(pool: &mut Pool, number: usize, cached_percent: u32, server: &[
         ..ResponseHead::default()
     };
     exchange.response_headers(pool, &head, Time(1));
-    let cached = 5_000 * cached_percent / 100;
     let usage =
-        format!(r#"{{"usage":{{"prompt_tokens":5000,"completion_tokens":1,"prompt_tokens_details":{{"cached_tokens":{cached}}}}}}}"#);
+        format!(r#"{{"usage":{{"prompt_tokens":{tokens},"completion_tokens":1,"prompt_tokens_details":{{"cached_tokens":{cached}}}}}}}"#);
     exchange.response_chunk(pool, usage.as_bytes(), true, Time(1));
     exchange.end(pool, Time(1));
 }
@@ -100,4 +104,28 @@ fn of_a_prompt_that_another_works_through_the_reply_proves_nothing_whoever_serve
         }
         assert_eq!(decoding.map(|endpoint| capacity(&pool, endpoint)), [BLOCKS; 2]);
     }
+}
+
+/// As many bytes as so many blocks have. What begins a prompt takes some too, so a prompt of these has one block more.
+fn blocks(letter: &str, count: usize) -> String {
+    letter.repeat(count * 256)
+}
+
+#[test]
+fn a_sixteenth_and_a_block_are_between_what_was_believed_and_what_proves_it_wrong() {
+    let server = b"10.0.0.0:8000";
+    let capacity_after = |believed: usize, cached: u32| {
+        let (mut pool, endpoint) = pool();
+        (0..8).for_each(|number| ask(&mut pool, number, 0));
+        ask_prompt(&mut pool, &blocks("a", believed), (0, 48), server);
+        (8..20).for_each(|number| ask(&mut pool, number, 0));
+        assert_eq!(capacity(&pool, endpoint), BLOCKS);
+        // One token of the engine's is one block here.
+        ask_prompt(&mut pool, &(blocks("a", believed) + &blocks("b", 48 - believed)), (cached, 49), server);
+        capacity(&pool, endpoint).cmp(&BLOCKS)
+    };
+    use std::cmp::Ordering::{Equal, Greater, Less};
+    assert_eq!([44, 45, 49].map(|cached| capacity_after(48, cached)), [Less, Equal, Equal]);
+    assert_eq!([28, 29, 35, 36].map(|cached| capacity_after(32, cached)), [Less, Equal, Equal, Greater]);
+    assert_eq!([0, 1, 2].map(|cached| capacity_after(0, cached)), [Equal, Equal, Greater]);
 }

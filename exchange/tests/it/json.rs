@@ -98,10 +98,19 @@ fn an_escape_is_whole_wherever_the_blocks_of_the_scan_divide_it() {
             agrees(format!("[\"{}{escape}{}\",1]", "a".repeat(before), "b".repeat(90)).as_bytes());
             agrees(format!("[\"{}{escape}\"]", "a".repeat(before)).as_bytes());
         }
+        agrees(format!("[\"{}{}\",1]", "a".repeat(before), r"\\".repeat(80)).as_bytes());
+        agrees(format!("[\"{}{}\",1]", "a".repeat(before), "\u{1}".repeat(160)).as_bytes());
         for broken in ["\\x", "\\u00g0", "\\", "\\u00", "\u{1}", "\\\\\\x"] {
             agrees(format!("[\"{}{broken}\",\"{}\"]", "a".repeat(before), "b".repeat(90)).as_bytes());
             agrees(format!("[\"{}{broken}", "a".repeat(before)).as_bytes());
         }
+    }
+}
+
+#[test]
+fn a_broken_escape_is_told_where_it_breaks() {
+    for (text, offset) in [(r#""ab\x""#, 4), (r#""ab\u00g0""#, 7), (r#""ab\u00"#, 7), (r#""ab\"#, 4)] {
+        assert_eq!(skip(text.as_bytes()), Err(JsonError::Invalid { offset }), "{text}");
     }
 }
 

@@ -8,6 +8,7 @@ mod captured;
 #[cfg(not(target_arch = "wasm32"))] // another folder, which is out of reach there
 mod docs;
 mod golden;
+mod hosts;
 mod json;
 mod observed;
 mod pool;

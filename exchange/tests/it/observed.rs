@@ -8,7 +8,7 @@ use scheduler::latency::step::StepModel;
 use scheduler::latency::{Conditions, LatencyModel};
 use scheduler::{EndpointMetrics, EndpointRef, Incarnation, Slot, Version};
 
-use crate::release::{roster, split_roster};
+use crate::release::{roster, roster_of_stages};
 
 const TOKEN: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"}}]}\n\n";
 const USAGE: &str =
@@ -174,12 +174,35 @@ fn after_a_retry_who_served_is_told_of_with_its_own_conditions_and_no_time_that_
 
 #[test]
 fn what_several_endpoints_work_on_is_no_measure_of_any() {
-    let mut pool = Pool::new(1, 1024);
-    pool.install(split_roster(6, 1), 7, 10_000);
-    pool.learned(StepModel::default(), None);
-    let mut exchange = sent(&mut pool, at_ms(0));
+    for (earlier, observed) in [(&["prefill", "encode"][..], 0), (&["prefill"], 0), (&["encode"], 0), (&[], 1)] {
+        let mut pool = Pool::new(1, 1024);
+        pool.install(roster_of_stages(6, 1, earlier), 7, 10_000);
+        pool.learned(StepModel::default(), None);
+        let mut exchange = sent(&mut pool, at_ms(0));
+        exchange.end(&mut pool, at_ms(5));
+        assert_eq!(pool.take_observed().1.len(), observed, "{earlier:?}");
+    }
+}
+
+#[test]
+fn a_request_without_a_prompt_is_no_measure() {
+    let (settings, mut pool, mut exchange) = (Settings::default(), pool(1), Exchange::new(at_ms(0)));
+    exchange.request_headers(&settings, [(&b":method"[..], &b"GET"[..]), (b":path", b"/v1/models")], true);
+    assert!(matches!(exchange.decide(&settings, &mut pool, None, b"", at_ms(0)), Step::Forward(_)));
     exchange.end(&mut pool, at_ms(5));
     assert_eq!(pool.take_observed().1.len(), 0);
+}
+
+#[test]
+fn an_answer_in_one_piece_tells_its_tokens() {
+    let mut pool = pool(1);
+    let mut exchange = sent(&mut pool, at_ms(0));
+    let head = ResponseHead { origin: Origin::Upstream, status: 200, attempts: 1, ..ResponseHead::default() };
+    exchange.response_headers(&mut pool, &head, at_ms(1));
+    exchange.response_chunk(&mut pool, br#"{"usage":{"prompt_tokens":100,"completion_tokens":5}}"#, true, at_ms(9));
+    exchange.end(&mut pool, at_ms(9));
+    let observation = only(&mut pool).observation;
+    assert_eq!((observation.ended, observation.ttft_ms, observation.output_tokens), (Ended::Done, None, Some(5)));
 }
 
 #[test]
@@ -204,6 +227,9 @@ fn a_gap_is_measured_while_nobody_waits_for_a_first_token() {
     let gap = streamed(&mut pool, &events, true).observation.gap.unwrap();
     assert_eq!((gap.batch, gap.gap_ms), (1.0, 12.0));
     assert!((100.0..=120.0).contains(&gap.context_tokens), "{gap:?}");
+    // Over four tokens from the second on.
+    let uneven = [100, 150, 162, 174, 186, 198, 400, 600, 800].map(|ms| (ms, TOKEN));
+    assert_eq!(streamed(&mut pool, &uneven, true).observation.gap.unwrap().gap_ms, 12.0);
     // One that waits there all the time.
     let mut waiting = sent_prompt(&mut pool, "y", at_ms(0));
     assert_eq!(streamed(&mut pool, &events, true).observation.gap, None);
@@ -264,6 +290,17 @@ proptest! {
     #[test]
     fn what_is_told_arrives_as_it_was(observed in observation()) {
         prop_assert_eq!(Observed::from_bytes(&observed.to_bytes()), Some(observed));
+    }
+
+    /// Of a part of it that was told, each number must be one.
+    #[test]
+    fn nothing_is_read_where_one_number_cannot_be(
+        observed in observation(),
+        (at, word) in proptest::sample::select((3..OBSERVATION_BYTES / 4).map(|at| (at, (-1.0_f32).to_bits())).chain([(0, 1024), (2, 3), (2, 0x103), (2, 0x200)]).collect::<Vec<_>>()),
+    ) {
+        let mut bytes = observed.to_bytes();
+        bytes[4 * at..4 * at + 4].copy_from_slice(&word.to_le_bytes());
+        prop_assert_eq!(Observed::from_bytes(&bytes), None, "word {}", at);
     }
 
     /// Any bytes are an observation whose every number may be, or none.

@@ -1,6 +1,6 @@
 //! A decision that was recorded can be made again, in another process, and comes out the same.
 
-use exchange::record::{InvalidRecord, Recorded};
+use exchange::record::{InvalidRecord, RECORD_BYTES_MAX, RECORDED_ENDPOINTS_MAX, Recorded};
 use exchange::{Exchange, Pool, Settings, Step, Time};
 use proptest::prelude::*;
 use scheduler::plugin::Value;
@@ -37,7 +37,7 @@ fn snapshot(queues: &[Option<u8>]) -> Snapshot {
         name: format!("pod-{at}").into(),
         address: format!("10.0.0.{at}:8000").into(),
         readiness: if *queue == Some(0) { Readiness::NotReady } else { Readiness::Ready },
-        labels: Box::new([]),
+        labels: Box::new([("number".into(), at.to_string().into())]),
         models: std::sync::Arc::default(),
         age_ms: at as u64 * 2_000,
     };
@@ -115,8 +115,10 @@ fn without_the_picked_endpoint_another_is_picked() {
     let record = Recorded::from_json(&record.unwrap()).unwrap();
     let replay = record.replay(&snapshot(&[Some(1), Some(9)]), &picked[..1]).unwrap();
     let Decision::Route(route) = replay.decision else { panic!("not routed") };
-    let again: Vec<&str> = route.ranked.iter().map(|at| &*replay.snapshot.endpoint(at).unwrap().address).collect();
-    assert_eq!(again, [picked[1].as_str()]);
+    let again: Vec<_> = route.ranked.iter().map(|at| replay.snapshot.endpoint(at).unwrap()).collect();
+    let [again] = again[..] else { panic!("there is one left") };
+    assert_eq!(*again.address, picked[1]);
+    assert_eq!(again.label("number"), again.address.get(7..8), "the labels are those of now");
 }
 
 #[test]
@@ -131,7 +133,19 @@ fn a_hint_is_recorded_and_holds_again() {
 }
 
 #[test]
+fn of_a_pool_that_is_too_large_nothing_is_recorded() {
+    for (endpoints, recorded) in [(RECORDED_ENDPOINTS_MAX, true), (RECORDED_ENDPOINTS_MAX + 1, false)] {
+        let mut pool = Pool::new(7, 4096);
+        pool.install(snapshot(&vec![Some(1); endpoints]), 7, 1_000);
+        assert_eq!(decide(&mut pool, r#"{"model":"m","prompt":"p"}"#, None).1.is_some(), recorded, "{endpoints}");
+    }
+}
+
+#[test]
 fn what_is_no_record_says_why() {
+    let padded = |bytes: usize| Recorded::from_json(&(r#"{"rng":1}"#.to_owned() + &" ".repeat(bytes - 9)));
+    assert!(padded(RECORD_BYTES_MAX).is_ok());
+    assert_eq!(padded(RECORD_BYTES_MAX + 1), Err(InvalidRecord::TooLong(RECORD_BYTES_MAX + 1)));
     assert!(matches!(Recorded::from_json("{"), Err(InvalidRecord::NotJson(_))));
     assert_eq!(Recorded::from_json(r#"{"model":"m"}"#), Err(InvalidRecord::Field("rng")));
     let replay = |text: &str| Recorded::from_json(text).unwrap().replay(&snapshot(&[None]), &[]).map(|_| ()).unwrap_err().to_string();

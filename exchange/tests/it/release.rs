@@ -57,9 +57,14 @@ pub(crate) fn roster(n: u8, incarnation: u32) -> Snapshot {
 
 /// Two in three endpoints are there for earlier stages, which every request has.
 pub(crate) fn split_roster(n: u8, incarnation: u32) -> Snapshot {
-    let text = |name: &str, text: &str| (name.to_owned(), Value::Text(text.to_owned()));
+    roster_of_stages(n, incarnation, &["prefill", "encode"])
+}
+
+/// The same, but that every request has these of the earlier stages only.
+pub(crate) fn roster_of_stages(n: u8, incarnation: u32, earlier: &[&str]) -> Snapshot {
     let decider = "always-disagg-pd-decider";
-    let deciders = Value::Map(vec![text("prefill", decider), text("encode", decider)]);
+    let deciders = earlier.iter().map(|stage| ((*stage).to_owned(), Value::Text(decider.to_owned())));
+    let deciders = Value::Map(deciders.collect());
     let handler = PluginSpec { parameters: vec![("deciders".to_owned(), deciders)], ..PluginSpec::of_type("disagg-profile-handler") };
     let profile =
         |stage: &str| ProfileSpec { name: stage.to_owned(), plugins: vec![ProfilePlugin { name: format!("{stage}-filter"), weight: 1.0 }] };

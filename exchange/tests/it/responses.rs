@@ -182,3 +182,13 @@ proptest! {
         prop_assert_eq!(seen.first_token_after.is_some(), whole.first_token_after.is_some());
     }
 }
+
+#[test]
+fn what_the_stream_ends_in_is_an_event_too() {
+    let stream = r#"data: {"choices":[{"text":"a"}]}"#;
+    for whole in [String::new(), format!("{stream}\n\n"), format!("{stream}\n\n{stream}\n\n")] {
+        let (whole, more) = (read(Api::Completions, true, [whole.as_bytes()]), read(Api::Completions, true, [(whole + stream).as_bytes()]));
+        assert_eq!(more.events, whole.events, "seen at its end only");
+        assert_eq!(more.usage.completion_tokens, Some(whole.events + 1));
+    }
+}

@@ -244,6 +244,26 @@ fn what_the_one_who_speaks_for_a_proxy_promised_itself_is_told_too() {
 }
 
 #[test]
+fn a_record_says_what_was_asked_and_who_runs_where_with_which_slo() {
+    let mut pool = pool([20.0, 60.0]);
+    let settings = Settings { decision_log_one_in: 1, ..Settings::default() };
+    let mut record = |headers: &[(&str, &str)]| -> serde_json::Value {
+        let (mut exchange, _) = ask(&mut pool, "/v1/completions", headers, &settings);
+        serde_json::from_str(&exchange.take_record().unwrap()).unwrap()
+    };
+    let first = record(&[("x-slo-tpot-ms", "90")]);
+    let asked = |record: &serde_json::Value| ["slo_ttft_us", "slo_tpot_us", "prediction_based"].map(|name| record["request"][name].clone());
+    assert_eq!(asked(&first), [serde_json::Value::Null, 90_000.into(), false.into()]);
+    assert!([0, 1].iter().all(|slot| first["endpoints"][slot]["running"] == serde_json::json!([])), "{first}");
+    let second = record(&ASKED);
+    assert_eq!(asked(&second), [serde_json::Value::Null, 80_000.into(), true.into()]);
+    let running: Vec<_> = [0, 1].iter().flat_map(|slot| second["endpoints"][slot]["running"].as_array().unwrap()).collect();
+    let [running] = running[..] else { panic!("{second}") };
+    assert_eq!((&running["tpot_slo_us"], &running["tpots_ms"]), (&90_000.into(), &serde_json::json!([])));
+    assert_eq!(running["predicted"].as_array().unwrap().len(), 4);
+}
+
+#[test]
 fn reasons_say_what_is_predicted_and_who_is_late_and_a_record_decides_the_same_again() {
     let mut pool = pool([60.0, 95.0]);
     let strict = [("predictionbasedrouting", "true"), ("x-slo-tpot-ms", "62")];

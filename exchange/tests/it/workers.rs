@@ -7,7 +7,7 @@ use exchange::{Exchange, Origin, Pool, ResponseHead, Settings, Step, Time};
 use scheduler::in_flight::Load;
 use scheduler::{EndpointMetrics, EndpointRef, Incarnation, Pipeline, PipelineSpec, PluginSpec, Slot, Snapshot, Version};
 
-use crate::release::roster;
+use crate::release::{roster, split_roster};
 
 /// A pool of so many endpoints that goes by this scorer alone and names the best one.
 fn pool_by(scorer: &str, endpoints: u8, seed: u64) -> Pool {
@@ -145,8 +145,25 @@ fn what_is_news_to_others_is_counted() {
     let failed = at(ADDRESS.iter().position(|address| *address == first).unwrap().try_into().unwrap());
     answered(&mut pool, exchange, other, 2, ms(4));
     assert_eq!(pool.counters().endpoints().iter().map(|row| row.failed).sum::<u64>(), 1);
-    let after_failure = grew(&pool);
-    assert!(after_failure >= 2, "a failure and an end: {after_failure}");
+    assert_eq!(grew(&pool), 3, "a failure, who serves instead, and an end");
+    assert_eq!(pool.ejections().iter().map(|row| (row.endpoint, row.failures)).collect::<Vec<_>>(), [(failed, 1)]);
+
+    let (mut exchange, first_of_stream) = send(&mut pool, "hi", ms(4));
+    assert_eq!(grew(&pool), 1);
+    let head = ResponseHead {
+        origin: Origin::Upstream,
+        status: 200,
+        upstream_address: Some(first_of_stream.as_bytes()),
+        attempts: 1,
+        content_type: Some(b"text/event-stream"),
+        ..ResponseHead::default()
+    };
+    exchange.response_headers(&mut pool, &head, ms(4));
+    exchange.response_chunk(&mut pool, b"data: {\"choices\":[{\"text\":\"a\"}]}\n\n", false, ms(4));
+    assert_eq!(grew(&pool), 1, "a first token");
+    exchange.response_chunk(&mut pool, b"data: {\"choices\":[{\"text\":\"a\"}]}\n\n", true, ms(4));
+    assert_eq!(grew(&pool), 0, "further ones are not");
+    exchange.end(&mut pool, ms(4));
 
     let (mut row, mut peer, mut two) = (OwnRow::default(), PeerRow::default(), Pool::new(4, 1024));
     two.install(roster(4, 1), 7, 1_000);
@@ -179,6 +196,45 @@ fn what_is_news_to_others_is_counted() {
     assert_eq!(failures_told(&mut two), 1, "that it answered is told for a while");
     two.tick(ms(120_000));
     assert_eq!(failures_told(&mut two), 0, "and then forgotten");
+}
+
+#[test]
+fn that_earlier_stages_are_done_is_news_of_each() {
+    let mut pool = Pool::new(3, 1024);
+    pool.install(split_roster(6, 1), 7, 1_000);
+    let (exchange, to) = send(&mut pool, "hi", ms(1));
+    let before = pool.changes();
+    answered(&mut pool, exchange, &to, 1, ms(2));
+    assert_eq!(pool.changes() - before, 3, "prefill, encode, and the end");
+}
+
+#[test]
+fn what_is_known_of_failures_goes_with_the_endpoint() {
+    let mut pool = pool_by("queue-scorer", 4, 1);
+    for slot in [3, 0] {
+        pool.learn(exchange::pool::Ejection { at: ms(1), failures: 1, until: ms(1_000), endpoint: at(slot), outside: false }, ms(1));
+    }
+    pool.install(by("queue-scorer", 2, &[]), 7, 1_000);
+    assert_eq!(pool.ejections().iter().map(|row| row.endpoint).collect::<Vec<_>>(), [at(0)]);
+}
+
+#[test]
+fn a_pick_stands_for_those_of_other_proxies_until_theirs_can_be_heard() {
+    let mut pool = pool_by("active-request-scorer", 4, 1);
+    pool.stand_for(3, 10_000, ms(1));
+    let (mut exchange, _) = send(&mut pool, "hi", ms(1));
+    assert_eq!(requests(&pool), 4, "here, and at each of the three");
+    pool.stand_for(3, 10_000, ms(11));
+    assert_eq!(requests(&pool), 1);
+    exchange.end(&mut pool, ms(12));
+}
+
+#[test]
+fn who_is_asked_first_is_known_from_the_pick_on() {
+    let mut pool = pool_by("queue-scorer", 4, 1);
+    assert!(!Exchange::new(ms(1)).asked_first(ADDRESS[0].as_bytes()), "nobody was picked");
+    let (exchange, to) = send(&mut pool, "hi", ms(1));
+    assert!(ADDRESS.iter().all(|address| exchange.asked_first(address.as_bytes()) == (*address == to)));
 }
 
 fn failures_told(pool: &mut Pool) -> usize {
@@ -281,6 +337,67 @@ fn when_nobody_is_heard_prompts_go_to_the_home_that_all_compute_alike() {
     };
     assert_eq!(homes(true, 1), homes(true, 2));
     assert_ne!(homes(false, 1), homes(false, 2), "otherwise chance decides between equals");
+}
+
+#[test]
+fn of_a_prompt_its_home_is_taken_to_hold_sixty_percent_when_nobody_is_heard() {
+    let settings = Settings { decision_log_one_in: 1, ..Settings::default() };
+    let mut pool = pool_by("prefix-cache-scorer", 4, 1);
+    pool.hears_nobody(true);
+    let mut homes = BTreeMap::new();
+    for n in 0..12 {
+        let mut exchange = Exchange::new(ms(1));
+        exchange.request_headers(&settings, [(&b":method"[..], &b"POST"[..]), (b":path", b"/v1/completions")], false);
+        let body = format!(r#"{{"model":"m","prompt":"{}"}}"#, format!("{n} once upon a time ").repeat(200));
+        assert!(matches!(exchange.decide(&settings, &mut pool, None, body.as_bytes(), ms(1)), Step::Forward(_)));
+        let record: serde_json::Value = serde_json::from_str(&exchange.take_record().unwrap()).unwrap();
+        let matched: Vec<u64> = record["endpoints"].as_array().unwrap().iter().map(|e| e["matched_blocks"].as_u64().unwrap()).collect();
+        let home = matched.iter().position(|blocks| *blocks > 0).unwrap();
+        let blocks = record["request"]["blocks"].as_u64().unwrap();
+        assert!(blocks > 10);
+        assert_eq!((matched[home], matched.iter().sum()), (blocks * 60 / 100, blocks * 60 / 100), "one home: {matched:?}");
+        *homes.entry(home).or_insert(0) += 1;
+    }
+    assert_eq!(homes.len(), 4, "{homes:?}");
+    assert_eq!(pool.counters().matched_tokens, 0, "taken for, not believed");
+}
+
+#[test]
+fn what_is_believed_to_be_held_of_a_prompt_is_counted_and_not_charged() {
+    let mut pool = pool_by("prefix-cache-scorer", 1, 1);
+    let prompt = "once upon a time ".repeat(200);
+    let ask = |pool: &mut Pool| {
+        let (mut exchange, _) = send(pool, &prompt, ms(1));
+        let uncached = pool.in_flight().load(at(0)).prefills.uncached_tokens;
+        exchange.end(pool, ms(1));
+        (uncached, pool.counters().prompt_tokens, pool.counters().matched_tokens)
+    };
+    let tokens = 3_400 / 4;
+    assert_eq!(ask(&mut pool), (tokens, tokens, 0));
+    assert_eq!(ask(&mut pool), (0, 2 * tokens, tokens));
+    assert_eq!(ask(&mut pool), (0, 3 * tokens, 2 * tokens));
+}
+
+#[test]
+fn what_engines_report_adds_up() {
+    let mut pool = pool_by("queue-scorer", 1, 1);
+    let body = br#"{"usage":{"prompt_tokens":100,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":25}}}"#;
+    for _ in 0..2 {
+        let (mut exchange, to) = send(&mut pool, "hi", ms(1));
+        let head = ResponseHead {
+            origin: Origin::Upstream,
+            status: 200,
+            upstream_address: Some(to.as_bytes()),
+            attempts: 1,
+            ..ResponseHead::default()
+        };
+        exchange.response_headers(&mut pool, &head, ms(2));
+        exchange.response_chunk(&mut pool, body, true, ms(3));
+        exchange.end(&mut pool, ms(3));
+    }
+    let [row] = pool.counters().models() else { panic!("one model") };
+    assert_eq!((row.requests, row.running, row.prompt_tokens, row.completion_tokens, row.cached_tokens), (2, 0, 200, 10, 50));
+    assert_eq!(row.response_bytes, 2 * body.len() as u64);
 }
 
 #[test]
