@@ -344,7 +344,7 @@ pub enum ObjectiveHeader {
 }
 
 /// What is configured about requests.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct ObjectsArgs {
     /// InferenceObjective, InferenceModel and InferenceModelRewrite objects in YAML: all files of a folder, or one file; read again when they change.
     /// Those whose poolRef names the pool count.
@@ -453,7 +453,7 @@ pub struct EndpointTlsArgs {
 }
 
 /// Where endpoints come from: exactly one of these.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[group(required = true, multiple = false)]
 pub struct EndpointsFrom {
     /// YAML list of endpoints; read again when its content changes.

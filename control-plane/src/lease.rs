@@ -1,9 +1,10 @@
-//! One of several daemons leads; the others stand by, cold.
+//! One of several daemons leads; the others stand by.
 //!
-//! A daemon that stands by follows and scrapes nothing and listens nowhere but on its admin address, where `/readyz` says 503 and who leads. When the lease
-//! is its own it starts as any daemon does: its term is therefore newer than all before it, so proxies take its state over, and its incarnations are
-//! new (with a snapshot file on a volume that all share they are the old ones, and so is the hash secret). Until it listens, proxies go on as
-//! they do without a daemon. One that loses the lease ends, as Kubernetes' controllers do, and whoever keeps it running starts it anew.
+//! A daemon that stands by follows its endpoints and reads their metadata, so that none who lives is missed for being asked for the first time. It scrapes nobody
+//! and listens nowhere but on its admin address, where `/readyz` says 503. When the lease is its own it starts as any daemon does: its term is
+//! therefore newer than all before it, so proxies take its state over, and its incarnations are new (with a snapshot file on a volume that all
+//! share they are the old ones, and so is the hash secret). Until it listens, proxies go on as they do without a daemon. One that loses the lease
+//! ends, as Kubernetes' controllers do, and whoever keeps it running starts it anew.
 
 use std::future::IntoFuture;
 use std::net::SocketAddr;

@@ -17,7 +17,7 @@ use crate::run::Fatal;
 use crate::scrape::{EndpointTls, Intervals, ScrapeConfig, Scraper};
 use crate::shared::{ScraperHandle, Shared};
 use crate::shutdown::Shutdown;
-use crate::sources::{self, Components, Source};
+use crate::sources::{Components, Source};
 
 /// How long the first objects of a cluster are waited for: an API server answers in milliseconds, or it is not there.
 const FIRST_OBJECTS_WAIT: Duration = Duration::from_secs(3);
@@ -52,12 +52,12 @@ impl PoolTask {
     /// # Errors
     /// [`Fatal::Usage`] says what is wrong.
     pub async fn prepare(
-        source: PoolSource,
+        (pool, source): (PoolSource, Source),
         saved: Option<&SavedPool>,
         (scrape, latency): (&Scrape, &Latency),
         incarnation_first: u32,
     ) -> Result<Self, Fatal> {
-        let PoolSource { name, endpoints, config, objects } = source;
+        let PoolSource { name, config, objects, .. } = pool;
         let mut config = config.map(|path| ConfigFile::new(path, latency.clone()));
         let PoolConfig { pipeline, scraping } = match &mut config {
             Some(file) => file.changed().await,
@@ -65,7 +65,6 @@ impl PoolTask {
         }
         .map_err(Fatal::Usage)?;
         let (objects, found) = first_objects(objects, &name).await?;
-        let source = sources::open(endpoints).await?;
         let config_file = config.as_ref().map(|file| file.path().display().to_string().into());
         let incarnation_first = saved.map_or(0, |s| s.incarnation_next).max(incarnation_first);
         let settings = Settings { name: name.into(), pipeline, config_file, staleness_max: scrape.staleness_max, incarnation_first };

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use discovery::Followed;
 use envoy_types::pb::envoy::service::endpoint::v3::endpoint_discovery_service_server::EndpointDiscoveryServiceServer;
 use proto::MESSAGE_BYTES_MAX;
 use proto::state::state_service_server::StateServiceServer;
@@ -23,11 +24,12 @@ use crate::listen::{Incoming, TlsFiles, listen};
 use crate::objects::ObjectsSource;
 use crate::persist::{Saved, SnapshotFile};
 use crate::pool_task::{PoolTask, Scrape};
+use crate::pools_file::PoolSource;
 use crate::push::{self, StateServer};
 use crate::scrape::{EndpointTls, Intervals};
 use crate::shared::{ScraperHandle, Shared};
 use crate::shutdown::{self, Shutdown};
-use crate::sources::{self, Components};
+use crate::sources::{self, Components, Source};
 
 /// How often a silent connection is asked whether it lives, and how long it may take to answer: a proxy that vanished without a word is
 /// noticed within the sum, well before the removal of an endpoint stops waiting for it.
@@ -72,14 +74,16 @@ pub enum Fatal {
 /// # Errors
 /// [`Fatal`] says why it could not start, or had to stop.
 pub async fn serve(args: Serve) -> Result<(), Fatal> {
-    let mut lease = args.lease.clone().want().await?;
+    let (wanted, admin, tls) = (args.lease.clone(), args.listen_admin, admin_files(args.admin_tls.clone()));
+    let following = Following::begin(args).await?;
+    let mut lease = wanted.want().await?;
     if let Some(lease) = &mut lease {
         tokio::select! {
-            led = lease.stand_by(args.listen_admin, admin_files(args.admin_tls.clone())) => led?,
+            led = lease.stand_by(admin, tls) => led?,
             signal = signalled() => return signal.map(drop),
         }
     }
-    let mut daemon = Daemon::start(args).await?;
+    let mut daemon = following.lead().await?;
     let ended = tokio::select! {
         signal = signalled() => signal.map(|name| tracing::info!(signal = name, "stopping")),
         task = daemon.task_ended() => Err(Fatal::TaskEnded(task)),
@@ -90,6 +94,12 @@ pub async fn serve(args: Serve) -> Result<(), Fatal> {
         lease.give_back().await;
     }
     ended
+}
+
+/// A daemon that follows its endpoints and what they say of themselves, and serves nobody yet: when it leads, it knows them.
+pub struct Following {
+    args: Serve,
+    pools: Vec<(PoolSource, Source)>,
 }
 
 /// A running daemon.
@@ -109,6 +119,37 @@ pub struct Daemon {
     trigger: shutdown::Trigger,
 }
 
+// === impl Following ===
+
+impl Following {
+    /// Begins to follow.
+    ///
+    /// # Errors
+    /// [`Fatal::Usage`] when pools or sources cannot be what they are said to be.
+    pub async fn begin(args: Serve) -> Result<Self, Fatal> {
+        let (endpoints, pool, config) = (args.endpoints.clone(), args.pool.clone(), args.config.clone());
+        let mut pools = Vec::new();
+        for pool in sources::pools(endpoints, pool, config, objects_of(args.objects.clone())).await? {
+            let source = sources::open(pool.endpoints.clone()).await?;
+            pools.push((pool, source));
+        }
+        Ok(Self { args, pools })
+    }
+
+    /// What it follows, where that is discovered.
+    pub fn components(&self) -> impl Iterator<Item = &Followed> {
+        self.pools.iter().flat_map(|(_, source)| source.components.iter().map(|(_, followed)| followed))
+    }
+
+    /// Starts everything else; serves before it returns. Files are read and the term begins now, not when it began to follow.
+    ///
+    /// # Errors
+    /// [`Fatal`] says why it cannot.
+    pub async fn lead(self) -> Result<Daemon, Fatal> {
+        Daemon::of(self).await
+    }
+}
+
 // === impl Daemon ===
 
 impl Daemon {
@@ -117,21 +158,11 @@ impl Daemon {
     /// # Errors
     /// [`Fatal`] says why it cannot.
     pub async fn start(args: Serve) -> Result<Self, Fatal> {
-        let Serve {
-            endpoints,
-            pool,
-            config,
-            objects,
-            snapshot_file,
-            listen_state,
-            listen_admin,
-            ext_proc,
-            scrape,
-            latency,
-            state_tls,
-            admin_tls,
-            ..
-        } = args;
+        Following::begin(args).await?.lead().await
+    }
+
+    async fn of(Following { args, pools: followed }: Following) -> Result<Self, Fatal> {
+        let Serve { snapshot_file, listen_state, listen_admin, ext_proc, scrape, latency, state_tls, admin_tls, .. } = args;
         let (trigger, shutdown) = shutdown::channel();
         let snapshot = snapshot_file.map(|path| Arc::new(SnapshotFile::new(path)));
         let before = snapshot.as_ref().and_then(|file| file.load());
@@ -141,9 +172,9 @@ impl Daemon {
         let learning = (latency.latency_prediction, latency.latency_model_file);
         let latency = Latency::new(latency.latency_prediction, latency.headroom_selection_strategy).map_err(Fatal::Usage)?;
         let mut pools = Vec::new();
-        for source in sources::pools(endpoints, pool, config, objects_of(objects)).await? {
-            let saved = before.as_ref().and_then(|saved| saved.pools.get(&source.name));
-            pools.push(PoolTask::prepare(source, saved, (&scrape, &latency), life.incarnation_first).await?);
+        for pool in followed {
+            let saved = before.as_ref().and_then(|saved| saved.pools.get(&pool.0.name));
+            pools.push(PoolTask::prepare(pool, saved, (&scrape, &latency), life.incarnation_first).await?);
         }
         let scrapers: BTreeMap<Arc<str>, ScraperHandle> = pools.iter().map(PoolTask::scraper).collect();
         let components: Arc<BTreeMap<Arc<str>, Components>> = Arc::new(pools.iter().map(PoolTask::components).collect());
