@@ -116,7 +116,8 @@ async fn instances(State(Admin { components, .. }): State<Admin>) -> Json<Value>
     let sources = all().map(|(pool, name, followed)| {
         let status = followed.status().borrow().clone();
         let age = status.heard.and_then(|at| at.elapsed().ok()).map(|age| age.as_secs_f64());
-        json!({ "pool": &**pool, "component": name, "synced": status.synced, "error": status.error, "age_seconds": age })
+        let failure_mode = status.failure_mode.map(discovered::failure_mode);
+        json!({ "pool": &**pool, "component": name, "synced": status.synced, "error": status.error, "age_seconds": age, "failure_mode": failure_mode })
     });
     Json(json!({ "instances": rows.collect::<Vec<_>>(), "sources": sources.collect::<Vec<_>>() }))
 }

@@ -11,13 +11,14 @@
 
 use std::path::PathBuf;
 
-use discovery::backend::Backend;
+use discovery::backend::{Backend, FailureMode};
 use discovery::directory::Directory;
 use discovery::etcd::Etcd;
 use discovery::kubernetes::{self, InferencePools, Kubernetes, PoolGroup, PortRule};
 use discovery::merge::{Part, merge};
-use discovery::{Discovery, MetadataPolicy, State};
+use discovery::{Discovery, MetadataPolicy, State, Status};
 use serde::Deserialize;
+use tokio::sync::watch;
 
 use crate::etcd_access::EtcdAccess;
 use crate::sources::Source;
@@ -130,7 +131,11 @@ pub async fn open(source: Discovered) -> Result<Source, String> {
             let backend = InferencePools::new(kubernetes::connect().await?, group);
             let discovery = backend.discovery(policy(metadata, Metadata::Ignored));
             let namespace = kube_namespace.unwrap_or_else(|| KUBE_NAMESPACE_DEFAULT.to_owned());
-            follow(&discovery, &namespace, vec![ComponentRow { name, role: None }])
+            let source = follow(&discovery, &namespace, vec![ComponentRow { name, role: None }])?;
+            for (name, followed) in &source.components {
+                tokio::spawn(tell_failure_mode(name.clone(), followed.status()));
+            }
+            Ok(source)
         }
         Discovered::Directory(DirectorySource { path, namespace, components }) => {
             follow(&Directory::new(path).discovery(), &namespace, components)
@@ -160,6 +165,32 @@ fn policy(given: Option<Metadata>, default: Metadata) -> MetadataPolicy {
         Metadata::Wanted => MetadataPolicy::Wanted,
         Metadata::Required => MetadataPolicy::Required,
         Metadata::Ignored => MetadataPolicy::Ignored,
+    }
+}
+
+/// Says what an InferencePool asks of its gateway, whenever it asks for something else. Ends when it is followed no more.
+async fn tell_failure_mode(inference_pool: String, mut status: watch::Receiver<Status>) {
+    let mut told = None;
+    while let Ok(asks) = status.wait_for(|status| status.failure_mode != told).await.map(|status| status.failure_mode) {
+        told = asks;
+        let failure_mode = asks.map(failure_mode);
+        match asks {
+            Some(FailureMode::Open) => tracing::warn!(
+                inference_pool,
+                failure_mode,
+                "gateways must be told: with the filter by `failure_mode` \"open\" of its configuration, with ext_proc by its own and --ext-proc-failure-mode"
+            ),
+            _ => tracing::info!(inference_pool, failure_mode, "requests are refused without a pick, unless gateways are told otherwise"),
+        }
+    }
+}
+
+/// As an InferencePool says it.
+#[must_use]
+pub fn failure_mode(mode: FailureMode) -> &'static str {
+    match mode {
+        FailureMode::Close => "FailClose",
+        FailureMode::Open => "FailOpen",
     }
 }
 

@@ -57,7 +57,16 @@ pub enum MetadataSource {
     At(SocketAddr),
 }
 
-/// What a backend tells. The first that is not [`BackendEvent::Failed`] is a [`BackendEvent::Reset`].
+/// What is to become of a request when whoever asks for a pick gets none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailureMode {
+    /// It is refused.
+    Close,
+    /// It goes to any instance.
+    Open,
+}
+
+/// What a backend tells. The first that changes the set is a [`BackendEvent::Reset`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BackendEvent {
     /// The whole set; replaces all that was told before.
@@ -68,6 +77,8 @@ pub enum BackendEvent {
     Delete(Arc<str>),
     /// The backend cannot be reached or read, for this reason. What was last told stays in force.
     Failed(String),
+    /// The registry asks this of gateways, or of them no more: an `InferencePool` does.
+    Asks(Option<FailureMode>),
     /// The backend is there and nothing changed.
     Alive,
 }

@@ -18,7 +18,7 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use tokio_stream::wrappers::BroadcastStream;
 
-use crate::backend::{Backend, BackendEvent, Component, InvalidName};
+use crate::backend::{Backend, BackendEvent, Component, FailureMode, InvalidName};
 use crate::fetch::{FETCHES_MAX, Fetcher};
 use crate::instance::Instance;
 use crate::table::{InstanceEvent, MetadataPolicy, Now, Seen, Table};
@@ -70,6 +70,8 @@ pub struct Status {
     pub error: Option<String>,
     /// When it was last heard of; its age is that of the set.
     pub heard: Option<SystemTime>,
+    /// What the registry asks gateways to do when they get no pick, where it says so. Nothing here acts by it: whoever asks does.
+    pub failure_mode: Option<FailureMode>,
 }
 
 /// [`ServiceDiscovery`] over any [`Backend`]. A component that was once asked for is followed for as long as this lives: listing it again costs nothing,
@@ -232,6 +234,10 @@ impl Shared {
             BackendEvent::Apply(record) => self.change(|table, events| table.apply(record, now, events)),
             BackendEvent::Delete(id) => self.change(|table, events| table.delete(&id, now, events)),
             BackendEvent::Failed(why) => error = Some(why),
+            BackendEvent::Asks(mode) => {
+                self.status.send_if_modified(|status| std::mem::replace(&mut status.failure_mode, mode) != mode);
+                return;
+            }
             BackendEvent::Alive => {}
         }
         self.status.send_if_modified(|status| {
@@ -401,3 +407,6 @@ impl Feed {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,6 +3,8 @@
 //! Both API groups are known: `inference.networking.k8s.io/v1` and the older `inference.networking.x-k8s.io/v1alpha2`. The namespace asked for is the Kubernetes
 //! namespace, the component the name of the pool. An edit of the pool lists its pods anew; until that list is there the old set stands. A pool
 //! that was deleted has no pods.
+//!
+//! Its `failureMode` (of `endpointPickerRef`, in the older group of `extensionRef`) is told as [`BackendEvent::Asks`].
 
 use std::sync::Arc;
 
@@ -15,7 +17,7 @@ use tokio::sync::Notify;
 
 use super::listing::{Listing, Told};
 use super::pods::PodIndex;
-use crate::backend::{Backend, BackendEvent, Component, Following, stream};
+use crate::backend::{Backend, BackendEvent, Component, FailureMode, Following, stream};
 use crate::table::MetadataPolicy;
 use crate::watch::Discovery;
 
@@ -49,6 +51,7 @@ struct PoolSpec {
 struct Follow {
     pool: Listing<DynamicObject>,
     spec: Option<PoolSpec>,
+    failure_mode: Option<FailureMode>,
     told: bool,
     pods: Api<Pod>,
     listing: Option<Listing<Pod>>,
@@ -85,6 +88,7 @@ impl Backend for InferencePools {
         let follow = Follow {
             pool: Listing::of_one(pools, component.name()),
             spec: None,
+            failure_mode: None,
             told: false,
             pods: Api::namespaced(self.client.clone(), component.namespace()),
             listing: None,
@@ -135,22 +139,40 @@ impl Follow {
             Told::Deleted(_) => None,
             Told::Failed(why) => return vec![BackendEvent::Failed(why)],
         };
+        let asks = pool.as_ref().map(|pool| failure_mode(&pool.data));
+        let changed = std::mem::replace(&mut self.failure_mode, asks) != asks;
+        let mut events = Vec::from_iter(changed.then_some(BackendEvent::Asks(asks)));
+        events.extend(self.pods_of(pool.as_ref()));
+        events
+    }
+
+    /// The pods are listed anew when what selects them changed.
+    fn pods_of(&mut self, pool: Option<&DynamicObject>) -> Option<BackendEvent> {
         let spec = match pool.map(|pool| PoolSpec::parse(&pool.data)).transpose() {
             Ok(spec) => spec,
-            Err(why) => return vec![BackendEvent::Failed(format!("InferencePool: {why}"))],
+            Err(why) => return Some(BackendEvent::Failed(format!("InferencePool: {why}"))),
         };
         let first = !std::mem::replace(&mut self.told, true);
         if spec == self.spec && !first {
-            return if spec.is_none() { vec![BackendEvent::Alive] } else { Vec::new() };
+            return spec.is_none().then_some(BackendEvent::Alive);
         }
         self.spec = spec;
         let Some(PoolSpec { selector, ports }) = &self.spec else {
             self.listing = None;
-            return vec![BackendEvent::Reset(Vec::new())];
+            return Some(BackendEvent::Reset(Vec::new()));
         };
         self.index = PodIndex::new(ports.clone());
         self.listing = Some(Listing::new(self.pods.clone(), selector));
-        Vec::new()
+        None
+    }
+}
+
+/// Of an object of either group. What is not said is `FailClose`, the API's default.
+fn failure_mode(object: &Value) -> FailureMode {
+    let picker = ["endpointPickerRef", "extensionRef"].into_iter().find_map(|name| object.get("spec")?.get(name));
+    match picker.and_then(|picker| picker.get("failureMode")).and_then(Value::as_str) {
+        Some("FailOpen") => FailureMode::Open,
+        _ => FailureMode::Close,
     }
 }
 

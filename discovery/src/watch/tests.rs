@@ -1,0 +1,119 @@
+use crate::backend::{MetadataSource, Readiness, Record};
+use crate::metadata::Metadata;
+use crate::table::Fetched;
+
+use super::*;
+
+/// A component whose backend and instances the test plays, on a clock that moves only when everybody waits.
+struct Rig {
+    shared: Arc<Shared>,
+    feed: Feed,
+    began: Instant,
+}
+
+fn record(name: &str, port: u16, metadata: bool) -> Arc<Record> {
+    let address = ([10, 0, 0, 1], port).into();
+    let metadata = if metadata { MetadataSource::At(address) } else { MetadataSource::None };
+    Arc::new(Record { instance: Instance::new(name, address), readiness: Readiness::Ready, metadata, freshness: 0 })
+}
+
+impl Rig {
+    fn new() -> Self {
+        let shared = Arc::new(Shared {
+            table: Mutex::new(Table::new(MetadataPolicy::Wanted)),
+            events: broadcast::Sender::new(EVENTS_MAX),
+            status: watch::Sender::new(Status::default()),
+            relist: Arc::new(Notify::new()),
+        });
+        let task = tokio::spawn(std::future::pending::<()>()).abort_handle();
+        let feed = Feed::new(InstanceEvents::new(Arc::new(Hub { shared: Arc::clone(&shared), task })));
+        Self { shared, feed, began: Instant::now() }
+    }
+
+    /// What becomes of the next fetch, after so long.
+    fn answers(&self, after: Duration, fetched: Fetched) {
+        let fetch = self.shared.table().next_fetch(Instant::now()).expect("a fetch is due");
+        let shared = Arc::clone(&self.shared);
+        tokio::spawn(async move {
+            tokio::time::sleep(after).await;
+            shared.change(|table, events| table.fetched(&fetch, fetched, Now::read(), events));
+        });
+    }
+
+    /// The next set, and how many milliseconds after the one before.
+    async fn next(&mut self) -> (Vec<String>, u128) {
+        let Change::Reset(set) = self.feed.next().await else { panic!("unreadable") };
+        let waited = std::mem::replace(&mut self.began, Instant::now()).elapsed();
+        (set.into_iter().map(|instance| instance.name).collect(), waited.as_millis())
+    }
+
+    async fn nothing(&mut self) {
+        let told = tokio::time::timeout(Duration::from_secs(3600), self.feed.next()).await;
+        assert!(told.is_err(), "{told:?}, though nothing changed");
+        self.began = Instant::now();
+    }
+}
+
+fn good() -> Fetched {
+    Fetched::Is(Arc::new(Metadata::parse(br#"{"model": "m"}"#).unwrap()), None)
+}
+
+fn set(names: &[&str]) -> Vec<String> {
+    names.iter().map(|&name| name.to_owned()).collect()
+}
+
+const GATHER_MS: u128 = GATHER.as_millis();
+
+#[tokio::test(start_paused = true)]
+async fn additions_are_gathered_removals_told_at_once_and_what_is_no_change_is_not_told() {
+    let mut rig = Rig::new();
+    rig.shared.heard(BackendEvent::Reset(vec![record("a", 1, false)]));
+    assert_eq!(rig.next().await, (set(&["a"]), 0), "nobody is waited for");
+    rig.shared.heard(BackendEvent::Apply(record("b", 2, false)));
+    rig.shared.heard(BackendEvent::Apply(record("c", 3, false)));
+    assert_eq!(rig.next().await, (set(&["a", "b", "c"]), GATHER_MS), "both at once");
+    rig.shared.heard(BackendEvent::Delete("b".into()));
+    assert_eq!(rig.next().await, (set(&["a", "c"]), 0));
+    rig.shared.heard(BackendEvent::Apply(record("d", 4, false)));
+    rig.shared.heard(BackendEvent::Delete("a".into()));
+    assert_eq!(rig.next().await, (set(&["c", "d"]), 0), "a removal does not wait for an addition");
+    rig.shared.heard(BackendEvent::Apply(record("c", 3, false)));
+    rig.shared.heard(BackendEvent::Delete("nobody".into()));
+    rig.shared.heard(BackendEvent::Reset(vec![record("d", 4, false), record("c", 3, false)]));
+    rig.shared.heard(BackendEvent::Alive);
+    rig.nothing().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_set_waits_for_metadata_that_was_asked_for() {
+    let mut rig = Rig::new();
+    rig.shared.heard(BackendEvent::Reset(vec![record("asked", 1, true), record("plain", 2, false)]));
+    rig.answers(Duration::from_secs(1), good());
+    let (first, waited) = rig.next().await;
+    assert_eq!(first, set(&["asked", "plain"]), "none is taken away for having been asked");
+    assert!((1000..=1000 + GATHER_MS).contains(&waited), "{waited} ms");
+    // Later sets wait for nobody.
+    rig.shared.heard(BackendEvent::Apply(record("late", 3, true)));
+    rig.shared.heard(BackendEvent::Apply(record("other", 4, false)));
+    assert_eq!(rig.next().await, (set(&["asked", "other", "plain"]), GATHER_MS));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_instance_that_is_silent_does_not_hold_the_first_set_for_long() {
+    let mut rig = Rig::new();
+    rig.shared.heard(BackendEvent::Reset(vec![record("plain", 1, false), record("silent", 2, true)]));
+    rig.answers(FIRST_SET_MAX * 2, good());
+    let (first, waited) = rig.next().await;
+    assert_eq!(first, set(&["plain"]));
+    assert!((FIRST_SET_MAX.as_millis()..=(FIRST_SET_MAX + GATHER).as_millis()).contains(&waited), "{waited} ms");
+    assert_eq!(rig.next().await.0, set(&["plain", "silent"]), "it is told when it answers");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_to_give_metadata_is_an_answer_too() {
+    let mut rig = Rig::new();
+    rig.shared.heard(BackendEvent::Reset(vec![record("fails", 1, true), record("plain", 2, false)]));
+    rig.answers(Duration::ZERO, Fetched::Failed("refused".to_owned()));
+    let (first, waited) = rig.next().await;
+    assert!(first == set(&["plain"]) && waited <= GATHER_MS, "{first:?} after {waited} ms");
+}
