@@ -6,8 +6,12 @@ mod cli;
 mod discovered;
 mod eds;
 mod ext_proc;
+#[allow(dead_code, reason = "also a part of other tests, none of which uses all of it")]
+#[path = "../../../discovery/tests/it/fake_api.rs"]
+mod fake_api;
 mod files;
 pub(crate) mod harness;
 mod ordering;
+mod promptness;
 mod state_stream;
 mod tls;

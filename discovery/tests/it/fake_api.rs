@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Query, State};
@@ -34,11 +35,13 @@ pub(crate) enum Fault {
 pub(crate) struct FakeApi {
     world: Arc<Mutex<World>>,
     events: broadcast::Sender<(String, Value)>,
+    /// Whose watches end in good order, now.
+    ends: broadcast::Sender<()>,
     pub(crate) url: String,
 }
 
-#[derive(Default)]
-struct World {
+#[derive(Clone, Default)]
+pub(crate) struct World {
     version: u64,
     /// By plural and name.
     objects: BTreeMap<(String, String), Value>,
@@ -54,7 +57,7 @@ impl FakeApi {
     pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let fake = Self { world: Arc::default(), events: broadcast::Sender::new(4096), url };
+        let fake = Self { world: Arc::default(), events: broadcast::Sender::new(4096), ends: broadcast::Sender::new(16), url };
         let router = Router::new()
             .route("/api/v1/namespaces/{namespace}/{plural}", get(objects))
             .route("/api/v1/namespaces/{namespace}/{plural}/{name}", get(object))
@@ -79,6 +82,23 @@ impl FakeApi {
     /// Everything is answered 503 while it is down; watches that are open stay open, and silent.
     pub(crate) fn set_down(&self, down: bool) {
         self.world().down = down;
+    }
+
+    /// All there is, for [`Self::restore`].
+    pub(crate) fn backup(&self) -> World {
+        self.world().clone()
+    }
+
+    /// As after a restore of etcd: objects and versions are what they were, and no open watch is told.
+    pub(crate) fn restore(&self, backup: World) {
+        let World { version, objects, history, .. } = backup;
+        let mut world = self.world();
+        (world.version, world.objects, world.history) = (version, objects, history);
+    }
+
+    /// Every open watch ends in good order.
+    pub(crate) fn end_watches(&self) {
+        let _ = self.ends.send(()); // nobody may be watching
     }
 
     pub(crate) fn put(&self, plural: &str, object: Value) {
@@ -127,6 +147,7 @@ impl FakeApi {
         let watch = query.get("watch").is_some_and(|w| w == "true" || w == "1");
         // Subscribed before the version is looked at, so that a watch misses nothing.
         let told = self.events.subscribe();
+        let mut ends = self.ends.subscribe();
         let mut world = self.world();
         let of_this = |fault: &Fault| matches!(fault, Fault::Refuse(w, _) if *w == watch) || (watch && !matches!(fault, Fault::Refuse(..)));
         let fault = world.faults.iter().position(of_this).and_then(|at| world.faults.remove(at));
@@ -162,12 +183,17 @@ impl FakeApi {
             Some(Fault::Stalls) => return Body::from_stream(stream::pending::<Result<Bytes, std::io::Error>>()).into_response(),
             _ => stream::iter(missed),
         };
+        let seconds = query.get("timeoutSeconds").and_then(|v| v.parse().ok()).unwrap_or(u64::from(u32::MAX));
+        let end = async move { drop(tokio::time::timeout(Duration::from_secs(seconds), ends.recv()).await) };
         let plural = plural.to_owned();
         let rest = tokio_stream::wrappers::BroadcastStream::new(told).filter_map(move |event| {
             let event = event.ok().filter(|(p, event)| *p == plural && picks(&event["object"])).map(|(_, event)| event);
             std::future::ready(event)
         });
-        Body::from_stream(first.chain(rest).map(|event| Ok::<_, std::io::Error>(Bytes::from(format!("{event}\n"))))).into_response()
+        Body::from_stream(
+            first.chain(rest).take_until(Box::pin(end)).map(|event| Ok::<_, std::io::Error>(Bytes::from(format!("{event}\n")))),
+        )
+        .into_response()
     }
 }
 

@@ -4,12 +4,13 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use discovery::backend::FailureMode;
 use discovery::kubernetes::{InferencePools, Kubernetes, KubernetesLease, KubernetesRegistry, PoolGroup};
 use discovery::lease::LeaseStore;
-use discovery::{Discovery, MetadataPolicy, ServiceDiscovery, ServiceRegistry};
+use discovery::{Discovery, MetadataPolicy, ServiceDiscovery, ServiceRegistry, State};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::{Api, Client};
 use serde::Serialize;
@@ -133,6 +134,43 @@ async fn a_pod_enters_and_leaves_by_its_probe_through_the_real_controller() {
     assert_ne!(reborn.incarnation, instance.incarnation, "of the same name, at the same address");
 }
 
+/// With `publishNotReadyAddresses` the controller says `ready: true` of everybody, and only `serving` and `terminating` tell who can work.
+#[tokio::test]
+async fn a_service_that_publishes_who_is_not_ready_does_not_get_them_traffic() {
+    let Some(cluster) = cluster::shared().await else { return };
+    let place = Place::new(&cluster, "published").await;
+    create(&Api::<Node>::all(place.client.clone()), json!({ "metadata": { "name": "node-1" } })).await;
+    place.service("svc", "decode").await;
+    let publish = Patch::Merge(json!({ "spec": { "publishNotReadyAddresses": true } }));
+    place.api::<Service>().patch("svc", &PatchParams::default(), &publish).await.unwrap();
+    // What the real controller says of the one pod there is.
+    let said = || async {
+        let slices = place.api::<EndpointSlice>().list(&ListParams::default()).await.unwrap();
+        let conditions = slices.items.iter().flat_map(|slice| slice.endpoints.iter().flatten()).next()?.conditions.clone()?;
+        Some((conditions.ready, conditions.serving, conditions.terminating))
+    };
+    let discovery = place.discovery();
+    let mut events = discovery.watch("dynamo", "decode").unwrap();
+    let followed = discovery.follow("dynamo", "decode").unwrap();
+    let state = || async { followed.seen().into_iter().find(|seen| &*seen.id == "decode-0").map(|seen| seen.state) };
+    let why = |why: &str| Some(State::NotReady(why.to_owned()));
+    place.pod("decode-0", "decode").await;
+    place.probe("decode-0", "10.6.0.1", false).await;
+    until(Some((Some(true), Some(false), Some(false))), said).await;
+    until(why("it is not serving, though published as ready"), state).await;
+    place.probe("decode-0", "10.6.0.1", true).await;
+    assert_eq!(next(&mut events).await, "+decode-0@10.6.0.1:8080", "the first that is told of it");
+    place.probe("decode-0", "10.6.0.1", false).await;
+    assert_eq!(next(&mut events).await, "-decode-0");
+    place.probe("decode-0", "10.6.0.1", true).await;
+    assert_eq!(next(&mut events).await, "+decode-0@10.6.0.1:8080");
+    // Nobody ends it here: it goes on terminating, ready and serving as before.
+    place.api::<Pod>().delete("decode-0", &DeleteParams::default().grace_period(60)).await.unwrap();
+    until(Some((Some(true), Some(true), Some(true))), said).await;
+    assert_eq!(next(&mut events).await, "-decode-0");
+    assert_eq!(state().await, why("it is terminating"));
+}
+
 #[tokio::test]
 async fn slices_split_moved_doubled_and_dual_stack() {
     let Some(cluster) = cluster::shared().await else { return };
@@ -206,8 +244,13 @@ async fn an_inference_pool_is_followed_through_its_edits() {
     assert_eq!([next(&mut events).await, next(&mut events).await], ["-p0-rank-0", "-p0-rank-1"]);
     apply(spec("vllm", json!([{ "number": 8000 }]))).await;
     assert_eq!(next(&mut events).await, "+p0@10.3.0.1:8000");
+    let mut open = spec("vllm", json!([{ "number": 8000 }]));
+    open["spec"]["endpointPickerRef"] = json!({ "name": "epp", "failureMode": "FailOpen" });
+    apply(open).await;
+    let followed = discovery.follow("pools", "llama").unwrap();
+    until(Some(FailureMode::Open), || async { followed.status().borrow().failure_mode }).await;
     place.probe("p0", "10.3.0.1", false).await;
-    assert_eq!(next(&mut events).await, "-p0");
+    assert_eq!(next(&mut events).await, "-p0", "and an edit of that lost nobody");
 }
 
 /// The rights in `rbac.yaml` are enough, and without them it is said what is missing.

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use axum::Router;
+use discovery::backend::FailureMode;
 use discovery::kubernetes::{InferencePools, Kubernetes, PoolGroup};
 use discovery::registry::InstanceHandle;
 use discovery::{Discovery, InstanceStatus, MetadataPolicy, RegisterError, ServiceDiscovery, ServiceRegistry, State, serve};
@@ -230,6 +231,50 @@ async fn an_inference_pool_of_either_group() {
     }
 }
 
+/// What its gateway is to do is told as it stands, in either group, and an edit of it alone is no edit of the pool.
+#[tokio::test]
+async fn an_inference_pool_says_what_its_gateway_does_without_a_pick() {
+    for (group, spec, picker) in [
+        (
+            PoolGroup::V1,
+            json!({ "selector": { "matchLabels": { "app": "vllm" } }, "targetPorts": [{ "number": 80 }] }),
+            "endpointPickerRef",
+        ),
+        (PoolGroup::V1Alpha2, json!({ "selector": { "app": "vllm" }, "targetPortNumber": 80 }), "extensionRef"),
+    ] {
+        let fake = FakeApi::start().await;
+        let pool = |picks: Option<Value>| {
+            let mut spec = spec.clone();
+            spec[picker] = picks.unwrap_or_default();
+            json!({ "apiVersion": "x", "kind": "InferencePool", "metadata": { "name": "llama" }, "spec": spec })
+        };
+        let labels = json!({ "app": "vllm" });
+        let status = json!({ "podIP": "10.0.0.1", "conditions": [{ "type": "Ready", "status": "True" }] });
+        fake.put("pods", json!({ "metadata": { "name": "p0", "labels": labels }, "status": status }));
+        let discovery: Discovery<InferencePools> = InferencePools::new(fake.client(), group).discovery(MetadataPolicy::Ignored);
+        let followed = discovery.follow("default", "llama").unwrap();
+        let asks = || async { followed.status().borrow().failure_mode };
+        let mut events = discovery.watch("default", "llama").unwrap();
+        until(true, || async { followed.status().borrow().synced }).await;
+        assert_eq!(asks().await, None, "there is no such pool");
+        fake.put("inferencepools", pool(Some(json!({ "name": "epp", "failureMode": "FailOpen" }))));
+        until(Some(FailureMode::Open), asks).await;
+        assert_eq!(next(&mut events).await, "+p0@10.0.0.1:80");
+        let lists = || fake.requests().iter().filter(|request| request.starts_with("list pods")).count();
+        let before = lists();
+        fake.put("inferencepools", pool(Some(json!({ "name": "epp", "failureMode": "FailClose" }))));
+        until(Some(FailureMode::Close), asks).await;
+        fake.put("inferencepools", pool(Some(json!({ "name": "epp", "failureMode": "FailOpen" }))));
+        until(Some(FailureMode::Open), asks).await;
+        fake.put("inferencepools", pool(None));
+        until(Some(FailureMode::Close), asks).await;
+        assert_eq!(lists(), before, "its pods are the same");
+        fake.delete("inferencepools", "llama");
+        until(None, asks).await;
+        assert_eq!(next(&mut events).await, "-p0");
+    }
+}
+
 /// The address in a record is what is asked, whatever else the slice says.
 #[tokio::test]
 async fn metadata_is_asked_of_the_instance_and_a_dead_one_is_pending() {
@@ -286,6 +331,51 @@ async fn a_stalled_watch_costs_no_more_than_its_time() {
     let began = tokio::time::Instant::now();
     until(names(&["b"]), || ready(&discovery)).await;
     assert!(began.elapsed() < Duration::from_secs(50), "noticed after {:?}", began.elapsed());
+}
+
+/// etcd is put back to what it was an hour ago: versions go backwards, and nobody says so.
+#[tokio::test]
+async fn a_version_that_goes_backwards_is_no_reason_to_disbelieve() {
+    let (fake, discovery) = rig(MetadataPolicy::Ignored).await;
+    let mut events = discovery.watch("dynamo", "decode").unwrap();
+    assert_eq!((next(&mut events).await.as_str(), next(&mut events).await.as_str()), ("+a@10.0.0.1:80", "+b@10.0.0.2:80"));
+    let (a, b, c) = (endpoint("a", "10.0.0.1", true), endpoint("b", "10.0.0.2", true), endpoint("c", "10.0.0.3", true));
+    let backup = fake.backup();
+    let forward = || (0..10).for_each(|_| fake.put("endpointslices", slice("s", "svc", 80, std::slice::from_ref(&c))));
+    forward();
+    let mut three = [next(&mut events).await, next(&mut events).await, next(&mut events).await];
+    three.sort();
+    assert_eq!(three, ["+c@10.0.0.3:80", "-a", "-b"]);
+    // Told by a watch that goes on: an older version than the last is news all the same.
+    fake.restore(backup.clone());
+    fake.put("endpointslices", slice("s", "svc", 80, &[a.clone(), c.clone()]));
+    assert_eq!(next(&mut events).await, "+a@10.0.0.1:80");
+    // Told by a list: it replaces the set, and the watch goes on from its version.
+    forward();
+    assert_eq!(next(&mut events).await, "-a");
+    fake.restore(backup);
+    fake.put("services", service("more", "dynamo", "decode"));
+    let mut three = [next(&mut events).await, next(&mut events).await, next(&mut events).await];
+    three.sort();
+    assert_eq!(three, ["+a@10.0.0.1:80", "+b@10.0.0.2:80", "-c"]);
+    fake.put("endpointslices", slice("s", "svc", 80, &[b]));
+    assert_eq!(next(&mut events).await, "-a");
+}
+
+/// The worst of it: a watch taken up again from a version that lies in the future is accepted, and silent. A list in any case is the bound.
+#[tokio::test(start_paused = true)]
+async fn a_watch_from_a_future_version_is_silent_and_a_list_ends_that() {
+    let (fake, discovery) = rig(MetadataPolicy::Ignored).await;
+    let mut events = discovery.watch("dynamo", "decode").unwrap();
+    assert_eq!((next(&mut events).await.as_str(), next(&mut events).await.as_str()), ("+a@10.0.0.1:80", "+b@10.0.0.2:80"));
+    let backup = fake.backup();
+    (0..10).for_each(|at| fake.put("endpointslices", slice("s", "svc", 80, &[endpoint("c", &format!("10.0.0.{}", at + 3), true)])));
+    until(names(&["c"]), || ready(&discovery)).await;
+    fake.restore(backup);
+    let restored = tokio::time::Instant::now();
+    fake.end_watches();
+    until(names(&["a", "b"]), || ready(&discovery)).await;
+    assert!(restored.elapsed() <= Duration::from_secs(300 + 35), "noticed after {:?}", restored.elapsed());
 }
 
 /// Half of a pool that vanishes with the first list after an outage is kept until another list says the same.

@@ -9,6 +9,7 @@ mod directory;
 #[cfg(feature = "etcd")]
 mod etcd;
 mod events;
+mod examples;
 #[cfg(feature = "kubernetes")]
 mod fake_api;
 mod generated;

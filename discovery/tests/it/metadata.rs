@@ -171,6 +171,29 @@ async fn no_answer_of_an_instance_does_harm() {
     const { assert!(METADATA_BYTES_MAX < 1 << 22) };
 }
 
+/// A pool of a hundred that comes at once is not asked all at once.
+#[tokio::test]
+async fn so_many_are_asked_at_one_time_and_no_more() {
+    const ALL: usize = 100;
+    let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (asked, peak) = (Arc::clone(&now), Arc::clone(&most));
+    let slow = move || async move {
+        peak.fetch_max(asked.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        asked.fetch_sub(1, Ordering::SeqCst);
+        "{}"
+    };
+    let mut records = Vec::new();
+    for at in 0..ALL {
+        records.push(record(&format!("e{at}"), listen(Router::new().route("/metadata", get(slow.clone()))).await));
+    }
+    let (discovery, play) = played();
+    play.send(BackendEvent::Reset(records)).unwrap();
+    until(ALL, || async { discovery.list_instances("n", "c").await.unwrap().len() }).await;
+    let most = most.load(Ordering::SeqCst);
+    assert!((2..=32).contains(&most), "{most} at one time");
+}
+
 #[tokio::test]
 async fn a_reader_that_sleeps_through_more_than_is_queued_is_reconciled() {
     let (discovery, play) = played();

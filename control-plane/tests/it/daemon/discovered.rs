@@ -3,15 +3,21 @@
 use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::http::StatusCode;
-use axum::routing::get;
+use axum::routing;
+use control_plane::run::Following;
+use discovery::State;
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use super::harness::{daemon, get_json};
+use super::fake_api::FakeApi;
+use super::harness::{daemon, get, get_json, serve, until};
 
 /// A lost process is noticed by three missed heartbeats of five seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -69,23 +75,34 @@ async fn processes_that_register_are_in_the_pool_while_they_are_well() {
     let (health, told) = watch::channel(StatusCode::SERVICE_UNAVAILABLE);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let probe = format!("http://{}/health", listener.local_addr().unwrap());
-    let router = Router::new().route("/health", get(move || async move { *told.borrow() }));
+    let router = Router::new().route("/health", routing::get(move || async move { *told.borrow() }));
     tokio::spawn(async move { axum::serve(listener, router).await });
     let metadata = root.path().join("metadata.json");
     std::fs::write(&metadata, r#"{"Model": {"name": "Qwen3-32B"}, "Transport": {"port": 9001}}"#).unwrap();
     let decode = register(&folder, "decode", "d0", "127.0.0.1:9000", &["--probe", &probe, "--metadata-file", metadata.to_str().unwrap()]);
-    let _prefill = register(&folder, "prefill", "p0", "127.0.0.1:9002", &[]);
-    is("p0 127.0.0.1:9002 Some(\"prefill\")").await;
+    let says = r#"{"Model": {"name": "Qwen3-32B"}, "Transport": {"port": 9003}}"#;
+    let process = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/metadata", process.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(process, Router::new().route("/metadata", routing::get(move || async move { says }))).await });
+    let _prefill = register(&folder, "prefill", "p0", "127.0.0.1:9002", &["--metadata-url", &url]);
+    is("p0 127.0.0.1:9003 Some(\"prefill\")").await;
     health.send_replace(StatusCode::OK);
-    is("d0 127.0.0.1:9001 Some(\"decode\"), p0 127.0.0.1:9002 Some(\"prefill\")").await;
+    is("d0 127.0.0.1:9001 Some(\"decode\"), p0 127.0.0.1:9003 Some(\"prefill\")").await;
 
     let list = switchpointd(&["instances", "--namespace", "dynamo", "--component", "decode", "--directory", folder.to_str().unwrap()]);
     let listed = tokio::task::spawn_blocking(move || { list }.output().unwrap()).await.unwrap();
     let listed = String::from_utf8(listed.stdout).unwrap();
     assert!(listed.contains("d0") && listed.contains("127.0.0.1:9001") && listed.contains("Qwen3-32B"), "{listed}");
 
+    let lines = ["instances", "--namespace", "dynamo", "--component", "decode", "--directory", folder.to_str().unwrap(), "--watch"];
+    let mut watching = tokio::process::Command::from(switchpointd(&lines)).stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
+    let mut watched = BufReader::new(watching.stdout.take().unwrap()).lines();
+    let mut line = async || tokio::time::timeout(PATIENCE, watched.next_line()).await.expect("a line in time").unwrap().unwrap();
+    assert_eq!(line().await, "+ d0 127.0.0.1:9001 Qwen3-32B");
+
     health.send_replace(StatusCode::INTERNAL_SERVER_ERROR);
-    is("p0 127.0.0.1:9002 Some(\"prefill\")").await;
+    assert_eq!(line().await, "- d0");
+    is("p0 127.0.0.1:9003 Some(\"prefill\")").await;
     let seen = || async {
         let seen = get_json(daemon.admin_address, "/debug/instances").await;
         let row = seen["instances"].as_array().unwrap().iter().find(|row| row["name"] == "d0").unwrap();
@@ -93,11 +110,97 @@ async fn processes_that_register_are_in_the_pool_while_they_are_well() {
     };
     assert_eq!(seen().await, "not_ready decode it says that it is not ready");
     health.send_replace(StatusCode::OK);
-    is("d0 127.0.0.1:9001 Some(\"decode\"), p0 127.0.0.1:9002 Some(\"prefill\")").await;
+    is("d0 127.0.0.1:9001 Some(\"decode\"), p0 127.0.0.1:9003 Some(\"prefill\")").await;
     drop(decode); // killed: its heartbeats end
-    is("p0 127.0.0.1:9002 Some(\"prefill\")").await;
+    is("p0 127.0.0.1:9003 Some(\"prefill\")").await;
     assert_eq!(seen().await, "not_ready decode no heartbeat for more than 15s");
     daemon.stop().await;
+}
+
+/// One that stands by knows, when it comes to lead, whom it followed until then: with its source gone by now it could not ask.
+#[tokio::test]
+async fn whoever_stands_by_leads_with_whom_it_followed() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("instances");
+    let pools = root.path().join("pools.yaml");
+    let text =
+        format!("pools: [{{name: p, directory: {{path: {}, namespace: dynamo, components: [{{name: decode}}]}}}}]", folder.display());
+    std::fs::write(&pools, text).unwrap();
+    let _worker = register(&folder, "decode", "d0", "127.0.0.1:9000", &[]);
+    let arguments = serve(&["--pools", pools.to_str().unwrap()]);
+    let following = Following::begin(arguments).await.unwrap();
+    let sees = || following.components().flat_map(|component| component.seen()).any(|seen| seen.state == State::Ready);
+    until("that the worker is followed", || async { sees() }).await;
+    std::fs::rename(&folder, root.path().join("aside")).unwrap();
+    std::fs::write(&folder, "not a folder").unwrap();
+    let daemon = following.lead().await.unwrap();
+    until("that it leads with its set", || async { get(daemon.admin_address, "/readyz").await.0 == 200 }).await;
+    let page = get_json(daemon.admin_address, "/debug/endpoints").await;
+    assert_eq!(page["endpoints"][0]["name"], "d0", "{page}");
+    daemon.stop().await;
+}
+
+/// What a daemon logs, line by line.
+struct Log(Arc<Mutex<Vec<Value>>>);
+
+impl Log {
+    fn read(stderr: tokio::process::ChildStderr) -> Self {
+        let all = Self(Arc::default());
+        let (said, mut lines) = (Arc::clone(&all.0), BufReader::new(stderr).lines());
+        tokio::spawn(async move {
+            while let Ok(Some(line)) = lines.next_line().await {
+                said.lock().unwrap().push(serde_json::from_str(&line).unwrap());
+            }
+        });
+        all
+    }
+
+    /// The first line that has this, once it is there.
+    async fn line(&self, part: &str) -> Value {
+        let found = || self.0.lock().unwrap().iter().find(|line| line.to_string().contains(part)).cloned();
+        until(part, || async { found().is_some() }).await;
+        found().unwrap()
+    }
+}
+
+/// What an InferencePool asks of its gateway, nobody here can do; so it is said, to whoever reads the log and to whoever looks.
+#[tokio::test]
+async fn what_an_inference_pool_asks_of_its_gateway_is_said() {
+    let (root, fake) = (tempfile::tempdir().unwrap(), FakeApi::start().await);
+    let ask = |failure_mode: &str| {
+        let spec = json!({"selector": {"matchLabels": {"app": "vllm"}}, "targetPorts": [{"number": 8000}],
+            "endpointPickerRef": {"name": "epp", "failureMode": failure_mode}});
+        fake.put("inferencepools", json!({"apiVersion": "x", "kind": "InferencePool", "metadata": {"name": "llama"}, "spec": spec}));
+    };
+    ask("FailOpen");
+    let kubeconfig = root.path().join("kubeconfig");
+    let clusters = json!([{"name": "c", "cluster": {"server": fake.url}}]);
+    let contexts = json!([{"name": "x", "context": {"cluster": "c", "user": "u"}}]);
+    let config = json!({"apiVersion": "v1", "kind": "Config", "clusters": clusters, "users": [{"name": "u", "user": {}}], "contexts": contexts,
+        "current-context": "x"});
+    std::fs::write(&kubeconfig, config.to_string()).unwrap();
+    let pools = root.path().join("pools.json");
+    std::fs::write(&pools, json!({"pools": [{"name": "p", "inferencePool": {"name": "llama"}}]}).to_string()).unwrap();
+    let listen = ["--listen-state", "127.0.0.1:0", "--listen-admin", "127.0.0.1:0", "--listen-ext-proc", "none", "--log-format", "json"];
+    let mut child = tokio::process::Command::from(switchpointd(&["serve", "--pools", pools.to_str().unwrap()]))
+        .args(listen)
+        .env("KUBECONFIG", kubeconfig)
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let log = Log::read(child.stderr.take().unwrap());
+    let (serving, asked) = (log.line("\"serving\"").await, log.line("FailOpen").await);
+    let how = asked["message"].as_str().unwrap();
+    assert!(asked["level"] == "WARN" && asked["inference_pool"] == "llama" && how.contains("--ext-proc-failure-mode"), "{asked}");
+    let admin = serving["admin"].as_str().unwrap().parse().unwrap();
+    let shown = || async { get_json(admin, "/debug/instances").await["sources"][0]["failure_mode"].clone() };
+    assert_eq!(shown().await, "FailOpen");
+    ask("FailClose");
+    assert_eq!(log.line("FailClose").await["level"], "INFO");
+    assert_eq!(shown().await, "FailClose");
+    fake.delete("inferencepools", "llama");
+    until("that a pool which is gone asks for nothing", || async { shown().await.is_null() }).await;
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
-use control_plane::args::{Cli, Command};
+use control_plane::args::{Cli, Command, Serve};
 use control_plane::config::PoolConfig;
 use control_plane::feed::Feed;
 use control_plane::listen::listen;
@@ -15,7 +15,7 @@ use control_plane::run::{Daemon, serve_state};
 use control_plane::scrape::{ScrapeConfig, ScrapeEvent, Scraper};
 use control_plane::shared::{ScraperHandle, Shared};
 use control_plane::shutdown::{self, Trigger};
-use discovery::{Change, Instance};
+use discovery::{Change, Changes, Instance};
 use envoy_types::pb::envoy::config::core::v3::Node;
 use envoy_types::pb::envoy::config::endpoint::v3::{ClusterLoadAssignment, LbEndpoint};
 use envoy_types::pb::envoy::service::discovery::v3::{DiscoveryRequest, DiscoveryResponse};
@@ -61,10 +61,15 @@ pub(crate) fn instance(name: &str, port: u16) -> Instance {
 
 /// Starts the daemon as the command line would; ports are the system's choice.
 pub(crate) async fn daemon(args: &[&str]) -> Daemon {
+    Daemon::start(serve(args)).await.unwrap()
+}
+
+/// The command line of it.
+pub(crate) fn serve(args: &[&str]) -> Serve {
     let ports = ["--listen-state", "--listen-admin", "--listen-ext-proc", "--listen-health"].into_iter().flat_map(|l| [l, "127.0.0.1:0"]);
     let line = ["switchpointd", "serve"].into_iter().chain(args.iter().copied()).chain(ports);
     let Command::Serve(serve) = Cli::try_parse_from(line).unwrap().command else { panic!("not serve") };
-    Daemon::start(*serve).await.unwrap()
+    *serve
 }
 
 pub(crate) fn write(path: &Path, text: &str) {
@@ -103,8 +108,19 @@ pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut condition: i
 
 impl Rig {
     pub(crate) async fn start(instances: Vec<Instance>) -> Self {
-        let (trigger, shutdown) = shutdown::channel();
         let (changes, changed) = mpsc::channel(16);
+        let rig = Self::fed_by(ReceiverStream::new(changed).chain(futures::stream::pending()).boxed(), changes).await;
+        rig.reset(instances).await;
+        rig
+    }
+
+    /// Fed by a discovery of the test's own.
+    pub(crate) async fn following(discovered: Changes) -> Self {
+        Self::fed_by(discovered, mpsc::channel(1).0).await
+    }
+
+    async fn fed_by(discovered: Changes, changes: mpsc::Sender<Change>) -> Self {
+        let (trigger, shutdown) = shutdown::channel();
         let (scrapes, scraped) = mpsc::channel(1024);
         let (_scraper, busy, stats) = Scraper::try_new(&ScrapeConfig::default()).unwrap();
         let shared = Shared::new(7, 99, [(Arc::from("default"), ScraperHandle { busy, stats })].into());
@@ -113,13 +129,11 @@ impl Rig {
             Settings { name: "default".into(), pipeline, config_file: None, staleness_max: Duration::from_secs(5), incarnation_first: 1 };
         let (targets, _) = watch::channel(Arc::from([]));
         let feed = Feed { pool: Pool::new(settings), shared: Arc::clone(&shared), targets, scraping, config: None, objects: None };
-        tokio::spawn(feed.run(ReceiverStream::new(changed).chain(futures::stream::pending()).boxed(), scraped, shutdown.clone()));
+        tokio::spawn(feed.run(discovered, scraped, shutdown.clone()));
         let incoming = listen(([127, 0, 0, 1], 0).into(), None, shutdown.clone()).await.unwrap();
         let address = incoming.address();
         tokio::spawn(serve_state(incoming, Arc::clone(&shared), shutdown));
-        let rig = Self { shared, address, changes, scrapes, _trigger: trigger };
-        rig.reset(instances).await;
-        rig
+        Self { shared, address, changes, scrapes, _trigger: trigger }
     }
 
     pub(crate) async fn reset(&self, instances: Vec<Instance>) {

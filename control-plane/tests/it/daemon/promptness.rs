@@ -1,0 +1,65 @@
+//! How soon a proxy is told, from what an API server's watch says to the roster on the wire; and that it is not told what is nothing new.
+
+use std::time::{Duration, Instant};
+
+use discovery::MetadataPolicy;
+use discovery::kubernetes::Kubernetes;
+use serde_json::{Value, json};
+
+use super::fake_api::FakeApi;
+use super::harness::{Envoy, Filter, Rig, names};
+
+/// Ten times what is promised of an addition: the machine may be busy with other things.
+const LIMIT: Duration = Duration::from_millis(500);
+
+const ROUNDS: usize = 9;
+
+/// A slice of these pods. What triggered it is of no account to whoever is in it.
+fn slice(pods: &[&str], trigger: usize) -> Value {
+    let endpoint = |(at, pod): (usize, &&str)| json!({"addresses": [format!("10.0.0.{}", at + 1)], "targetRef": {"kind": "Pod", "name": pod, "uid": pod}});
+    let annotations = json!({"endpoints.kubernetes.io/last-change-trigger-time": format!("2026-11-21T00:00:{trigger:02}Z")});
+    json!({"metadata": {"name": "s", "labels": {"kubernetes.io/service-name": "svc"}, "annotations": annotations}, "addressType": "IPv4",
+        "endpoints": pods.iter().enumerate().map(endpoint).collect::<Vec<_>>(), "ports": [{"port": 80}]})
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+#[tokio::test]
+async fn a_proxy_is_told_of_who_comes_and_goes_in_time_and_of_nothing_else() {
+    let fake = FakeApi::start().await;
+    let selector = json!({"nvidia.com/dynamo-namespace": "dynamo", "nvidia.com/dynamo-component": "decode"});
+    fake.put("services", json!({"metadata": {"name": "svc"}, "spec": {"selector": selector}}));
+    fake.put("endpointslices", slice(&["stays"], 0));
+    let discovery = Kubernetes::new(fake.client(), "default").discovery(MetadataPolicy::Ignored);
+    let rig = Rig::following(discovery.changes("dynamo", "decode").unwrap()).await;
+    let mut envoy = Envoy::connect(rig.address, "n").await;
+    envoy.ports().await;
+    let acknowledges = tokio::spawn(async move { while !envoy.ports().await.is_empty() {} });
+    let (mut filter, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
+    assert_eq!(names(&filter.roster().await), ["stays"]);
+
+    let (mut added, mut removed) = (Vec::new(), Vec::new());
+    for round in 0..ROUNDS {
+        for (pods, times) in [(["stays", "comes"].as_slice(), &mut added), (&["stays"], &mut removed)] {
+            let began = Instant::now();
+            fake.put("endpointslices", slice(pods, round));
+            while names(&filter.roster().await).len() != pods.len() {}
+            times.push(began.elapsed());
+        }
+    }
+    let (added, removed) = (median(added), median(removed));
+    assert!(added <= LIMIT && removed <= LIMIT, "added after {added:?}, removed after {removed:?}");
+
+    // Written again and again, as a controller does whose pods change in ways that nobody here asks about.
+    for round in 0..20 {
+        fake.put("endpointslices", slice(&["stays"], round));
+    }
+    let told = filter.roster_within(Duration::from_secs(1)).await;
+    assert!(told.is_none(), "told again: {told:?}");
+    fake.put("endpointslices", slice(&["stays", "comes"], 21));
+    assert_eq!(names(&filter.roster().await), ["stays", "comes"], "the next that it is told is news");
+    acknowledges.abort();
+}

@@ -1,0 +1,47 @@
+//! The examples run, and together do what they say.
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// A worker that is killed is missed after three heartbeats of five seconds.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// An example at work, ended with its test.
+struct Example(Child);
+
+impl Drop for Example {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Where `cargo test` built it, unless it was told to build this test alone.
+fn binary(name: &str) -> Option<PathBuf> {
+    let us = std::env::current_exe().unwrap();
+    let path = us.ancestors().nth(2).unwrap().join("examples").join(name);
+    if !path.exists() {
+        println!("SKIPPED: the example {name} is not built; `cargo build -p discovery --examples` builds it");
+        return None;
+    }
+    Some(path)
+}
+
+#[test]
+fn a_frontend_sees_a_worker_come_and_go() {
+    let (Some(worker), Some(frontend)) = (binary("worker"), binary("frontend")) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let mut frontend = Command::new(frontend).arg(folder.path()).stdout(Stdio::piped()).spawn().map(Example).unwrap();
+    let (say, said) = mpsc::channel();
+    let lines = BufReader::new(frontend.0.stdout.take().unwrap()).lines();
+    std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| say.send(line)));
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let worker = Command::new(worker).arg(folder.path()).arg(port.to_string()).spawn().map(Example).unwrap();
+    let there = said.recv_timeout(PATIENCE).unwrap();
+    assert!(there.contains(&port.to_string()) && there.contains("Qwen3-32B"), "{there}");
+    drop(worker); // killed, without a word
+    assert_eq!(said.recv_timeout(PATIENCE).unwrap(), "{}");
+}
