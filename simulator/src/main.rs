@@ -12,6 +12,7 @@ mod measure;
 mod policy;
 mod report;
 mod router;
+mod slo;
 mod store;
 mod trace;
 mod validate;
@@ -25,6 +26,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::grid::Grid;
+use crate::slo::By;
 use crate::store::Store;
 use crate::workload::Kind;
 use crate::world::Setting;
@@ -76,6 +78,18 @@ enum Task {
         #[arg(long, default_value = "docs")]
         docs: PathBuf,
     },
+    /// Requests of three SLO classes at a share of the capacity of a pool of two speeds: how many of each class are in time.
+    Slo {
+        /// Who picks: slo, newer, default, turns; separated by semicolons, the first two with parameters.
+        #[arg(long, value_delimiter = ';', default_values_t = ["slo", "slo:headroomSelectionStrategy=most", "default", "turns"].map(str::to_owned))]
+        by: Vec<String>,
+        /// Share of capacity.
+        #[arg(long, default_value_t = 0.9)]
+        load: f64,
+        /// Seeds.
+        #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 3, 4, 5])]
+        seeds: Vec<u64>,
+    },
     /// Runs policies over workloads and prints a line of figures for each.
     Try {
         /// Workloads, by name; all of the main table when left out.
@@ -122,6 +136,7 @@ fn run(args: Args) -> Result<(), String> {
             store.write(&file)
         }
         Task::Report { file, docs } => report::write(&Store::read(&file)?, &validate::all(VALIDATION_TRIES)?, &docs),
+        Task::Slo { by, load, seeds } => attainment(&by, load, &seeds, args.threads),
         Task::Try { workloads, loads, policies, seeds, budget } => {
             let kinds = kinds(&workloads)?;
             let mut setting = Setting::plain(hardware::LLAMA_8B_H100);
@@ -174,6 +189,31 @@ fn campaigns(
             store.put(cells, Vec::new());
             store.write(file)
         })?;
+    }
+    Ok(())
+}
+
+/// Prints how many of each class are in time, over all seeds and of the worst.
+fn attainment(by: &[String], load: f64, seeds: &[u64], threads: usize) -> Result<(), String> {
+    let rate = load * slo::capacity();
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{rate:.1} requests/s, seeds {seeds:?}: in time % (of the worst seed), shed %");
+    for name in by {
+        let policy = By::named(name)?;
+        let runs = grid::parallel(threads, seeds, |seed| slo::run(&policy, rate, *seed))?;
+        let cell = |class: &slo::Class| {
+            let of: Vec<slo::Outcome> = runs.iter().filter_map(|run| run.get(class.name).copied()).collect();
+            let sum = |count: fn(&slo::Outcome) -> u32| f64::from(of.iter().map(count).sum::<u32>());
+            let (sent, worst) = (sum(|o| o.sent), of.iter().map(|o| o.attainment()).fold(1.0, f64::min));
+            format!(
+                "{:>10} {:>5.1} ({:>5.1}) {:>5.1}",
+                class.name,
+                100.0 * sum(|o| o.in_time) / sent,
+                100.0 * worst,
+                100.0 * sum(|o| o.shed) / sent
+            )
+        };
+        let _ = writeln!(out, "{name:<44}{}", slo::CLASSES.map(|class| cell(&class)).concat());
     }
     Ok(())
 }

@@ -1,0 +1,480 @@
+//! Requests of several SLO classes on a pool of two speeds, in virtual time: what share of each class is in time, by who picks. The experiment of the
+//! long end-to-end test, with the real scheduler, ledger and latency learner between, and nothing of the machine that it runs on.
+
+mod by;
+pub(crate) use by::By;
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::sync::Arc;
+
+use scheduler::in_flight::{InFlight, Load, Ticket};
+use scheduler::latency::learn::{Ended, Learner, Observation};
+use scheduler::latency::step::{FirstToken, Gap};
+use scheduler::latency::{Conditions, Prediction};
+use scheduler::{
+    Decision, Endpoint, EndpointMetrics, EndpointRef, Incarnation, Local, Pipeline, Readiness, Request, Rng, Slo, Slot, Snapshot, Version,
+    promise, schedule,
+};
+
+use crate::engine::{Engine, EngineSpec, Event, Job};
+use crate::hardware::LLAMA_8B_H100;
+use crate::workload::Dice;
+
+/// A class of requests.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Class {
+    pub(crate) name: &'static str,
+    /// 1 is critical.
+    priority: i32,
+    /// How many of ten requests are of it.
+    tenths: usize,
+    ttft_ms: f64,
+    tpot_ms: f64,
+}
+
+/// Those of the end-to-end test.
+pub(crate) const CLASSES: [Class; 3] = [
+    Class { name: "critical", priority: 1, tenths: 3, ttft_ms: 1_500.0, tpot_ms: 45.0 },
+    Class { name: "standard", priority: 0, tenths: 4, ttft_ms: 5_000.0, tpot_ms: 150.0 },
+    Class { name: "batch", priority: -1, tenths: 3, ttft_ms: 5_000.0, tpot_ms: 150.0 },
+];
+
+/// What became of the requests of a class.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Outcome {
+    pub(crate) sent: u32,
+    pub(crate) in_time: u32,
+    pub(crate) shed: u32,
+}
+
+/// Of the pool: two fast engines, and two that take three times as long.
+const SLOWDOWNS: [f64; 4] = [2.0, 2.0, 6.0, 6.0];
+
+const ENGINE: EngineSpec = EngineSpec { sequences_max: 4, ..LLAMA_8B_H100 };
+
+/// Tokens of every answer, and of prompts.
+const OUTPUT: u32 = 16;
+const PROMPTS: [usize; 2] = [110, 510];
+
+/// How long is learned before anything counts, and how long requests count, ms.
+const WARM_UP_MS: f64 = 60_000.0;
+const MEASURED_MS: f64 = 120_000.0;
+
+const SCRAPE_MS: f64 = 50.0;
+const PUBLISH_MS: f64 = 100.0;
+
+#[derive(Clone, Copy, Debug)]
+enum What {
+    Arrives(usize),
+    Submits(usize),
+    StepEnds(usize),
+    Scrape,
+    Publish,
+}
+
+struct When(f64, u64, What);
+
+/// One request, and what became of it.
+struct Flight {
+    class: Class,
+    at: f64,
+    prompt: u32,
+    endpoint: usize,
+    conditions: Conditions,
+    predicted: Option<Prediction>,
+    ticket: Option<Ticket>,
+    first: f64,
+    end: f64,
+    shed: bool,
+}
+
+struct World<'w> {
+    by: &'w By,
+    engines: Vec<Engine<'w>>,
+    snapshot: Snapshot,
+    refs: Vec<EndpointRef>,
+    ledger: InFlight,
+    rng: Rng,
+    learner: Learner,
+    flights: Vec<Flight>,
+    agenda: BinaryHeap<When>,
+    made: u64,
+    /// By endpoint: who waits for a first token, when the last one came out, a gap that is not told yet.
+    waiting: Vec<VecDeque<usize>>,
+    last_first: Vec<f64>,
+    gaps: Vec<Option<Gap>>,
+    turn: usize,
+}
+
+impl PartialEq for When {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for When {}
+
+impl PartialOrd for When {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for When {
+    fn cmp(&self, other: &Self) -> Ordering {
+        other.0.total_cmp(&self.0).then(other.1.cmp(&self.1))
+    }
+}
+
+/// Requests a second that the pool can do, each engine asked for twice what it runs at once.
+pub(crate) fn capacity() -> f64 {
+    const LASTING_MS: f64 = 60_000.0;
+    let of_engine = |slowdown: f64| {
+        let (mut engine, mut dice, mut events) = (Engine::new(spec(slowdown)), Dice::seeded(1), Vec::new());
+        let (mut now, mut done, mut next) = (0.0, 0.0, 0);
+        let mut submit = |engine: &mut Engine<'_>| {
+            engine.submit(Job { request: next, prompt: prompt(&mut dice), output: OUTPUT, blocks: &[] });
+            next += 1;
+        };
+        (0..2 * ENGINE.sequences_max).for_each(|_| submit(&mut engine));
+        while let Some(ends) = engine.start(now, |_, _| {}).filter(|ends| *ends < LASTING_MS) {
+            now = ends;
+            engine.end(&mut events);
+            for event in events.drain(..) {
+                if matches!(event, Event::Done(_)) {
+                    done += 1.0;
+                    submit(&mut engine);
+                }
+            }
+        }
+        done * 1e3 / LASTING_MS
+    };
+    SLOWDOWNS.iter().map(|slowdown| of_engine(*slowdown)).sum()
+}
+
+/// What becomes of each class at `rate` requests a second.
+pub(crate) fn run(by: &By, rate: f64, seed: u64) -> Result<BTreeMap<&'static str, Outcome>, String> {
+    let mut world = World::new(by, seed)?;
+    let mut dice = Dice::seeded(seed);
+    let mut at = 0.0;
+    while at < WARM_UP_MS + MEASURED_MS {
+        world.expect(at, class(dice.below(10)), prompt(&mut dice));
+        at += dice.exponential() * 1e3 / rate;
+    }
+    world.play()?;
+    let mut outcomes: BTreeMap<&'static str, Outcome> = BTreeMap::new();
+    for flight in world.flights.iter().filter(|flight| flight.at >= WARM_UP_MS) {
+        let all = outcomes.entry(flight.class.name).or_default();
+        let (in_time, shed) = (u32::from(flight.is_in_time()), u32::from(flight.shed));
+        *all = Outcome { sent: all.sent + 1, in_time: all.in_time + in_time, shed: all.shed + shed };
+    }
+    Ok(outcomes)
+}
+
+fn spec(slowdown: f64) -> EngineSpec {
+    let mut spec = ENGINE;
+    spec.times.slowdown = slowdown;
+    // Half as fast as the engine they are of, its front end included.
+    spec.api_ms *= 2.0;
+    spec
+}
+
+fn prompt(dice: &mut Dice) -> u32 {
+    let [from, to] = PROMPTS;
+    u32::try_from(from + dice.below(to - from)).unwrap_or(u32::MAX)
+}
+
+fn class(mut tenth: usize) -> Class {
+    let [first, ..] = CLASSES;
+    for class in CLASSES {
+        match tenth.checked_sub(class.tenths) {
+            Some(rest) => tenth = rest,
+            None => return class,
+        }
+    }
+    first
+}
+
+// === impl Outcome ===
+
+impl Outcome {
+    /// Share of those sent that were in time.
+    pub(crate) fn attainment(self) -> f64 {
+        f64::from(self.in_time) / f64::from(self.sent.max(1))
+    }
+}
+
+// === impl Flight ===
+
+impl Flight {
+    fn tpot_ms(&self) -> f64 {
+        (self.end - self.first) / f64::from(OUTPUT - 1)
+    }
+
+    fn is_in_time(&self) -> bool {
+        !self.shed && self.first - self.at <= self.class.ttft_ms && self.tpot_ms() <= self.class.tpot_ms
+    }
+
+    fn slo(&self) -> Slo {
+        let us = |ms: f64| Some((ms * 1e3) as u32);
+        Slo { ttft_us: us(self.class.ttft_ms), tpot_us: us(self.class.tpot_ms) }
+    }
+}
+
+// === impl World ===
+
+impl<'w> World<'w> {
+    fn new(by: &'w By, seed: u64) -> Result<Self, String> {
+        let pipeline = Pipeline::build(&by.pipeline()).map_err(|error| error.to_string())?;
+        let count = SLOWDOWNS.len();
+        let endpoints: Vec<Endpoint> = (0..count).map(endpoint).collect();
+        let refs = endpoints.iter().map(|endpoint| endpoint.id).collect();
+        let metrics = vec![EndpointMetrics::default(); count];
+        Ok(Self {
+            by,
+            engines: SLOWDOWNS.iter().map(|slowdown| Engine::new(spec(*slowdown))).collect(),
+            snapshot: Snapshot::try_new(Version::default(), endpoints, metrics, pipeline).map_err(|error| error.to_string())?,
+            refs,
+            ledger: InFlight::default(),
+            rng: Rng::seeded(seed ^ 0x5eed),
+            learner: Learner::default(),
+            flights: Vec::new(),
+            agenda: BinaryHeap::new(),
+            made: 0,
+            waiting: vec![VecDeque::new(); count],
+            last_first: vec![0.0; count],
+            gaps: vec![None; count],
+            turn: 0,
+        })
+    }
+
+    fn plan(&mut self, at: f64, what: What) {
+        self.made += 1;
+        self.agenda.push(When(at, self.made, what));
+    }
+
+    fn expect(&mut self, at: f64, class: Class, prompt: u32) {
+        self.plan(at, What::Arrives(self.flights.len()));
+        let (conditions, predicted, ticket) = (Conditions::default(), None, None);
+        let (first, end) = (f64::INFINITY, f64::INFINITY);
+        self.flights.push(Flight { class, at, prompt, endpoint: 0, conditions, predicted, ticket, first, end, shed: false });
+    }
+
+    fn play(&mut self) -> Result<(), String> {
+        let (mut left, mut events) = (self.flights.len(), Vec::new());
+        self.plan(0.0, What::Scrape);
+        self.plan(0.0, What::Publish);
+        while left > 0 {
+            let Some(When(now, _, what)) = self.agenda.pop() else { return Err("nothing is left to happen".to_owned()) };
+            match what {
+                What::Arrives(at) => left -= usize::from(!self.arrives(at, now)),
+                What::Submits(at) => self.submits(at, now),
+                What::StepEnds(at) => left -= self.step_ends(at, now, &mut events),
+                What::Scrape => {
+                    self.scrape();
+                    self.plan(now + SCRAPE_MS, What::Scrape);
+                }
+                What::Publish => {
+                    self.publish(now);
+                    self.plan(now + PUBLISH_MS, What::Publish);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Is it sent to anybody?
+    fn arrives(&mut self, at: usize, now: f64) -> bool {
+        let Some(flight) = self.flights.get_mut(at) else { return false };
+        let request = Request {
+            model: "m",
+            priority: flight.class.priority,
+            prompt_tokens: flight.prompt,
+            max_tokens: Some(OUTPUT),
+            slo: flight.slo(),
+            prediction_based: true,
+            ..Request::default()
+        };
+        let unmatched = [0; SLOWDOWNS.len()];
+        let local = Local {
+            in_flight: &self.ledger,
+            matched_blocks: &unmatched,
+            ejected: &[],
+            last_cold_picks: &[],
+            adapter_rooms: &[],
+            metrics_stale: false,
+        };
+        let picked = match self.by {
+            By::Turns => {
+                self.turn += 1;
+                self.snapshot.indices().nth(self.turn % SLOWDOWNS.len())
+            }
+            By::Slo(_) | By::Default => match schedule(&self.snapshot, &request, local, &mut self.rng, None) {
+                Decision::Route(route) => Some(route.ranked.first()),
+                _ => None,
+            },
+        };
+        let Some((index, endpoint)) = picked.and_then(|index| Some((index, *self.refs.get(index.get())?))) else {
+            flight.shed = true;
+            return false;
+        };
+        flight.conditions = Conditions::at_pick(&self.snapshot, &local, &request, index);
+        flight.predicted = self.snapshot.latency().and_then(|model| model.predict(endpoint, &flight.conditions).ok());
+        flight.endpoint = index.get();
+        let promised = promise(&self.snapshot, &request, local, index);
+        let mut ticket = self.ledger.admit_prompt(endpoint, flight.prompt, flight.prompt);
+        self.ledger.track(&mut ticket, promised);
+        flight.ticket = Some(ticket);
+        if let Some(waiting) = self.waiting.get_mut(index.get()) {
+            waiting.push_back(at);
+        }
+        let api_ms = self.engines.get(index.get()).map_or(0.0, |engine| engine.spec().api_ms);
+        self.plan(now + api_ms, What::Submits(at));
+        true
+    }
+
+    fn submits(&mut self, at: usize, now: f64) {
+        let Some(flight) = self.flights.get(at) else { return };
+        let (endpoint, job) = (flight.endpoint, Job { request: at as u32, prompt: flight.prompt, output: OUTPUT, blocks: &[] });
+        if let Some(engine) = self.engines.get_mut(endpoint) {
+            engine.submit(job);
+        }
+        self.start_step(endpoint, now);
+    }
+
+    fn start_step(&mut self, at: usize, now: f64) {
+        let Some(engine) = self.engines.get_mut(at).filter(|engine| engine.busy_until().is_none()) else { return };
+        let Some(ends) = engine.start(now, |_, _| {}) else { return };
+        self.plan(ends, What::StepEnds(at));
+        let waits = self.waiting.get(at).is_none_or(|waiting| !waiting.is_empty());
+        let Some(endpoint) = self.refs.get(at).filter(|_| !waits) else { return };
+        let Load { requests, decode_tokens, .. } = self.ledger.load(*endpoint);
+        if let Some(gap) = self.gaps.get_mut(at) {
+            *gap = Some(Gap { batch: requests as f32, context_tokens: decode_tokens as f32, gap_ms: (ends - now) as f32 });
+        }
+    }
+
+    /// How many requests ended.
+    fn step_ends(&mut self, at: usize, now: f64, events: &mut Vec<Event>) -> usize {
+        let Some(engine) = self.engines.get_mut(at) else { return 0 };
+        engine.end(events);
+        let (ledger, flights) = (&mut self.ledger, &mut self.flights);
+        engine.progress(|request, _| {
+            let ticket = flights.get_mut(request as usize).filter(|flight| flight.first < now).and_then(|flight| flight.ticket.as_mut());
+            ticket.into_iter().for_each(|ticket| ledger.decoded(ticket, 1));
+        });
+        let mut ended = 0;
+        for event in events.drain(..) {
+            match event {
+                Event::First(request) => self.first_token(at, request as usize, now),
+                Event::Done(request) => {
+                    self.done(at, request as usize, now);
+                    ended += 1;
+                }
+            }
+        }
+        self.start_step(at, now);
+        ended
+    }
+
+    fn first_token(&mut self, at: usize, request: usize, now: f64) {
+        let Some(flight) = self.flights.get_mut(request) else { return };
+        flight.first = now;
+        if let Some(ticket) = &mut flight.ticket {
+            self.ledger.first_token(ticket, flight.prompt);
+        }
+        let (Some(waiting), Some(last)) = (self.waiting.get_mut(at), self.last_first.get_mut(at)) else { return };
+        let first_in_line = waiting.front() == Some(&request);
+        waiting.retain(|other| *other != request);
+        let service_ms = (now - flight.at.max(*last)) as f32;
+        *last = now;
+        let Some(endpoint) = self.refs.get(at).filter(|_| first_in_line) else { return };
+        let first_token = FirstToken { uncached_tokens: flight.prompt as f32, prompt_tokens: flight.prompt as f32, service_ms };
+        self.learner.observe(&Observation { first_token: Some(first_token), ..bare(*endpoint, flight.conditions) }, None);
+    }
+
+    fn done(&mut self, at: usize, request: usize, now: f64) {
+        let (Some(flight), Some(endpoint)) = (self.flights.get_mut(request), self.refs.get(at)) else { return };
+        flight.end = now;
+        flight.ticket.take().into_iter().for_each(|ticket| self.ledger.release(ticket));
+        let observation = Observation {
+            ttft_ms: Some((flight.first - flight.at) as f32),
+            tpot_ms: Some(flight.tpot_ms() as f32),
+            output_tokens: Some(OUTPUT),
+            gap: self.gaps.get_mut(at).and_then(Option::take),
+            ..bare(*endpoint, flight.conditions)
+        };
+        self.learner.observe(&observation, flight.predicted.as_ref());
+    }
+
+    fn scrape(&mut self) {
+        let metrics = self.engines.iter().map(|engine| {
+            let (waiting, running) = engine.counts();
+            EndpointMetrics {
+                queue_depth: Some(waiting as f32),
+                running_requests: Some(running as f32),
+                kv_cache_utilization: Some(engine.kv_utilization() as f32),
+                ..EndpointMetrics::default()
+            }
+        });
+        if let Ok(snapshot) = self.snapshot.with_metrics(Version::default(), metrics.collect()) {
+            self.snapshot = snapshot;
+        }
+        self.ledger.scraped(&self.refs);
+    }
+
+    fn publish(&mut self, now: f64) {
+        let metrics = self.snapshot.metrics().to_vec();
+        let Ok(snapshot) = self.snapshot.with_metrics(Version::default(), metrics) else { return };
+        let snapshot = snapshot.with_step(Arc::new(self.learner.step()));
+        self.snapshot = match self.learner.publish(now as u64) {
+            Some(model) => snapshot.with_latency(Some(Arc::new(model))),
+            None => snapshot,
+        };
+    }
+}
+
+fn bare(endpoint: EndpointRef, conditions: Conditions) -> Observation {
+    let (ttft_ms, tpot_ms, output_tokens, first_token, gap) = (None, None, None, None, None);
+    Observation { endpoint, conditions, ended: Ended::Done, ttft_ms, tpot_ms, output_tokens, first_token, gap }
+}
+
+fn endpoint(at: usize) -> Endpoint {
+    Endpoint {
+        id: EndpointRef { slot: Slot(u16::try_from(at).unwrap_or(u16::MAX)), incarnation: Incarnation(1) },
+        name: format!("engine-{at}").into(),
+        address: format!("10.0.0.{}:8000", at + 1).into(),
+        readiness: Readiness::Ready,
+        labels: Box::default(),
+        models: Arc::default(),
+        age_ms: 60_000,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(name: &str, seed: u64) -> BTreeMap<&'static str, Outcome> {
+        run(&By::named(name).unwrap(), 0.9 * capacity(), seed).unwrap()
+    }
+
+    #[test]
+    fn critical_requests_are_in_time_where_the_default_profile_is_late_and_only_others_are_shed() {
+        for by in ["slo", "slo:headroomSelectionStrategy=most"] {
+            let ours = of(by, 1)["critical"];
+            assert!(ours.attainment() >= 0.95 && ours.shed == 0, "{by}: {ours:?}");
+        }
+        for by in ["default", "turns"] {
+            assert!(of(by, 1)["critical"].attainment() < 0.95, "{by}: where it is not late, this shows nothing");
+        }
+    }
+
+    #[test]
+    fn a_seed_is_a_run_and_another_is_another() {
+        assert_eq!(of("slo", 2), of("slo", 2));
+        assert_ne!(of("default", 2), of("default", 3));
+        assert!(By::named("best").is_err() && By::named("slo:least").is_err() && By::named("slo:nothing=1").is_err());
+    }
+}
