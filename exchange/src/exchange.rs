@@ -31,6 +31,7 @@ use crate::body;
 use crate::explain::{HEADER_ENDPOINTS_MAX, Why};
 use crate::hint;
 use crate::pool::Pool;
+use crate::prompt;
 use crate::reply::{Refusal, Reply};
 use crate::settings::{DecideAt, FailureMode, ObjectiveHeader, Settings};
 use crate::time::Time;
@@ -279,7 +280,7 @@ impl Exchange {
         // A client may declare what it likes.
         let unseen_bytes = self.declared_bytes.filter(|_| unseen).unwrap_or(0).min(settings.body_limit_bytes);
         Ok(Asking {
-            prompt_tokens: asking::tokens(parsed.as_ref(), unseen_bytes, token),
+            prompt_tokens: asking::tokens(parsed.as_ref(), unseen_bytes, token, pool),
             parsed,
             body_bytes: if unseen { unseen_bytes } else { body.len() },
             model,
@@ -305,7 +306,7 @@ impl Exchange {
             priority: asking.priority,
             prompt_tokens: asking.prompt_tokens,
             prefix_blocks: &asking.blocks,
-            prefix_block_tokens: asking.prefix.block_tokens,
+            prefix_block_tokens: pool.block_tokens(asking.prefix),
             max_tokens: parsed.and_then(|p| p.max_tokens),
             media_items: parsed.map_or(0, |p| p.media_items),
             headers: &headers,
@@ -324,7 +325,8 @@ impl Exchange {
                 if let Some(splice) = asking.splice {
                     forward.rewrite(splice, self.declared_bytes.map(|_| asking.body_bytes));
                 }
-                let prompt = Prompt { blocks: asking.blocks, tokens: asking.prompt_tokens };
+                let prompt =
+                    Prompt { blocks: asking.blocks, tokens: asking.prompt_tokens, text_bytes: parsed.map_or(0, prompt::text_bytes) };
                 let flight = Flight::new(self.api, label, picked, prompt, now);
                 self.phase = Phase::Routed(Box::new(flight.renamed(asking.names)));
                 Step::Forward(forward)

@@ -13,6 +13,7 @@ mod ejection;
 mod observed;
 mod pick;
 mod row;
+mod token_rate;
 mod watch;
 
 pub use counters::{Counters, DURATION_BOUNDS_MS, EndpointCounters, Histogram, Label, MODELS_MAX, ModelCounters};
@@ -33,6 +34,7 @@ use scheduler::latency::step::StepModel;
 use scheduler::objects::{Asked, UnknownModel};
 use scheduler::prefix::PrefixIndex;
 use scheduler::{ENDPOINTS_MAX, EndpointMetrics, EndpointRef, PrefixSettings, Rng, Snapshot, TokenSettings};
+use token_rate::TokenRate;
 
 use crate::reply::Refusal;
 use crate::time::Time;
@@ -59,6 +61,7 @@ pub struct Pool {
     cold_picks: Vec<u64>,
     cold_picks_made: u64,
     adapters: Adapters,
+    token_rate: TokenRate,
     changes: u64,
     untold: Untold,
     /// There are other proxies, and they cannot be heard.
@@ -134,6 +137,7 @@ impl Pool {
             cold_picks: Vec::new(),
             cold_picks_made: 0,
             adapters: Adapters::default(),
+            token_rate: TokenRate::default(),
             changes: 0,
             untold: Untold::default(),
             alone: false,
@@ -339,6 +343,16 @@ impl Pool {
 
     pub(crate) fn counters_mut(&mut self) -> &mut Counters {
         &mut self.counters
+    }
+
+    /// Tokens of so many bytes of prompt text, by what engines said of prompts before.
+    pub(crate) fn text_tokens(&self, bytes: usize) -> u32 {
+        self.token_rate.tokens(bytes)
+    }
+
+    /// Tokens of a full block of a prompt, likewise.
+    pub(crate) fn block_tokens(&self, settings: PrefixSettings) -> u32 {
+        self.token_rate.block_tokens(settings.block_tokens)
     }
 
     /// How prompts are cut and counted; nothing before the first state.

@@ -1,7 +1,7 @@
 //! From a parsed body to the chained hashes of its prompt.
 
 use scheduler::prefix::BlockHasher;
-use scheduler::{BYTES_PER_TOKEN, PrefixSettings, TokenSettings};
+use scheduler::{PrefixSettings, TokenSettings};
 
 use crate::body::{Parsed, Piece};
 
@@ -22,8 +22,15 @@ pub(crate) fn blocks(parsed: &Parsed<'_>, model: &str, secret: u64, settings: Pr
     blocks
 }
 
-/// Estimated tokens of the prompt: its text at [`BYTES_PER_TOKEN`], the ids where the client sent those, and what images count for.
-pub(crate) fn tokens(parsed: &Parsed<'_>, settings: TokenSettings) -> u32 {
-    let text = u32::try_from(parsed.prompt_bytes / BYTES_PER_TOKEN).unwrap_or(u32::MAX);
-    text.saturating_add(parsed.prompt_token_ids).saturating_add(parsed.media_items.saturating_mul(settings.media_tokens))
+/// Bytes of the prompt where it is text alone, as far as they can be counted; else 0.
+pub(crate) fn text_bytes(parsed: &Parsed<'_>) -> u32 {
+    let mixed = parsed.prompt_token_ids > 0 || parsed.media_items > 0;
+    u32::try_from(parsed.prompt_bytes).ok().filter(|_| !mixed).unwrap_or(0)
+}
+
+/// Estimated tokens of the prompt: what its bytes of text are by `text`, the ids where the client sent those, and what images count for.
+pub(crate) fn tokens(parsed: &Parsed<'_>, settings: TokenSettings, text: impl Fn(usize) -> u32) -> u32 {
+    text(parsed.prompt_bytes)
+        .saturating_add(parsed.prompt_token_ids)
+        .saturating_add(parsed.media_items.saturating_mul(settings.media_tokens))
 }

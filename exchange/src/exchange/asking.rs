@@ -6,10 +6,11 @@
 
 use std::borrow::Cow;
 
-use scheduler::{BYTES_PER_TOKEN, PrefixSettings, TokenSettings};
+use scheduler::{PrefixSettings, TokenSettings};
 
 use super::slo;
 use crate::body::Parsed;
+use crate::pool::Pool;
 use crate::prompt;
 use crate::reply::Refusal;
 use crate::restore::Names;
@@ -60,7 +61,7 @@ impl Asking<'_> {
 }
 
 /// Tokens of a prompt; where it is not seen, as many as a body of `unseen_bytes` may have.
-pub(super) fn tokens(parsed: Option<&Parsed<'_>>, unseen_bytes: usize, settings: TokenSettings) -> u32 {
-    let unseen = || u32::try_from(unseen_bytes / BYTES_PER_TOKEN).unwrap_or(u32::MAX);
-    parsed.map_or_else(unseen, |parsed| prompt::tokens(parsed, settings))
+pub(super) fn tokens(parsed: Option<&Parsed<'_>>, unseen_bytes: usize, settings: TokenSettings, pool: &Pool) -> u32 {
+    let text = |bytes| pool.text_tokens(bytes);
+    parsed.map_or_else(|| text(unseen_bytes), |parsed| prompt::tokens(parsed, settings, text))
 }

@@ -104,6 +104,8 @@ pub(super) struct Prompt {
     pub(super) blocks: Vec<u64>,
     /// Estimated tokens.
     pub(super) tokens: u32,
+    /// Bytes of its text; 0 where it has other parts.
+    pub(super) text_bytes: u32,
 }
 
 #[derive(Debug)]
@@ -294,7 +296,7 @@ impl Flight {
         let ttft_ms = self.first_token_at.filter(|_| self.streamed).map(|at| ms_between(self.picked_at, at));
         let ending = Ending { ended, ttft_ms, tpot_ms: self.tpot_ms(&usage), usage: &usage };
         pool.observe_end(&self.held, &ending);
-        pool.hit(&self.held, &usage, self.prompt.blocks.len());
+        pool.hit(&self.held, &usage, self.prompt.blocks.len(), self.prompt.text_bytes);
         pool.release(self.held);
         outcome
     }

@@ -161,8 +161,9 @@ impl Pool {
     }
 
     /// The engine told how much of the prompt it had: `usage` of a prompt of so many blocks. Its tokens are not ours, but what part of the prompt
-    /// was cached is the same in both; a sixteenth is left for templates and block ends.
-    pub(crate) fn hit(&mut self, held: &Held, usage: &Usage, blocks: usize) {
+    /// was cached is the same in both; a sixteenth is left for templates and block ends. `text_bytes`: of a prompt of text alone, else 0.
+    pub(crate) fn hit(&mut self, held: &Held, usage: &Usage, blocks: usize, text_bytes: u32) {
+        self.token_rate.learn(text_bytes, usage);
         let (Some(belief), Some(cached), Some(prompt @ 1..)) = (held.belief, usage.cached_tokens, usage.prompt_tokens) else { return };
         let held = u64::from(cached) * blocks as u64 / u64::from(prompt);
         let (believed, slack) = (u64::from(belief.blocks), 1 + u64::from(belief.blocks / 16));

@@ -129,3 +129,17 @@ fn a_sixteenth_and_a_block_are_between_what_was_believed_and_what_proves_it_wron
     assert_eq!([28, 29, 35, 36].map(|cached| capacity_after(32, cached)), [Less, Equal, Equal, Greater]);
     assert_eq!([0, 1, 2].map(|cached| capacity_after(0, cached)), [Equal, Equal, Greater]);
 }
+
+#[test]
+fn an_engine_that_counts_other_tokens_is_believed_too() {
+    let (mut pool, _) = pool();
+    let mut counted = 0;
+    let mut estimate = |pool: &mut Pool, number| {
+        ask(pool, number, 0);
+        pool.counters().prompt_tokens - std::mem::replace(&mut counted, pool.counters().prompt_tokens)
+    };
+    // 850 times 14 bytes, of which the engine says that they are 5,000 tokens.
+    assert_eq!(estimate(&mut pool, 0), 11_900 / 4);
+    let last = (1..80).map(|number| estimate(&mut pool, number)).last().unwrap();
+    assert!((4_950..=5_000).contains(&last), "{last}");
+}

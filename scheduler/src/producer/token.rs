@@ -1,5 +1,5 @@
-//! `token-producer`: how many tokens a prompt has, by estimate. No tokenizer is run, and none is called: an estimate is good to a factor of
-//! two over languages and code, and everything that goes by it compares endpoints for one prompt.
+//! `token-producer`: how many tokens a prompt has, by estimate. No tokenizer is run, and none is called: four bytes a token is good to a factor of
+//! two over languages and code, replies tell the rest, and everything that goes by it compares endpoints for one prompt.
 
 use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State, for_people};
 use crate::producer::Producer;
@@ -8,7 +8,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "token-producer",
     kind: Kind::Producer,
     doc: for_people(
-        "Tokens are text bytes / 4, plus for each image, video or audio clip width * height / factor of the default resolution (dynamic) or staticToken (static).",
+        "Tokens are text bytes / 4 until replies say how many prompts had (usage), then as many as they say on average; plus for each image, video or audio clip width * height / factor of the default resolution (dynamic) or staticToken (static).",
     ),
     source: for_people("llm-d-router, dataproducer/tokenizer"),
     parameters: &[

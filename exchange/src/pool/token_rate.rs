@@ -1,0 +1,98 @@
+//! How many tokens a byte of prompt text is, learned from what engines say that prompts had.
+//!
+//! No tokenizer is run. One estimate serves a pool: its models are variants of one, and those who share a pool with another tokenizer are
+//! off by as much as before.
+
+use scheduler::BYTES_PER_TOKEN;
+
+use crate::usage::Usage;
+
+/// Tokens for each byte of prompt text.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TokenRate(f64);
+
+/// In shorter prompts a chat template is too large a part.
+const LEARNED_BYTES_MIN: u32 = 1024;
+
+/// What a prompt moves the estimate of the way to its own: some tens of prompts are enough, and one says little.
+const STEP: f64 = 1.0 / 16.0;
+
+/// However odd a reply, it counts for at most so many times the estimate, and for as small a part of it.
+const OUTLIER: f64 = 2.0;
+
+/// From one token for 16 bytes (runs of spaces) to one for each (bytes that a tokenizer has no word for).
+const SLOWEST: f64 = 1.0 / 16.0;
+const FASTEST: f64 = 1.0;
+
+// === impl TokenRate ===
+
+impl Default for TokenRate {
+    fn default() -> Self {
+        Self(1.0 / BYTES_PER_TOKEN as f64)
+    }
+}
+
+impl TokenRate {
+    /// A prompt of so many bytes, all of them text, had the tokens that `usage` says. 0: it had other parts.
+    pub(super) fn learn(&mut self, bytes: u32, usage: &Usage) {
+        let Some(tokens @ 1..) = usage.prompt_tokens.filter(|_| bytes >= LEARNED_BYTES_MIN) else { return };
+        let said = (f64::from(tokens) / f64::from(bytes)).clamp(self.0 / OUTLIER, self.0 * OUTLIER);
+        self.0 = (self.0 + STEP * (said - self.0)).clamp(SLOWEST, FASTEST);
+    }
+
+    /// Tokens of so many bytes.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "not negative; the cast saturates"
+    )]
+    pub(super) fn tokens(self, bytes: usize) -> u32 {
+        (bytes as f64 * self.0) as u32
+    }
+
+    /// Tokens of a block that by the first estimate has so many: at least 1.
+    pub(super) fn block_tokens(self, block_tokens: u32) -> u32 {
+        let bytes = usize::try_from(block_tokens).unwrap_or(usize::MAX).saturating_mul(BYTES_PER_TOKEN);
+        self.tokens(bytes).max(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn after(replies: impl IntoIterator<Item = (u32, u32)>) -> TokenRate {
+        let mut rate = TokenRate::default();
+        for (bytes, tokens) in replies {
+            rate.learn(bytes, &Usage { prompt_tokens: Some(tokens), ..Usage::default() });
+        }
+        rate
+    }
+
+    #[test]
+    fn before_anything_is_known_a_token_is_four_bytes() {
+        assert_eq!([3, 4, 4_003, 400_000_000].map(|bytes| TokenRate::default().tokens(bytes)), [0, 1, 1_000, 100_000_000]);
+        assert_eq!([1, 16, 64].map(|tokens| TokenRate::default().block_tokens(tokens)), [1, 16, 64]);
+        assert_eq!(TokenRate::default().tokens(usize::MAX), u32::MAX);
+    }
+
+    #[test]
+    fn another_tokenizer_is_learned_within_some_tens_of_prompts() {
+        for bytes_per_token in [1.5, 3.0, 6.0, 12.0] {
+            let rate = after((0..80).map(|_| (6_000, (6_000.0 / bytes_per_token) as u32)));
+            let off = f64::from(rate.tokens(1 << 20)) * bytes_per_token / f64::from(1 << 20);
+            assert!((off - 1.0).abs() < 0.05, "{bytes_per_token}: {off}");
+        }
+        assert_eq!(after((0..200).map(|_| (6_000, 3_000))).block_tokens(16), 31, "nearly 32");
+    }
+
+    #[test]
+    fn what_says_little_moves_little() {
+        assert_eq!(after([(1_023, 1_023), (0, 9_000), (6_000, 0)]).tokens(4_000), 1_000, "short, not text alone, silent");
+        let mad = after([(6_000, u32::MAX), (6_000, 1_500), (6_000, 1)]);
+        assert!((960..1_063).contains(&mad.tokens(4_000)), "{mad:?}");
+        let bounded = [after((0..500).map(|_| (6_000, u32::MAX))), after((0..500).map(|_| (u32::MAX, 1)))];
+        assert_eq!(bounded.map(|rate| rate.tokens(1_600)), [1_600, 100]);
+    }
+}
