@@ -152,6 +152,7 @@ bench: release $(VENV_READY) $(TOOLS)/.oha-$(OHA_VERSION) ## added latency and C
 	@target/release/bench
 	target/release/bench sharing
 	target/release/bench relay
+	target/release/bench quality
 	.venv/bin/python scheduler/benches/both.py
 
 # --- Look at it.
@@ -165,18 +166,18 @@ run: release $(VENV_READY) ## the same in front of your servers: make run ENDPOI
 
 SIMULATOR := cargo run --quiet --locked --release -p simulator --bin simulator --
 
-sim: setup ## policies compared in virtual time, the main table -> target/bench/quality.json, target/bench/routing-quality.md
+sim: $(RUST_READY) ## policies compared in virtual time, the main table -> target/bench/quality.json, target/bench/routing-quality.md
 	@$(SIMULATOR) run
 	$(SIMULATOR) report --docs target/bench
 
 .PHONY: sim-full
-sim-full: setup ## every workload and setting, highest rates too; prints docs/routing-quality.md again
+sim-full: $(RUST_READY) ## every workload and setting, highest rates too; prints docs/routing-quality.md again
 	@$(SIMULATOR) run all
 	$(SIMULATOR) rates
 	$(SIMULATOR) report --docs docs
 
 .PHONY: predictor-eval
-predictor-eval: setup ## latency predictors on measurements of real engines -> target/bench/predictor.json
+predictor-eval: $(RUST_READY) ## latency predictors on measurements of real engines -> target/bench/predictor.json
 	@cargo run --quiet --locked --release -p simulator --bin predictor-eval
 
 clean: ## remove everything that make built or fetched

@@ -4,6 +4,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::process::Command;
 use std::time::Duration;
 
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::envoy::{Config, Envoy};
@@ -134,4 +135,33 @@ impl Front {
         });
         ready.await?
     }
+}
+
+/// Beside the picker, for comparison: with this header and value `round-robin` a request takes a route by which Envoy itself spreads requests over
+/// these servers; the picker lets its cluster pass.
+///
+/// # Errors
+/// If the config is not shaped as the shipped ones are.
+pub fn add_round_robin(config: &mut Config, servers: &[String], header: &str) -> Result<()> {
+    let host = |server: &String| {
+        let (address, port) = server.rsplit_once(':').ok_or("a server is ADDRESS:PORT")?;
+        Ok(json!({"endpoint": {"address": {"socket_address": {"address": address, "port_value": port.parse::<u16>()?}}}}))
+    };
+    let hosts = servers.iter().map(host).collect::<Result<Vec<Value>>>()?;
+    let value = config.value();
+    let routes = value
+        .pointer_mut("/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes")
+        .and_then(Value::as_array_mut)
+        .ok_or("the config has no routes")?;
+    let route = json!({
+        "match": {"prefix": "/", "headers": [{"name": header, "string_match": {"exact": "round-robin"}}]},
+        "route": {"cluster": "round-robin", "timeout": "0s"},
+    });
+    routes.insert(0, route);
+    let clusters = value.pointer_mut("/static_resources/clusters").and_then(Value::as_array_mut).ok_or("the config has no clusters")?;
+    clusters.push(json!({
+        "name": "round-robin", "type": "STATIC", "lb_policy": "ROUND_ROBIN",
+        "load_assignment": {"cluster_name": "round-robin", "endpoints": [{"lb_endpoints": hosts}]},
+    }));
+    Ok(())
 }

@@ -6,6 +6,7 @@
 //! | `streams` | a streamed chunk | `streams.json` |
 //! | `standing` | scraping, memory, start, changes | `standing.json` |
 //! | `sharing`, `relay` | what it buys that workers and proxies pick as one, and what it costs | `sharing.json` |
+//! | `quality` | where requests are sent, in real time: our policy, 2/2/3 and round robin | `quality-real.json` |
 //! | `page` | the first three as `docs/performance.md`, with plots | |
 //!
 //! Without a part: the first three, and the page. CPU is the processes' own scheduler clock, in nanoseconds. Sinks that answer at once stand behind everything, so that
@@ -26,6 +27,8 @@ mod load;
 mod overhead;
 #[path = "bench/page.rs"]
 mod page;
+#[path = "bench/quality.rs"]
+mod quality;
 #[path = "bench/relay.rs"]
 mod relay;
 #[path = "bench/sharing.rs"]
@@ -88,6 +91,8 @@ enum Part {
     Sharing(sharing::Args),
     /// One daemon that carries many proxies: its CPU, and how old load and placements are when they arrive
     Relay(relay::Args),
+    /// Our policy, 2/2/3 and round robin over simulated servers in real time: does the simulator's ranking hold? -> target/bench/quality-real.json
+    Quality(quality::Args),
     /// Write docs/performance.md from what was measured last
     Page,
     /// Be the model servers (started by the bench itself)
@@ -108,6 +113,7 @@ async fn main() -> ExitCode {
         Some(Part::Standing(args)) => standing::bench(args).await,
         Some(Part::Sharing(args)) => sharing::bench(*args).await,
         Some(Part::Relay(args)) => relay::bench(*args).await,
+        Some(Part::Quality(args)) => quality::bench(*args).await,
         Some(Part::Page) => page::write(),
         Some(Part::Sink { listen }) => sink::serve(listen).await,
         None => all(&args).await,

@@ -9,13 +9,11 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
-use e2e::envoy::Config;
 use e2e::front::{self, Front, More};
 use e2e::model_server::{ModelServer, Options};
 use e2e::replay::{self, Plan, Seen, quantile};
 use e2e::trace::{self, Arrival};
 use e2e::{Result, root};
-use serde_json::{Value, json};
 
 /// Model the simulated servers serve.
 const MODEL: &str = "llama-3.1-8b";
@@ -72,7 +70,7 @@ async fn run(args: Args) -> Result<()> {
     println!("Starting {} simulated model servers (Llama 3.1 8B on an H100 each), switchpointd and Envoy ...", args.servers);
     let servers = (0..args.servers).map(|i| server(8001 + i)).collect::<Result<Vec<_>>>()?;
     let addresses: Vec<String> = servers.iter().map(|s| s.addr().to_string()).collect();
-    let mut front = Front::start(&addresses, More::default(), |config| add_round_robin(config, &servers)).await?;
+    let mut front = Front::start(&addresses, More::default(), |config| front::add_round_robin(config, &addresses, POLICY_HEADER)).await?;
     println!(
         "Replaying {} requests of a real conversation trace ({:.0} s each time): once by Envoy's round robin, once by the picker.",
         arrivals.len(),
@@ -100,32 +98,6 @@ async fn run(args: Args) -> Result<()> {
 fn server(port: u16) -> Result<ModelServer> {
     let options = Options { listen: ([127, 0, 0, 1], port).into(), models: vec![MODEL.into()], ..Options::default() };
     Ok(ModelServer::start(options).map_err(|error| format!("port {port} is needed and not free: {error}"))?)
-}
-
-/// The same listener, route by route: with the header, Envoy's own round robin over the same servers; the picker lets that cluster pass.
-fn add_round_robin(config: &mut Config, servers: &[ModelServer]) -> Result<()> {
-    let hosts: Vec<Value> = servers
-        .iter()
-        .map(
-            |s| json!({"endpoint": {"address": {"socket_address": {"address": s.addr().ip().to_string(), "port_value": s.addr().port()}}}}),
-        )
-        .collect();
-    let value = config.value();
-    let routes = value
-        .pointer_mut("/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes")
-        .and_then(Value::as_array_mut)
-        .ok_or("the config has no routes")?;
-    let route = json!({
-        "match": {"prefix": "/", "headers": [{"name": POLICY_HEADER, "string_match": {"exact": "round-robin"}}]},
-        "route": {"cluster": "round-robin", "timeout": "0s"},
-    });
-    routes.insert(0, route);
-    let clusters = value.pointer_mut("/static_resources/clusters").and_then(Value::as_array_mut).ok_or("the config has no clusters")?;
-    clusters.push(json!({
-        "name": "round-robin", "type": "STATIC", "lb_policy": "ROUND_ROBIN",
-        "load_assignment": {"cluster_name": "round-robin", "endpoints": [{"lb_endpoints": hosts}]},
-    }));
-    Ok(())
 }
 
 /// One pass over the trace.
