@@ -202,7 +202,7 @@ impl Scraper {
         let now = Instant::now();
         let event = match result {
             Err(reason) => {
-                row.pace.record(Outcome::Failed, took, now);
+                row.pace.record(if matches!(reason, FailReason::Connect(_)) { Outcome::Away } else { Outcome::Failed }, took, now);
                 if row.pace.failures() == 1 {
                     tracing::warn!(endpoint = &*row.target.name, %reason, "scrape failed");
                 }

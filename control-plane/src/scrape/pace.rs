@@ -1,6 +1,7 @@
 //! When an endpoint is scraped next. Pure: time and chance are arguments.
 //!
-//! Idle endpoints are asked every `idle`; those with work, or picked in the last moments, every `busy`; failing ones ever more seldom. However
+//! Idle endpoints are asked every `idle`; those with work, or picked in the last moments, every `busy`; failing ones ever more seldom, unless nobody
+//! listens there: to find that out costs nothing, and who begins to listen is another process, whose cache is empty. However
 //! many there are, the intervals stretch so that no more than [`SCRAPES_PER_SECOND_MAX`] are begun; and an endpoint that takes long to
 //! answer, which is mostly its own CPU writing the page, is asked less often. Picks do not wait for metrics (the in-flight ledger is fresher
 //! than any scrape), so nothing is worth more than that.
@@ -43,12 +44,15 @@ pub(super) enum Outcome {
     Idle,
     Busy,
     Failed,
+    /// Nobody listens.
+    Away,
 }
 
 /// The pace of one endpoint.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pace {
     failures: u32,
+    away: bool,
     busy_until: Option<Instant>,
     /// How long the last answer took.
     took: Duration,
@@ -75,7 +79,8 @@ impl Pace {
     /// Takes in how a scrape went and how long it took.
     pub(super) fn record(&mut self, outcome: Outcome, took: Duration, now: Instant) {
         self.took = took;
-        self.failures = if outcome == Outcome::Failed { self.failures.saturating_add(1) } else { 0 };
+        self.away = outcome == Outcome::Away;
+        self.failures = if matches!(outcome, Outcome::Failed | Outcome::Away) { self.failures.saturating_add(1) } else { 0 };
         if outcome == Outcome::Busy {
             self.busy(now);
         }
@@ -87,6 +92,7 @@ impl Pace {
         let wanted = match self.failures {
             0 if busy => intervals.busy,
             0 => intervals.idle,
+            _ if self.away => intervals.idle,
             failures => back_off(intervals.idle, failures),
         };
         let affordable = Duration::from_secs_f64(endpoints as f64 / SCRAPES_PER_SECOND_MAX);

@@ -26,6 +26,8 @@ async fn failing_endpoints_are_asked_ever_more_seldom() {
     let now = Instant::now();
     let seconds = |failures| pace(&vec![Outcome::Failed; failures], now).pause(Intervals::default(), 1, now, MIDDLE).as_secs();
     assert_eq!([seconds(1), seconds(2), seconds(3), seconds(4), seconds(1000)], [1, 2, 4, 5, 5]);
+    let away = pace(&[Outcome::Failed, Outcome::Failed, Outcome::Away], now);
+    assert_eq!(away.pause(Intervals::default(), 1, now, MIDDLE), Intervals::default().idle, "who comes back is to be noticed");
     let recovered = pace(&[Outcome::Failed, Outcome::Failed, Outcome::Idle], now);
     assert_eq!(recovered.pause(Intervals::default(), 1, now, MIDDLE), Intervals::default().idle);
 }
