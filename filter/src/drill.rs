@@ -4,7 +4,8 @@
 //! is sent [`STALL`] by the daemon stands still, longer than a lease lasts. The shipped module has none of this: an end-to-end test looks for
 //! the word in it.
 //!
-//! And it measures what sharing costs a pick, where it costs it: in a worker's VM, on the real host's shared data.
+//! And it measures what sharing costs a pick, where it costs it: in a worker's VM, on the real host's shared data; and counts the keys that are written
+//! there, which the host never frees, in [`KEYS`].
 
 use std::cell::RefCell;
 
@@ -13,7 +14,7 @@ use exchange::{Exchange, Settings, Time};
 use scheduler::Version;
 
 use crate::fake::{endpoints, roster_message};
-use crate::host::{Expect, Host};
+use crate::host::{Expect, Host, MetricKind};
 use crate::state::replica::{Replica, Update, decode};
 use crate::state::roll::{self, Roll};
 use crate::state::sharing::{Me, Moment};
@@ -35,7 +36,12 @@ const LIVE: &[u8] = b"live";
 /// So many of them.
 const PICKS_MAX: usize = 4_096;
 
+/// Gauge of the keys of shared data that each VM of the process has written, all together.
+const KEYS: &str = "switchpoint_drill_keys";
+
 thread_local! {
+    /// Hashes of the keys that this VM has written, sorted.
+    static WRITTEN: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
     /// ns that sharing cost each of the last picks.
     static PICKS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
@@ -84,6 +90,21 @@ fn live() -> String {
     let at = |percent: usize| us(picks.get(picks.len().saturating_mul(percent) / 100).copied().unwrap_or(0));
     let mean = us(picks.iter().sum()) / picks.len().max(1) as f64;
     format!(r#"{{"picks":{},"mean_us":{mean:.2},"p50_us":{:.2},"p99_us":{:.2}}}"#, picks.len(), at(50), at(99))
+}
+
+/// This VM writes a key of shared data.
+pub fn wrote<H: Host>(host: &H, key: &str) {
+    let hash = key.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
+    let is_new = WRITTEN.with_borrow_mut(|written| match written.binary_search(&hash) {
+        Ok(_) => false,
+        Err(at) => {
+            written.insert(at, hash);
+            true
+        }
+    });
+    if is_new && let Ok(gauge) = host.metric(MetricKind::Gauge, KEYS) {
+        let _ = host.metric_add(gauge, 1);
+    }
 }
 
 /// How often each thing is done.

@@ -314,6 +314,8 @@ mod wasm {
         }
 
         fn share(&self, key: &str, value: &[u8], expect: Expect) -> Result<()> {
+            #[cfg(feature = "drill")]
+            crate::drill::wrote(self, key);
             let cas = match expect {
                 Expect::Any => 0,
                 Expect::Absent => ABSENT,

@@ -23,6 +23,7 @@ mod fronts;
 mod gateways;
 mod hermetic;
 mod hot_reload;
+mod keys;
 mod kubernetes;
 mod latency;
 mod lifecycle;

@@ -1,0 +1,53 @@
+//! The proxy frees no key of its shared data: whatever comes, the VMs write the same ones. Counted by a test-only build, in a gauge.
+
+use std::time::{Duration, Instant};
+
+use e2e::stack::Stack;
+use e2e::{Result, drill};
+use futures::future::join_all;
+
+use crate::echo;
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A worker's rings of placements and observations, and a few keys more, twice; and what the main thread's VM has.
+const KEYS_MAX: i64 = 2 * 200 + 50;
+
+async fn keys(stack: &Stack) -> Result<i64> {
+    stack.envoy.picker_stat("switchpoint_drill_keys").await
+}
+
+/// So many prompts that nobody has seen, of about so many bytes, over all workers.
+async fn ask(stack: &Stack, salt: &str, prompts: usize, bytes: usize) -> Result<()> {
+    let prompt = |number: usize| echo::chat(&format!("{salt} {number} {}", "and so on ".repeat(bytes / 10)));
+    for reply in join_all((0..prompts).map(async |number| stack.post("/v1/chat/completions", &prompt(number)).await)).await {
+        assert_eq!(reply?.status, 200);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn keys_of_shared_data_are_a_fixed_set() -> Result<()> {
+    let mut stack = Stack::builder().envoy_config(drill::envoy_config()?).servers(4).concurrency(2).start().await?;
+    // Long prompts fill the rings of placements of both workers, and many prompts those of observations.
+    let (began, mut full, mut rounds_without) = (Instant::now(), keys(&stack).await?, 0);
+    while rounds_without < 3 {
+        assert!(began.elapsed() < LIMIT, "{full} keys and no end");
+        ask(&stack, &format!("{:?}", began.elapsed()), 8, 500_000).await?;
+        ask(&stack, &format!("{:?}", began.elapsed()), 150, 300).await?;
+        let before = std::mem::replace(&mut full, keys(&stack).await?);
+        rounds_without = if full == before { rounds_without + 1 } else { 0 };
+    }
+    assert!((100..KEYS_MAX).contains(&full), "{full} keys");
+    // Other endpoints, other lives of them, other prompts and clients.
+    for round in 0..8 {
+        stack.set_pool(&[round % 4, (round + 1) % 4, (round + 2) % 4])?;
+        stack.servers[round % 4].restart(None).await;
+        let asked = async |number: usize| stack.get(&format!("/v1/models?{round}.{number}")).await;
+        join_all((0..20).map(asked)).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        ask(&stack, &format!("again {round}"), 30, 100 << round).await?;
+    }
+    assert_eq!(keys(&stack).await?, full);
+    Ok(())
+}
