@@ -76,6 +76,8 @@ pub struct Outcome {
     pub hit_rate: f64,
     /// Standard deviation of running requests over servers, by their mean: of looks every 50 ms, weighed by the mean.
     pub running_cv: f64,
+    /// Running requests of a server, on average.
+    pub running: f64,
 }
 
 // === impl Shape ===
@@ -166,7 +168,7 @@ impl Fleet {
             let mine: Vec<Arrival> = arrivals.iter().skip(at).step_by(proxies.len()).cloned().collect();
             async move { replay::run(&Plan { target, model: MODEL.into(), headers: Vec::new(), rate: 1.0 }, &mine).await }
         });
-        let (mut replays, mut deviations, mut means) = (pin!(try_join_all(replays)), 0.0, 0.0);
+        let (mut replays, mut deviations, mut means, mut looks) = (pin!(try_join_all(replays)), 0.0, 0.0, 0.0);
         let seen = loop {
             tokio::select! {
                 seen = &mut replays => break seen?.concat(),
@@ -175,6 +177,7 @@ impl Fleet {
                     let mean = running.iter().sum::<f64>() / running.len() as f64;
                     deviations += (running.iter().map(|count| (count - mean).powi(2)).sum::<f64>() / running.len() as f64).sqrt();
                     means += mean;
+                    looks += 1.0;
                 }
             }
         };
@@ -184,7 +187,7 @@ impl Fleet {
         }
         let sum = |of: fn(&replay::Seen) -> u64| seen.iter().map(of).sum::<u64>() as f64;
         let hit_rate = sum(|seen| seen.cached_tokens) / sum(|seen| seen.prompt_tokens);
-        Ok(Outcome { requests: seen.len(), hit_rate, running_cv: deviations / means })
+        Ok(Outcome { requests: seen.len(), hit_rate, running_cv: deviations / means, running: means / looks })
     }
 }
 
