@@ -88,19 +88,26 @@ impl StateServer {
         loop {
             // Seen before it is read: a change meanwhile wakes us again.
             eds.borrow_and_update();
-            relayed.borrow_and_update();
+            // Only when it may be passed on: what came too soon wakes us then.
+            let relay_at = session.relay_at(Instant::now());
+            if relay_at <= Instant::now() {
+                relayed.borrow_and_update();
+            }
             let views = pools.borrow_and_update().clone();
             // Room first, then the message: what is sent is as new as the moment it can be.
             if let Ok(permit) = outbound.try_reserve()
                 && let Some(message) = session.next(&self.shared, Instant::now())
             {
+                // Some hundred a second, and none of them changes what is known of the proxy.
+                let of_others = matches!(message.message, Some(daemon_message::Message::Peers(_)));
                 permit.send(Ok(message));
-                row.update(session);
+                if !of_others {
+                    row.update(session);
+                }
                 continue;
             }
             let wake_at = session.wake_at(&views, Instant::now());
             // Others tell hundreds of times a second: no look at any of it before it may be passed on.
-            let relay_at = session.relay_at(Instant::now());
             let full = outbound.capacity() == 0;
             tokio::select! {
                 message = inbound.next() => match message {

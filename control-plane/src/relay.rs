@@ -4,7 +4,7 @@
 //!  Share of a process ──▶ its row (replaces the one before) ──▶ sum of all ──▶ Peers to every other process: the sum without its own row
 //!                    └──▶ placements, a bounded queue ────────▶ each once to every other process; the oldest go first when there are too many
 //! ```
-//! Rows are bytes that only [`exchange::pool::Sum`] reads; hashes are numbers. Nothing here survives the daemon, and nothing needs to: rows are
+//! Rows are bytes that only [`exchange::pool::Sum`] reads; placements are passed on as they came. Nothing here survives the daemon, and nothing needs to: rows are
 //! absolute and told again, placements are beliefs. Moments in rows are by the clock of their process; they are taken over to the daemon's here,
 //! and to that of who hears them there.
 
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use exchange::Time;
 use exchange::pool::{PeerRow, RowHead, Sum};
-use proto::{SHARE_BLOCKS_MAX, SHARE_EXPIRY_MS, state};
+use proto::{PLACEMENTS_BYTES_MAX, SHARE_EXPIRY_MS, placements, state};
 use scheduler::{ENDPOINTS_MAX, EndpointRef};
 use tokio::time::Instant;
 
@@ -22,8 +22,8 @@ use crate::pool::PoolView;
 /// The least time between two messages to a proxy: load that is 10 ms old picks nearly as well as load of now, and each costs CPU twice.
 pub const SHARE_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Blocks of placements kept for proxies that have not taken them yet: 2 MB a pool, 300 prompts of 400 blocks twice over.
-const BLOCKS_KEPT_MAX: usize = 262_144;
+/// Placements kept of a pool for proxies that have not taken them yet, in bytes: 300 prompts of 400 blocks twice over.
+const BYTES_KEPT_MAX: usize = 2 << 20;
 
 /// The longest row taken, in bytes: every endpoint there can be, and the SLOs of each.
 const ROW_BYTES_MAX: usize = 80 * ENDPOINTS_MAX + 64;
@@ -42,8 +42,11 @@ pub struct Relay {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cursor {
     version: u64,
+    /// The number of the first placement it was not told.
     placement: u64,
     told_at: Option<Instant>,
+    /// There was more than fits a message.
+    more: bool,
 }
 
 #[derive(Debug, Default)]
@@ -53,9 +56,9 @@ struct PoolRelay {
     sum: Sum,
     processes: BTreeMap<u64, Process>,
     placements: VecDeque<Placed>,
-    /// Number of the next placement; the first is 1.
+    /// Number of the next placement.
     next_placement: u64,
-    blocks: usize,
+    bytes: usize,
     /// Grows with everything there is to tell.
     version: u64,
     dropped: u64,
@@ -69,10 +72,13 @@ struct Process {
     stamp: u64,
 }
 
+/// Placements that came together, and go together.
 #[derive(Debug)]
 struct Placed {
     process_id: u64,
-    placement: state::Placement,
+    /// The number of the first.
+    first: u64,
+    bytes: Box<[u8]>,
 }
 
 // === impl Relay ===
@@ -110,15 +116,15 @@ impl Relay {
         if share.row.len() <= ROW_BYTES_MAX && head.receive(&mut share.row) {
             pool.sum.read(&mut process.row, share.row);
         }
-        for placement in share.placements.into_iter().filter(|p| p.blocks.len() <= SHARE_BLOCKS_MAX) {
-            pool.blocks += placement.blocks.len();
-            pool.placements.push_back(Placed { process_id, placement });
-            pool.next_placement += 1;
+        for (piece, count) in placements::pieces(&share.placements, PLACEMENTS_BYTES_MAX) {
+            pool.bytes += piece.len();
+            pool.placements.push_back(Placed { process_id, first: pool.next_placement, bytes: piece.into() });
+            pool.next_placement += count;
         }
-        while pool.blocks > BLOCKS_KEPT_MAX
+        while pool.bytes > BYTES_KEPT_MAX
             && let Some(oldest) = pool.placements.pop_front()
         {
-            pool.blocks -= oldest.placement.blocks.len();
+            pool.bytes -= oldest.bytes.len();
         }
         pool.version += 1;
     }
@@ -138,6 +144,7 @@ impl Relay {
         let (placements, all) = pool.placements_for(process_id, cursor);
         cursor.told_at = Some(now);
         cursor.version = if all { pool.version } else { cursor.version };
+        cursor.more = !all;
         let proxies = u32::try_from(pool.processes.len()).unwrap_or(u32::MAX);
         let stamp = pool.processes.get(&process_id).map_or(0, |process| process.stamp);
         let active = pool.processes.iter().filter(|(other, process)| **other != process_id && process.row.counts()).count();
@@ -166,6 +173,12 @@ impl Cursor {
     #[must_use]
     pub fn due_at(&self) -> Option<Instant> {
         self.told_at.map(|at| at + SHARE_INTERVAL)
+    }
+
+    /// Is something due to it that nobody will tell again?
+    #[must_use]
+    pub fn has_more(&self) -> bool {
+        self.more
     }
 
     fn is_due(&self, now: Instant) -> bool {
@@ -220,24 +233,21 @@ impl PoolRelay {
     }
 
     /// As many as fit one message; whether those are all.
-    fn placements_for(&mut self, process_id: u64, cursor: &mut Cursor) -> (Vec<state::Placement>, bool) {
-        let oldest = self.next_placement - self.placements.len() as u64;
+    fn placements_for(&mut self, process_id: u64, cursor: &mut Cursor) -> (Vec<u8>, bool) {
+        let oldest = self.placements.front().map_or(self.next_placement, |placed| placed.first);
         let lost = oldest.saturating_sub(cursor.placement);
         // What a new proxy was never told, because it was not there, is no loss.
         self.dropped += if cursor.told_at.is_some() { lost } else { 0 };
-        cursor.placement = cursor.placement.max(oldest);
-        let (mut placements, mut blocks) = (Vec::new(), 0);
-        let skip = usize::try_from(cursor.placement - oldest).unwrap_or(usize::MAX);
-        for placed in self.placements.iter().skip(skip) {
-            if blocks + placed.placement.blocks.len() > SHARE_BLOCKS_MAX {
+        let mut placements = Vec::new();
+        let told = self.placements.partition_point(|placed| placed.first < cursor.placement);
+        for placed in self.placements.range(told..).filter(|placed| placed.process_id != process_id) {
+            if placements.len() + placed.bytes.len() > PLACEMENTS_BYTES_MAX {
+                cursor.placement = placed.first;
                 return (placements, false);
             }
-            cursor.placement += 1;
-            if placed.process_id != process_id {
-                blocks += placed.placement.blocks.len();
-                placements.push(placed.placement.clone());
-            }
+            placements.extend_from_slice(&placed.bytes);
         }
+        cursor.placement = self.next_placement;
         (placements, true)
     }
 }
@@ -256,13 +266,15 @@ mod tests {
     }
 
     fn placed(relay: &mut Relay, process_id: u64, block: u64, blocks: usize) {
-        let placement = state::Placement { slot: 1, incarnation: 1, blocks: vec![block; blocks] };
-        let share = state::Share { pool: "p".to_owned(), placements: vec![placement], ..state::Share::default() };
+        let at = EndpointRef { slot: scheduler::Slot(1), incarnation: scheduler::Incarnation(1) };
+        let mut placements = Vec::new();
+        placements::push(&mut placements, at, &vec![block; blocks]);
+        let share = state::Share { pool: "p".to_owned(), placements, ..state::Share::default() };
         relay.told(process_id, share, Instant::now());
     }
 
-    fn firsts(placements: &[state::Placement]) -> Vec<u64> {
-        placements.iter().map(|placement| placement.blocks[0]).collect()
+    fn firsts(placements: &[u8]) -> Vec<u64> {
+        placements::each(placements).map(|(_, blocks)| blocks[0]).collect()
     }
 
     #[test]
@@ -286,16 +298,17 @@ mod tests {
         let (pool, now) = relay();
         let mut relay = Relay { began: now, pools: BTreeMap::from([("p".to_owned(), pool)]) };
         let mut cursor = Cursor { told_at: Some(now), ..Cursor::default() };
-        let count = (BLOCKS_KEPT_MAX / SHARE_BLOCKS_MAX + 5) as u64;
+        // Each fills a message.
+        let count = (BYTES_KEPT_MAX / PLACEMENTS_BYTES_MAX + 5) as u64;
         for block in 0..count {
-            placed(&mut relay, 1, block, SHARE_BLOCKS_MAX);
+            placed(&mut relay, 1, block, PLACEMENTS_BYTES_MAX / 8 - 2);
         }
         let pool = relay.pools.get_mut("p").unwrap();
         let mut got = Vec::new();
         while let (placements, all) = pool.placements_for(2, &mut cursor)
             && !placements.is_empty()
         {
-            assert_eq!(placements.len(), 1, "as much as one message holds");
+            assert_eq!(placements.len(), PLACEMENTS_BYTES_MAX, "as much as one message holds");
             got.extend(firsts(&placements));
             if all {
                 break;

@@ -1,4 +1,4 @@
-//! The network between two parts, to be cut: bytes that are under way stay there, and connections stand, as when packets are lost.
+//! The network between two parts, to be cut: bytes that are under way stay there, and connections stand, as when packets are lost. And to be tapped.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,8 +21,12 @@ pub struct Cable {
     end: Port,
     other: Arc<Mutex<Option<SocketAddr>>>,
     whole: watch::Sender<bool>,
+    said: Said,
     task: JoinHandle<()>,
 }
+
+/// What went from this end to the other.
+type Said = Arc<Mutex<Vec<u8>>>;
 
 // === impl Cable ===
 
@@ -35,8 +39,9 @@ impl Cable {
         let end = Port::lease()?;
         let listener = TcpListener::bind(end.address()).await?;
         let (other, whole) = (Arc::<Mutex<Option<SocketAddr>>>::default(), watch::Sender::new(false));
-        let task = tokio::spawn(accept(listener, other.clone(), whole.clone()));
-        Ok(Self { end, other, whole, task })
+        let said = Said::default();
+        let task = tokio::spawn(accept(listener, other.clone(), whole.clone(), said.clone()));
+        Ok(Self { end, other, whole, said, task })
     }
 
     /// Where to connect.
@@ -48,6 +53,11 @@ impl Cable {
     pub fn plug(&self, other: SocketAddr) {
         *self.other.lock().unwrap_or_else(PoisonError::into_inner) = Some(other);
         self.mend();
+    }
+
+    /// All bytes so far that went from this end to the other, on all connections.
+    pub fn said(&self) -> Vec<u8> {
+        self.said.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Nothing passes from now on.
@@ -67,9 +77,9 @@ impl Drop for Cable {
     }
 }
 
-async fn accept(listener: TcpListener, other: Arc<Mutex<Option<SocketAddr>>>, whole: watch::Sender<bool>) {
+async fn accept(listener: TcpListener, other: Arc<Mutex<Option<SocketAddr>>>, whole: watch::Sender<bool>, said: Said) {
     while let Ok((near, _)) = listener.accept().await {
-        let (other, mut intact, receivers) = (other.clone(), whole.subscribe(), (whole.subscribe(), whole.subscribe()));
+        let (other, mut intact, receivers, said) = (other.clone(), whole.subscribe(), (whole.subscribe(), whole.subscribe()), said.clone());
         tokio::spawn(async move {
             if intact.wait_for(|whole| *whole).await.is_err() {
                 return;
@@ -79,13 +89,13 @@ async fn accept(listener: TcpListener, other: Arc<Mutex<Option<SocketAddr>>>, wh
             let Ok(far) = TcpStream::connect(other).await else { return };
             let _ = (near.set_nodelay(true), far.set_nodelay(true)); // only latency is at stake
             let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
-            tokio::join!(carry(near_in, far_out, receivers.0), carry(far_in, near_out, receivers.1));
+            tokio::join!(carry(near_in, far_out, receivers.0, Some(said)), carry(far_in, near_out, receivers.1, None));
         });
     }
 }
 
 /// One way, until its sender has no more.
-async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut intact: watch::Receiver<bool>) {
+async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut intact: watch::Receiver<bool>, said: Option<Said>) {
     let mut piece = vec![0; PIECE_BYTES];
     loop {
         let read = from.read(&mut piece).await.unwrap_or(0);
@@ -94,6 +104,9 @@ async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut intact: watc
             return;
         }
         let passed = piece.get(..read).unwrap_or_default();
+        if let Some(said) = &said {
+            said.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(passed);
+        }
         if read == 0 || to.write_all(passed).await.is_err() {
             return;
         }

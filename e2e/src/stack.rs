@@ -16,6 +16,7 @@ use http::Request;
 use serde_json::{Map, Value};
 use tempfile::TempDir;
 
+use crate::cable::Cable;
 use crate::client::{self, Body, Reply};
 use crate::daemon::{Daemon, Settings};
 use crate::envoy::{Config, Envoy, Options};
@@ -202,6 +203,19 @@ impl Builder {
     pub fn envoy_config(mut self, edit: impl Fn(&mut Value) + Send + 'static) -> Self {
         self.edits.push(Edit::Anything(Box::new(edit)));
         self
+    }
+
+    /// Puts a cable between Envoy and the daemon, for the test to plug in.
+    #[must_use]
+    pub fn cable(self, cable: &Cable) -> Self {
+        let end = cable.address().port();
+        let place = "/static_resources/clusters/1/load_assignment/endpoints/0/lb_endpoints/0/endpoint/address/socket_address/port_value";
+        let cabled = move |config: &mut Value| {
+            if let Some(port) = config.pointer_mut(place) {
+                *port = end.into();
+            }
+        };
+        self.envoy_config(cabled).without_waiting()
     }
 
     /// Further arguments of `switchpointd serve`.

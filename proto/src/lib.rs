@@ -14,6 +14,8 @@ pub use decode::{InvalidState, Roster, metrics, roster};
 
 pub mod frames;
 
+pub mod placements;
+
 mod learned;
 pub use learned::{LEARNED_BYTES_MAX, Learned, encode_learned, learned};
 
@@ -40,5 +42,5 @@ pub const HISTOGRAM_BOUNDS: [f64; 20] = [
 /// What another proxy told counts for this long unless it is told again: two seconds of silence is a proxy, or a way to it, that is gone.
 pub const SHARE_EXPIRY_MS: u64 = 2_000;
 
-/// The most blocks of placements in one message, either way: 64 KB. What is more waits for the next.
-pub const SHARE_BLOCKS_MAX: usize = 8_192;
+/// The most placements in one message to a proxy, in bytes: 8,000 blocks. What is more waits for the next.
+pub const PLACEMENTS_BYTES_MAX: usize = 64 << 10;

@@ -133,7 +133,10 @@ impl Front {
         let (mut reported, mut ready) = (Instant::now(), false);
         loop {
             let views = pools.borrow_and_update().clone();
-            relayed.borrow_and_update();
+            // Only when it may be passed on: what came too soon wakes us then.
+            if session.relay_at(Instant::now()) <= Instant::now() {
+                relayed.borrow_and_update();
+            }
             while let Some(message) = session.next(&shared, Instant::now()) {
                 if let Some(ack) = self.told(message) {
                     session.ack(ack);

@@ -2,8 +2,7 @@
 
 use exchange::pool::{Ejection, OwnRow, PeerRow, Placement, RowHead};
 use exchange::{Pool, Time};
-use proto::{SHARE_BLOCKS_MAX, SHARE_EXPIRY_MS, state};
-use scheduler::{EndpointRef, Incarnation, Slot};
+use proto::{SHARE_EXPIRY_MS, placements, state};
 
 /// A row in which nothing changed is told again after so long, in ms: four times before it would count no more.
 const AGAIN_MS: u64 = SHARE_EXPIRY_MS / 4;
@@ -45,11 +44,7 @@ impl Peers {
             }
             self.others.ejections().for_each(|told| pool.learn(Ejection { outside: true, ..told }, now));
         }
-        for state::Placement { slot, incarnation, blocks } in told.placements {
-            if let Ok(slot) = u16::try_from(slot) {
-                pool.placed(EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) }, &blocks);
-            }
-        }
+        placements::each(&told.placements).for_each(|(endpoint, blocks)| pool.placed(endpoint, &blocks));
     }
 
     /// Another roster is in force.
@@ -77,16 +72,13 @@ impl Peers {
         }
         self.told = Some((changes, now));
         let row = pool.write_row(&mut self.own, RowHead { written: now, ..RowHead::default() }).to_vec();
-        let placements = pool.take_placements().into_iter().filter_map(placement).collect();
-        Some(state::Share { pool: name.to_owned(), row, placements, stamp: 0 })
+        let mut told = Vec::new();
+        for Placement { endpoint, blocks, known } in pool.take_placements() {
+            let news = usize::try_from(known).ok().and_then(|known| blocks.get(known..)).unwrap_or_default();
+            if !news.is_empty() {
+                placements::push(&mut told, endpoint, news);
+            }
+        }
+        Some(state::Share { pool: name.to_owned(), row, placements: told, stamp: 0 })
     }
-}
-
-/// What of a placement is news.
-fn placement(placed: Placement) -> Option<state::Placement> {
-    let Placement { endpoint, blocks, known } = placed;
-    let news = blocks.get(usize::try_from(known).ok()?..)?;
-    let news = news.get(..SHARE_BLOCKS_MAX).unwrap_or(news);
-    let (slot, incarnation) = (u32::from(endpoint.slot.0), endpoint.incarnation.0);
-    (!news.is_empty()).then(|| state::Placement { slot, incarnation, blocks: news.to_vec() })
 }

@@ -133,10 +133,10 @@ impl Session {
         None
     }
 
-    /// When the proxy may be told of others again; past when it may be at once.
+    /// When the proxy may be told of others again, of any pool; past when it may be at once.
     #[must_use]
     pub fn relay_at(&self, now: Instant) -> Instant {
-        self.pools.values().map(|pool| pool.relayed.due_at().unwrap_or(now)).min().unwrap_or(now)
+        self.pools.values().filter_map(|pool| pool.relayed.due_at()).max().unwrap_or(now)
     }
 
     /// When to ask again though nobody changed anything.
@@ -150,6 +150,9 @@ impl Session {
             }
             if pool.status.withheld > 0 {
                 at = at.min(next_after(now, view.members.iter().map(|m| m.joined + EDS_ABSENT_GRACE)));
+            }
+            if pool.relayed.has_more() {
+                at = at.min(pool.relayed.due_at().unwrap_or(now));
             }
             if let Some(sent) = &pool.metrics {
                 let interval = if sent.generation == view.metrics_generation { HEARTBEAT } else { METRICS_INTERVAL_MIN };

@@ -7,21 +7,16 @@ use e2e::explain::{Decision, pool_is};
 use e2e::load::Load;
 use e2e::stack::Stack;
 use e2e::{Result, books};
-use serde_json::{Value, json};
+use serde_json::json;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Cut off for so long, and meanwhile one endpoint goes and another comes.
 pub(crate) async fn partitioned_for(time: Duration, transport: &str) -> Result<()> {
     let cable = Cable::lay().await?;
-    let end = cable.address().port();
     let state = json!({"cluster": "switchpoint-state", "transport": transport, "silence_max_ms": 1_000});
-    let builder = Stack::builder().servers(4).concurrency(2).picker(json!({"explain": true, "state": state})).without_waiting();
-    let cabled = move |config: &mut Value| {
-        let place = "/static_resources/clusters/1/load_assignment/endpoints/0/lb_endpoints/0/endpoint/address/socket_address/port_value";
-        *config.pointer_mut(place).expect("the cluster of the daemon") = json!(end);
-    };
-    let mut stack = builder.envoy_config(cabled).start().await?;
+    let builder = Stack::builder().servers(4).concurrency(2).picker(json!({"explain": true, "state": state}));
+    let mut stack = builder.cable(&cable).start().await?;
     cable.plug(stack.daemon()?.settings().state.address());
     stack.wait_until_ready().await?;
     stack.set_pool(&[0, 1, 2])?;

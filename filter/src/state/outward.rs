@@ -4,7 +4,7 @@
 
 use exchange::pool::{RowHead, Sum};
 use exchange::{Pool, Time};
-use proto::state;
+use proto::{placements, state};
 
 use super::ring::{Budget, Reader};
 use super::sharing::Sharing;
@@ -106,8 +106,8 @@ impl Outward {
         (Some(state::Share { pool: name.to_owned(), row, placements, stamp }), lost)
     }
 
-    fn placements<H: Host>(&mut self, host: &H, pool: &str, sharing: &Sharing) -> (Vec<state::Placement>, u32) {
-        let (mut placements, mut budget) = (Vec::new(), Budget { blocks: BLOCKS_MAX, gaps: 0 });
+    fn placements<H: Host>(&mut self, host: &H, pool: &str, sharing: &Sharing) -> (Vec<u8>, u32) {
+        let (mut told, mut budget) = (Vec::new(), Budget { blocks: BLOCKS_MAX, gaps: 0 });
         for (seat, vm, end) in sharing.rings() {
             while self.told.len() <= usize::from(seat) {
                 self.told.push(Reader::default());
@@ -115,12 +115,11 @@ impl Outward {
             if let Some(reader) = self.told.get_mut(usize::from(seat)) {
                 reader.read(host, (pool, seat, vm), end, &mut budget, |record| {
                     if !record.new.is_empty() {
-                        let (slot, incarnation) = (u32::from(record.endpoint.slot.0), record.endpoint.incarnation.0);
-                        placements.push(state::Placement { slot, incarnation, blocks: record.new.to_vec() });
+                        placements::push(&mut told, record.endpoint, record.new);
                     }
                 });
             }
         }
-        (placements, budget.gaps)
+        (told, budget.gaps)
     }
 }

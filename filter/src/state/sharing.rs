@@ -12,8 +12,7 @@
 
 use exchange::pool::{Ejection, OwnRow, PeerRow, RowHead};
 use exchange::{Pool, Time};
-use proto::state;
-use scheduler::{EndpointRef, Incarnation, Slot};
+use proto::{placements, state};
 
 use super::ring::{Budget, Position, Reader, Writer};
 use super::roll::Roll;
@@ -174,11 +173,9 @@ impl Sharing {
             let _ = host.share(&self.outside.key, &row, Expect::Any);
         }
         self.sit(me);
-        for state::Placement { slot, incarnation, blocks } in peers.placements {
-            let Ok(slot) = u16::try_from(slot) else { continue };
+        for (endpoint, blocks) in placements::each(&peers.placements) {
             // All of it known: it came from outside and does not go there again.
-            let known = u32::try_from(blocks.len()).unwrap_or(u32::MAX);
-            self.ring.append(host, EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) }, &blocks, known);
+            self.ring.append(host, endpoint, &blocks, u32::MAX);
         }
         self.ring.flush(host);
     }

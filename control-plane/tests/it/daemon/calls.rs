@@ -7,6 +7,7 @@ use prost::Message as _;
 use proto::state::daemon_message::Message;
 use proto::state::{self, proxy_message};
 use proto::{frames, state::DaemonMessage};
+use scheduler::{EndpointRef, Incarnation, Slot};
 
 use super::harness::{Filter, PATIENCE, Rig, instance, names, until};
 
@@ -114,10 +115,11 @@ async fn proxies_share_by_whatever_way_they_are_connected() {
     let (mut filter, _) = Filter::connect(rig.address, "other", 2, &["default"]).await;
     filter.roster().await;
     let share = |block| {
-        let placement = state::Placement { slot: id.slot, incarnation: id.incarnation, blocks: vec![block] };
-        proxy_message::Message::Share(state::Share { pool: "default".to_owned(), placements: vec![placement], ..Default::default() })
+        let (mut placements, slot) = (Vec::new(), Slot(u16::try_from(id.slot).unwrap()));
+        proto::placements::push(&mut placements, EndpointRef { slot, incarnation: Incarnation(id.incarnation) }, &[block]);
+        proxy_message::Message::Share(state::Share { pool: "default".to_owned(), placements, ..Default::default() })
     };
-    let blocks = |peers: &state::Peers| peers.placements.iter().flat_map(|p| p.blocks.clone()).collect::<Vec<_>>();
+    let blocks = |peers: &state::Peers| proto::placements::each(&peers.placements).flat_map(|(_, blocks)| blocks).collect::<Vec<_>>();
     assert_eq!(caller.tell(vec![share(11)]).await.0, 200);
     loop {
         if let Message::Peers(peers) = filter.next().await.unwrap()

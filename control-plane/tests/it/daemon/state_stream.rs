@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use control_plane::relay::SHARE_INTERVAL;
 use control_plane::scrape::{FailReason, Observed, ScrapeEvent};
 use prost::Message as _;
 use proto::state::{self, daemon_message::Message, proxy_message};
@@ -278,4 +279,27 @@ async fn an_empty_pool_is_told_as_empty() {
     assert!(filter.roster().await.endpoints.is_empty());
     let message = filter.next().await.unwrap();
     assert!(matches!(message, Message::Metrics(m) if m.queue_depth.is_empty()));
+}
+
+#[tokio::test]
+async fn what_others_tell_too_soon_is_passed_on_as_soon_as_it_is_due() {
+    const ROUNDS: u32 = 10;
+    let rig = Rig::start(vec![instance("a", 1)]).await;
+    let (mut one, _) = Filter::connect(rig.address, "one", 1, &["default"]).await;
+    let (mut two, _) = Filter::connect(rig.address, "two", 2, &["default"]).await;
+    let (roster, _) = (one.roster().await, two.roster().await);
+    let share = || proxy_message::Message::Share(state::Share { pool: "default".to_owned(), ..state::Share::default() });
+    // Whether a heartbeat had to come first.
+    let mut late = 0;
+    for _ in 0..ROUNDS {
+        two.say(share()).await;
+        while !matches!(one.next().await.unwrap(), Message::Peers(_)) {}
+        two.say(share()).await;
+        tokio::time::sleep(SHARE_INTERVAL / 4).await;
+        // It says something meanwhile, and then nobody says a word.
+        one.ack(&roster, "").await;
+        late += u32::from(!matches!(one.next().await.unwrap(), Message::Peers(_)));
+        tokio::time::sleep(2 * SHARE_INTERVAL).await;
+    }
+    assert!(late < ROUNDS / 2, "it waited for a heartbeat {late} times");
 }

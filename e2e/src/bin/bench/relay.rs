@@ -3,15 +3,15 @@
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use e2e::ports::Port;
 use e2e::process::Process;
-use e2e::replay::quantile;
-use e2e::{Result, daemon, root, wait_for};
+use e2e::{Result, client, daemon, root, wait_for};
 use exchange::Time;
 use exchange::pool::{PeerRow, RowHead, Sum};
+use proto::placements;
 use proto::state::state_service_client::StateServiceClient;
 use proto::state::{self, daemon_message, proxy_message};
 use scheduler::in_flight::Load;
@@ -26,6 +26,8 @@ use crate::load::cpu_ns;
 
 /// From the first proxy to the last roster.
 const LIMIT: Duration = Duration::from_secs(30);
+/// The longest age told apart, in tenths of a ms.
+const AGE_TENTHS_MAX: usize = 100_000;
 /// What a new daemon and new streams cost is not asked for.
 const SETTLE: Duration = Duration::from_secs(2);
 
@@ -52,12 +54,20 @@ pub(crate) struct Args {
     seconds: u64,
 }
 
-/// What all proxies together saw, each thing's age as it arrived.
+/// What all proxies together told and saw, with each thing's age as it arrived.
 #[derive(Debug, Default)]
 struct Seen {
-    rows: Vec<Duration>,
-    placements: Vec<Duration>,
+    told: u64,
+    told_placements: u64,
     messages: u64,
+    rows: Ages,
+    placements: Ages,
+}
+
+/// How often each age was seen, by tenths of a ms.
+#[derive(Debug, Default)]
+struct Ages {
+    counts: Vec<u64>,
 }
 
 /// What they share.
@@ -91,16 +101,26 @@ pub(crate) async fn bench(args: Args) -> Result<()> {
         proxies.push(Proxy::start(&stage, number, &format!("http://{}", state.address())).await?);
     }
     tokio::time::sleep(SETTLE).await;
-    let (before, began) = (cpu_ns(daemon.id())?, Instant::now());
+    let cpu = || -> Result<[u64; 2]> { Ok([cpu_ns(daemon.id())?, cpu_ns(std::process::id())?]) };
+    let (before, began) = (cpu()?, Instant::now());
     stage.counts.store(true, Ordering::Relaxed);
     tokio::time::sleep(Duration::from_secs(args.seconds)).await;
     stage.counts.store(false, Ordering::Relaxed);
-    let cores = cpu_ns(daemon.id())?.saturating_sub(before) as f64 / began.elapsed().as_nanos() as f64;
+    let (after, ns) = (cpu()?, began.elapsed().as_nanos() as f64);
+    let cores = [0, 1].map(|process| after[process].saturating_sub(before[process]) as f64 / ns);
+    let dropped = dropped(others[0].address()).await?;
     stage.over.store(true, Ordering::Relaxed);
     for proxy in proxies {
         proxy.await??;
     }
-    stage.report(cores)
+    stage.report(cores, dropped)
+}
+
+/// Placements that some proxy was never told.
+async fn dropped(admin: std::net::SocketAddr) -> Result<f64> {
+    let page = client::get(admin, "/metrics").await?.text();
+    let line = page.lines().find(|line| line.starts_with("switchpoint_placements_dropped_total"));
+    Ok(line.and_then(|line| line.rsplit(' ').next()).ok_or("no such metric")?.parse()?)
 }
 
 // === impl Stage ===
@@ -110,31 +130,63 @@ impl Stage {
         u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
-    fn report(&self, cores: f64) -> Result<()> {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let Seen { rows, placements, messages } = &mut *seen;
-        let ms = |times: &mut Vec<Duration>| {
-            times.sort_unstable();
-            [0.5, 0.99, 1.0].map(|share| quantile(times, share).map_or(f64::NAN, |time| time.as_secs_f64() * 1e3))
-        };
-        let (rows, placements, args) = (ms(rows), ms(placements), &self.args);
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `cores`: of the daemon, and of this process, which plays all proxies.
+    fn report(&self, cores: [f64; 2], dropped: f64) -> Result<()> {
+        let (seen, args) = (self.seen(), &self.args);
+        let ages = |ages: &Ages| [0.5, 0.99, 1.0].map(|share| ages.quantile_ms(share));
+        let (rows, placements) = (ages(&seen.rows), ages(&seen.placements));
+        let per_second = |count: u64| count as f64 / args.seconds as f64;
         println!(
-            "{} proxies of {} picks a second, {} endpoints, {} new blocks a pick, a message every {} ms: {cores:.2} cores of the daemon",
-            args.proxies, args.picks, args.endpoints, args.blocks, args.every_ms
+            "{} proxies of {} picks a second, {} endpoints, {} new blocks a pick, a message every {} ms: {:.2} cores of the daemon, {:.2} of those who play the proxies",
+            args.proxies, args.picks, args.endpoints, args.blocks, args.every_ms, cores[0], cores[1]
         );
+        let due = f64::from(args.proxies) * 1e3 / args.every_ms as f64;
+        println!("messages a second: {:.0} told of {due:.0}, {:.0} passed on", per_second(seen.told), per_second(seen.messages));
+        let listeners = f64::from(args.proxies) - 1.0;
+        let arrived = seen.placements.count() as f64 / (seen.told_placements as f64 * listeners);
+        println!("placements: {:.1} % arrived, {dropped:.0} dropped", arrived * 1e2);
         println!("load from proxy to proxy: p50 {:.1} ms, p99 {:.1}, longest {:.1}", rows[0], rows[1], rows[2]);
         println!("placements: p50 {:.1} ms, p99 {:.1}, longest {:.1}", placements[0], placements[1], placements[2]);
-        let per_second = *messages as f64 / args.seconds as f64;
-        println!("{per_second:.0} messages a second to all");
         let file = root().join("target/bench/relay.json");
         std::fs::create_dir_all(file.parent().ok_or("no folder")?)?;
         let row = json!({
             "proxies": args.proxies, "picks": args.picks, "endpoints": args.endpoints, "blocks": args.blocks, "every_ms": args.every_ms,
-            "daemon_cores": cores, "load_ms": {"p50": rows[0], "p99": rows[1]}, "placements_ms": {"p50": placements[0], "p99": placements[1]},
+            "daemon_cores": cores[0], "players_cores": cores[1], "told_per_second": per_second(seen.told), "due_per_second": due,
+            "passed_on_per_second": per_second(seen.messages), "placements_arrived": arrived, "placements_dropped": dropped,
+            "load_ms": {"p50": rows[0], "p99": rows[1]}, "placements_ms": {"p50": placements[0], "p99": placements[1]},
         });
         std::fs::write(&file, serde_json::to_string_pretty(&json!({"rows": [row]}))?)?;
         println!("written to target/bench/relay.json");
         Ok(())
+    }
+}
+
+// === impl Ages ===
+
+impl Ages {
+    fn add(&mut self, age_us: u64) {
+        let tenths = usize::try_from(age_us / 100).unwrap_or(usize::MAX).min(AGE_TENTHS_MAX);
+        if self.counts.len() <= tenths {
+            self.counts.resize(tenths + 1, 0);
+        }
+        self.counts[tenths] += 1;
+    }
+
+    fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    fn quantile_ms(&self, share: f64) -> f64 {
+        let (wanted, mut seen) = (share * self.count() as f64, 0);
+        let at = self.counts.iter().position(|count| {
+            seen += count;
+            seen > 0 && seen as f64 >= wanted
+        });
+        at.map_or(f64::NAN, |tenths| tenths as f64 / 10.0)
     }
 }
 
@@ -201,32 +253,41 @@ impl Proxy {
             sum.add(*endpoint, Load { requests, prefill_tokens, decode_tokens: changing * 300, ..Load::default() });
         }
         let head = RowHead { written: Time(now_us * 1_000), ..RowHead::default() };
+        let mut told = Vec::new();
         let placement = |pick: usize| {
             let endpoint = self.present[pick % self.present.len()];
-            let blocks = (0..self.stage.args.blocks as u64).map(|block| now_us | block << 48).collect();
-            state::Placement { slot: u32::from(endpoint.slot.0), incarnation: endpoint.incarnation.0, blocks }
+            let blocks: Vec<u64> = (0..self.stage.args.blocks as u64).map(|block| now_us | block << 48).collect();
+            placements::push(&mut told, endpoint, &blocks);
         };
-        let placements = (0..picks).map(placement).collect();
-        state::Share { pool: "default".into(), row: sum.row(head, [], &[]), placements, stamp: now_us }
+        (0..picks).for_each(placement);
+        if self.stage.counts.load(Ordering::Relaxed) {
+            let mut seen = self.stage.seen();
+            (seen.told, seen.told_placements) = (seen.told + 1, seen.told_placements + picks as u64);
+        }
+        state::Share { pool: "default".into(), row: sum.row(head, [], &[]), placements: told, stamp: now_us }
     }
 
     fn hear(&mut self, peers: state::Peers) {
         let now_us = self.stage.now_us();
         let (sum, row) = &mut self.peers;
         sum.read(row, peers.row);
-        let mut seen = self.stage.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.stage.seen();
         let counts = self.stage.counts.load(Ordering::Relaxed);
         for (at, heard) in self.heard.iter_mut().enumerate().filter(|(at, _)| *at != usize::from(self.number)) {
             let told = sum.load(self.present[at]).prefill_tokens;
             if counts && told != *heard && told > 0 {
-                seen.rows.push(Duration::from_micros((now_us & u64::from(u32::MAX)).saturating_sub(told)));
+                seen.rows.add((now_us & u64::from(u32::MAX)).saturating_sub(told));
             }
             *heard = told;
         }
         if counts {
             seen.messages += 1;
-            let told = peers.placements.iter().filter_map(|placement| placement.blocks.first());
-            seen.placements.extend(told.map(|told| Duration::from_micros(now_us.saturating_sub(*told))));
+            let mut rest = peers.placements.as_slice();
+            while let Some((_, blocks, after)) = placements::take(rest) {
+                rest = after;
+                // The first block is the moment.
+                seen.placements.add(now_us.saturating_sub(blocks.first().map_or(0, |told| u64::from_le_bytes(*told))));
+            }
         }
     }
 }

@@ -74,12 +74,20 @@ impl Outsider {
         Ok(self.out.send(proxy_message::Message::Share(share)).await?)
     }
 
-    /// Waits until the other proxies have so many requests, all servers together; after how long, and what was placed meanwhile.
-    pub(super) async fn hear_until(&mut self, requests: u32) -> Result<(Duration, Vec<state::Placement>)> {
-        let (began, mut placements) = (Instant::now(), Vec::new());
+    /// The blocks of each prompt that was told as placed.
+    pub(super) fn placed(&self) -> Vec<Vec<u64>> {
+        let message = |bytes: &Vec<u8>| state::DaemonMessage::decode(bytes.as_slice()).ok()?.message;
+        let placements = |message| if let daemon_message::Message::Peers(peers) = message { peers.placements } else { Vec::new() };
+        let told = self.heard.iter().filter_map(message).map(placements);
+        told.flat_map(|told| proto::placements::each(&told).map(|(_, blocks)| blocks).collect::<Vec<_>>()).collect()
+    }
+
+    /// Waits until the other proxies have so many requests, all servers together; after how long, and how many prompts were placed meanwhile.
+    pub(super) async fn hear_until(&mut self, requests: u32) -> Result<(Duration, usize)> {
+        let (began, mut placed) = (Instant::now(), 0);
         loop {
             if let daemon_message::Message::Peers(peers) = self.next().await? {
-                placements.extend(peers.placements);
+                placed += proto::placements::each(&peers.placements).count();
                 let (sum, row) = &mut self.others;
                 sum.read(row, peers.row);
                 let slots = self.roster.endpoints.iter().map(|e| (e.slot, e.incarnation));
@@ -87,7 +95,7 @@ impl Outsider {
                     sum.load(EndpointRef { slot: Slot(slot as u16), incarnation: Incarnation(incarnation) }).requests
                 };
                 if slots.map(load).sum::<u32>() == requests {
-                    return Ok((began.elapsed(), placements));
+                    return Ok((began.elapsed(), placed));
                 }
             }
             if began.elapsed() > LIMIT {

@@ -49,15 +49,15 @@ fn what_one_process_has_under_way_counts_at_every_worker_of_the_other() {
     one.host.pass_ms(ROWS_MS);
     one.tick();
     let [share] = &told(&one)[..] else { panic!("one message") };
-    let long = share.placements.iter().max_by_key(|placement| placement.blocks.len()).unwrap();
+    let long = placements::each(&share.placements).map(|(_, blocks)| blocks).max_by_key(Vec::len).unwrap();
     let peers = state::Peers { row: share.row.clone(), placements: share.placements.clone(), ..others(2) };
     say(&two, peers.clone());
     two.host.pass_ms(RINGS_AT_PICK_MS);
     for worker in 0..3 {
         assert_eq!(two.look(worker).requests, 2, "worker {worker}");
     }
-    assert!(long.blocks.len() > 5);
-    assert_eq!(two.matched(1, &long.blocks), long.blocks.len() as u32);
+    assert!(long.len() > 5);
+    assert_eq!(two.matched(1, &long), long.len() as u32);
     // What it heard it does not tell, and what it has itself it does.
     two.tick();
     assert!(told(&two).iter().all(|share| share.row.len() == RowHead::BYTES && share.placements.is_empty()), "{:?}", told(&two));
@@ -135,7 +135,7 @@ fn a_leader_that_serves_tells_its_own_placements() {
     let prompt = "once upon a time ".repeat(100);
     let _stream = world.request(0, &prompt);
     world.tick();
-    let placements: usize = told(&world).iter().map(|share| share.placements.len()).sum();
+    let placements: usize = told(&world).iter().map(|share| placements::each(&share.placements).count()).sum();
     assert_eq!(placements, 1);
 }
 
@@ -181,10 +181,7 @@ fn a_row_that_stands_is_told_again_before_it_expires() {
 fn any_row_from_outside_is_survived() {
     let world = World::new(2, "");
     for row in [vec![], vec![1], vec![0xff; 16], vec![0xff; 400]] {
-        say(
-            &world,
-            state::Peers { row, placements: vec![state::Placement { slot: 70_000, incarnation: 1, blocks: vec![1] }], ..others(9) },
-        );
+        say(&world, state::Peers { placements: row.clone(), row, ..others(9) });
         world.host.pass_ms(ROWS_MS);
         assert_eq!(world.look(1).requests, 0);
         world.tick();

@@ -1,0 +1,120 @@
+//! Placements as a `Share` and a `Peers` have them: an endpoint was given a prompt of these blocks, first block first; blocks that it was known to hold
+//! before may be left out.
+//!
+//! ```text
+//!  slot . incarnation | count | blocks      16, 16 and 32 bits, then words of 64, least significant byte first
+//! ```
+//! One follows another, so that the daemon passes them on as it got them: what one proxy tells goes to all the others some hundred times a second.
+
+use scheduler::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
+
+const WORD: usize = 8;
+const HEAD: usize = 2 * WORD;
+
+/// The endpoint and the blocks of a placement, and what follows it.
+type First<'a> = (EndpointRef, &'a [[u8; WORD]], &'a [u8]);
+
+/// Appends a placement.
+pub fn push(placements: &mut Vec<u8>, endpoint: EndpointRef, blocks: &[u64]) {
+    let head = [u64::from(endpoint.slot.0) | u64::from(endpoint.incarnation.0) << 32, blocks.len() as u64];
+    head.iter().chain(blocks).for_each(|word| placements.extend_from_slice(&word.to_le_bytes()));
+}
+
+/// The endpoint and the blocks of the first placement, and what follows it; `None` where there is no whole one.
+#[must_use]
+pub fn take(placements: &[u8]) -> Option<First<'_>> {
+    let (head, rest) = placements.split_at_checked(HEAD)?;
+    let [at, count] = head.as_chunks::<WORD>().0 else { return None };
+    let [s, t, _, _, incarnation @ ..] = *at;
+    let slot = u16::from_le_bytes([s, t]);
+    let bytes = usize::try_from(u64::from_le_bytes(*count)).ok()?.checked_mul(WORD)?;
+    let (blocks, rest) = rest.split_at_checked(bytes)?;
+    let endpoint = EndpointRef { slot: Slot(slot), incarnation: Incarnation(u32::from_le_bytes(incarnation)) };
+    (usize::from(slot) < ENDPOINTS_MAX).then_some((endpoint, blocks.as_chunks().0, rest))
+}
+
+/// All of them, up to what is none.
+pub fn each(mut placements: &[u8]) -> impl Iterator<Item = (EndpointRef, Vec<u64>)> {
+    std::iter::from_fn(move || {
+        let (endpoint, blocks, rest) = take(placements)?;
+        placements = rest;
+        Some((endpoint, blocks.iter().map(|block| u64::from_le_bytes(*block)).collect()))
+    })
+}
+
+/// The same bytes in pieces of whole placements, none longer than `bytes_max`, each with how many it has. A placement that is longer is left out, and
+/// what follows something that is none.
+pub fn pieces(mut placements: &[u8], bytes_max: usize) -> impl Iterator<Item = (&[u8], u64)> {
+    std::iter::from_fn(move || {
+        let (mut length, mut count) = (0, 0);
+        while let Some((_, _, rest)) = placements.get(length..).and_then(take) {
+            let end = placements.len().saturating_sub(rest.len());
+            if end > bytes_max && count > 0 {
+                break;
+            }
+            (placements, length, count) = if end > bytes_max { (rest, 0, 0) } else { (placements, end, count + 1) };
+        }
+        let (piece, rest) = placements.split_at_checked(length)?;
+        placements = rest;
+        (count > 0).then_some((piece, count))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn at(slot: u16) -> EndpointRef {
+        EndpointRef { slot: Slot(slot), incarnation: Incarnation(u32::MAX - 1) }
+    }
+
+    fn bytes(told: &[(u16, Vec<u64>)]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        told.iter().for_each(|(slot, blocks)| push(&mut bytes, at(*slot), blocks));
+        bytes
+    }
+
+    fn told() -> impl Strategy<Value = Vec<(u16, Vec<u64>)>> {
+        prop::collection::vec((0..1024_u16, prop::collection::vec(any::<u64>(), 0..20)), 0..12)
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_told_is_read(told in told()) {
+            let read: Vec<_> = each(&bytes(&told)).collect();
+            let expected: Vec<_> = told.into_iter().map(|(slot, blocks)| (at(slot), blocks)).collect();
+            prop_assert_eq!(read, expected);
+        }
+
+        #[test]
+        fn pieces_are_all_that_fits_in_order(told in told(), bytes_max in 0..400_usize) {
+            let whole = bytes(&told);
+            let pieces: Vec<_> = pieces(&whole, bytes_max).collect();
+            let fits = |(_, blocks): &&(u16, Vec<u64>)| HEAD + blocks.len() * WORD <= bytes_max;
+            let expected: Vec<_> = told.iter().filter(fits).cloned().collect();
+            prop_assert_eq!(pieces.iter().map(|(piece, _)| *piece).collect::<Vec<_>>().concat(), bytes(&expected));
+            for (piece, count) in pieces {
+                prop_assert!(piece.len() <= bytes_max && each(piece).count() as u64 == count && count > 0);
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..100), bytes_max: usize) {
+            each(&bytes).for_each(drop);
+            prop_assert!(pieces(&bytes, bytes_max).map(|(piece, _)| piece.len()).sum::<usize>() <= bytes.len());
+        }
+    }
+
+    #[test]
+    fn what_is_none_ends_the_reading() {
+        let mut whole = bytes(&[(3, vec![1, 2])]);
+        assert_eq!(each(&whole[..whole.len() - 1]).count(), 0, "cut short");
+        push(&mut whole, at(1024), &[4]);
+        push(&mut whole, at(5), &[6]);
+        assert_eq!(each(&whole).collect::<Vec<_>>(), [(at(3), vec![1, 2])], "no snapshot has that slot");
+        let lies = [0_u64, u64::MAX].map(u64::to_le_bytes).concat();
+        assert_eq!(take(&lies), None);
+    }
+}
