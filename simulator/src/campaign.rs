@@ -14,7 +14,11 @@ const SEEDS: [u64; 5] = [1, 2, 3, 4, 5];
 const LOADS: [f64; 3] = [0.5, 0.7, 0.9];
 
 /// The policies of the other tables.
-const FEW: [&str; 6] = [OURS, "2/2/3", "2/2/3/2", "affinity+token-load", "lmetric", "least-request"];
+const FEW: [&str; 7] = [OURS, "2/2/3", "2/2/3/2", "2/2/3+active", "affinity+token-load", "lmetric", "least-request"];
+
+/// Those of pools with LoRA adapters, and of pools split into prefill and decode, where a policy has to pick twice.
+const LORA: [&str; 6] = [OURS, "2/2/3", "2/2/3+lora", "affinity+token-load", "lmetric", "least-request"];
+const SPLIT: [&str; 5] = [OURS, "2/2/3", "2/2/3/2", "affinity+token-load", "random"];
 
 /// The campaign whose results are the main table.
 pub(crate) const MAIN_TABLE: &str = "main";
@@ -33,12 +37,15 @@ pub(crate) fn all() -> Vec<Grid> {
     };
     let mut small_budget = plain;
     small_budget.engine.budget = 2048;
+    let mut with_adapters = plain;
+    (with_adapters.engine.adapter_places, with_adapters.engine.adapter_load_ms) = (8, 200.0);
+    let split = Setting { prefillers: 4, ..plain };
     let mixed = Setting { odd_slowdown: 2.0, ..plain };
     let four = |sharing| Setting { proxies: 4, sharing, ..plain };
     let changing = |change| Setting { change: Some(change), ..plain };
     let aged = |scrape_ms| Setting { scrape_ms, ..plain };
-    let scraped = [OURS, "2/2/3", "2/2/3/2"];
-    let shared = [OURS, "2/2/3/2", "affinity+token-load", "lmetric"];
+    let scraped = [OURS, "2/2/3", "2/2/3/2", "2/2/3+active"];
+    let shared = [OURS, "2/2/3/2", "2/2/3+active", "affinity+token-load", "lmetric"];
     vec![
         grid(MAIN_TABLE, &plain, &LOADS, &MAIN),
         Grid { kinds: Kind::FURTHER.to_vec(), ..grid("further-workloads", &plain, &[0.5, 0.7], &FEW) },
@@ -55,6 +62,8 @@ pub(crate) fn all() -> Vec<Grid> {
         grid("one-slows-3x", &changing(Change::Degrades(3.0)), &[0.5], &FEW),
         grid("one-restarts", &changing(Change::Restarts), &[0.7], &FEW),
         grid("two-join", &changing(Change::Grows), &[0.6], &FEW),
+        Grid { kinds: vec![Kind::Adapters], ..grid("lora-zipf", &with_adapters, &[0.5, 0.7], &LORA) },
+        grid("prefill-decode", &split, &[0.35], &SPLIT),
     ]
 }
 

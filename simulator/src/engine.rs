@@ -9,8 +9,14 @@
 //! queue. What it computed is known at its end. It takes `overhead + decode(B, K) + max(0, prefill(n | context) - weights)` ms: the weights
 //! are read once a step, so a prefill adds only what exceeds that.
 
+mod adapters;
 mod blocks;
+mod model;
+#[cfg(test)]
+mod tests;
+use adapters::Adapters;
 use blocks::Blocks;
+pub(crate) use model::Model;
 
 use std::collections::VecDeque;
 
@@ -40,6 +46,10 @@ pub(crate) struct EngineSpec {
     pub(crate) sequences_max: usize,
     /// HTTP and tokenising before the engine sees a request, ms.
     pub(crate) api_ms: f64,
+    /// LoRA adapters that fit at once.
+    pub(crate) adapter_places: usize,
+    /// What loading one adds to a step, ms.
+    pub(crate) adapter_load_ms: f64,
 }
 
 /// What a request asks of an engine.
@@ -50,6 +60,10 @@ pub(crate) struct Job<'w> {
     /// At least 1.
     pub(crate) output: u32,
     pub(crate) blocks: &'w [u64],
+    /// The LoRA adapter it is for; 0: none.
+    pub(crate) adapter: u16,
+    /// Another engine worked through its prompt, and the KV of all but its last token is here.
+    pub(crate) prefilled: bool,
 }
 
 /// What happened at the end of a step.
@@ -60,6 +74,7 @@ pub(crate) enum Event {
 }
 
 /// What a policy that sees everything may ask.
+#[derive(Default)]
 pub(crate) struct Inside {
     /// Prompts not worked through: tokens left, tokens done, output.
     pub(crate) prefills: Vec<(f64, f64, f64)>,
@@ -71,6 +86,7 @@ pub(crate) struct Inside {
 pub(crate) struct Engine<'w> {
     spec: EngineSpec,
     blocks: Blocks,
+    adapters: Adapters,
     waiting: VecDeque<Sequence<'w>>,
     running: Vec<Sequence<'w>>,
     /// Requests on their way here.
@@ -107,6 +123,7 @@ struct Batch {
     context: f64,
     prefill: f64,
     pairs: f64,
+    loading_ms: f64,
 }
 
 // === impl StepTimes ===
@@ -117,12 +134,12 @@ impl StepTimes {
         let [p0, p1, p2] = self.prefill;
         let decode = d0 + d1 * batch.sequences + d2 * batch.context;
         let prefill = if batch.prefill > 0.0 { (p0 + p1 * batch.prefill + p2 * batch.pairs - d0).max(0.0) } else { 0.0 };
-        self.slowdown * (self.overhead + decode + prefill)
+        self.slowdown * (self.overhead + decode + prefill) + batch.loading_ms
     }
 
     /// A step of so many sequences with so much context and a prefill of `tokens` after `done` ones, ms.
     pub(crate) fn mixed_ms(&self, (sequences, context): (f64, f64), tokens: f64, done: f64) -> f64 {
-        self.step_ms(Batch { sequences, context, prefill: tokens, pairs: (done + tokens).powi(2) - done.powi(2) })
+        self.step_ms(Batch { sequences, context, prefill: tokens, pairs: (done + tokens).powi(2) - done.powi(2), loading_ms: 0.0 })
     }
 
     /// A prompt that nobody holds, on an idle engine, ms.
@@ -141,55 +158,8 @@ impl StepTimes {
 
 impl<'w> Engine<'w> {
     pub(crate) fn new(spec: EngineSpec) -> Self {
-        let blocks = Blocks::new(spec.kv_blocks);
-        Self { spec, blocks, waiting: VecDeque::new(), running: Vec::new(), coming: Vec::new(), step: None, preemptions: 0 }
-    }
-
-    pub(crate) fn spec(&self) -> &EngineSpec {
-        &self.spec
-    }
-
-    /// From now on its steps take so many times as long as its spec says.
-    pub(crate) fn slow_down(&mut self, times: f64) {
-        self.spec.times.slowdown *= times;
-    }
-
-    /// Everything cached is gone; what runs goes on.
-    pub(crate) fn forget(&mut self) {
-        self.blocks.forget();
-    }
-
-    /// The request was sent here and arrives after its API overhead.
-    pub(crate) fn announce(&mut self, job: Job<'w>) {
-        self.coming.push(job);
-    }
-
-    /// The request is here.
-    pub(crate) fn submit(&mut self, job: Job<'w>) {
-        self.coming.retain(|other| other.request != job.request);
-        self.waiting.push_back(Sequence {
-            job,
-            computed: 0,
-            target: job.prompt as usize,
-            generated: 0,
-            scheduled: 0,
-            held: Vec::new(),
-            admitted: false,
-            cached: 0,
-        });
-    }
-
-    pub(crate) fn busy_until(&self) -> Option<f64> {
-        self.step.map(|step| step.ends)
-    }
-
-    /// Requests that wait, and those that run.
-    pub(crate) fn counts(&self) -> (usize, usize) {
-        (self.waiting.len(), self.running.len())
-    }
-
-    pub(crate) fn kv_utilization(&self) -> f64 {
-        self.blocks.utilization()
+        let (blocks, adapters) = (Blocks::new(spec.kv_blocks), Adapters::new(spec.adapter_places));
+        Self { spec, blocks, adapters, waiting: VecDeque::new(), running: Vec::new(), coming: Vec::new(), step: None, preemptions: 0 }
     }
 
     #[cfg(test)]
@@ -201,51 +171,6 @@ impl<'w> Engine<'w> {
     /// Blocks in use by sequences.
     pub(crate) fn blocks_held(&self) -> usize {
         self.blocks.held()
-    }
-
-    /// Calls `each` with every request that runs and how many tokens it put out.
-    pub(crate) fn progress(&self, mut each: impl FnMut(u32, u32)) {
-        self.running.iter().for_each(|sequence| each(sequence.job.request, sequence.generated));
-    }
-
-    /// Starts the next step at `now`, if there is anything to do; when it ends. `admitted` is told of each request's first admission and what
-    /// was cached of it.
-    pub(crate) fn start(&mut self, now: f64, mut admitted: impl FnMut(u32, u32)) -> Option<f64> {
-        let (mut batch, mut budget) = (Batch::default(), self.spec.budget);
-        let preempted = self.serve_running(&mut batch, &mut budget);
-        if !preempted {
-            self.admit(&mut batch, &mut budget, &mut admitted);
-        }
-        if self.running.iter().all(|sequence| sequence.scheduled == 0) {
-            return None;
-        }
-        let ends = now + self.spec.times.step_ms(batch);
-        self.step = Some(Step { ends });
-        Some(ends)
-    }
-
-    /// Ends the step in flight.
-    pub(crate) fn end(&mut self, events: &mut Vec<Event>) {
-        self.step = None;
-        let blocks = &mut self.blocks;
-        self.running.retain_mut(|sequence| {
-            let scheduled = std::mem::take(&mut sequence.scheduled);
-            sequence.computed += scheduled;
-            if scheduled == 0 || sequence.computed < sequence.target {
-                return true;
-            }
-            sequence.generated += 1;
-            sequence.target += 1;
-            if sequence.generated == 1 {
-                events.push(Event::First(sequence.job.request));
-            }
-            let done = sequence.generated >= sequence.job.output;
-            if done {
-                events.push(Event::Done(sequence.job.request));
-                blocks.release(&sequence.held);
-            }
-            !done
-        });
     }
 
     /// True when somebody had to give way.
@@ -277,35 +202,163 @@ impl<'w> Engine<'w> {
         self.waiting.push_front(sequence);
     }
 
-    fn admit(&mut self, batch: &mut Batch, budget: &mut usize, admitted: &mut impl FnMut(u32, u32)) {
+    fn admit(&mut self, batch: &mut Batch, budget: &mut usize, admitted: &mut dyn FnMut(u32, u32)) {
+        let mut passed_over = Vec::new();
         while *budget > 0 && self.running.len() < self.spec.sequences_max {
-            let Some(mut sequence) = self.waiting.pop_front() else { return };
-            // The last token of a prompt is always computed.
-            let cachable = sequence.job.blocks.len().min((sequence.target - 1) / BLOCK_TOKENS);
-            let prompt = sequence.job.blocks.get(..cachable).unwrap_or(&[]);
-            let idle = self.blocks.look_up(prompt, &mut sequence.held);
-            let cached = sequence.held.len() * BLOCK_TOKENS;
-            let tokens = (sequence.target - cached).min(*budget);
-            let needed = (cached + tokens).div_ceil(BLOCK_TOKENS) - sequence.held.len();
-            if needed + idle > self.blocks.free() {
-                sequence.held.clear();
-                return self.waiting.push_front(sequence);
+            let Some(sequence) = self.waiting.pop_front() else { break };
+            let running = &self.running;
+            let in_use = |adapter| running.iter().any(|other| other.job.adapter == adapter);
+            if !self.adapters.fits(sequence.job.adapter, in_use) {
+                passed_over.push(sequence);
+                continue;
             }
-            self.blocks.share(&sequence.held);
-            self.blocks.take_free(needed, &mut sequence.held);
-            sequence.computed = cached;
-            if !std::mem::replace(&mut sequence.admitted, true) {
-                sequence.cached = u32::try_from(cached).unwrap_or(u32::MAX);
-                admitted(sequence.job.request, sequence.cached);
+            if let Some(refused) = self.admit_one(sequence, batch, budget, admitted) {
+                self.waiting.push_front(refused);
+                break;
             }
-            sequence.schedule(tokens, batch, &mut self.blocks);
-            *budget -= tokens;
-            self.running.push(sequence);
         }
+        passed_over.into_iter().rev().for_each(|sequence| self.waiting.push_front(sequence));
     }
 
-    /// Tokens of the job's prompt that it would find here: in the cache, or of prompts ahead of it.
-    pub(crate) fn would_find(&self, job: &Job<'w>) -> u32 {
+    /// Gives it back where there are too few blocks for it.
+    fn admit_one(
+        &mut self,
+        mut sequence: Sequence<'w>,
+        batch: &mut Batch,
+        budget: &mut usize,
+        admitted: &mut dyn FnMut(u32, u32),
+    ) -> Option<Sequence<'w>> {
+        // The last token of a prompt is always computed.
+        let cachable = sequence.job.blocks.len().min((sequence.target - 1) / BLOCK_TOKENS);
+        let idle = self.blocks.look_up(sequence.job.blocks.get(..cachable).unwrap_or(&[]), &mut sequence.held);
+        let cached = sequence.held.len() * BLOCK_TOKENS;
+        // What another engine computed is lost with a preemption.
+        let done = if sequence.job.prefilled && !sequence.admitted { sequence.target - 1 } else { cached };
+        let tokens = (sequence.target - done).min(*budget);
+        let needed = (done + tokens).div_ceil(BLOCK_TOKENS) - sequence.held.len();
+        if needed + idle > self.blocks.free() {
+            sequence.held.clear();
+            return Some(sequence);
+        }
+        self.blocks.share(&sequence.held);
+        self.blocks.take_free(needed, &mut sequence.held);
+        sequence.publish(cached, done, &mut self.blocks);
+        sequence.computed = done;
+        if !std::mem::replace(&mut sequence.admitted, true) {
+            sequence.cached = u32::try_from(cached).unwrap_or(u32::MAX);
+            admitted(sequence.job.request, sequence.cached);
+        }
+        let running = &self.running;
+        if self.adapters.take(sequence.job.adapter, |adapter| running.iter().any(|other| other.job.adapter == adapter)) {
+            batch.loading_ms += self.spec.adapter_load_ms;
+        }
+        sequence.schedule(tokens, batch, &mut self.blocks);
+        *budget -= tokens;
+        self.running.push(sequence);
+        None
+    }
+}
+
+impl<'w> Model<'w> for Engine<'w> {
+    fn spec(&self) -> &EngineSpec {
+        &self.spec
+    }
+
+    fn slow_down(&mut self, times: f64) {
+        self.spec.times.slowdown *= times;
+    }
+
+    fn forget(&mut self) {
+        self.blocks.forget();
+    }
+
+    fn announce(&mut self, job: Job<'w>) {
+        self.coming.push(job);
+    }
+
+    fn submit(&mut self, job: Job<'w>, _now: f64) -> Result<(), String> {
+        self.coming.retain(|other| other.request != job.request);
+        self.waiting.push_back(Sequence {
+            job,
+            computed: 0,
+            target: job.prompt as usize,
+            generated: 0,
+            scheduled: 0,
+            held: Vec::new(),
+            admitted: false,
+            cached: 0,
+        });
+        Ok(())
+    }
+
+    fn busy_until(&self) -> Option<f64> {
+        self.step.map(|step| step.ends)
+    }
+
+    fn counts(&self) -> (usize, usize) {
+        (self.waiting.len(), self.running.len())
+    }
+
+    fn kv_utilization(&self) -> f64 {
+        self.blocks.utilization()
+    }
+
+    fn adapters(&self) -> (Vec<u16>, Vec<u16>) {
+        let distinct = |jobs: &mut dyn Iterator<Item = &Job<'w>>| {
+            let mut adapters: Vec<u16> = jobs.map(|job| job.adapter).filter(|&adapter| adapter != 0).collect();
+            adapters.sort_unstable();
+            adapters.dedup();
+            adapters
+        };
+        let running = distinct(&mut self.running.iter().map(|sequence| &sequence.job));
+        let mut waiting = distinct(&mut self.waiting.iter().map(|sequence| &sequence.job));
+        waiting.retain(|adapter| !running.contains(adapter));
+        (running, waiting)
+    }
+
+    fn progress(&self, each: &mut dyn FnMut(u32, u32)) {
+        self.running.iter().for_each(|sequence| each(sequence.job.request, sequence.generated));
+    }
+
+    fn start(&mut self, now: f64, admitted: &mut dyn FnMut(u32, u32)) -> Result<Option<f64>, String> {
+        let (mut batch, mut budget) = (Batch::default(), self.spec.budget);
+        let preempted = self.serve_running(&mut batch, &mut budget);
+        if !preempted {
+            self.admit(&mut batch, &mut budget, admitted);
+        }
+        if self.running.iter().all(|sequence| sequence.scheduled == 0) {
+            return Ok(None);
+        }
+        let ends = now + self.spec.times.step_ms(batch);
+        self.step = Some(Step { ends });
+        Ok(Some(ends))
+    }
+
+    fn end(&mut self, events: &mut Vec<Event>) -> Result<(), String> {
+        self.step = None;
+        let blocks = &mut self.blocks;
+        self.running.retain_mut(|sequence| {
+            let scheduled = std::mem::take(&mut sequence.scheduled);
+            sequence.computed += scheduled;
+            if scheduled == 0 || sequence.computed < sequence.target {
+                return true;
+            }
+            sequence.generated += 1;
+            sequence.target += 1;
+            if sequence.generated == 1 {
+                events.push(Event::First(sequence.job.request));
+            }
+            let done = sequence.generated >= sequence.job.output;
+            if done {
+                events.push(Event::Done(sequence.job.request));
+                blocks.release(&sequence.held);
+            }
+            !done
+        });
+        Ok(())
+    }
+
+    fn would_find(&self, job: &Job<'w>) -> u32 {
         let held = self.blocks.peek(job.blocks);
         let longest = |blocks: &[u64]| blocks.iter().zip(job.blocks).take_while(|(a, b)| a == b).count();
         let ahead = self.waiting.iter().map(|sequence| sequence.job.blocks).chain(self.coming.iter().map(|job| job.blocks));
@@ -313,8 +366,7 @@ impl<'w> Engine<'w> {
         u32::try_from(found * BLOCK_TOKENS).unwrap_or(u32::MAX).min(job.prompt.saturating_sub(1))
     }
 
-    /// All that is under way, for who sees everything.
-    pub(crate) fn inside(&self) -> Inside {
+    fn inside(&self) -> Inside {
         let mut inside = Inside { prefills: Vec::new(), decodes: Vec::new() };
         for sequence in &self.running {
             let (computed, output) = (sequence.computed + sequence.scheduled, f64::from(sequence.job.output - sequence.generated));
@@ -337,7 +389,7 @@ impl<'w> Engine<'w> {
 // === impl Sequence ===
 
 impl Sequence<'_> {
-    /// The step computes `tokens` of it; full blocks of its prompt can be found from now on, as in vLLM.
+    /// The step computes `tokens` of it; its full blocks can be found at once, as in vLLM.
     fn schedule(&mut self, tokens: usize, batch: &mut Batch, blocks: &mut Blocks) {
         let (from, to) = (self.computed, self.computed + tokens);
         self.scheduled = tokens;
@@ -348,85 +400,14 @@ impl Sequence<'_> {
         }
         batch.prefill += tokens as f64;
         batch.pairs += (to as f64).powi(2) - (from as f64).powi(2);
+        self.publish(from, to, blocks);
+    }
+
+    /// Full blocks of its prompt, between these tokens, can be found from now on.
+    fn publish(&self, from: usize, to: usize, blocks: &mut Blocks) {
         let full = from / BLOCK_TOKENS..(to / BLOCK_TOKENS).min(self.job.blocks.len());
         for (block, hash) in self.held.iter().zip(self.job.blocks).take(full.end).skip(full.start) {
             blocks.publish(*block, *hash);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const H100: EngineSpec = crate::hardware::LLAMA_8B_H100;
-
-    /// Runs requests of (arrival, prompt, output, blocks) to their end; TTFT, end and cached tokens of each.
-    fn run(spec: EngineSpec, requests: &[(f64, u32, u32, Vec<u64>)]) -> (Vec<(f64, f64, u32)>, u64) {
-        let mut engine = Engine::new(spec);
-        let mut out = vec![(0.0, 0.0, 0); requests.len()];
-        let (mut next, mut now, mut events) = (0, 0.0, Vec::new());
-        loop {
-            while let Some((at, prompt, output, blocks)) = requests.get(next).filter(|request| request.0 <= now) {
-                let _ = at;
-                engine.submit(Job { request: next as u32, prompt: *prompt, output: *output, blocks });
-                next += 1;
-            }
-            let started = engine.start(now, |request, cached| out[request as usize].2 = cached);
-            match (started, requests.get(next)) {
-                (Some(ends), _) => {
-                    now = ends;
-                    engine.end(&mut events);
-                    for event in events.drain(..) {
-                        match event {
-                            Event::First(request) => out[request as usize].0 = now - requests[request as usize].0,
-                            Event::Done(request) => out[request as usize].1 = now - requests[request as usize].0,
-                        }
-                    }
-                }
-                (None, Some((at, ..))) => now = *at,
-                (None, None) => break,
-            }
-        }
-        assert_eq!(engine.blocks_held(), 0, "every block comes back");
-        (out, engine.preemptions())
-    }
-
-    #[test]
-    fn a_lone_request_takes_the_formulas_time() {
-        let (out, _) = run(H100, &[(0.0, 8192, 11, vec![])]);
-        let times = H100.times;
-        let ttft = times.mixed_ms((0.0, 0.0), 8192.0, 0.0);
-        let decodes: f64 = (1..=10).map(|i| times.mixed_ms((1.0, 8192.0 + f64::from(i)), 0.0, 0.0)).sum();
-        assert!((out[0].0 - ttft).abs() < 1e-9 && (out[0].1 - ttft - decodes).abs() < 1e-6, "{out:?}");
-    }
-
-    #[test]
-    fn long_prompts_come_in_chunks() {
-        let (out, _) = run(H100, &[(0.0, 20_000, 1, vec![])]);
-        assert!((out[0].0 - H100.times.cold_ms(20_000, 8192)).abs() < 1e-6);
-        assert_eq!(out[0].0, out[0].1);
-    }
-
-    #[test]
-    fn a_repeated_prompt_hits_all_but_its_end() {
-        let blocks: Vec<u64> = (1..=100).collect();
-        let (out, _) = run(H100, &[(0.0, 6400, 5, blocks.clone()), (1e4, 6400, 5, blocks.clone()), (2e4, 7000, 5, blocks)]);
-        assert_eq!(out.iter().map(|row| row.2).collect::<Vec<_>>(), [0, 6400 - 64, 6400]);
-    }
-
-    #[test]
-    fn all_end_and_every_block_comes_back_under_preemption() {
-        let requests: Vec<_> = (0..60).map(|i| (f64::from(i) * 5.0, 1000 + 37 * i, 400, vec![])).collect();
-        let (out, preemptions) = run(EngineSpec { kv_blocks: 300, ..H100 }, &requests);
-        assert!(preemptions > 0 && out.iter().all(|row| row.1 > row.0 && row.0 > 0.0));
-    }
-
-    #[test]
-    fn who_comes_first_is_served_first() {
-        let requests: Vec<_> = (0..20).map(|i| (f64::from(i), 9000, 1, vec![])).collect();
-        let (out, _) = run(H100, &requests);
-        let firsts: Vec<f64> = out.iter().zip(&requests).map(|(row, request)| row.0 + request.0).collect();
-        assert!(firsts.is_sorted(), "{firsts:?}");
     }
 }

@@ -10,6 +10,8 @@ pub(crate) const LLAMA_8B_H100: EngineSpec = EngineSpec {
     budget: 8192,
     sequences_max: 256,
     api_ms: 7.0,
+    adapter_places: 0,
+    adapter_load_ms: 0.0,
 };
 
 /// Qwen3 32B on one H200 SXM.

@@ -22,6 +22,7 @@ mod world;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Instant;
 
 use clap::{Parser, Subcommand};
 
@@ -175,6 +176,7 @@ fn campaigns(
         let known: Vec<&str> = all.iter().map(|grid| grid.name.as_str()).collect();
         return Err(format!("no campaign is called `{unknown}`; there are {}", known.join(", ")));
     }
+    let began = Instant::now();
     for mut grid in all.into_iter().filter(wanted) {
         if !policies.is_empty() {
             grid.policies = policies.to_vec();
@@ -182,9 +184,13 @@ fn campaigns(
         if !loads.is_empty() {
             grid.loads = loads.to_vec();
         }
-        let _ = writeln!(std::io::stderr(), "{}", grid.name);
         let known = if resume { Store::read(file)?.cells } else { Vec::new() };
+        let (pieces, mut done) = (grid.kinds.len() * grid.seeds.len(), 0);
         grid.run(threads, &known, |cells| {
+            done += 1;
+            let last = cells.last().map_or(String::new(), |cell| format!("{}, seed {}", cell.workload, cell.seed));
+            let since = began.elapsed().as_secs();
+            let _ = writeln!(std::io::stderr(), "{since:>5} s  {} {done} of {pieces}: {last}, {} runs", grid.name, cells.len());
             let mut store = Store::read(file)?;
             store.put(cells, Vec::new());
             store.write(file)
@@ -222,6 +228,5 @@ fn kinds(names: &[String]) -> Result<Vec<Kind>, String> {
     if names.is_empty() {
         return Ok(Kind::MAIN.to_vec());
     }
-    let all = || Kind::MAIN.into_iter().chain(Kind::FURTHER);
-    names.iter().map(|name| all().find(|kind| kind.name() == name).ok_or_else(|| format!("no workload is called `{name}`"))).collect()
+    names.iter().map(|name| Kind::all().find(|kind| kind.name() == name).ok_or_else(|| format!("no workload is called `{name}`"))).collect()
 }

@@ -5,7 +5,7 @@ mod rival;
 pub(crate) use rival::{Rival, View};
 
 use scheduler::plugin::Value;
-use scheduler::{PipelineSpec, PluginSpec};
+use scheduler::{PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec};
 
 use crate::hardware::LLAMA_8B_H100;
 
@@ -71,6 +71,8 @@ impl Policy {
             }
             "2/2/3" => weighted(&[]),
             "2/2/3/2" => weighted(&[("no-hit-lru-scorer", 2.0)]),
+            "2/2/3+lora" => weighted(&[("lora-affinity-scorer", 3.0)]),
+            "random" => profile(vec![scorer("random-picker", 1.0)]),
             "2/2/3+active" => weighted(&[("active-request-scorer", 2.0)]),
             "affinity+token-load" => {
                 let spec = LLAMA_8B_H100;
@@ -83,13 +85,33 @@ impl Policy {
         })
     }
 
-    /// What the snapshots of a pool under it are made with.
-    pub(crate) fn pipeline(&self) -> PipelineSpec {
+    /// What the snapshots of a pool under it are made with; `split`: of prefill and of decode engines.
+    pub(crate) fn pipeline(&self, split: bool) -> Result<PipelineSpec, String> {
         match self {
-            Self::Config(spec) => spec.clone(),
-            Self::Rival(_) => PipelineSpec::default(),
+            Self::Config(spec) if split => Ok(disaggregated(spec)),
+            Self::Config(spec) => Ok(spec.clone()),
+            Self::Rival(rival) if split => Err(format!("{rival:?} picks one engine for a request, not two")),
+            Self::Rival(_) => Ok(PipelineSpec::default()),
         }
     }
+}
+
+/// The same profile for decode and, where the decode engine lacks much of a prompt, for a prefill before.
+fn disaggregated(spec: &PipelineSpec) -> PipelineSpec {
+    /// Tokens to work through that are worth a transfer.
+    const UNCACHED_TOKENS: f64 = 256.0;
+    let decider =
+        PluginSpec { parameters: vec![number("nonCachedTokens", UNCACHED_TOKENS)], ..PluginSpec::of_type("prefix-based-pd-decider") };
+    let deciders = Value::Map(vec![("prefill".to_owned(), Value::Text(decider.name().to_owned()))]);
+    let handler = PluginSpec { parameters: vec![("deciders".to_owned(), deciders)], ..PluginSpec::of_type("disagg-profile-handler") };
+    let of = |stage: &str| {
+        let filter = ProfilePlugin { name: format!("{stage}-filter"), weight: 1.0 };
+        let scorers = spec.profiles.iter().flat_map(|profile| profile.plugins.clone());
+        ProfileSpec { name: stage.to_owned(), plugins: std::iter::once(filter).chain(scorers).collect() }
+    };
+    let filters = ["prefill-filter", "decode-filter"].map(PluginSpec::of_type);
+    let plugins = spec.plugins.iter().cloned().chain(filters).chain([decider, handler.clone()]).collect();
+    PipelineSpec { plugins, profiles: vec![of("decode"), of("prefill")], profile_handler: handler.name().to_owned(), ..spec.clone() }
 }
 
 fn number(key: &str, number: f64) -> (String, Value) {
@@ -108,9 +130,9 @@ mod tests {
     fn every_policy_can_be_built() {
         for name in MAIN {
             let policy = Policy::named(name).unwrap();
-            scheduler::Pipeline::build(&policy.pipeline()).unwrap();
+            scheduler::Pipeline::build(&policy.pipeline(false).unwrap()).unwrap();
         }
         assert!(Policy::named("best").is_err() && Policy::named("ours:externality").is_err());
-        assert!(scheduler::Pipeline::build(&Policy::named("ours:decodeWeight=0").unwrap().pipeline()).is_ok());
+        assert!(scheduler::Pipeline::build(&Policy::named("ours:decodeWeight=0").unwrap().pipeline(true).unwrap()).is_ok());
     }
 }

@@ -2,9 +2,9 @@
 
 use scheduler::in_flight::{InFlight, Load, Ticket};
 use scheduler::prefix::PrefixIndex;
-use scheduler::{Decision, EndpointRef, Local, Request, Rng, Snapshot, schedule};
+use scheduler::{AdapterRoom, Decision, EndpointIndex, EndpointRef, Local, Request, Rng, Snapshot, schedule};
 
-use crate::engine::{BLOCK_TOKENS, Engine, Job};
+use crate::engine::{BLOCK_TOKENS, Job, Model};
 use crate::policy::{Policy, View};
 
 /// Entries of a prefix index: twice what eight engines hold.
@@ -18,6 +18,9 @@ pub(crate) struct Router {
     matched: Vec<u32>,
     cold_picks: Vec<u64>,
     cold_picks_made: u64,
+    /// Adapters given to each endpoint and when, by the count of picks, the last given last.
+    given: Vec<Vec<(u16, u64)>>,
+    rooms: Vec<AdapterRoom>,
     /// What each other proxy told of each endpoint last.
     told: Vec<Vec<Option<(EndpointRef, Load)>>>,
     turn: usize,
@@ -30,6 +33,13 @@ pub(crate) struct Picked {
     pub(crate) ticket: Ticket,
     /// Tokens of its prompt that were believed to be there.
     pub(crate) matched_tokens: u32,
+    /// Who works through its prompt before, if that is another.
+    pub(crate) prefill: Option<(usize, Ticket)>,
+}
+
+/// What a LoRA adapter is called, and the base model.
+pub(crate) fn adapter_name(adapter: u16) -> String {
+    if adapter == 0 { "m".to_owned() } else { format!("adapter-{adapter}") }
 }
 
 // === impl Router ===
@@ -43,6 +53,8 @@ impl Router {
             matched: Vec::new(),
             cold_picks: Vec::new(),
             cold_picks_made: 0,
+            given: Vec::new(),
+            rooms: Vec::new(),
             told: vec![Vec::new(); of],
             turn: number * 3,
         }
@@ -55,6 +67,7 @@ impl Router {
             self.prefixes.set_capacity(*endpoint, u32::try_from(kv_blocks).unwrap_or(u32::MAX));
         }
         self.cold_picks.resize(refs.len(), 0);
+        self.given.resize(refs.len(), Vec::new());
         self.ledger.others_mut().start(refs);
         for rows in &mut self.told {
             rows.clear();
@@ -72,16 +85,23 @@ impl Router {
     }
 
     /// Picks by the policy and records it; `None` when the scheduler has nobody to name.
-    pub(crate) fn pick(&mut self, policy: &Policy, snapshot: &Snapshot, job: &Job<'_>, engines: &[Engine<'_>], now: f64) -> Option<Picked> {
+    pub(crate) fn pick<'w>(
+        &mut self,
+        policy: &Policy,
+        snapshot: &Snapshot,
+        job: &Job<'w>,
+        engines: &[Box<dyn Model<'w> + 'w>],
+        now: f64,
+    ) -> Option<Picked> {
         let refs: Vec<EndpointRef> = snapshot.endpoints().iter().map(|endpoint| endpoint.id).collect();
         self.prefixes.matched(job.blocks, &refs, &mut self.matched);
-        let at = match policy {
+        let (at, prefill) = match policy {
             Policy::Config(_) => self.scheduled(snapshot, job)?,
             Policy::Rival(rival) => {
                 self.turn += 1;
                 let loads: Vec<Load> = refs.iter().map(|endpoint| self.ledger.load(*endpoint)).collect();
                 let view = View { snapshot, loads: &loads, matched: &self.matched, job, engines, now, turn: self.turn };
-                rival.pick(&view, &mut self.rng)?
+                (rival.pick(&view, &mut self.rng)?, None)
             }
         };
         let endpoint = *refs.get(at)?;
@@ -91,16 +111,52 @@ impl Router {
             self.cold_picks_made += 1;
             *last = self.cold_picks_made;
         }
-        let matched = self.matched.get(at).copied().unwrap_or(0);
+        let first = prefill.unwrap_or(at);
+        let matched = self.matched.get(first).copied().unwrap_or(0);
         let matched_tokens = matched.saturating_mul(BLOCK_TOKENS as u32).min(job.prompt);
+        let uncached = job.prompt - matched_tokens;
+        self.given(at, job);
         self.prefixes.record(endpoint, job.blocks);
-        let ticket = self.ledger.admit_prompt(endpoint, job.prompt, job.prompt - matched_tokens);
-        Some(Picked { at, ticket, matched_tokens })
+        let ticket = self.ledger.admit_prompt(endpoint, job.prompt, if first == at { uncached } else { 0 });
+        let prefill = match refs.get(first).filter(|_| first != at) {
+            Some(&endpoint) => {
+                self.given(first, job);
+                self.prefixes.record(endpoint, job.blocks);
+                Some((first, self.ledger.admit_prompt(endpoint, job.prompt, uncached)))
+            }
+            None => None,
+        };
+        Some(Picked { at, ticket, matched_tokens, prefill })
     }
 
-    fn scheduled(&mut self, snapshot: &Snapshot, job: &Job<'_>) -> Option<usize> {
+    /// The endpoint was given a request: its adapter is there from now on.
+    fn given(&mut self, at: usize, job: &Job<'_>) {
+        let Some(row) = self.given.get_mut(at).filter(|_| job.adapter > 0) else { return };
+        row.retain(|(adapter, _)| *adapter != job.adapter);
+        row.push((job.adapter, u64::from(job.request) + 1));
+    }
+
+    /// Who has room for the job's adapter.
+    fn look(&mut self, snapshot: &Snapshot, job: &Job<'_>) {
+        self.rooms.clear();
+        let places = snapshot.metrics().iter().map(|metrics| metrics.lora.as_ref().map_or(0, |lora| lora.max as usize));
+        for (row, places) in self.given.iter().zip(places).filter(|_| job.adapter > 0) {
+            let kept = row.get(row.len().saturating_sub(places)..).unwrap_or(&[]);
+            self.rooms.push(match kept.first() {
+                _ if places == 0 => AdapterRoom::Unknown,
+                _ if kept.iter().any(|(adapter, _)| *adapter == job.adapter) => AdapterRoom::Loaded,
+                Some(&(_, displaced_used)) if kept.len() >= places => AdapterRoom::Full { displaced_used },
+                _ => AdapterRoom::Free,
+            });
+        }
+    }
+
+    /// Who decodes, and who works through the prompt before.
+    fn scheduled(&mut self, snapshot: &Snapshot, job: &Job<'_>) -> Option<(usize, Option<usize>)> {
+        self.look(snapshot, job);
+        let model = adapter_name(job.adapter);
         let request = Request {
-            model: "m",
+            model: &model,
             prompt_tokens: job.prompt,
             prefix_blocks: job.blocks,
             prefix_block_tokens: BLOCK_TOKENS as u32,
@@ -111,11 +167,11 @@ impl Router {
             matched_blocks: &self.matched,
             ejected: &[],
             last_cold_picks: &self.cold_picks,
-            adapter_rooms: &[],
+            adapter_rooms: &self.rooms,
             metrics_stale: false,
         };
         match schedule(snapshot, &request, local, &mut self.rng, None) {
-            Decision::Route(route) => Some(route.ranked.first().get()),
+            Decision::Route(route) => Some((route.ranked.first().get(), route.prefill.map(EndpointIndex::get))),
             _ => None,
         }
     }

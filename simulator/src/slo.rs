@@ -17,7 +17,7 @@ use scheduler::{
     promise, schedule,
 };
 
-use crate::engine::{Engine, EngineSpec, Event, Job};
+use crate::engine::{Engine, EngineSpec, Event, Job, Model};
 use crate::hardware::LLAMA_8B_H100;
 use crate::workload::Dice;
 
@@ -134,13 +134,14 @@ pub(crate) fn capacity() -> f64 {
         let (mut engine, mut dice, mut events) = (Engine::new(spec(slowdown)), Dice::seeded(1), Vec::new());
         let (mut now, mut done, mut next) = (0.0, 0.0, 0);
         let mut submit = |engine: &mut Engine<'_>| {
-            engine.submit(Job { request: next, prompt: prompt(&mut dice), output: OUTPUT, blocks: &[] });
+            let job = Job { request: next, prompt: prompt(&mut dice), output: OUTPUT, blocks: &[], adapter: 0, prefilled: false };
+            let _ = engine.submit(job, 0.0);
             next += 1;
         };
         (0..2 * ENGINE.sequences_max).for_each(|_| submit(&mut engine));
-        while let Some(ends) = engine.start(now, |_, _| {}).filter(|ends| *ends < LASTING_MS) {
+        while let Some(ends) = engine.start(now, &mut |_, _| {}).ok().flatten().filter(|ends| *ends < LASTING_MS) {
             now = ends;
-            engine.end(&mut events);
+            let _ = engine.end(&mut events);
             for event in events.drain(..) {
                 if matches!(event, Event::Done(_)) {
                     done += 1.0;
@@ -336,16 +337,17 @@ impl<'w> World<'w> {
 
     fn submits(&mut self, at: usize, now: f64) {
         let Some(flight) = self.flights.get(at) else { return };
-        let (endpoint, job) = (flight.endpoint, Job { request: at as u32, prompt: flight.prompt, output: OUTPUT, blocks: &[] });
+        let endpoint = flight.endpoint;
+        let job = Job { request: at as u32, prompt: flight.prompt, output: OUTPUT, blocks: &[], adapter: 0, prefilled: false };
         if let Some(engine) = self.engines.get_mut(endpoint) {
-            engine.submit(job);
+            let _ = engine.submit(job, now);
         }
         self.start_step(endpoint, now);
     }
 
     fn start_step(&mut self, at: usize, now: f64) {
         let Some(engine) = self.engines.get_mut(at).filter(|engine| engine.busy_until().is_none()) else { return };
-        let Some(ends) = engine.start(now, |_, _| {}) else { return };
+        let Ok(Some(ends)) = engine.start(now, &mut |_, _| {}) else { return };
         self.plan(ends, What::StepEnds(at));
         let waits = self.waiting.get(at).is_none_or(|waiting| !waiting.is_empty());
         let Some(endpoint) = self.refs.get(at).filter(|_| !waits) else { return };
@@ -358,9 +360,9 @@ impl<'w> World<'w> {
     /// How many requests ended.
     fn step_ends(&mut self, at: usize, now: f64, events: &mut Vec<Event>) -> usize {
         let Some(engine) = self.engines.get_mut(at) else { return 0 };
-        engine.end(events);
+        let _ = engine.end(events);
         let (ledger, flights) = (&mut self.ledger, &mut self.flights);
-        engine.progress(|request, _| {
+        engine.progress(&mut |request, _| {
             let ticket = flights.get_mut(request as usize).filter(|flight| flight.first < now).and_then(|flight| flight.ticket.as_mut());
             ticket.into_iter().for_each(|ticket| ledger.decoded(ticket, 1));
         });

@@ -16,6 +16,8 @@ pub(crate) struct Line {
     pub(crate) output: u32,
     /// One for each 512 tokens of the prompt; none: the prompt is like no other.
     pub(crate) ids: Vec<u64>,
+    /// The LoRA adapter it is for; 0: none.
+    pub(crate) adapter: u16,
 }
 
 /// What a real server did with a request, ms.
@@ -36,6 +38,7 @@ pub(crate) fn mooncake(which: &str) -> Result<Vec<Line>, String> {
             prompt: tokens(value.get("input_length")?)?.max(1),
             output: tokens(value.get("output_length")?)?.max(1),
             ids: value.get("hash_ids")?.as_array()?.iter().map(Value::as_u64).collect::<Option<_>>()?,
+            ..Line::default()
         })
     };
     json_lines(&format!("mooncake_{which}_trace.jsonl.gz"), line)
@@ -51,11 +54,32 @@ pub(crate) fn azure(which: &str) -> Result<Vec<Line>, String> {
             let clock = cells.next()?.split_once(' ')?.1;
             let seconds = clock.split(':').try_fold(0.0, |sum, part| Some(sum * 60.0 + part.parse::<f64>().ok()?))?;
             let (prompt, output) = (cells.next()?.parse::<u32>().ok()?, cells.next()?.parse::<u32>().ok()?);
-            Some(Line { at: seconds * 1e3, prompt: prompt.max(1), output: output.max(1), ids: Vec::new() })
+            Some(Line { at: seconds * 1e3, prompt: prompt.max(1), output: output.max(1), ..Line::default() })
         })();
         lines.push(line.ok_or_else(|| format!("{file}: no such line is known: {text}"))?);
     }
     Ok(lines)
+}
+
+/// A client of ServeGen's, in the place of whom requests are drawn.
+#[derive(Clone, Debug)]
+pub(crate) struct Client {
+    /// Requests a second and the coefficient of variation of what is between them, one pair for each ten minutes.
+    pub(crate) windows: Vec<[f64; 2]>,
+    /// Quantiles, evenly spaced.
+    pub(crate) prompt: Vec<u32>,
+    pub(crate) output: Vec<u32>,
+}
+
+/// ServeGen's clients of one model.
+pub(crate) fn servegen() -> Result<Vec<Client>, String> {
+    let counts = |value: &Value| value.as_array()?.iter().map(tokens).collect::<Option<Vec<u32>>>();
+    let pair = |value: &Value| Some([value.get(0)?.as_f64()?, value.get(1)?.as_f64()?]);
+    let line = |value: &Value| {
+        let windows = value.get("windows")?.as_array()?.iter().map(pair).collect::<Option<_>>()?;
+        Some(Client { windows, prompt: counts(value.get("prompt")?)?, output: counts(value.get("output")?)? })
+    };
+    json_lines("servegen_m-small_clients.jsonl.gz", line)
 }
 
 /// A run of a real vLLM server, and what it did.
@@ -67,7 +91,7 @@ pub(crate) fn vllm(which: &str) -> Result<(Vec<Line>, Vec<Served>), String> {
             at: queued * 1e3,
             prompt: tokens(value.get("input_toks")?)?,
             output: tokens(value.get("output_toks")?)?,
-            ids: Vec::new(),
+            ..Line::default()
         };
         let steps = f64::from(line.output.saturating_sub(1).max(1));
         Some((line, Served { ttft: (first - queued) * 1e3, tpot: (last - first) * 1e3 / steps }))
@@ -103,6 +127,8 @@ mod tests {
         assert_eq!(shape(&mooncake("synthetic").unwrap()), (3_993, 15_325));
         assert_eq!(shape(&azure("code").unwrap()), (8_819, 2_047));
         assert_eq!(shape(&azure("conv").unwrap()), (19_366, 1_154));
+        let clients = servegen().unwrap();
+        assert_eq!((clients.len(), clients.iter().map(|client| client.windows.len()).min()), (23, Some(24)));
         for run in ["llama31-8b_rtx4090", "llama31-8b_rtxpro6000", "qwen3-32b_tp2_rtxpro6000"] {
             let (lines, served) = vllm(run).unwrap();
             assert_eq!((lines.len(), served.len()), (300, 300));

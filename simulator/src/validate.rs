@@ -3,7 +3,8 @@
 //! A real run says when each request was queued, got its first token and its last. The engine is given the same arrivals; its step times, its KV
 //! memory and its budget are searched for (from a guess by the GPU's bandwidth) until the even requests agree, and judged by the odd ones.
 
-use crate::engine::{BLOCK_TOKENS, Engine, EngineSpec, Event, StepTimes};
+use crate::engine::{BLOCK_TOKENS, Engine, EngineSpec, Event, Model, StepTimes};
+use crate::hardware::LLAMA_8B_H100;
 use crate::measure::{quantile, sorted};
 use crate::trace::{self, Served};
 use crate::workload::{Dice, Workload};
@@ -38,9 +39,10 @@ pub(crate) fn all(tries: usize) -> Result<Vec<Row>, String> {
         let (lines, real) = trace::vllm(run)?;
         let workload = Workload::of(&lines);
         let times = StepTimes { decode, prefill, overhead: 1.0, slowdown: 1.0 };
-        let guess = EngineSpec { times, kv_blocks: kv_tokens / BLOCK_TOKENS, budget: 2048, sequences_max: 256, api_ms: 0.0 };
-        let fitted = fit(&workload, &real, guess, tries);
-        let simulated = play(&workload, fitted);
+        let guess =
+            EngineSpec { times, kv_blocks: kv_tokens / BLOCK_TOKENS, budget: 2048, sequences_max: 256, api_ms: 0.0, ..LLAMA_8B_H100 };
+        let fitted = fit(&workload, &real, guess, tries)?;
+        let simulated = play(&workload, fitted)?;
         for (measure, of) in [("TTFT", (|served: &Served| served.ttft) as fn(&Served) -> f64), ("TPOT", |served: &Served| served.tpot)] {
             let (real, simulated) = (half(&real, of, Half::Odd), half(&simulated, of, Half::Odd));
             let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len().max(1) as f64;
@@ -65,12 +67,12 @@ pub(crate) fn all(tries: usize) -> Result<Vec<Row>, String> {
     Ok(rows)
 }
 
-fn fit(workload: &Workload, real: &[Served], guess: EngineSpec, tries: usize) -> EngineSpec {
+fn fit(workload: &Workload, real: &[Served], guess: EngineSpec, tries: usize) -> Result<EngineSpec, String> {
     let dice = &mut Dice::seeded(5);
     let mut best = (f64::INFINITY, guess);
     for (budget, sequences_max) in [(2048, 128), (2048, 256), (8192, 128), (8192, 256)] {
         let start = EngineSpec { budget, sequences_max, ..guess };
-        let mut now = (loss(workload, real, start), start);
+        let mut now = (loss(workload, real, start)?, start);
         let mut stride = 0.5;
         for number in 0..tries {
             if number % (tries / 5).max(1) == 0 && number > 0 {
@@ -88,7 +90,7 @@ fn fit(workload: &Workload, real: &[Served], guess: EngineSpec, tries: usize) ->
                 let blocks = spec.kv_blocks as f64 * (0.3 * stride * dice.normal()).exp();
                 spec.kv_blocks = (blocks as usize).clamp(20_000 / BLOCK_TOKENS, 900_000 / BLOCK_TOKENS);
             }
-            let tried = loss(workload, real, spec);
+            let tried = loss(workload, real, spec)?;
             if tried < now.0 {
                 now = (tried, spec);
             }
@@ -97,12 +99,12 @@ fn fit(workload: &Workload, real: &[Served], guess: EngineSpec, tries: usize) ->
             best = now;
         }
     }
-    best.1
+    Ok(best.1)
 }
 
 /// How far the even requests are off: logarithms of ratios of quantiles, summed up.
-fn loss(workload: &Workload, real: &[Served], spec: EngineSpec) -> f64 {
-    let simulated = play(workload, spec);
+fn loss(workload: &Workload, real: &[Served], spec: EngineSpec) -> Result<f64, String> {
+    let simulated = play(workload, spec)?;
     let mut loss = 0.0;
     for of in [(|served: &Served| served.ttft) as fn(&Served) -> f64, |served: &Served| served.tpot] {
         let (real, simulated) = (half(real, of, Half::Even), half(&simulated, of, Half::Even));
@@ -110,7 +112,7 @@ fn loss(workload: &Workload, real: &[Served], spec: EngineSpec) -> f64 {
             loss += (quantile(&real, share).max(1.0) / quantile(&simulated, share).max(1.0)).ln().abs();
         }
     }
-    loss
+    Ok(loss)
 }
 
 fn half(rows: &[Served], of: fn(&Served) -> f64, half: Half) -> Vec<f64> {
@@ -118,25 +120,25 @@ fn half(rows: &[Served], of: fn(&Served) -> f64, half: Half) -> Vec<f64> {
 }
 
 /// What one engine does with these arrivals.
-pub(crate) fn play(workload: &Workload, spec: EngineSpec) -> Vec<Served> {
+pub(crate) fn play(workload: &Workload, spec: EngineSpec) -> Result<Vec<Served>, String> {
     let mut engine = Engine::new(spec);
     let mut served = vec![Served { ttft: 0.0, tpot: 0.0 }; workload.requests().len()];
     let (mut next, mut now, mut events) = (0_u32, 0.0, Vec::new());
     loop {
         while let Some(job) = workload.job(next).filter(|_| workload.requests().get(next as usize).is_some_and(|request| request.at <= now))
         {
-            engine.submit(job);
+            engine.submit(job, now)?;
             next += 1;
         }
-        match (engine.start(now, |_, _| ()), workload.requests().get(next as usize)) {
+        match (engine.start(now, &mut |_, _| ())?, workload.requests().get(next as usize)) {
             (Some(ends), _) => now = ends,
             (None, Some(request)) => {
                 now = request.at;
                 continue;
             }
-            (None, None) => return served,
+            (None, None) => return Ok(served),
         }
-        engine.end(&mut events);
+        engine.end(&mut events)?;
         for event in events.drain(..) {
             let (Event::First(request) | Event::Done(request)) = event;
             let (Some(row), Some(asked)) = (served.get_mut(request as usize), workload.requests().get(request as usize)) else { continue };

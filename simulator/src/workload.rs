@@ -3,7 +3,7 @@
 use scheduler::Rng;
 
 use crate::engine::{BLOCK_TOKENS, Job};
-use crate::trace::{self, ID_TOKENS, Line};
+use crate::trace::{self, Client, ID_TOKENS, Line};
 
 /// Requests in order of arrival.
 #[derive(Debug)]
@@ -21,6 +21,7 @@ pub(crate) struct Request {
     pub(crate) at: f64,
     pub(crate) prompt: u32,
     pub(crate) output: u32,
+    pub(crate) adapter: u16,
     first_block: usize,
     blocks: usize,
 }
@@ -44,6 +45,10 @@ pub(crate) enum Kind {
     TenantsZipf,
     /// Agents: 3 to 30 turns, each with all before it and a tool's answer, a second or so apart.
     Agents,
+    /// ServeGen's clients, each with its own bursts and lengths; nothing shared.
+    Clients,
+    /// 64 LoRA adapters, few of them much used, each with a system prompt of 512 tokens.
+    Adapters,
 }
 
 /// Draws from a generator of the scheduler's.
@@ -75,6 +80,29 @@ impl Dice {
         (-2.0 * (1.0 - self.unit()).ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos()
     }
 
+    /// Gamma with this shape and mean 1 (Marsaglia and Tsang).
+    fn gamma(&mut self, shape: f64) -> f64 {
+        let raised = if shape < 1.0 { (1.0 - self.unit()).powf(1.0 / shape) } else { 1.0 };
+        let d = if shape < 1.0 { shape + 1.0 } else { shape } - 1.0 / 3.0;
+        loop {
+            let normal = self.normal();
+            let cube = (1.0 + normal / (9.0 * d).sqrt()).powi(3);
+            if cube > 0.0 && (1.0 - self.unit()).ln() < 0.5 * normal * normal + d - d * cube + d * cube.ln() {
+                return d * cube * raised / shape;
+            }
+        }
+    }
+
+    /// The position drawn where each has such a share.
+    fn among(&mut self, shares: &[f64]) -> usize {
+        let mut left = self.unit() * shares.iter().sum::<f64>();
+        let drawn = shares.iter().position(|share| {
+            left -= share;
+            left <= 0.0
+        });
+        drawn.unwrap_or(shares.len().saturating_sub(1))
+    }
+
     /// Log-normal with this mean and spread, within bounds, whole.
     fn tokens(&mut self, mean: f64, spread: f64, bounds: (f64, f64)) -> u32 {
         (mean * (spread * self.normal() - spread * spread / 2.0).exp()).clamp(bounds.0, bounds.1) as u32
@@ -85,7 +113,11 @@ impl Dice {
 
 impl Kind {
     pub(crate) const MAIN: [Self; 5] = [Self::Conversation, Self::PrefixHeavy, Self::Code, Self::Chat, Self::Tenants];
-    pub(crate) const FURTHER: [Self; 3] = [Self::TenantsRepeated, Self::TenantsZipf, Self::Agents];
+    pub(crate) const FURTHER: [Self; 4] = [Self::TenantsRepeated, Self::TenantsZipf, Self::Agents, Self::Clients];
+
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        Self::MAIN.into_iter().chain(Self::FURTHER).chain([Self::Adapters])
+    }
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -97,11 +129,13 @@ impl Kind {
             Self::TenantsRepeated => "tenants-repeated",
             Self::TenantsZipf => "tenants-zipf",
             Self::Agents => "agents",
+            Self::Clients => "clients",
+            Self::Adapters => "adapters",
         }
     }
 
     /// The highest rate that eight Llama 8B engines on H100 sustain under any policy, requests a second: loads are shares of it. Sustained: the
-    /// median TTFT of the last 30 % of arrivals stays under 5 s. `simulator capacity` finds it.
+    /// median TTFT of the last 30 % of arrivals stays under 5 s.
     pub(crate) fn capacity(self) -> f64 {
         match self {
             Self::Conversation => 12.6,
@@ -110,6 +144,8 @@ impl Kind {
             Self::Chat => 209.0,
             Self::Tenants | Self::TenantsRepeated | Self::TenantsZipf => 18.7,
             Self::Agents => 60.0,
+            Self::Clients => 1_900.0,
+            Self::Adapters => 200.0,
         }
     }
 
@@ -130,6 +166,8 @@ impl Kind {
             Self::TenantsRepeated => tenants(Some(5), 0.0, dice),
             Self::TenantsZipf => tenants(None, 1.0, dice),
             Self::Agents => agents(dice),
+            Self::Clients => clients(&trace::servegen()?, dice),
+            Self::Adapters => adapters(dice),
         };
         Ok(Workload::of(&lines))
     }
@@ -151,7 +189,8 @@ impl Workload {
                 });
             }
             let count = blocks.len() - first_block;
-            requests.push(Request { at: line.at - start, prompt: line.prompt, output: line.output, first_block, blocks: count });
+            let Line { at, prompt, output, adapter, .. } = *line;
+            requests.push(Request { at: at - start, prompt, output, adapter, first_block, blocks: count });
         }
         let span_s = requests.last().map_or(1.0, |last| last.at / 1e3).max(1e-3);
         let rate = requests.len().saturating_sub(1) as f64 / span_s;
@@ -163,8 +202,9 @@ impl Workload {
     }
 
     pub(crate) fn job(&self, request: u32) -> Option<Job<'_>> {
-        let Request { prompt, output, first_block, blocks, .. } = *self.requests.get(request as usize)?;
-        Some(Job { request, prompt, output, blocks: self.blocks.get(first_block..first_block + blocks)? })
+        let Request { prompt, output, adapter, first_block, blocks, .. } = *self.requests.get(request as usize)?;
+        let blocks = self.blocks.get(first_block..first_block + blocks)?;
+        Some(Job { request, prompt, output, blocks, adapter, prefilled: false })
     }
 }
 
@@ -197,23 +237,62 @@ fn copies(lines: &[Line], count: usize, dice: &mut Dice) -> Vec<Line> {
 fn tenants(questions: Option<usize>, zipf: f64, dice: &mut Dice) -> Vec<Line> {
     const TENANTS: usize = 150;
     const REQUESTS: u64 = 12_000;
-    let shares: Vec<f64> = (1..=TENANTS).map(|rank| (rank as f64).powf(-zipf)).collect();
-    let all: f64 = shares.iter().sum();
+    let shares = zipf_shares(TENANTS, zipf);
     let mut at = 0.0;
     let line = |number: u64| {
         at += dice.exponential() * 1e3;
-        let mut left = dice.unit() * all;
-        let tenant = shares.iter().position(|share| {
-            left -= share;
-            left <= 0.0
-        });
-        let tenant = tenant.unwrap_or(TENANTS - 1) as u64;
+        let tenant = dice.among(&shares) as u64;
         let question = questions.map_or(1_000_000 + number, |count| tenant * 1_000 + dice.below(count) as u64);
         let output = dice.tokens(1_000.0, 0.3, (50.0, 4_000.0));
         let system = (0..11).map(|id| 10_000_000 + tenant * 64 + id);
-        Line { at, prompt: 7_200, output, ids: system.chain((0..4).map(|id| 1_000_000_000 + question * 64 + id)).collect() }
+        Line { at, prompt: 7_200, output, ids: system.chain((0..4).map(|id| 1_000_000_000 + question * 64 + id)).collect(), adapter: 0 }
     };
     (0..REQUESTS).map(line).collect()
+}
+
+/// How much each of so many has, the first the most; all alike where `zipf` is 0.
+fn zipf_shares(count: usize, zipf: f64) -> Vec<f64> {
+    (1..=count).map(|rank| (rank as f64).powf(-zipf)).collect()
+}
+
+/// Poisson; the adapter of each by Zipf's law. Prompts of about 1,500 tokens, a third of them the adapter's own.
+fn adapters(dice: &mut Dice) -> Vec<Line> {
+    const REQUESTS: u64 = 12_000;
+    let shares = zipf_shares(64, 1.0);
+    let mut at = 0.0;
+    let line = |number: u64| {
+        at += dice.exponential() * 1e3;
+        let adapter = dice.among(&shares) as u64 + 1;
+        let prompt = ID_TOKENS as u32 + dice.tokens(1_000.0, 0.8, (20.0, 8_000.0));
+        let own = (1..u64::from(prompt).div_ceil(ID_TOKENS as u64)).map(|id| (number + 1) << 20 | id);
+        let ids = std::iter::once(adapter).chain(own).collect();
+        Line { at, prompt, output: dice.tokens(200.0, 0.6, (10.0, 1_000.0)), ids, adapter: adapter as u16 }
+    };
+    (0..REQUESTS).map(line).collect()
+}
+
+/// Every client by itself: in each window as many as its rate asks for, Gamma apart. Thinned to about 60,000 in all.
+fn clients(clients: &[Client], dice: &mut Dice) -> Vec<Line> {
+    const REQUESTS: f64 = 60_000.0;
+    const WINDOW_MS: f64 = 600_000.0;
+    let all: f64 = clients.iter().flat_map(|client| &client.windows).map(|[rate, _]| rate * WINDOW_MS / 1e3).sum();
+    let mut lines = Vec::new();
+    for client in clients {
+        let drawn = |quantiles: &[u32], dice: &mut Dice| quantiles.get(dice.below(quantiles.len())).copied().unwrap_or(1).max(1);
+        // In units of the mean gap: how far the next request is beyond the window's beginning.
+        let mut ahead = dice.unit();
+        for (number, &[rate, spread]) in client.windows.iter().enumerate() {
+            let count = rate * WINDOW_MS / 1e3 / all * REQUESTS;
+            while ahead < count {
+                let at = (number as f64 + ahead / count) * WINDOW_MS;
+                let (prompt, output) = (drawn(&client.prompt, dice), drawn(&client.output, dice));
+                lines.push(Line { at, prompt, output, ..Line::default() });
+                ahead += dice.gamma(1.0 / spread.clamp(0.1, 10.0).powi(2));
+            }
+            ahead -= count;
+        }
+    }
+    in_order(lines)
 }
 
 /// Sessions that arrive by chance. A turn carries all before it; the next comes once a tool has run.
@@ -226,7 +305,7 @@ fn agents(dice: &mut Dice) -> Vec<Line> {
         for _ in 0..3 + dice.below(28) {
             let output = dice.tokens(250.0, 0.7, (20.0, 2_000.0));
             let ids = (0..(prompt as u64).div_ceil(ID_TOKENS as u64)).map(|id| (session + 1) << 20 | id).collect();
-            lines.push(Line { at, prompt: prompt as u32, output, ids });
+            lines.push(Line { at, prompt: prompt as u32, output, ids, adapter: 0 });
             prompt = (prompt + f64::from(output) + f64::from(dice.tokens(900.0, 1.0, (50.0, 12_000.0)))).min(120_000.0);
             at += 2_000.0 + f64::from(output) * 12.0 + dice.exponential() * 3_000.0;
         }
@@ -240,7 +319,7 @@ mod tests {
 
     #[test]
     fn a_seed_is_a_workload_and_another_is_another() {
-        for kind in Kind::MAIN.into_iter().chain(Kind::FURTHER) {
+        for kind in Kind::all() {
             let times = |seed| kind.load(seed).unwrap().requests().iter().map(|request| request.at).collect::<Vec<_>>();
             assert!(times(1) == times(1) && times(1) != times(2), "{}", kind.name());
             assert!(times(1).is_sorted() && times(1)[0] == 0.0);
@@ -249,10 +328,21 @@ mod tests {
 
     #[test]
     fn what_ids_share_blocks_share() {
-        let line = |ids: &[u64]| Line { at: 0.0, prompt: 1_000, output: 1, ids: ids.to_vec() };
+        let line = |ids: &[u64]| Line { prompt: 1_000, output: 1, ids: ids.to_vec(), ..Line::default() };
         let workload = Workload::of(&[line(&[1, 2]), line(&[1, 3]), line(&[]), line(&[])]);
         let blocks = |request| workload.job(request).unwrap().blocks.to_vec();
         let shared = |a: u32, b: u32| blocks(a).iter().zip(blocks(b)).take_while(|(a, b)| **a == *b).count();
         assert_eq!((blocks(0).len(), shared(0, 1), shared(0, 2), shared(2, 3)), (15, 8, 0, 0));
+    }
+
+    #[test]
+    fn gamma_draws_have_mean_one_and_the_spread_asked_for() {
+        for spread in [0.3, 1.0, 2.0] {
+            let dice = &mut Dice::seeded(3);
+            let drawn: Vec<f64> = (0..40_000).map(|_| dice.gamma(1.0 / (spread * spread))).collect();
+            let mean = drawn.iter().sum::<f64>() / drawn.len() as f64;
+            let variance = drawn.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / drawn.len() as f64;
+            assert!((mean - 1.0).abs() < 0.05 && (variance.sqrt() / spread - 1.0).abs() < 0.08, "{spread}: {mean} {variance}");
+        }
     }
 }

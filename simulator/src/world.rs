@@ -7,52 +7,25 @@
 //!  every `scrape` ms: metrics of all engines, and the step model learned so far, to all proxies
 //! ```
 
+mod setting;
+#[cfg(test)]
+mod tests;
+pub(crate) use setting::{Change, Setting, Sharing};
+
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
 use scheduler::in_flight::{Load, Ticket};
-use scheduler::{Endpoint, EndpointMetrics, EndpointRef, Incarnation, Pipeline, Readiness, Slot, Snapshot, Version};
+use scheduler::{
+    Endpoint, EndpointMetrics, EndpointRef, Incarnation, LoraMetrics, Pipeline, ROLE_LABEL, Readiness, Slot, Snapshot, Version,
+};
 
-use crate::engine::{BLOCK_TOKENS, Engine, EngineSpec, Event};
+use crate::engine::{BLOCK_TOKENS, Engine, Event, Job, Model};
 use crate::learning::Learning;
 use crate::policy::Policy;
-use crate::router::Router;
+use crate::router::{Picked, Router, adapter_name};
 use crate::workload::{Dice, Workload};
-
-/// What is run, beside the workload and the policy.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Setting {
-    pub(crate) engine: EngineSpec,
-    pub(crate) replicas: usize,
-    /// Every other engine takes so many times as long.
-    pub(crate) odd_slowdown: f64,
-    pub(crate) proxies: usize,
-    pub(crate) sharing: Sharing,
-    /// Metrics are this old at most, ms; 0: never old.
-    pub(crate) scrape_ms: f64,
-    pub(crate) change: Option<Change>,
-}
-
-/// What proxies know of one another.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Sharing {
-    /// Nothing.
-    Private,
-    /// Everything, so many ms later.
-    After(f64),
-}
-
-/// What happens to the pool after a third of the requests.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Change {
-    /// The first engine becomes so many times as slow.
-    Degrades(f64),
-    /// The first engine takes no more requests, and comes back half a minute later with an empty cache.
-    Restarts,
-    /// The last two engines join; before, they were not there.
-    Grows,
-}
 
 /// What became of a request. Times in ms.
 #[derive(Clone, Copy, Debug, Default)]
@@ -76,6 +49,27 @@ enum What {
     Returns,
 }
 
+/// A request under way.
+struct Flight {
+    ticket: Ticket,
+    proxy: usize,
+    /// Where it is decoded.
+    at: usize,
+    /// Output told to the ledger so far.
+    told: u32,
+    prompt: Prompt,
+}
+
+/// Where a prompt is worked through.
+enum Prompt {
+    /// Where it is decoded.
+    There,
+    /// At this other engine.
+    At(usize, Ticket),
+    /// It was, elsewhere.
+    Brought,
+}
+
 /// In the order of time, then of making.
 struct When(f64, u64, What);
 
@@ -83,21 +77,25 @@ struct World<'w> {
     setting: &'w Setting,
     workload: &'w Workload,
     policy: &'w Policy,
-    engines: Vec<Engine<'w>>,
+    engines: Vec<Box<dyn Model<'w> + 'w>>,
     steps_made: Vec<u64>,
     routers: Vec<Router>,
     snapshot: Snapshot,
     refs: Vec<EndpointRef>,
     learning: Learning,
     records: Vec<Record>,
-    /// Ticket and proxy of those under way, and the output told to the ledger so far.
-    flights: Vec<Option<(Ticket, usize, u32)>>,
+    /// Those under way.
+    flights: Vec<Option<Flight>>,
     agenda: BinaryHeap<When>,
     made: u64,
 }
 
 /// Steps of an engine between two looks at how far its streams are: about a tenth of a second.
 const PROGRESS_STEPS: u64 = 16;
+
+/// What it takes to bring a prompt's KV to another engine, ms, and each token of it: 128 KiB at 50 GB/s.
+const TRANSFER_MS: f64 = 1.0;
+const TRANSFER_TOKEN_MS: f64 = 0.0026;
 
 /// How long a restarted engine is away, ms.
 const RESTART_MS: f64 = 30_000.0;
@@ -122,26 +120,9 @@ impl Ord for When {
     }
 }
 
-// === impl Setting ===
-
-impl Setting {
-    /// Eight engines alike behind one proxy, metrics 50 ms old at most.
-    pub(crate) fn plain(engine: EngineSpec) -> Self {
-        Self { engine, replicas: 8, odd_slowdown: 1.0, proxies: 1, sharing: Sharing::Private, scrape_ms: 50.0, change: None }
-    }
-
-    fn specs(&self) -> impl Iterator<Item = EngineSpec> + '_ {
-        (0..self.replicas).map(|at| {
-            let mut spec = self.engine;
-            spec.times.slowdown *= if at % 2 == 1 { self.odd_slowdown } else { 1.0 };
-            spec
-        })
-    }
-}
-
 /// Runs a workload at `rate` requests a second to its end: what became of each request, in order of arrival.
 pub(crate) fn run(workload: &Workload, rate: f64, policy: &Policy, setting: &Setting, seed: u64) -> Result<Vec<Record>, String> {
-    let pipeline = Pipeline::build(&policy.pipeline()).map_err(|error| error.to_string())?;
+    let pipeline = Pipeline::build(&policy.pipeline(setting.prefillers > 0)?).map_err(|error| error.to_string())?;
     let mut world = World::new(workload, policy, setting, pipeline, seed)?;
     world.play(workload.rate / rate, &mut Dice::seeded(seed ^ 0x5eed))?;
     Ok(world.records)
@@ -164,7 +145,7 @@ impl<'w> World<'w> {
             setting,
             workload,
             policy,
-            engines: setting.specs().map(Engine::new).collect(),
+            engines: setting.specs().map(|spec| Box::new(Engine::new(spec)) as Box<dyn Model<'w> + 'w>).collect(),
             steps_made: vec![0; count],
             routers,
             snapshot,
@@ -196,8 +177,8 @@ impl<'w> World<'w> {
             }
             let Some(When(now, _, what)) = self.agenda.pop() else { return Err("nothing is left to happen".to_owned()) };
             match what {
-                What::StepEnds { engine } => left -= self.step_ends(engine, now, &mut events),
-                other => self.happens(other, now),
+                What::StepEnds { engine } => left -= self.step_ends(engine, now, &mut events)?,
+                other => self.happens(other, now)?,
             }
         }
         Ok(())
@@ -208,12 +189,12 @@ impl<'w> World<'w> {
         self.agenda.push(When(at, self.made, what));
     }
 
-    fn happens(&mut self, what: What, now: f64) {
+    fn happens(&mut self, what: What, now: f64) -> Result<(), String> {
         match what {
             What::Arrives { request, engine } => {
-                if let (Some(job), Some(at)) = (self.workload.job(request), self.engines.get_mut(engine)) {
-                    at.submit(job);
-                    self.start_step(engine, now);
+                if let (Some(job), Some(at)) = (self.job_at(request, engine), self.engines.get_mut(engine)) {
+                    at.submit(job, now)?;
+                    self.start_step(engine, now)?;
                 }
             }
             What::StepEnds { .. } => {}
@@ -234,6 +215,18 @@ impl<'w> World<'w> {
             What::Changes => self.changes(now),
             What::Returns => self.returns(),
         }
+        Ok(())
+    }
+
+    /// What the request is at this engine: its prompt alone where another decodes.
+    fn job_at(&self, request: u32, engine: usize) -> Option<Job<'w>> {
+        let job = self.workload.job(request)?;
+        let flight = self.flights.get(request as usize)?.as_ref()?;
+        Some(match flight.prompt {
+            Prompt::At(at, _) if at == engine => Job { output: 1, ..job },
+            Prompt::Brought => Job { prefilled: true, ..job },
+            _ => job,
+        })
     }
 
     fn pick(&mut self, request: u32, proxy: usize, now: f64) -> Result<(), String> {
@@ -244,20 +237,32 @@ impl<'w> World<'w> {
             return Err(format!("no request {request} or no proxy {proxy}"));
         };
         let picked = router.pick(self.policy, &self.snapshot, &job, &self.engines, now).ok_or("nobody was picked")?;
-        let at = picked.at;
-        self.learning.picked(at, request, now, (job.prompt - picked.matched_tokens, job.prompt));
+        let Picked { at, ticket, matched_tokens, prefill } = picked;
         self.records.push(Record { at: now, prompt: job.prompt, output: job.output, ..Record::default() });
-        if let Some(flight) = self.flights.get_mut(request as usize) {
-            *flight = Some((picked.ticket, proxy, 0));
+        let first = prefill.as_ref().map_or(at, |(first, _)| *first);
+        // As in a proxy: the times of a request that two engines work on are nobody's alone.
+        if first == at {
+            self.learning.picked(at, request, now, (job.prompt - matched_tokens, job.prompt));
         }
-        let engine = self.engines.get_mut(at).ok_or("an engine that is not there was picked")?;
+        let prompt = prefill.map_or(Prompt::There, |(first, ticket)| Prompt::At(first, ticket));
+        if let Some(flight) = self.flights.get_mut(request as usize) {
+            *flight = Some(Flight { ticket, proxy, at, told: 0, prompt });
+        }
+        self.send(job, first, now)?;
+        self.tell(proxy, now);
+        for at in [first, at] {
+            if let Some(&endpoint) = self.refs.get(at) {
+                self.tell_placement(proxy, endpoint, request, now);
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, job: Job<'w>, to: usize, now: f64) -> Result<(), String> {
+        let engine = self.engines.get_mut(to).ok_or("an engine that is not there was picked")?;
         engine.announce(job);
         let arrives = now + engine.spec().api_ms;
-        self.plan(arrives, What::Arrives { request, engine: at });
-        self.tell(proxy, now);
-        if let Some(&endpoint) = self.refs.get(at) {
-            self.tell_placement(proxy, endpoint, request, now);
-        }
+        self.plan(arrives, What::Arrives { request: job.request, engine: to });
         Ok(())
     }
 
@@ -281,26 +286,29 @@ impl<'w> World<'w> {
         }
     }
 
-    fn start_step(&mut self, at: usize, now: f64) {
-        let Some(engine) = self.engines.get_mut(at).filter(|engine| engine.busy_until().is_none()) else { return };
+    fn start_step(&mut self, at: usize, now: f64) -> Result<(), String> {
+        let Some(engine) = self.engines.get_mut(at).filter(|engine| engine.busy_until().is_none()) else { return Ok(()) };
         let records = &mut self.records;
-        let ends = engine.start(now, |request, cached| {
+        let ends = engine.start(now, &mut |request, cached| {
             if let Some(record) = records.get_mut(request as usize) {
-                record.cached = cached;
+                record.cached = record.cached.max(cached);
             }
-        });
+        })?;
         if let Some(ends) = ends {
             self.plan(ends, What::StepEnds { engine: at });
         }
+        Ok(())
     }
 
     /// How many requests ended with the step.
-    fn step_ends(&mut self, at: usize, now: f64, events: &mut Vec<Event>) -> usize {
-        let Some(engine) = self.engines.get_mut(at) else { return 0 };
-        engine.end(events);
+    fn step_ends(&mut self, at: usize, now: f64, events: &mut Vec<Event>) -> Result<usize, String> {
+        let Some(engine) = self.engines.get_mut(at) else { return Ok(0) };
+        engine.end(events)?;
         let mut ended = 0;
         for event in events.drain(..) {
             match event {
+                Event::First(request) if self.prefills(request, at) => {}
+                Event::Done(request) if self.prefills(request, at) => self.prefilled(request, now),
                 Event::First(request) => self.first_token(at, request, now),
                 Event::Done(request) => {
                     self.done(request, now);
@@ -315,11 +323,31 @@ impl<'w> World<'w> {
         if steps.is_multiple_of(PROGRESS_STEPS) {
             self.progress(at);
         }
-        self.start_step(at, now);
+        self.start_step(at, now)?;
         if steps.is_multiple_of(PROGRESS_STEPS) {
             self.gap(at, now);
         }
-        ended
+        Ok(ended)
+    }
+
+    /// Is this engine there for the request's prompt alone?
+    fn prefills(&self, request: u32, engine: usize) -> bool {
+        let flight = self.flights.get(request as usize).and_then(Option::as_ref);
+        flight.is_some_and(|flight| matches!(flight.prompt, Prompt::At(at, _) if at == engine))
+    }
+
+    /// The prompt is worked through elsewhere, and its KV goes where it is decoded.
+    fn prefilled(&mut self, request: u32, now: f64) {
+        let (Some(job), Some(Some(flight))) = (self.workload.job(request), self.flights.get_mut(request as usize)) else { return };
+        let (proxy, at) = (flight.proxy, flight.at);
+        if let Prompt::At(_, ticket) = std::mem::replace(&mut flight.prompt, Prompt::Brought)
+            && let Some(router) = self.routers.get_mut(proxy)
+        {
+            router.release(ticket);
+        }
+        let arrives = now + TRANSFER_MS + TRANSFER_TOKEN_MS * f64::from(job.prompt);
+        self.plan(arrives, What::Arrives { request, engine: at });
+        self.tell(proxy, now);
     }
 
     fn first_token(&mut self, at: usize, request: u32, now: f64) {
@@ -327,11 +355,11 @@ impl<'w> World<'w> {
         record.ttft = now - record.at;
         let prompt = record.prompt;
         self.learning.first_token(at, self.refs.get(at).copied(), request, now);
-        let Some(Some((ticket, proxy, told))) = self.flights.get_mut(request as usize) else { return };
-        *told = 1;
-        let proxy = *proxy;
+        let Some(Some(flight)) = self.flights.get_mut(request as usize) else { return };
+        flight.told = 1;
+        let proxy = flight.proxy;
         if let Some(router) = self.routers.get_mut(proxy) {
-            router.first_token(ticket, prompt);
+            router.first_token(&mut flight.ticket, prompt);
         }
         self.tell(proxy, now);
     }
@@ -341,7 +369,7 @@ impl<'w> World<'w> {
             record.e2e = now - record.at;
             self.learning.output(record.output);
         }
-        let Some((ticket, proxy, _)) = self.flights.get_mut(request as usize).and_then(Option::take) else { return };
+        let Some(Flight { ticket, proxy, .. }) = self.flights.get_mut(request as usize).and_then(Option::take) else { return };
         if let Some(router) = self.routers.get_mut(proxy) {
             router.release(ticket);
         }
@@ -352,13 +380,14 @@ impl<'w> World<'w> {
     fn progress(&mut self, at: usize) {
         let Some(engine) = self.engines.get(at) else { return };
         let (flights, routers) = (&mut self.flights, &mut self.routers);
-        engine.progress(|request, generated| {
-            if let Some(Some((ticket, proxy, told))) = flights.get_mut(request as usize)
-                && let Some(router) = routers.get_mut(*proxy)
-                && generated > *told
+        engine.progress(&mut |request, generated| {
+            if let Some(Some(flight)) = flights.get_mut(request as usize)
+                && let Some(router) = routers.get_mut(flight.proxy)
+                && flight.at == at
+                && generated > flight.told
             {
-                router.decoded(ticket, generated - *told);
-                *told = generated;
+                router.decoded(&mut flight.ticket, generated - flight.told);
+                flight.told = generated;
             }
         });
     }
@@ -382,6 +411,7 @@ impl<'w> World<'w> {
                 kv_cache_utilization: Some(engine.kv_utilization() as f32),
                 kv_blocks: u32::try_from(engine.spec().kv_blocks).ok(),
                 kv_block_tokens: u32::try_from(BLOCK_TOKENS).ok(),
+                lora: lora(engine.as_ref()),
                 ..EndpointMetrics::default()
             }
         });
@@ -406,7 +436,7 @@ impl<'w> World<'w> {
 
     /// The restarted engine is back as another life of itself.
     fn returns(&mut self) {
-        self.engines.iter_mut().take(1).for_each(Engine::forget);
+        self.engines.iter_mut().take(1).for_each(|engine| engine.forget());
         let gone = self.refs.first().copied();
         if let Some(first) = self.refs.first_mut() {
             first.incarnation.0 += 1;
@@ -431,78 +461,24 @@ impl<'w> World<'w> {
     }
 }
 
+/// What an engine with places for LoRA adapters reports of them.
+fn lora(engine: &dyn Model<'_>) -> Option<LoraMetrics> {
+    let max = u32::try_from(engine.spec().adapter_places).ok().filter(|&places| places > 0)?;
+    let names = |adapters: Vec<u16>| adapters.into_iter().map(|adapter| adapter_name(adapter).into()).collect();
+    let (running, waiting) = engine.adapters();
+    Some(LoraMetrics { running: names(running), waiting: names(waiting), max })
+}
+
 fn endpoint(at: usize, setting: &Setting) -> Endpoint {
     let absent = setting.change == Some(Change::Grows) && at + 2 >= setting.replicas;
+    let role = (setting.prefillers > 0).then_some(if at < setting.prefillers { "prefill" } else { "decode" });
     Endpoint {
         id: EndpointRef { slot: Slot(u16::try_from(at).unwrap_or(u16::MAX)), incarnation: Incarnation(1) },
         name: format!("engine-{at}").into(),
         address: format!("10.0.{}.{}:8000", at / 250, at % 250 + 1).into(),
         readiness: if absent { Readiness::NotReady } else { Readiness::Ready },
-        labels: Box::default(),
+        labels: role.map(|role| (ROLE_LABEL.into(), role.into())).into_iter().collect(),
         models: Arc::default(),
         age_ms: 60_000,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::hardware::LLAMA_8B_H100;
-    use crate::trace::Line;
-
-    /// Prompts of three families, faster than one engine can serve them.
-    fn workload() -> Workload {
-        let dice = &mut Dice::seeded(4);
-        let line = |number: u32| Line {
-            at: f64::from(number) * 60.0,
-            prompt: 2_000 + 512 * (number % 5),
-            output: 20 + number % 40,
-            ids: (0..12)
-                .map(|id| if id < 3 { u64::from(number % 3) * 100 + id } else { u64::from(number) * 1_000 + id + dice.below(9) as u64 })
-                .collect(),
-        };
-        let lines: Vec<Line> = (0..600).map(line).collect();
-        Workload::of(&lines)
-    }
-
-    fn play(policy: &str, setting: &Setting) -> Vec<Record> {
-        let workload = workload();
-        run(&workload, workload.rate * 3.0, &Policy::named(policy).unwrap(), setting, 7).unwrap()
-    }
-
-    #[test]
-    fn the_same_seed_is_the_same_run_under_every_policy() {
-        for policy in crate::policy::MAIN {
-            let ends = || play(policy, &Setting::plain(LLAMA_8B_H100)).iter().map(|record| record.e2e.to_bits()).collect::<Vec<_>>();
-            assert_eq!(ends(), ends(), "{policy}");
-        }
-    }
-
-    #[test]
-    fn all_are_served_whatever_happens_to_the_pool() {
-        let plain = Setting::plain(LLAMA_8B_H100);
-        for change in [Change::Degrades(3.0), Change::Restarts, Change::Grows] {
-            for sharing in [Sharing::Private, Sharing::After(0.0), Sharing::After(100.0)] {
-                let setting = Setting { change: Some(change), proxies: 3, sharing, scrape_ms: 0.0, ..plain };
-                let records = play("ours", &setting);
-                assert_eq!(records.len(), 600);
-                assert!(records.iter().all(|record| record.ttft > 0.0 && record.e2e >= record.ttft), "{change:?} {sharing:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn prefixes_are_found_where_policies_look_for_them() {
-        let hits = |policy: &str| play(policy, &Setting::plain(LLAMA_8B_H100)).iter().map(|record| u64::from(record.cached)).sum::<u64>();
-        assert!(hits("ours") > hits("round-robin") && hits("2/2/3/2") > hits("round-robin"));
-    }
-
-    #[test]
-    fn proxies_that_hear_of_each_other_at_once_are_as_one() {
-        let of = |sharing| Setting { proxies: 4, sharing, ..Setting::plain(LLAMA_8B_H100) };
-        let mean = |records: &[Record]| records.iter().map(|record| record.ttft).sum::<f64>() / records.len() as f64;
-        let [one, shared, private] =
-            [Setting::plain(LLAMA_8B_H100), of(Sharing::After(0.0)), of(Sharing::Private)].map(|setting| mean(&play("lmetric", &setting)));
-        assert!((shared / one - 1.0).abs() < 0.2 && private > shared, "{one} {shared} {private}");
     }
 }

@@ -3,7 +3,7 @@
 //! come, so it is no bound: a policy that leaves room for them can beat it.
 
 use super::View;
-use crate::engine::{Engine, Inside};
+use crate::engine::{Inside, Model};
 
 /// What a request's end is worth against its first token and those of others: they count alike.
 #[derive(Clone, Copy, Debug, Default)]
@@ -29,8 +29,8 @@ struct Decoding {
     own: bool,
 }
 
-struct Play<'e> {
-    engine: &'e Engine<'e>,
+struct Play<'e, 'w> {
+    engine: &'e dyn Model<'w>,
     now: f64,
     step: f64,
     /// Soonest to end last.
@@ -44,7 +44,7 @@ const BATCH_WEIGHT: f64 = 0.5;
 
 /// Greedy cost of the replica at this position.
 pub(super) fn cost(view: &View<'_, '_>, at: usize) -> f64 {
-    let Some(engine) = view.engines.get(at) else { return f64::INFINITY };
+    let Some(engine) = view.engines.get(at).map(AsRef::as_ref) else { return f64::INFINITY };
     let found = f64::from(engine.would_find(view.job));
     let inside = engine.inside();
     let prompt = f64::from(view.job.prompt);
@@ -56,8 +56,8 @@ pub(super) fn cost(view: &View<'_, '_>, at: usize) -> f64 {
     with.own + (with.others - without.others) + BATCH_WEIGHT * view.requests(at) * service
 }
 
-impl<'e> Play<'e> {
-    fn start(engine: &'e Engine<'_>, now: f64, inside: &Inside) -> Self {
+impl<'e, 'w> Play<'e, 'w> {
+    fn start(engine: &'e dyn Model<'w>, now: f64, inside: &Inside) -> Self {
         let mut decoding: Vec<Decoding> =
             inside.decodes.iter().map(|&(left, context)| Decoding { ends_at: left, base: context, own: false }).collect();
         decoding.sort_by(|a, b| b.ends_at.total_cmp(&a.ends_at));

@@ -4,7 +4,7 @@ use scheduler::in_flight::Load;
 use scheduler::{Readiness, Rng, Snapshot};
 
 use super::oracle;
-use crate::engine::{BLOCK_TOKENS, Engine, Job};
+use crate::engine::{BLOCK_TOKENS, Job, Model};
 use crate::workload::mix;
 
 /// A policy of its own.
@@ -33,7 +33,7 @@ pub(crate) struct View<'a, 'w> {
     pub(crate) loads: &'a [Load],
     pub(crate) matched: &'a [u32],
     pub(crate) job: &'a Job<'w>,
-    pub(crate) engines: &'a [Engine<'w>],
+    pub(crate) engines: &'a [Box<dyn Model<'w> + 'w>],
     pub(crate) now: f64,
     pub(crate) turn: usize,
 }

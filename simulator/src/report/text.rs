@@ -73,15 +73,16 @@ pub(super) const LIMITS: &str = "
 ## What this does not show
 
 Step times without noise; no aborts, failures and priorities; output is never a prefix of a later prompt, as traces do not say which; prompt tokens
-are known exactly; first tokens are seen at once. LoRA adapters, SLO classes, pools split into prefill and decode, and ServeGen's clients are not
-simulated yet. There is one engine model: `aisimulate-core` as a second one behind the same interface was not done.
+are known exactly; first tokens are seen at once. SLO classes are not simulated here. There is one engine model: `aisimulate-core`
+as a second one behind the same interface was not done.
 ";
 
 /// What a setting is, in a sentence.
 pub(super) fn setting(name: &str) -> &'static str {
     match name {
         "further-workloads" => {
-            "Tenants with repeated questions, tenants of very different size, and agents whose every turn carries all before it."
+            "Tenants with repeated questions, tenants of very different size, agents whose every turn carries all before it, and ServeGen's clients: many \
+             short prompts, each client with bursts and lengths of its own."
         }
         "budget-2048" => "Steps of at most 2,048 tokens.",
         "mixed-speeds" => "Every other engine is half as fast; nobody is told.",
@@ -94,6 +95,15 @@ pub(super) fn setting(name: &str) -> &'static str {
         "metrics-2s" => "Metrics up to 2 s old.",
         "one-slows-3x" => "After a third of the requests one engine takes three times as long.",
         "one-restarts" => "After a third of the requests one engine leaves for 30 s and comes back with an empty cache.",
+        "lora-zipf" => {
+            "64 LoRA adapters, much and little used by Zipf's law, eight places for them on each engine; loading one holds a step up for 200 ms, which \
+             our scorer takes for 100. `2/2/3+lora` has lora-affinity-scorer with weight 3 besides."
+        }
+        "prefill-decode" => {
+            "Four engines work through prompts, four decode. KV goes from one to the other in 1 ms and 2.6 µs a token. A prompt is worked through where \
+             it is decoded if at most 255 of its tokens are not cached there. What steps cost is learned of those alone, as in a proxy. `random`: \
+             both picks at random."
+        }
         "two-join" => "Six engines; after a third of the requests two more.",
         _ => "",
     }

@@ -1,0 +1,56 @@
+//! What a run is, beside its workload and policy.
+
+use crate::engine::EngineSpec;
+
+/// A pool and the proxies before it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Setting {
+    pub(crate) engine: EngineSpec,
+    pub(crate) replicas: usize,
+    /// So many of them, the first, work through prompts for the others, which decode; 0: all do both.
+    pub(crate) prefillers: usize,
+    /// Every other engine takes so many times as long.
+    pub(crate) odd_slowdown: f64,
+    pub(crate) proxies: usize,
+    pub(crate) sharing: Sharing,
+    /// Metrics are this old at most, ms; 0: never old.
+    pub(crate) scrape_ms: f64,
+    pub(crate) change: Option<Change>,
+}
+
+/// What proxies know of one another.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Sharing {
+    /// Nothing.
+    Private,
+    /// Everything, so many ms later.
+    After(f64),
+}
+
+/// What happens to the pool after a third of the requests.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Change {
+    /// The first engine becomes so many times as slow.
+    Degrades(f64),
+    /// The first engine takes no more requests, and comes back half a minute later with an empty cache.
+    Restarts,
+    /// The last two engines join; before, they were not there.
+    Grows,
+}
+
+// === impl Setting ===
+
+impl Setting {
+    /// Eight engines alike behind one proxy, metrics 50 ms old at most.
+    pub(crate) fn plain(engine: EngineSpec) -> Self {
+        Self { engine, replicas: 8, prefillers: 0, odd_slowdown: 1.0, proxies: 1, sharing: Sharing::Private, scrape_ms: 50.0, change: None }
+    }
+
+    pub(super) fn specs(&self) -> impl Iterator<Item = EngineSpec> + '_ {
+        (0..self.replicas).map(|at| {
+            let mut spec = self.engine;
+            spec.times.slowdown *= if at % 2 == 1 { self.odd_slowdown } else { 1.0 };
+            spec
+        })
+    }
+}

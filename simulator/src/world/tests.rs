@@ -1,0 +1,74 @@
+use super::*;
+use crate::hardware::LLAMA_8B_H100;
+use crate::trace::Line;
+
+/// Prompts of three families, faster than one engine can serve them.
+fn workload() -> Workload {
+    let dice = &mut Dice::seeded(4);
+    let line = |number: u32| Line {
+        at: f64::from(number) * 60.0,
+        prompt: 2_000 + 512 * (number % 5),
+        output: 20 + number % 40,
+        ids: (0..12)
+            .map(|id| if id < 3 { u64::from(number % 3) * 100 + id } else { u64::from(number) * 1_000 + id + dice.below(9) as u64 })
+            .collect(),
+        adapter: 1 + (number % 5) as u16,
+    };
+    let lines: Vec<Line> = (0..600).map(line).collect();
+    Workload::of(&lines)
+}
+
+fn play(policy: &str, setting: &Setting) -> Vec<Record> {
+    let workload = workload();
+    run(&workload, workload.rate * 3.0, &Policy::named(policy).unwrap(), setting, 7).unwrap()
+}
+
+#[test]
+fn the_same_seed_is_the_same_run_under_every_policy() {
+    for policy in crate::policy::MAIN {
+        let ends = || play(policy, &Setting::plain(LLAMA_8B_H100)).iter().map(|record| record.e2e.to_bits()).collect::<Vec<_>>();
+        assert_eq!(ends(), ends(), "{policy}");
+    }
+}
+
+#[test]
+fn all_are_served_whatever_happens_to_the_pool() {
+    let plain = Setting::plain(LLAMA_8B_H100);
+    for change in [Change::Degrades(3.0), Change::Restarts, Change::Grows] {
+        for sharing in [Sharing::Private, Sharing::After(0.0), Sharing::After(100.0)] {
+            let setting = Setting { change: Some(change), proxies: 3, sharing, scrape_ms: 0.0, ..plain };
+            let records = play("ours", &setting);
+            assert_eq!(records.len(), 600);
+            assert!(records.iter().all(|record| record.ttft > 0.0 && record.e2e >= record.ttft), "{change:?} {sharing:?}");
+        }
+    }
+}
+
+#[test]
+fn all_are_served_by_split_pools_and_with_adapters_too() {
+    let mut setting = Setting { prefillers: 3, ..Setting::plain(LLAMA_8B_H100) };
+    setting.engine.adapter_places = 2;
+    setting.engine.adapter_load_ms = 200.0;
+    for policy in ["ours", "2/2/3", "2/2/3+lora", "random"] {
+        let records = play(policy, &setting);
+        // A first token is worth a transfer at least.
+        assert!(records.len() == 600 && records.iter().all(|record| record.ttft > 8.0 && record.e2e >= record.ttft), "{policy}");
+    }
+    let workload = workload();
+    assert!(run(&workload, 1.0, &Policy::named("lmetric").unwrap(), &setting, 7).is_err(), "it picks one, and says so");
+}
+
+#[test]
+fn prefixes_are_found_where_policies_look_for_them() {
+    let hits = |policy: &str| play(policy, &Setting::plain(LLAMA_8B_H100)).iter().map(|record| u64::from(record.cached)).sum::<u64>();
+    assert!(hits("ours") > hits("round-robin") && hits("2/2/3/2") > hits("round-robin"));
+}
+
+#[test]
+fn proxies_that_hear_of_each_other_at_once_are_as_one() {
+    let of = |sharing| Setting { proxies: 4, sharing, ..Setting::plain(LLAMA_8B_H100) };
+    let mean = |records: &[Record]| records.iter().map(|record| record.ttft).sum::<f64>() / records.len() as f64;
+    let [one, shared, private] =
+        [Setting::plain(LLAMA_8B_H100), of(Sharing::After(0.0)), of(Sharing::Private)].map(|setting| mean(&play("lmetric", &setting)));
+    assert!((shared / one - 1.0).abs() < 0.2 && private > shared, "{one} {shared} {private}");
+}
