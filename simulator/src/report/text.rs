@@ -35,7 +35,7 @@ plugins:
   traces of 2023, and 150 tenants with long system prompts. A seed rotates the trace, jitters and breaks ties. Loads are shares of the highest
   rate that any policy sustains. The first tenth of the arrivals is not counted; runs end when all are served.
 - In SLO: TTFT within 2 s, or three times the cold prefill of that prompt on an idle engine where that is more; and 50 ms a token (100 for Qwen).
-- Five seeds, 1 to 5; intervals are 95 % by Student's t over seeds. They are rotations of the same traces, not samples of all traffic. Parameters
+- Five seeds, 1 to 5 (of tenants, in this edition, 1 to 3); intervals are 95 % by Student's t over seeds. They are rotations of the same traces, not samples of all traffic. Parameters
   were tuned on seeds 101 and 102 of the main workloads alone; the further settings were never tuned on.
 ";
 
