@@ -464,6 +464,8 @@ mod tests {
         let expected = Prefills { prompts: 1, prompt_tokens: 10_840, uncached_tokens: 2_048, attention: 576 };
         assert_eq!(ledger.load(a).prefills, expected, "(10240^2 - 8192^2) / 65536");
         assert_eq!(ledger.load(a).times(2).prefills, expected.with(expected));
+        assert_eq!(expected.with(expected).without(expected), expected);
+        assert_eq!(plain(cached.load()), load(1, 0, 0), "what one of them counts for");
         ledger.transfer(&mut cached, b);
         ledger.first_token(&mut long, 10_240);
         assert_eq!((ledger.load(a).prefills, ledger.load(b).prefills.prompt_tokens), (NO_PREFILLS, 600));

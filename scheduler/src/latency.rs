@@ -66,3 +66,14 @@ impl Abstention {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn why_nothing_is_said_can_be_read() {
+        let reasons = [Abstention::TooLittleData, Abstention::OutsideRange("queued")].map(Abstention::reason);
+        assert_eq!(reasons, ["too little data", "outside what was seen"]);
+    }
+}

@@ -180,3 +180,40 @@ pub fn promise(snapshot: &Snapshot, request: &Request<'_>, local: Local<'_>, end
     }
     Promise { slo, counts: meets(ttft_ms, tpot_ms), predicted }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pipeline::PipelineSpec;
+
+    fn prospect(own: Slo, others: Slo) -> Prospect {
+        let load = Load { requests: 1, ttft_slo_us: others.ttft_us, tpot_slo_us: others.tpot_us, ..Load::default() };
+        let prediction = Prediction { ttft_ms: 100.0, tpot_ms: 20.0, ttft_p90_ms: 100.0, tpot_p90_ms: 20.0 };
+        let mut settings = crate::Pipeline::build(&PipelineSpec::default()).unwrap().production().latency;
+        settings.slo_buffer_factor = 0.5;
+        Prospect::of(prediction, load, own, settings)
+    }
+
+    fn slo(ttft_ms: u32, tpot_ms: u32) -> Slo {
+        let us = |ms: u32| (ms > 0).then_some(ms * 1_000);
+        Slo { ttft_us: us(ttft_ms), tpot_us: us(tpot_ms) }
+    }
+
+    #[test]
+    fn the_limit_is_the_strictest_slo_there_and_that_of_tpot_keeps_a_buffer() {
+        let of = |own, others| {
+            let Prospect { ttft, tpot, .. } = prospect(own, others);
+            ((ttft.limit_ms, ttft.of_others), (tpot.limit_ms, tpot.of_others))
+        };
+        assert_eq!(of(slo(200, 50), slo(0, 0)), ((200.0, false), (25.0, false)));
+        assert_eq!(of(slo(200, 50), slo(150, 80)), ((150.0, true), (25.0, false)));
+        assert_eq!(of(slo(200, 0), slo(0, 30)), ((200.0, false), (15.0, true)));
+        assert_eq!(of(slo(0, 0), slo(150, 80)), ((0.0, true), (0.0, true)), "one that asks for nothing has no headroom");
+    }
+
+    #[test]
+    fn what_is_just_in_time_is_in_time() {
+        assert!(prospect(slo(100, 40), slo(0, 0)).meets());
+        assert!(!prospect(slo(99, 40), slo(0, 0)).meets() && !prospect(slo(100, 39), slo(0, 0)).meets());
+    }
+}

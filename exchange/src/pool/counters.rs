@@ -243,5 +243,6 @@ mod tests {
             h.record(v, &DURATION_BOUNDS_MS);
         }
         assert_eq!((h.counts[0], h.counts[1], h.counts[19], h.counts[20]), (2, 1, 1, 1));
+        assert_eq!(h.sum, 1_200_004.0);
     }
 }

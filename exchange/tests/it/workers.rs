@@ -286,7 +286,7 @@ fn placements_are_kept_for_telling_up_to_a_bound_and_only_where_wanted() {
 }
 
 /// Prompts of some 600 blocks each: far more than is kept.
-const SENT: usize = 110;
+const SENT: usize = 150;
 
 fn at_address(address: &str) -> EndpointRef {
     at(ADDRESS.iter().position(|known| *known == address).unwrap().try_into().unwrap())

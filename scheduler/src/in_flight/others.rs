@@ -173,7 +173,9 @@ mod tests {
         others.start(&[a, b]);
         others.picked(a, load(1, 50), 1_000);
         assert_eq!(others.load(a), Load::default(), "there is no other proxy");
+        assert!(!others.picks_stand());
         others.stand_for(3, 10_000, 1_000);
+        assert!(others.picks_stand());
         others.picked(a, load(1, 50), 2_000);
         others.picked(b, load(1, 7), 8_000);
         others.add(a, load(2, 20));

@@ -94,6 +94,14 @@ mod tests {
         assert_eq!(ledger.requests_now(at, &EndpointMetrics::default()), 2.0, "no scrape is known");
     }
 
+    #[test]
+    fn a_slot_that_no_snapshot_has_is_not_noted() {
+        let at = |slot: usize| EndpointRef { slot: Slot(slot as u16), incarnation: Incarnation(1) };
+        let mut noted = SinceScrape::default();
+        noted.start([(at(ENDPOINTS_MAX - 1), 3), (at(ENDPOINTS_MAX), 4)].into_iter());
+        assert_eq!((noted.requests(at(ENDPOINTS_MAX - 1)), noted.requests(at(ENDPOINTS_MAX))), (3, 0));
+    }
+
     proptest! {
         /// Against an engine that serves ours and others: whatever comes and goes after a scrape of the moment, the count stays right.
         #[test]

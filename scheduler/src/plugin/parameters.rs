@@ -465,6 +465,14 @@ mod tests {
     }
 
     #[test]
+    fn a_required_text_must_say_something() {
+        const REQUIRED: &[Parameter] = &[Parameter { name: "label", default: Default::Required, doc: "a label" }];
+        let check = |text: &str| Parameters::check(REQUIRED, &given("label", Value::Text(text.to_owned()))).map(drop);
+        assert_eq!(check("zone"), Ok(()));
+        assert_eq!(check(""), Err(InvalidParameter::Missing("label".to_owned())));
+    }
+
+    #[test]
     fn defaults_where_nothing_is_given() {
         let parameters = Parameters::check(KNOWN, &[]).unwrap();
         assert_eq!(parameters.number("threshold", 0.0..=10.0), Ok(4.0));
@@ -633,6 +641,9 @@ mod tests {
         let nest = |depth| (0..depth).fold(Value::Flag(true), |inner, _| Value::List(vec![inner]));
         assert!(nest(VALUE_DEPTH_MAX).within_bounds());
         assert!(!nest(VALUE_DEPTH_MAX + 1).within_bounds());
+        let maps = |levels: usize| (1..levels).fold(Value::Map(Vec::new()), |inner, _| Value::Map(vec![("inner".to_owned(), inner)]));
+        assert!(maps(VALUE_DEPTH_MAX).within_bounds());
+        assert!(!maps(VALUE_DEPTH_MAX + 1).within_bounds());
         let wide = |count| Value::List(vec![map(&[("k", Value::Flag(true))]); count]);
         assert!(wide((VALUES_MAX - 1) / 2).within_bounds());
         assert!(!wide(VALUES_MAX / 2 + 1).within_bounds());

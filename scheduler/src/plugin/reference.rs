@@ -56,7 +56,14 @@ mod tests {
     #[test]
     fn says_everything_in_the_table() {
         let page = reference_markdown();
+        assert_eq!(page.matches("\n## ").count() + 1, TITLES.len(), "each kind once");
+        assert_eq!(page.matches("### ").count(), PLUGINS.len(), "each plugin once");
+        assert_eq!(page.matches("\nNeeds ").count(), PLUGINS.iter().filter(|plugin| !plugin.needs.is_empty()).count());
+        assert!(page.contains("\nNeeds scraped: requests waiting.\n"));
         for plugin in PLUGINS {
+            let title = page.get(..page.find(&format!("### `{}`", plugin.name)).unwrap()).unwrap().rsplit("\n## ").next().unwrap();
+            let (kind, _) = TITLES.iter().find(|(_, kind)| *kind == plugin.kind).unwrap();
+            assert!(title.trim_start_matches("## ").starts_with(kind), "{} under {kind}", plugin.name);
             assert!(page.contains(&format!("### `{}`\n\n{}\n\nSource: {}.\n", plugin.name, plugin.doc, plugin.source)));
         }
         assert!(page.contains("| `matchLengthScaleTokens` | 8192 | tokens of match"));

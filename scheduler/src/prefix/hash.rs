@@ -96,7 +96,7 @@ impl BlockHasher {
 
     /// Ends the prompt: what is left over since the last full block counts as one more.
     pub fn finish(self, blocks: &mut Vec<u64>) {
-        if self.blocks_left > 0 && self.block_left < self.block_bytes {
+        if self.block_left < self.block_bytes {
             blocks.push(self.text.digest());
         }
     }

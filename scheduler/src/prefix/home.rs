@@ -58,6 +58,13 @@ mod tests {
     }
 
     #[test]
+    fn proxies_of_any_release_agree_on_a_home() {
+        let all = endpoints(0..16);
+        let homes = [0, 1, 2, u64::MAX, 0x0123_4567_89ab_cdef].map(|head| home(head, &all, idle).unwrap());
+        assert_eq!(homes, [9, 4, 9, 1, 12]);
+    }
+
+    #[test]
     fn a_head_that_everybody_sends_overflows_in_order() {
         let all = endpoints(0..8);
         let mut requests = [0_u32; 8];

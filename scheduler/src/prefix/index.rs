@@ -476,6 +476,29 @@ mod tests {
     }
 
     #[test]
+    fn a_block_that_was_there_when_all_that_is_believed_had_been_given_since_lifts_the_belief_by_an_eighth() {
+        let (mut index, a) = (PrefixIndex::with_capacity(100_000), endpoint(0));
+        index.set_capacity(a, 800);
+        let there = |index: &mut PrefixIndex, at_least| {
+            index.learn(a, Reuse { at_least, at_most: at_least + 50 }, true);
+            index.capacity(a)
+        };
+        assert_eq!(there(&mut index, 699), Some(800), "more than an eighth of it younger: nothing new");
+        assert_eq!(there(&mut index, 700), Some(900));
+        assert_eq!(there(&mut index, 788), Some(1_012));
+    }
+
+    #[test]
+    fn it_says_what_memory_it_holds() {
+        assert_eq!(PrefixIndex::with_capacity(0).bytes(), 0);
+        let (small, large) = (PrefixIndex::with_capacity(8_000).bytes(), PrefixIndex::with_capacity(16_000).bytes());
+        assert_eq!(large - small, 1_000 * 64, "a bucket of eight entries takes a cache line");
+        let owners = small - 1_000 * 64;
+        assert!((100_000..1_000_000).contains(&owners), "{owners}");
+        assert!(format!("{:?}", PrefixIndex::with_capacity(0)).contains("entries"));
+    }
+
+    #[test]
     fn a_slot_no_snapshot_has_is_not_remembered() {
         let mut index = PrefixIndex::with_capacity(1000);
         let far = endpoint(ENDPOINTS_MAX as u16);

@@ -147,6 +147,11 @@ mod tests {
         }
     }
 
+    #[test]
+    fn one_stripe_is_hashed_as_a_stripe() {
+        assert_eq!(hash(0, &sanity(32)), 0x18B2_1649_2BB4_4B70);
+    }
+
     proptest! {
         #[test]
         fn the_split_does_not_matter(bytes: Vec<u8>, seed: u64, cut: prop::sample::Index) {

@@ -106,6 +106,10 @@ mod tests {
         let large = settings(&[("blockSizeTokens", 128.0), ("maxPrefixTokensToMatch", 100_000.0)]);
         assert_eq!((large.block_tokens, large.blocks_max), (128, 781));
         assert_eq!(settings(&[("maxPrefixTokensToMatch", 1.0)]).blocks_max, 1);
+        let most = (BLOCK_BYTES_MAX / BYTES_PER_TOKEN) as f64;
+        assert_eq!(settings(&[("blockSizeTokens", most)]).block_bytes(), BLOCK_BYTES_MAX);
+        let given = [("blockSizeTokens".to_owned(), Value::Number(most + 1.0))];
+        assert!(PrefixSettings::read(&Parameters::check(PLUGIN.parameters, &given).unwrap()).is_err(), "larger than is hashed");
         assert_eq!(settings(&[("maxPrefixTokensToMatch", 0.0)]).blocks_max, 2048, "the count of blocks holds when tokens are 0");
         assert_eq!(settings(&[("maxPrefixTokensToMatch", 0.0), ("maxPrefixBlocksToMatch", 0.0)]).blocks_max, BLOCKS_MAX);
         assert_eq!(settings(&[("maxPrefixTokensToMatch", 4e9)]).blocks_max, BLOCKS_MAX);

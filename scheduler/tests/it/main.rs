@@ -1,6 +1,7 @@
 //! The scheduler as its users meet it: through the public API alone.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+mod again;
 mod case;
 mod golden;
 mod laws;

@@ -205,6 +205,44 @@ proptest! {
 }
 
 #[test]
+fn every_name_counts_towards_the_limit_of_all() {
+    let name = |bytes: usize| "x".repeat(bytes);
+    let long = TargetSpec { model: name(NAME_BYTES_MAX), weight: None };
+    let model = |bytes: usize| ModelSpec { name: name(bytes), priority: 0, targets: vec![long.clone(); TARGETS_MAX] };
+    let rule = RewriteSpec { models: vec![name(NAME_BYTES_MAX)], targets: vec![long.clone(); TARGETS_MAX - 1] };
+    let objective = |bytes: usize| ObjectiveSpec { name: name(bytes), priority: 0 };
+    // 64 KB with each, so that 16 of them are all there may be.
+    let sized = |models: usize, rewrites: usize, objectives: Vec<ObjectiveSpec>| ObjectsSpec {
+        models: vec![model(NAME_BYTES_MAX); models],
+        rewrites: vec![rule.clone(); rewrites],
+        objectives,
+        ..ObjectsSpec::default()
+    };
+    let names = NAMES_BYTES_MAX / NAME_BYTES_MAX;
+    let left = |models: usize, rewrites: usize| names - models * (TARGETS_MAX + 1) - rewrites * TARGETS_MAX;
+    for (models, rewrites) in [(0, 4), (12, 1), (15, 0), (10, 2)] {
+        let mut objectives = vec![objective(NAME_BYTES_MAX); left(models, rewrites).min(OBJECTS_MAX)];
+        let free = (left(models, rewrites) - objectives.len()) * NAME_BYTES_MAX;
+        let full = Objects::build(&sized(models, rewrites, objectives.clone())).map(drop);
+        assert_eq!(full, Ok(()), "{models} {rewrites}");
+        if free == 0 && objectives.pop().is_some() {
+            objectives.extend([objective(NAME_BYTES_MAX - 1), objective(2)]);
+            let over = Objects::build(&sized(models, rewrites, objectives)).map(drop);
+            assert_eq!(over, Err(InvalidObjects::TooLong(NAMES_BYTES_MAX + 1)), "{models} {rewrites}");
+        }
+    }
+}
+
+#[test]
+fn models_are_named_and_nothing_is_empty_but_nothing() {
+    let model = ModelSpec { name: "m".to_owned(), priority: 0, targets: vec![] };
+    let spec = ObjectsSpec { models: vec![model], ..ObjectsSpec::default() };
+    let objects = Objects::build(&spec).unwrap();
+    assert_eq!((objects.names("m"), objects.names("n")), (true, false));
+    assert_eq!((spec.is_empty(), ObjectsSpec::default().is_empty()), (false, true));
+}
+
+#[test]
 fn what_breaks_a_limit_is_refused_by_name() {
     let name = |bytes: usize| "x".repeat(bytes);
     let model = |name: String| ModelSpec { name, priority: 0, targets: vec![] };

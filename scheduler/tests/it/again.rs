@@ -1,0 +1,72 @@
+//! What is predicted of a request: told of each endpoint, promised of the one it goes to, and taken in place of the model when a decision is made
+//! again.
+
+use scheduler::in_flight::InFlight;
+use scheduler::latency::Prediction;
+use scheduler::{Explanation, Local, Request, Rng, Slo, Snapshot, promise, prospects, schedule_again};
+
+use crate::case::Case;
+
+/// By the model, TTFT and TPOT.
+const PREDICTED: [[f32; 2]; 4] = [[190.0, 10.0], [150.0, 45.0], [110.0, 30.0], [400.0, 30.0]];
+
+fn snapshot() -> Snapshot {
+    let rows: String = PREDICTED.iter().zip('a'..).map(|([ttft, tpot], name)| format!("  {name}  {ttft}  {tpot}\n")).collect();
+    let profile = "profile\n  latency-scorer\n  max-score-picker\n";
+    let text = format!("{profile}\npool\n  name  ttft  tpot\n{rows}\nrequest\n  latency_prediction yes\n");
+    Case::parse(&text).unwrap().snapshot().unwrap()
+}
+
+fn with_local<R>(run: impl FnOnce(Local<'_>) -> R) -> R {
+    let in_flight = InFlight::default();
+    run(Local { in_flight: &in_flight, matched_blocks: &[], ejected: &[], last_cold_picks: &[], adapter_rooms: &[], metrics_stale: false })
+}
+
+fn slo(ttft_ms: u32, tpot_ms: u32) -> Slo {
+    Slo { ttft_us: Some(ttft_ms * 1_000), tpot_us: Some(tpot_ms * 1_000) }
+}
+
+fn asking(slo: Slo) -> Request<'static> {
+    Request { slo, prompt_tokens: 100, ..Request::default() }
+}
+
+#[test]
+fn each_endpoint_has_its_prospect() {
+    let snapshot = snapshot();
+    let told = with_local(|local| prospects(&snapshot, &asking(slo(200, 50)), local));
+    let told: Vec<[f32; 2]> = told.into_iter().map(|told| told.unwrap().prediction).map(|p| [p.ttft_ms, p.tpot_ms]).collect();
+    assert!(told.as_flattened().iter().zip(PREDICTED.as_flattened()).all(|(told, is)| (told - is).abs() < 0.01), "{told:?}");
+}
+
+#[test]
+fn what_can_be_kept_is_promised_and_no_more() {
+    let snapshot = snapshot();
+    let first = snapshot.indices().next().unwrap();
+    let counts = |asked: Slo| with_local(|local| promise(&snapshot, &asking(asked), local, first));
+    assert_eq!((counts(slo(191, 11)).slo, counts(slo(191, 11)).counts), (slo(191, 11), slo(191, 11)));
+    assert_eq!(counts(slo(189, 11)).counts, Slo { ttft_us: None, ..slo(0, 11) });
+    assert_eq!(counts(slo(191, 9)).counts, Slo { tpot_us: None, ..slo(191, 0) });
+    assert!(counts(slo(189, 9)).predicted.is_some());
+}
+
+#[test]
+fn of_whom_nothing_was_predicted_counts_as_the_mean_of_the_best() {
+    let snapshot = snapshot();
+    let again = |unknown: usize| -> Vec<f32> {
+        let predicted = PREDICTED.iter().enumerate().map(|(at, &[ttft_ms, tpot_ms])| {
+            (at != unknown).then_some(Prediction { ttft_ms, tpot_ms, ttft_p90_ms: ttft_ms, tpot_p90_ms: tpot_ms })
+        });
+        let mut explanation = Explanation::default();
+        with_local(|local| {
+            let request = asking(slo(200, 50));
+            schedule_again(&snapshot, &request, local, predicted.collect(), &mut Rng::seeded(1), Some(&mut explanation))
+        });
+        explanation.profiles[0].totals.iter().map(|(_, score)| *score).collect()
+    };
+    let near = |scores: &[f32], expected: [f32; 4]| {
+        assert!(scores.iter().zip(expected).all(|(score, expected)| (score - expected).abs() < 0.001), "{scores:?} {expected:?}");
+    };
+    near(&again(4), [0.81, 0.61, 0.12, 0.0]);
+    // Of a and b alone TTFT headrooms are 10 and 50, TPOT headrooms 40 and 5.
+    near(&again(2), [0.81, 0.2, 0.505, 0.0]);
+}
