@@ -457,6 +457,17 @@ mod tests {
     }
 
     #[test]
+    fn a_request_to_a_life_that_is_over_is_in_nobody_s_queue() {
+        let (before, after, mut ledger) = (endpoint(3, 1), endpoint(3, 2), InFlight::default());
+        let mut ticket = ledger.admit(before, 5);
+        let _other = ledger.admit(after, 5);
+        let slo = Slo { ttft_us: Some(9), tpot_us: None };
+        ledger.track(&mut ticket, Promise { slo, counts: slo, predicted: None });
+        assert_eq!((ledger.running(before).len(), ledger.running(after).len()), (0, 0));
+        assert_eq!(ledger.load(after).ttft_slo_us, None);
+    }
+
+    #[test]
     fn prompts_are_summed_up_until_their_first_token() {
         let (a, b, mut ledger) = (endpoint(3, 1), endpoint(4, 1), InFlight::default());
         let mut long = ledger.admit_prompt(a, 10_240, 2_048);

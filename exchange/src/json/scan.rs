@@ -4,6 +4,11 @@
 //! character), and only those bytes are visited. Whether any byte is beyond ASCII falls out of the same pass, so that plain bodies need no
 //! separate UTF-8 check.
 
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+mod simd128;
+#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
+use simd128::masks;
+
 /// A string that was found whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
@@ -83,37 +88,8 @@ fn escape_len(bytes: &[u8], at: usize) -> Result<usize, usize> {
     }
 }
 
-/// One bit for each byte that is a quote, a backslash or a control character; and whether all bytes are ASCII.
-#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-#[inline(always)] // alone it halves the speed of long strings: a call for every block, its result through memory
-fn masks(block: &[u8; BLOCK_BYTES]) -> (u64, bool) {
-    use std::arch::wasm32::{u8x16_bitmask, u8x16_eq, u8x16_le, u8x16_splat, v128, v128_any_true, v128_or, v128_xor};
-    // Flipping bit 1 brings the quote next to the control characters and leaves these among themselves: one comparison for both.
-    let special = |bytes: v128| {
-        let quote_or_control = u8x16_le(v128_xor(bytes, u8x16_splat(b'"' ^ b' ')), u8x16_splat(b' '));
-        v128_or(quote_or_control, u8x16_eq(bytes, u8x16_splat(b'\\')))
-    };
-    let (quarters, _) = block.as_chunks();
-    let &[a, b, c, d] = quarters else { return (0, false) };
-    let [a, b, c, d] = [vector(&a), vector(&b), vector(&c), vector(&d)];
-    let ascii = u8x16_bitmask(v128_or(v128_or(a, b), v128_or(c, d))) == 0;
-    let [a, b, c, d] = [special(a), special(b), special(c), special(d)];
-    if !v128_any_true(v128_or(v128_or(a, b), v128_or(c, d))) {
-        return (0, ascii);
-    }
-    let bits = |vector: v128| u64::from(u8x16_bitmask(vector));
-    (bits(a) | bits(b) << 16 | bits(c) << 32 | bits(d) << 48, ascii)
-}
-
-/// Compiles to one load; the intrinsic for that takes a pointer, so it would be unsafe.
-#[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-fn vector(bytes: &[u8; 16]) -> std::arch::wasm32::v128 {
-    let (words, _) = bytes.as_chunks();
-    let word = |word: Option<&[u8; 8]>| word.map_or(0, |word| u64::from_le_bytes(*word));
-    std::arch::wasm32::u64x2(word(words.first()), word(words.last()))
-}
-
-/// The same where there are no vector intrinsics without `unsafe`: the check of whole blocks is left to the compiler's vectoriser, and only blocks
+/// One bit for each byte that is a quote, a backslash or a control character; and whether all bytes are ASCII: where there are no vector
+/// intrinsics without `unsafe`. The check of whole blocks is left to the compiler's vectoriser, and only blocks
 /// that have something are looked at eight bytes at a time.
 #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
 #[inline(always)] // alone it halves the speed of long strings: a call for every block, its result through memory

@@ -1,5 +1,9 @@
 //! What a snapshot accepts, refuses and updates.
 
+use std::sync::Arc;
+
+use scheduler::latency::step::StepModel;
+use scheduler::objects::{ModelSpec, Objects, ObjectsSpec};
 use scheduler::{
     ENDPOINTS_MAX, Endpoint, EndpointMetrics, EndpointRef, Incarnation, InvalidSnapshot, Pipeline, PipelineSpec, Readiness, Slot, Snapshot,
     Version,
@@ -29,6 +33,19 @@ fn as_many_endpoints_as_there_are_slots() {
     assert_eq!(full.version(), Version { term: 3, sequence: 7 });
     let error = seal(pool(ENDPOINTS_MAX + 1)).unwrap_err();
     assert_eq!(error.to_string(), "1025 endpoints, at most 1024 are allowed");
+}
+
+#[test]
+fn what_was_learned_and_what_objects_there_are_is_kept() {
+    let endpoint = pool(1)[0].id;
+    let step = StepModel::of([1.0, 2.0, 3.0], [4.0, 5.0, 6.0], 7.0).with_speed(endpoint, 2.0, 3.0);
+    let model = ModelSpec { name: "m".to_owned(), priority: 0, targets: vec![] };
+    let objects = Objects::build(&ObjectsSpec { models: vec![model], ..ObjectsSpec::default() }).unwrap();
+    let snapshot = seal(pool(1)).unwrap().with_step(Arc::new(step.clone())).with_objects(objects);
+    assert_eq!(snapshot.step().words(), step.words());
+    assert!(snapshot.objects().names("m"));
+    let alike = snapshot.step().without_speeds();
+    assert_eq!((alike.prefill(), alike.speed(endpoint), step.speed(endpoint)), (step.prefill(), (1.0, 1.0), (2.0, 3.0)));
 }
 
 #[test]
