@@ -572,7 +572,8 @@ mod tests {
     fn picks_of_another_worker_stand_for_those_of_other_proxies_too() {
         let row = |vm, slot, requests, prefill_tokens| {
             let mut own = OwnRow::default();
-            own.set(at(slot, 1), Load { requests, prefill_tokens, ..Load::default() });
+            let prefills = Prefills { prompts: requests, ..Prefills::default() };
+            own.set(at(slot, 1), Load { requests, prefill_tokens, prefills, ..Load::default() });
             own.write(RowHead { vm, ..HEAD_OF_7 }, &mut InFlight::default(), &[]).to_vec()
         };
         let (mut others, mut peer) = (started(), PeerRow::default());
@@ -582,6 +583,7 @@ mod tests {
         others.stand_for(2, 1_000, 0);
         peer.replace(row(7, 2, 3, 15), true, &mut others);
         assert_eq!(load(&others, 2), (3 + 2 * 2, 15 + 2 * 5), "two more, each once here and once at each of two proxies");
+        assert_eq!(others.load(at(2, 1)).prefills.prompts, 3 + 2 * 2);
         peer.replace(row(7, 2, 3, 40), true, &mut others);
         assert_eq!(load(&others, 2), (7, 50), "the same requests are no pick");
         peer.replace(row(7, 2, 2, 20), true, &mut others);
@@ -604,12 +606,13 @@ mod tests {
         sum.start((0..8).map(|slot| at(slot, 1)).collect(), []);
         sum.read(&mut one, row(2, 3, Some(40)));
         sum.read(&mut two, row(2, 4, Some(30)));
-        sum.add(at(5, 1), Load { requests: 9, ..Load::default() });
+        sum.add(at(5, 1), Load { requests: 9, ttft_slo_us: Some(70), tpot_slo_us: Some(8), ..Load::default() });
         let mut whole = PeerRow::default();
         whole.replace(sum.row(HEAD_OF_7, [&one, &two], &[]), true, &mut others);
         whole.add_slos_to(&mut others);
         assert_eq!(others.load(at(2, 1)), Load { requests: 7, prefill_tokens: 20, ttft_slo_us: Some(30), ..Load::default() });
         assert_eq!([5, 7].map(|slot| others.load(at(slot, 1)).requests), [9, 2]);
+        assert_eq!((others.load(at(5, 1)).ttft_slo_us, others.load(at(5, 1)).tpot_slo_us), (Some(70), Some(8)));
         sum.count(&mut two, false);
         whole.replace(sum.row(HEAD_OF_7, [&one, &two], &[]), true, &mut others);
         assert_eq!(others.load(at(2, 1)).requests, 3, "without the one that asks");

@@ -118,6 +118,7 @@ fn without_the_picked_endpoint_another_is_picked() {
     let again: Vec<_> = route.ranked.iter().map(|at| replay.snapshot.endpoint(at).unwrap()).collect();
     let [again] = again[..] else { panic!("there is one left") };
     assert_eq!(*again.address, picked[1]);
+    assert_eq!(replay.snapshot.version(), Version { term: 3, sequence: 9 });
     assert_eq!(again.label("number"), again.address.get(7..8), "the labels are those of now");
 }
 

@@ -35,6 +35,7 @@ fn each_endpoint_has_its_prospect() {
     let snapshot = snapshot();
     let told = with_local(|local| prospects(&snapshot, &asking(slo(200, 50)), local));
     let told: Vec<[f32; 2]> = told.into_iter().map(|told| told.unwrap().prediction).map(|p| [p.ttft_ms, p.tpot_ms]).collect();
+    assert_eq!(told.len(), PREDICTED.len());
     assert!(told.as_flattened().iter().zip(PREDICTED.as_flattened()).all(|(told, is)| (told - is).abs() < 0.01), "{told:?}");
 }
 

@@ -220,7 +220,7 @@ fn every_name_counts_towards_the_limit_of_all() {
     };
     let names = NAMES_BYTES_MAX / NAME_BYTES_MAX;
     let left = |models: usize, rewrites: usize| names - models * (TARGETS_MAX + 1) - rewrites * TARGETS_MAX;
-    for (models, rewrites) in [(0, 4), (12, 1), (15, 0), (10, 2)] {
+    for (models, rewrites) in [(63, 0), (62, 1), (48, 15), (0, 60)] {
         let mut objectives = vec![objective(NAME_BYTES_MAX); left(models, rewrites).min(OBJECTS_MAX)];
         let free = (left(models, rewrites) - objectives.len()) * NAME_BYTES_MAX;
         let full = Objects::build(&sized(models, rewrites, objectives.clone())).map(drop);

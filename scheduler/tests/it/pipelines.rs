@@ -1,6 +1,7 @@
 //! What holds for every pipeline there can be: any plugins, profiles and handler, with deciders, a detector and admitters.
 
 use proptest::prelude::*;
+use scheduler::latency::step::StepModel;
 use scheduler::plugin::{Kind, PLUGINS};
 use scheduler::{
     Decision, EndpointIndex, PROFILES_MAX, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, Readiness, Shed, Stage,
@@ -290,4 +291,28 @@ fn profiles_are_bounded() {
     let refusal = |count: usize| Pipeline::build(&bare("header-profile-handler defaultProfile=p0", &[], &names[..count])).err();
     assert_eq!(refusal(PROFILES_MAX), None);
     assert_eq!(refusal(PROFILES_MAX + 1).map(|error| error.to_string()), Some("33 profiles, at most 32 are allowed".to_owned()));
+}
+
+#[test]
+fn what_a_plugin_needs_to_be_told_it_must_be_told() {
+    let refused = |words: &str| Pipeline::build(&bare("single-profile-handler", &[("p", words)], &["a"])).is_err();
+    assert_eq!(["by-label label=tier", "by-label label=tier allowsNoLabel=true"].map(refused), [true, false]);
+    let older = "endpoint-attribute-scorer algorithm.type=linear_higher_is_better attributeKey=key/producer";
+    let ours = format!("{older} producer=core-metrics-extractor");
+    assert_eq!([older, &ours].map(refused), [true, false]);
+}
+
+#[test]
+fn where_decoding_is_slow_a_request_costs_more_itself_and_by_those_it_slows_down() {
+    for (parameters, in_flight) in [("", 0), ("externality=100", 8)] {
+        let text = format!(
+            "profile\n  marginal-cost-scorer {parameters}\n\npool\n  name  in_flight\n  slow  {in_flight}\n  fast  {in_flight}\n\nrequest\n  prompt_tokens 100\n"
+        );
+        let case = Case::parse(&text).unwrap();
+        let slow = case.pool[0].endpoint.id;
+        let step = StepModel::of([1.0, 0.0, 0.0], [0.0, 1.0, 0.0], 100.0).with_speed(slow, 1.0, 4.0);
+        let snapshot = case.snapshot().unwrap().with_step(std::sync::Arc::new(step));
+        let first = named(&case.decide_with(&snapshot, &case.in_flight(), None))[0];
+        assert_eq!(first.get(), 1, "{in_flight}");
+    }
 }
