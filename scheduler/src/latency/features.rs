@@ -88,6 +88,26 @@ mod tests {
     }
 
     #[test]
+    fn the_times_are_sums_of_these_terms() {
+        let step = StepModel::of([1.0, 2.0, 0.0], [3.0, 5.0, 7.0], 100.0);
+        let conditions = Conditions {
+            queued: Some(24.0),
+            running: Some(9.0),
+            requests: 40.0,
+            prefill_tokens: 49_152.0,
+            context_tokens: 11.0,
+            kv_utilization: Some(0.5),
+            prompt_tokens: 13_000.0,
+            uncached_tokens: 12_288.0,
+        };
+        let x = features(&conditions, &step);
+        let (own, decode) = (step.prefill_ms(12_288.0, 13_000.0), step.decode_ms(41.0, 13_011.0));
+        assert_eq!(x, [own, decode, 40.0, 24.0, 9.0, 0.5, 13_000.0, 12_288.0, 49_152.0, 11.0]);
+        assert_eq!(ttft_terms(&x), [1.0, own, decode, 40.0, 24.0, 12_288.0, 49_152.0, 24_576.0]);
+        assert_eq!(tpot_terms(&x), [1.0, decode, 32.0, 0.5, 0.75, 61_440.0 / 63_488.0, 0.75, 40.0]);
+    }
+
+    #[test]
     fn what_is_unknown_is_nothing_but_requests_running_are_known_to_the_ledger() {
         let conditions = Conditions { requests: 7.0, prompt_tokens: 100.0, uncached_tokens: 100.0, ..Conditions::default() };
         let x = features(&conditions, &StepModel::default());

@@ -90,3 +90,14 @@ impl fmt::Display for InvalidModel {
 }
 
 impl std::error::Error for InvalidModel {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_wrong_with_words_can_be_read() {
+        assert_eq!(InvalidModel::Length(3).to_string(), "3 words are no model");
+        assert_eq!(InvalidModel::Word(7).to_string(), "word 7 of a model is not a number that it may be");
+    }
+}

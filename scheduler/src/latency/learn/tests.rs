@@ -237,6 +237,7 @@ fn beyond_what_was_seen_it_goes_on_for_a_while_and_then_abstains_by_name() {
     };
     let twice = model.predict(endpoint(0, 1), &of_queue(18.0)).unwrap().ttft_ms / (25.0 + 0.04 * 28_000.0);
     assert!((0.75..1.25).contains(&twice), "a queue twice as long as ever: {twice}");
+    assert!(model.limits()[2] > 20.0 && model.limits()[2] < 1_000.0, "requests: {:?}", model.limits());
     assert_eq!(model.predict(endpoint(0, 1), &of_queue(1_000.0)), Err(Abstention::OutsideRange("requests")));
     let mut said = Vec::new();
     model.predict_all([(endpoint(0, 1), of_queue(5.0)), (endpoint(1, 1), of_queue(5_000.0))], &mut said);
@@ -281,6 +282,7 @@ fn the_largest_model_fits_and_no_word_of_it_is_taken_on_trust() {
     }
     let words = model.words();
     assert!(words.len() <= WORDS_MAX && model.bytes() <= 65_536, "{} bytes", model.bytes());
+    assert_eq!(model.bytes(), size_of_val(&words[..]));
     assert_eq!(LatencyModel::from_words(&words).as_ref(), Ok(&model));
     let mut longer = words.clone();
     longer.extend([1, 0, 0]);

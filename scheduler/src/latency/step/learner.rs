@@ -164,12 +164,6 @@ impl Learner {
         self.output_tokens += OUTPUT_WEIGHT * (tokens - self.output_tokens);
     }
 
-    /// How many first tokens and gaps it remembers.
-    #[must_use]
-    pub fn samples(&self) -> (f64, f64) {
-        (self.prefill.count, self.decode.count)
-    }
-
     /// What it knows by now.
     #[must_use]
     pub fn model(&self) -> StepModel {
