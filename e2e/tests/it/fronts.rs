@@ -1,5 +1,6 @@
 //! The Endpoint Picker Protocol through every front: clause by clause as data (`fronts.yaml`), and what is the business of ext_proc alone.
 
+mod failover;
 mod tls;
 
 use std::collections::{BTreeMap, BTreeSet};
