@@ -149,7 +149,8 @@ fuzz: setup $(TOOLS)/.cargo-fuzz-$(CARGO_FUZZ_VERSION) ## every fuzz target, FUZ
 	FUZZ_SECONDS=$(FUZZ_SECONDS) python3 .ci/steps.py fuzz
 
 bench: release $(VENV_READY) $(TOOLS)/.oha-$(OHA_VERSION) ## added latency and CPU over plain Envoy -> target/bench; and what each plugin costs
-	@target/release/bench
+	@cargo --config filter/module.toml rustc --quiet --locked --example steps -p filter --target wasm32-wasip1 --release -- -C strip=symbols
+	target/release/bench
 	target/release/bench sharing
 	target/release/bench relay
 	target/release/bench quality

@@ -5,11 +5,12 @@
 //! | `overhead` | a request, by plain Envoy, the filter and ext_proc; tails under open load | `overhead.json` |
 //! | `streams` | a streamed chunk | `streams.json` |
 //! | `standing` | scraping, memory, start, changes | `standing.json` |
+//! | `steps` | where a request's CPU goes, from plain Envoy to the filter | `steps.json` |
 //! | `sharing`, `relay` | what it buys that workers and proxies pick as one, and what it costs | `sharing.json` |
 //! | `quality` | where requests are sent, in real time: our policy, 2/2/3 and round robin | `quality-real.json` |
-//! | `page` | the first three as `docs/performance.md`, with plots | |
+//! | `page` | the first four as `docs/performance.md`, with plots | |
 //!
-//! Without a part: the first three, and the page. CPU is the processes' own scheduler clock, in nanoseconds. Sinks that answer at once stand behind everything, so that
+//! Without a part: the first four, and the page. CPU is the processes' own scheduler clock, in nanoseconds. Sinks that answer at once stand behind everything, so that
 //! what is measured is the proxy.
 #![allow(clippy::print_stdout, reason = "this program talks to a person")]
 
@@ -27,6 +28,8 @@ mod load;
 mod overhead;
 #[path = "bench/page.rs"]
 mod page;
+#[path = "bench/predicting.rs"]
+mod predicting;
 #[path = "bench/quality.rs"]
 mod quality;
 #[path = "bench/relay.rs"]
@@ -39,6 +42,8 @@ mod sink;
 mod standing;
 #[path = "bench/stats.rs"]
 mod stats;
+#[path = "bench/steps.rs"]
+mod steps;
 #[path = "bench/streams.rs"]
 mod streams;
 #[path = "bench/svg.rs"]
@@ -87,6 +92,8 @@ enum Part {
     Streams(Args),
     /// Scraping, memory, start, changes
     Standing(Args),
+    /// Where a request's CPU goes: listeners that do one thing more each
+    Steps(Args),
     /// One worker against several, of one proxy and of two: hits, spread, bursts, cost of a pick -> target/bench/sharing.json
     Sharing(sharing::Args),
     /// One daemon that carries many proxies: its CPU, and how old load and placements are when they arrive
@@ -111,6 +118,7 @@ async fn main() -> ExitCode {
         Some(Part::Overhead(args)) => overhead::bench(args).await,
         Some(Part::Streams(args)) => streams::bench(args).await,
         Some(Part::Standing(args)) => standing::bench(args).await,
+        Some(Part::Steps(args)) => steps::bench(args).await,
         Some(Part::Sharing(args)) => sharing::bench(*args).await,
         Some(Part::Relay(args)) => relay::bench(*args).await,
         Some(Part::Quality(args)) => quality::bench(*args).await,
@@ -131,6 +139,7 @@ async fn all(args: &Args) -> Result<()> {
     overhead::bench(args).await?;
     streams::bench(args).await?;
     standing::bench(args).await?;
+    steps::bench(args).await?;
     page::write()
 }
 

@@ -21,6 +21,8 @@ pub(crate) struct Load {
     pub(crate) rate: Option<u32>,
     /// Whose CPU is counted.
     pub(crate) processes: [u32; 2],
+    /// Further headers, `name: value`.
+    pub(crate) headers: &'static [&'static str],
 }
 
 /// What one run gave.
@@ -55,6 +57,7 @@ impl Load {
         command.args(["-c", &cores]).arg(root().join(".tools/bin/oha"));
         command.args(["--no-tui", "--output-format", "json", "-m", "POST", "-T", "application/json", "-o"]).arg(&file);
         command.args(["-c", &self.connections.to_string(), "-z", &format!("{}s", self.seconds), "-w", "-Z"]).arg(&self.bodies);
+        command.args(self.headers.iter().flat_map(|header| ["-H", header]));
         if let Some(rate) = self.rate {
             command.args(["-q", &rate.to_string(), "--latency-correction"]);
         }

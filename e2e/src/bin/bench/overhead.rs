@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::load::{Load, Measured};
 use crate::stats::{Paired, median};
 use crate::world::{Way, World};
-use crate::{Args, write_result};
+use crate::{Args, predicting, write_result};
 
 /// Share of backslashes in the bodies that have any: one in so many bytes, as code and quoted text do.
 const ESCAPE_EVERY: usize = 55;
@@ -34,6 +34,8 @@ pub(crate) struct Row {
     pub(crate) front: String,
     pub(crate) body_bytes: usize,
     pub(crate) escapes: bool,
+    /// Picked by predicted latency, else by the default profile.
+    pub(crate) predicting: bool,
     pub(crate) endpoints: usize,
     pub(crate) connections: usize,
     pub(crate) requests: u64,
@@ -62,6 +64,7 @@ struct Case {
     endpoints: usize,
     body_bytes: usize,
     escapes: bool,
+    predicting: bool,
     connections: usize,
     rate: Option<u32>,
 }
@@ -82,7 +85,23 @@ pub(crate) async fn bench(args: &Args) -> Result<()> {
         }
         world.front.stop().await?;
     }
+    rows.extend(predicting(args).await?);
     write_result("overhead", &rows)
+}
+
+/// The same with predictions on, in the pool where everything is measured.
+async fn predicting(args: &Args) -> Result<Vec<Row>> {
+    let folder = tempfile::tempdir()?;
+    let mut world = predicting::world(ENDPOINTS, &args.daemon_argument, folder.path()).await?;
+    let mut rows = Vec::new();
+    for body_bytes in BODIES_EVERYWHERE {
+        for connections in [1, 16] {
+            let case = Case { endpoints: ENDPOINTS, body_bytes, escapes: false, predicting: true, connections, rate: None };
+            rows.extend(measure(args, case, &mut world).await?);
+        }
+    }
+    world.front.stop().await?;
+    Ok(rows)
 }
 
 /// Bodies of every size in one pool; two of them in pools of other sizes, and with many connections.
@@ -94,7 +113,7 @@ fn cases(args: &Args, endpoints: usize) -> Vec<Case> {
             for &connections in &args.connections {
                 let many = connections > 16;
                 if !many || (everything && !escapes && BODIES_EVERYWHERE.contains(&body_bytes)) {
-                    cases.push(Case { endpoints, body_bytes, escapes, connections, rate: None });
+                    cases.push(Case { endpoints, body_bytes, escapes, predicting: false, connections, rate: None });
                 }
             }
         }
@@ -107,15 +126,16 @@ fn tails(case: Case) -> bool {
 }
 
 async fn measure(args: &Args, case: Case, world: &mut World) -> Result<Vec<Row>> {
-    let bodies = write_bodies(case, world.folder.path())?;
+    let bodies = write_bodies(case.body_bytes, case.escapes, world.folder.path())?;
     let processes = world.processes();
     let mut runs: [Vec<Measured>; 3] = Default::default();
     for round in 0..args.rounds {
         for turn in 0..Way::ALL.len() {
             let at = (round + turn) % Way::ALL.len();
             let target = world.address(Way::ALL[at]);
-            let load =
-                Load { target, bodies: bodies.clone(), connections: case.connections, seconds: args.seconds, rate: case.rate, processes };
+            let (connections, seconds, rate) = (case.connections, args.seconds, case.rate);
+            let headers = if case.predicting { predicting::HEADERS } else { &[] };
+            let load = Load { target, bodies: bodies.clone(), connections, seconds, rate, processes, headers };
             runs[at].push(load.run(world.folder.path()).await?);
         }
     }
@@ -135,6 +155,7 @@ fn row(way: Way, case: Case, ours: &[Measured], plain: &[Measured]) -> Row {
         front: way.name().to_owned(),
         body_bytes: case.body_bytes,
         escapes: case.escapes,
+        predicting: case.predicting,
         endpoints: case.endpoints,
         connections: case.connections,
         requests: ours.iter().map(|m| m.requests).sum(),
@@ -157,8 +178,9 @@ fn row(way: Way, case: Case, ours: &[Measured], plain: &[Measured]) -> Row {
 
 fn said(row: &Row, plain: &Row) -> String {
     format!(
-        "{:>8} {:>4} endpoints {:>7} B escapes {:<5} c={:<2} {:<11} p50 {:>7.1} + {:.1} ({:.1}) us  p99 + {:.0} ({:.0})  cpu {:>6.1} + {:.1} ({:.1})  req/s {:.0} %  errors {}",
+        "{:>8}{} {:>4} endpoints {:>7} B escapes {:<5} c={:<2} {:<11} p50 {:>7.1} + {:.1} ({:.1}) us  p99 + {:.0} ({:.0})  cpu {:>6.1} + {:.1} ({:.1})  req/s {:.0} %  errors {}",
         row.front,
+        if row.predicting { " predicting" } else { "" },
         row.endpoints,
         row.body_bytes,
         row.escapes,
@@ -178,13 +200,13 @@ fn said(row: &Row, plain: &Row) -> String {
 }
 
 /// Chat requests of about the size asked for, one a line.
-fn write_bodies(case: Case, folder: &Path) -> Result<PathBuf> {
-    let file = folder.join(format!("bodies-{}-{}", case.body_bytes, case.escapes));
+pub(crate) fn write_bodies(body_bytes: usize, escapes: bool, folder: &Path) -> Result<PathBuf> {
+    let file = folder.join(format!("bodies-{body_bytes}-{escapes}"));
     let lines: Vec<String> = (0..BODIES)
         .map(|i| {
             let mut text = format!("conversation {i} ");
-            while text.len() < case.body_bytes.saturating_sub(120) {
-                let word = if case.escapes && text.len() % ESCAPE_EVERY < 6 { "say \\\"" } else { "words " };
+            while text.len() < body_bytes.saturating_sub(120) {
+                let word = if escapes && text.len() % ESCAPE_EVERY < 6 { "say \\\"" } else { "words " };
                 text.push_str(word);
             }
             format!(r#"{{"model":"m","messages":[{{"role":"system","content":"be brief"}},{{"role":"user","content":"{text}"}}],"max_tokens":16}}"#)

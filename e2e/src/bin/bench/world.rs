@@ -105,7 +105,7 @@ fn clusters(config: &mut Config) -> Result<&mut Vec<Value>> {
     Ok(config.value().pointer_mut("/static_resources/clusters").and_then(Value::as_array_mut).ok_or("the config has no clusters")?)
 }
 
-fn listeners(config: &mut Config) -> Result<&mut Vec<Value>> {
+pub(crate) fn listeners(config: &mut Config) -> Result<&mut Vec<Value>> {
     Ok(config.value().pointer_mut("/static_resources/listeners").and_then(Value::as_array_mut).ok_or("the config has no listeners")?)
 }
 
@@ -125,7 +125,7 @@ fn add_ext_proc(config: &mut Config, address: SocketAddr) -> Result<()> {
 }
 
 /// A listener as shipped but for the picker, over the same endpoints by round robin.
-fn add_plain(config: &mut Config, address: SocketAddr, endpoints: &[String]) -> Result<()> {
+pub(crate) fn add_plain(config: &mut Config, address: SocketAddr, endpoints: &[String]) -> Result<()> {
     let hosts: Vec<Value> = endpoints
         .iter()
         .filter_map(|endpoint| {

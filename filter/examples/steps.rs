@@ -1,0 +1,101 @@
+//! A filter that decides nothing, in three depths: what any picker in wasm pays before it has picked. `bench steps` puts it beside ours.
+//!
+//! Its configuration is the depth, a space, and the endpoint that it sends everything to:
+//!
+//! | depth | what it does |
+//! |---|---|
+//! | `passes` | is called |
+//! | `reads` | holds the request until its body is in, and copies it out |
+//! | `speaks` | reads the headers and the body, sets destination and retries, reads the reply's headers and three properties, as the protocol asks |
+
+use proxy_wasm::traits::{Context, HttpContext, RootContext};
+use proxy_wasm::types::{Action, ContextType};
+
+mod module {
+    proxy_wasm::main! {{
+        proxy_wasm::set_root_context(|_| Box::new(super::Root::default()));
+    }}
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Depth {
+    #[default]
+    Passes,
+    Reads,
+    Speaks,
+}
+
+#[derive(Debug, Default)]
+struct Root {
+    depth: Depth,
+    endpoint: String,
+}
+
+#[derive(Debug)]
+struct Stream {
+    depth: Depth,
+    endpoint: String,
+}
+
+impl Context for Root {}
+
+impl RootContext for Root {
+    fn on_configure(&mut self, _size: usize) -> bool {
+        let bytes = self.get_plugin_configuration().unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes);
+        let Some((depth, endpoint)) = text.split_once(' ') else { return false };
+        self.depth = match depth {
+            "passes" => Depth::Passes,
+            "reads" => Depth::Reads,
+            "speaks" => Depth::Speaks,
+            _ => return false,
+        };
+        endpoint.clone_into(&mut self.endpoint);
+        true
+    }
+
+    fn get_type(&self) -> Option<ContextType> {
+        Some(ContextType::HttpContext)
+    }
+
+    fn create_http_context(&self, _id: u32) -> Option<Box<dyn HttpContext>> {
+        Some(Box::new(Stream { depth: self.depth, endpoint: self.endpoint.clone() }))
+    }
+}
+
+impl Context for Stream {}
+
+impl HttpContext for Stream {
+    fn on_http_request_headers(&mut self, _count: usize, last: bool) -> Action {
+        if self.depth == Depth::Speaks {
+            std::hint::black_box(self.get_http_request_headers_bytes());
+        }
+        if self.depth == Depth::Passes || last { Action::Continue } else { Action::Pause }
+    }
+
+    fn on_http_request_body(&mut self, size: usize, last: bool) -> Action {
+        if self.depth == Depth::Passes {
+            return Action::Continue;
+        }
+        if !last {
+            return Action::Pause;
+        }
+        std::hint::black_box(self.get_http_request_body(0, size));
+        if self.depth == Depth::Speaks {
+            self.set_http_request_header("x-gateway-destination-endpoint", Some(&self.endpoint));
+            self.set_http_request_header("x-envoy-retry-on", Some("connect-failure,reset,retriable-status-codes"));
+            self.set_http_request_header("x-envoy-max-retries", Some("2"));
+        }
+        Action::Continue
+    }
+
+    fn on_http_response_headers(&mut self, _count: usize, _last: bool) -> Action {
+        if self.depth == Depth::Speaks {
+            std::hint::black_box(self.get_http_response_headers_bytes());
+            for path in [["upstream", "address"], ["upstream", "request_attempt_count"], ["response", "code_details"]] {
+                std::hint::black_box(self.get_property(path.to_vec()));
+            }
+        }
+        Action::Continue
+    }
+}
