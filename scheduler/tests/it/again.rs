@@ -62,6 +62,7 @@ fn of_whom_nothing_was_predicted_counts_as_the_mean_of_the_best() {
             let request = asking(slo(200, 50));
             schedule_again(&snapshot, &request, local, predicted.collect(), &mut Rng::seeded(1), Some(&mut explanation))
         });
+        assert_eq!((explanation.prompt_tokens, &explanation.uncached_tokens[..], explanation.asks), (100, &[100; 4][..], slo(200, 50)));
         explanation.profiles[0].totals.iter().map(|(_, score)| *score).collect()
     };
     let near = |scores: &[f32], expected: [f32; 4]| {

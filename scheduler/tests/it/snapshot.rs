@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use scheduler::latency::LatencyModel;
 use scheduler::latency::step::StepModel;
 use scheduler::objects::{ModelSpec, Objects, ObjectsSpec};
 use scheduler::{
@@ -44,6 +45,9 @@ fn what_was_learned_and_what_objects_there_are_is_kept() {
     let snapshot = seal(pool(1)).unwrap().with_step(Arc::new(step.clone())).with_objects(objects);
     assert_eq!(snapshot.step().words(), step.words());
     assert!(snapshot.objects().names("m"));
+    let snapshot = snapshot.with_latency(Some(Arc::new(LatencyModel::constant(1.0, 1.0))));
+    let other = snapshot.with_endpoints(snapshot.version(), pool(2), vec![EndpointMetrics::default(); 2]).unwrap();
+    assert_eq!((other.step().words(), other.objects().names("m"), other.latency().is_some()), (step.words(), true, true));
     let alike = snapshot.step().without_speeds();
     assert_eq!((alike.prefill(), alike.speed(endpoint), step.speed(endpoint)), (step.prefill(), (1.0, 1.0), (2.0, 3.0)));
 }
