@@ -1,8 +1,11 @@
 //! What is predicted of a request: told of each endpoint, promised of the one it goes to, and taken in place of the model when a decision is made
 //! again.
 
+use std::sync::Arc;
+
 use scheduler::in_flight::InFlight;
-use scheduler::latency::Prediction;
+use scheduler::latency::learn::{Ended, Learner, Observation};
+use scheduler::latency::{Conditions, LatencyModel, Prediction};
 use scheduler::{Explanation, Local, Request, Rng, Slo, Snapshot, promise, prospects, schedule_again};
 
 use crate::case::Case;
@@ -48,6 +51,50 @@ fn what_can_be_kept_is_promised_and_no_more() {
     assert_eq!(counts(slo(189, 11)).counts, Slo { ttft_us: None, ..slo(0, 11) });
     assert_eq!(counts(slo(191, 9)).counts, Slo { tpot_us: None, ..slo(191, 0) });
     assert!(counts(slo(189, 9)).predicted.is_some());
+}
+
+/// Learned of a pool where a first token takes 20 ms, 0.05 for each token that is not cached, and a fifth more for each other request.
+fn learned(snapshot: &Snapshot) -> Arc<LatencyModel> {
+    let (mut rng, mut learner) = (Rng::seeded(3), Learner::default());
+    for at in 0..2_000_u64 {
+        let (requests, tokens) = ((rng.open01() * 10.0).floor(), rng.open01() * 8_000.0);
+        let conditions = Conditions {
+            queued: Some(0.0),
+            running: Some(requests),
+            requests,
+            prompt_tokens: tokens,
+            uncached_tokens: tokens,
+            ..Conditions::default()
+        };
+        let observation = Observation {
+            endpoint: snapshot.endpoints()[rng.below(PREDICTED.len())].id,
+            conditions,
+            ended: Ended::Done,
+            ttft_ms: Some((20.0 + 0.05 * tokens) * (1.0 + 0.2 * requests)),
+            tpot_ms: Some(9.0 + requests),
+            output_tokens: None,
+            first_token: None,
+            gap: None,
+        };
+        learner.observe(&observation, None);
+        learner.publish(at * 50);
+    }
+    Arc::new(learner.model().unwrap())
+}
+
+#[test]
+fn what_an_idle_endpoint_could_not_keep_of_this_very_prompt_counts_for_nobody() {
+    let snapshot = snapshot();
+    let model = learned(&snapshot);
+    let snapshot = snapshot.with_latency(Some(model));
+    let first = snapshot.indices().next().unwrap();
+    let counts = |prompt_tokens, ttft_ms| {
+        let request = Request { prompt_tokens, ..asking(slo(ttft_ms, 1_000)) };
+        with_local(|local| promise(&snapshot, &request, local, first)).counts.ttft_us.is_some()
+    };
+    // 370 ms of work; a short prompt takes 25.
+    assert!(!counts(7_000, 200) && counts(7_000, 600));
+    assert!(counts(100, 200));
 }
 
 #[test]

@@ -275,18 +275,16 @@ fn standing(measured: &Measured) -> Result<String> {
 }
 
 fn steps(measured: &Measured) -> Result<String> {
-    let mut text =
-        String::from("| body | what a listener does beyond the one before | CPU a request µs | added (spread) |\n|---|---|---|---|\n");
+    let mut text = String::from(
+        "| body | connections | what a listener does beyond the one before | CPU a request µs | added (spread) | p50 µs | added (spread) |\n\
+         |---|---|---|---|---|---|---|\n",
+    );
     for row in &measured.steps {
-        writeln!(
-            text,
-            "| {} KB | {} | {:.0} | {:.1} ({:.1}) |",
-            row.body_bytes / 1000,
-            row.step,
-            row.cpu_us,
-            row.added_cpu_us,
-            row.iqr_us
-        )?;
+        let steps::Row { step, body_bytes, connections, cpu_us, added_cpu_us, iqr_us, p50_us, added_p50_us, iqr_p50_us } = row;
+        let kb = body_bytes / 1000;
+        let (cpu, p50) =
+            (format!("{cpu_us:.0} | {added_cpu_us:.1} ({iqr_us:.1})"), format!("{p50_us:.0} | {added_p50_us:.1} ({iqr_p50_us:.1})"));
+        writeln!(text, "| {kb} KB | {connections} | {step} | {cpu} | {p50} |")?;
     }
     Ok(text)
 }

@@ -20,7 +20,8 @@ const MODULE: &str = "target/wasm32-wasip1/release/examples/steps.wasm";
 
 const ENDPOINTS: usize = 100;
 
-const CONNECTIONS: usize = 16;
+/// One, where what a step needs is no longer in the caches when the next request comes, and many.
+const CONNECTIONS: [usize; 2] = [1, 16];
 
 const BODIES: [usize; 2] = [10_000, 220_000];
 
@@ -49,11 +50,16 @@ const STEPS: [(Step, &str); 7] = [
 pub(crate) struct Row {
     pub(crate) step: String,
     pub(crate) body_bytes: usize,
+    pub(crate) connections: usize,
     /// Of Envoy and the daemon, for each request.
     pub(crate) cpu_us: f64,
     /// Over the step before.
     pub(crate) added_cpu_us: f64,
     pub(crate) iqr_us: f64,
+    pub(crate) p50_us: f64,
+    /// Over the step before.
+    pub(crate) added_p50_us: f64,
+    pub(crate) iqr_p50_us: f64,
 }
 
 pub(crate) async fn bench(args: &Args) -> Result<()> {
@@ -71,40 +77,47 @@ pub(crate) async fn bench(args: &Args) -> Result<()> {
     .await?;
     let processes = [front.envoy().id(), front.daemon().id()];
     let mut rows = Vec::new();
-    for body_bytes in BODIES {
+    for (body_bytes, connections) in BODIES.into_iter().flat_map(|bytes| CONNECTIONS.map(|connections| (bytes, connections))) {
         let bodies = write_bodies(body_bytes, false, folder.path())?;
         let mut runs: Vec<Vec<Measured>> = vec![Vec::new(); STEPS.len()];
         for round in 0..args.rounds {
             for turn in 0..STEPS.len() {
                 let at = (round + turn) % STEPS.len();
                 let target = if STEPS[at].0 == Step::Ours { Front::address() } else { ports[at].address() };
-                let load = Load {
-                    target,
-                    bodies: bodies.clone(),
-                    connections: CONNECTIONS,
-                    seconds: args.seconds,
-                    rate: None,
-                    processes,
-                    headers: &[],
-                };
+                let (bodies, seconds) = (bodies.clone(), args.seconds);
+                let load = Load { target, bodies, connections, seconds, rate: None, processes, headers: &[] };
                 runs[at].push(load.run(folder.path()).await?);
             }
         }
-        rows.extend(compare(body_bytes, &runs));
+        rows.extend(compare(body_bytes, connections, &runs));
     }
     front.stop().await?;
     write_result("steps", &rows)
 }
 
-fn compare(body_bytes: usize, runs: &[Vec<Measured>]) -> Vec<Row> {
-    let cpu = |at: usize| runs[at].iter().map(|run| run.cpu_us).collect::<Vec<f64>>();
+fn compare(body_bytes: usize, connections: usize, runs: &[Vec<Measured>]) -> Vec<Row> {
+    let of = |figure: fn(&Measured) -> f64, at: usize| runs[at].iter().map(figure).collect::<Vec<f64>>();
     let row = |at: usize| {
-        let added = Paired::of(&cpu(at), &cpu(at.saturating_sub(1)));
-        Row { step: STEPS[at].1.to_owned(), body_bytes, cpu_us: median(&cpu(at)), added_cpu_us: added.median, iqr_us: added.iqr }
+        let added = |figure| Paired::of(&of(figure, at), &of(figure, at.saturating_sub(1)));
+        let (cpu, p50) = (added(|run| run.cpu_us), added(|run| run.p50_us));
+        Row {
+            step: STEPS[at].1.to_owned(),
+            body_bytes,
+            connections,
+            cpu_us: median(&of(|run| run.cpu_us, at)),
+            added_cpu_us: cpu.median,
+            iqr_us: cpu.iqr,
+            p50_us: median(&of(|run| run.p50_us, at)),
+            added_p50_us: p50.median,
+            iqr_p50_us: p50.iqr,
+        }
     };
     let rows: Vec<Row> = (0..STEPS.len()).map(row).collect();
     for row in &rows {
-        println!("{body_bytes:>7} B {:>7.1} us, + {:.1} ({:.1})  {}", row.cpu_us, row.added_cpu_us, row.iqr_us, row.step);
+        let Row { step, cpu_us, added_cpu_us, iqr_us, p50_us, added_p50_us, iqr_p50_us, .. } = row;
+        println!(
+            "{body_bytes:>7} B c={connections:<2} cpu {cpu_us:>6.1} + {added_cpu_us:.1} ({iqr_us:.1})  p50 {p50_us:>6.1} + {added_p50_us:.1} ({iqr_p50_us:.1})  {step}"
+        );
     }
     rows
 }
