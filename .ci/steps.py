@@ -23,6 +23,9 @@ DENY = ".tools/bin/cargo-deny --locked"
 STEP_SECONDS_MAX = 1500
 # Of a failing step's output; all of it stays in target/ci.
 LINES_SHOWN_MAX = 400
+# Of a panic's message in the list at the very end: an assertion with both of its sides.
+PANIC_LINES_MAX = 6
+PANIC_CHARACTERS_MAX = 900
 
 
 class Counts(NamedTuple):
@@ -97,7 +100,17 @@ def binaries(output: str) -> list[Binary]:
     return rows
 
 
-def run(step: Step) -> Counts:
+def failures(output: str) -> list[str]:
+    """Each failed test of `cargo test` with the first lines of what it panicked with: what a reader of a long log wants last."""
+    rows = []
+    for name in dict.fromkeys(re.findall(r"(?m)^test (\S+)(?: - .*)? \.\.\. FAILED$", output)):
+        panic = re.search(rf"(?m)^thread '{re.escape(name)}'[^\n]* panicked at ([^\n]*)\n((?:[^\n]*\n){{0,{PANIC_LINES_MAX}}})", output)
+        rows.append(f"{name}: {panic[1]}\n{panic[2].split('stack backtrace:')[0].rstrip()}" if panic else name)
+    return rows
+
+
+def run(step: Step) -> tuple[Counts, list[str]]:
+    """The step's counts, and for each thing that failed in it a text that names it."""
     print(f"-- {step.name}", flush=True)
     began = time.monotonic()
     status, output = capture(step.command)
@@ -117,7 +130,8 @@ def run(step: Step) -> Counts:
         if line.startswith("target/") and " bytes" in line:
             print(f"     {line}")
     print(f"   {verdict}, {time.monotonic() - began:.1f} s", flush=True)
-    return counts
+    named = failures(output) if step.judge is cargo_test else []
+    return counts, [f"{step.name}: {text}"[:PANIC_CHARACTERS_MAX] for text in named or [verdict]] if counts.failed else []
 
 
 def capture(command: str) -> tuple[int, str]:
@@ -209,9 +223,13 @@ def main(names: list[str]) -> int:
         return 2
     LOGS.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    total = Counts()
+    total, failed = Counts(), []
     for step in (step for name in names for step in GROUPS[name]()):
-        total += run(step)
+        counts, named = run(step)
+        total += counts
+        failed += named
+    for text in failed:
+        print(f"FAILED {text}")
     print(f"{time.monotonic() - began:.0f} s in all")
     print(summary(total))
     return 1 if total.failed else 0
