@@ -45,3 +45,4 @@ pub mod listen;
 pub mod logging;
 pub mod persist;
 pub mod shutdown;
+pub mod signals;

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use control_plane::args::{Cli, Command, Explain};
 use control_plane::explain::{self, Ask, Question};
+use control_plane::signals::Signals;
 use control_plane::{check, logging, registration, run};
 
 /// The daemon could not start or had to stop. (2 is clap's, for a command line it cannot read.)
@@ -26,9 +27,12 @@ async fn main() -> ExitCode {
         }
         Command::Register(args) => {
             logging::init(&args.log);
-            ended(tokio::select! {
-                ended = registration::register(*args) => ended,
-                signal = run::signalled() => signal.map(drop).map_err(|e| e.to_string()),
+            ended(match Signals::listen() {
+                Ok(mut signals) => tokio::select! {
+                    ended = registration::register(*args) => ended,
+                    _ = signals.received() => Ok(()),
+                },
+                Err(error) => Err(format!("cannot listen for signals: {error}")),
             })
         }
         Command::Instances(args) => ended(registration::instances(args, std::io::stdout()).await),

@@ -29,6 +29,7 @@ use crate::push::{self, StateServer};
 use crate::scrape::{EndpointTls, Intervals};
 use crate::shared::{ScraperHandle, Shared};
 use crate::shutdown::{self, Shutdown};
+use crate::signals::Signals;
 use crate::sources::{self, Components, Source};
 
 /// How often a silent connection is asked whether it lives, and how long it may take to answer: a proxy that vanished without a word is
@@ -74,18 +75,22 @@ pub enum Fatal {
 /// # Errors
 /// [`Fatal`] says why it could not start, or had to stop.
 pub async fn serve(args: Serve) -> Result<(), Fatal> {
+    let mut signals = Signals::listen().map_err(Fatal::Signals)?;
     let (wanted, admin, tls) = (args.lease.clone(), args.listen_admin, admin_files(args.admin_tls.clone()));
     let following = Following::begin(args).await?;
     let mut lease = wanted.want().await?;
     if let Some(lease) = &mut lease {
         tokio::select! {
             led = lease.stand_by(admin, tls) => led?,
-            signal = signalled() => return signal.map(drop),
+            _ = signals.received() => return Ok(()),
         }
     }
     let mut daemon = following.lead().await?;
     let ended = tokio::select! {
-        signal = signalled() => signal.map(|name| tracing::info!(signal = name, "stopping")),
+        signal = signals.received() => {
+            tracing::info!(signal, "stopping");
+            Ok(())
+        }
         task = daemon.task_ended() => Err(Fatal::TaskEnded(task)),
         () = lease::lost(&mut lease) => Err(Fatal::LeaseLost),
     };
@@ -306,18 +311,4 @@ async fn serve_admin(incoming: Incoming, admin: Admin, mut shutdown: Shutdown) -
         tracing::error!(%error, "admin listener failed");
     }
     "admin listener"
-}
-
-/// Waits for the signal to stop; says which it was.
-///
-/// # Errors
-/// [`Fatal::Signals`] when none can be heard.
-pub async fn signalled() -> Result<&'static str, Fatal> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut terminate = signal(SignalKind::terminate()).map_err(Fatal::Signals)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(Fatal::Signals)?;
-    Ok(tokio::select! {
-        _ = terminate.recv() => "SIGTERM",
-        _ = interrupt.recv() => "SIGINT",
-    })
 }
