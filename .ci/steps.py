@@ -25,7 +25,9 @@ STEP_SECONDS_MAX = 1500
 LINES_SHOWN_MAX = 400
 # Of a panic's message in the list at the very end: an assertion with both of its sides.
 PANIC_LINES_MAX = 6
-PANIC_CHARACTERS_MAX = 900
+REMARK_CHARACTERS_MAX = 900
+# Failed tests that are run once more, alone. More at once are a breakage, not a busy machine.
+AGAIN_MAX = 8
 
 
 class Counts(NamedTuple):
@@ -100,38 +102,62 @@ def binaries(output: str) -> list[Binary]:
     return rows
 
 
-def failures(output: str) -> list[str]:
-    """Each failed test of `cargo test` with the first lines of what it panicked with: what a reader of a long log wants last."""
-    rows = []
-    for name in dict.fromkeys(re.findall(r"(?m)^test (\S+)(?: - .*)? \.\.\. FAILED$", output)):
+def verdicts(output: str, word: str) -> list[str]:
+    """The tests of which `cargo test` said this word, `ok` or `FAILED`, in order."""
+    return list(dict.fromkeys(re.findall(rf"(?m)^test (\S+)(?: - .*)? \.\.\. {word}$", output)))
+
+
+def again(command: str, output: str) -> list[str]:
+    """The failed end-to-end tests that pass alone. They are of whole processes that share two cores with each other: what fails only then is
+    unsteady, which is said loudly and with its panic, and is no verdict on the product."""
+    failed = verdicts(output, "FAILED")
+    if len(failed) > AGAIN_MAX:
+        return []
+    environment, _, _ = command.partition("cargo test")
+    passed: set[str] = set()
+    for target in re.findall(r"(?m)^    `(-p e2e --test \w+)`$", output):
+        _, alone = capture(f"{environment}cargo test --locked {target} -- --exact --test-threads=1 {' '.join(failed)}")
+        passed |= set(verdicts(alone, "ok"))
+    return [name for name in failed if name in passed]
+
+
+def remarks(step: Step, output: str, counts: Counts, unsteady: list[str]) -> list[str]:
+    """What a reader of a long log wants last: each test that failed with the first lines of what it panicked with, or the step that did."""
+    texts = []
+    for name in verdicts(output, "FAILED") if step.judge is cargo_test else []:
         panic = re.search(rf"(?m)^thread '{re.escape(name)}'[^\n]* panicked at ([^\n]*)\n((?:[^\n]*\n){{0,{PANIC_LINES_MAX}}})", output)
-        rows.append(f"{name}: {panic[1]}\n{panic[2].split('stack backtrace:')[0].rstrip()}" if panic else name)
-    return rows
+        mark = "UNSTEADY, passed when run alone" if name in unsteady else "FAILED"
+        why = "\n".join([panic[1], panic[2].split("stack backtrace:")[0].rstrip()]) if panic else ""
+        texts.append(f"{mark}: {name}: {why}"[:REMARK_CHARACTERS_MAX])
+    if counts.failed and len(texts) == len(unsteady):
+        texts.append(f"FAILED: {step.name}")
+    return texts
 
 
 def run(step: Step) -> tuple[Counts, list[str]]:
-    """The step's counts, and for each thing that failed in it a text that names it."""
+    """The step's counts, and what is to be said of it at the end."""
     print(f"-- {step.name}", flush=True)
     began = time.monotonic()
     status, output = capture(step.command)
     counts = step.judge(status, output)
+    unsteady = again(step.command, output) if step.judge is cargo_test and counts.failed else []
+    counts += Counts(passed=len(unsteady), failed=-len(unsteady))
     for row in binaries(output) if step.judge is cargo_test else []:
         if sum(row.counts):
             print(f"     {row.name}: {summary(row.counts)} ({row.seconds})")
     verdict = "FAILED" if counts.failed else "SKIPPED, not checked" if counts.skipped and not counts.passed else "ok"
     log = LOGS / (re.sub(r"\W+", "-", step.name) + ".log")
     log.write_text(f"$ {step.command}\n{output}")
-    if verdict != "ok":
+    if verdict != "ok" or unsteady:
         lines = output.splitlines()
-        shown = lines[-LINES_SHOWN_MAX:] if counts.failed else lines[-8:]
+        shown = lines[-LINES_SHOWN_MAX:] if counts.failed or unsteady else lines[-8:]
         print("\n".join(f"   | {line}" for line in [f"$ {step.command}", *shown]))
         print(f"   | (all of it: {log.relative_to(ROOT)})")
     for line in output.splitlines():
         if line.startswith("target/") and " bytes" in line:
             print(f"     {line}")
     print(f"   {verdict}, {time.monotonic() - began:.1f} s", flush=True)
-    named = failures(output) if step.judge is cargo_test else []
-    return counts, [f"{step.name}: {text}"[:PANIC_CHARACTERS_MAX] for text in named or [verdict]] if counts.failed else []
+    return counts, remarks(step, output, counts, unsteady)
 
 
 def capture(command: str) -> tuple[int, str]:
@@ -223,13 +249,13 @@ def main(names: list[str]) -> int:
         return 2
     LOGS.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    total, failed = Counts(), []
+    total, said = Counts(), []
     for step in (step for name in names for step in GROUPS[name]()):
-        counts, named = run(step)
+        counts, remarked = run(step)
         total += counts
-        failed += named
-    for text in failed:
-        print(f"FAILED {text}")
+        said += remarked
+    for remark in said:
+        print(remark)
     print(f"{time.monotonic() - began:.0f} s in all")
     print(summary(total))
     return 1 if total.failed else 0

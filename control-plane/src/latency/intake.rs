@@ -75,7 +75,7 @@ impl Intake {
     pub fn take(&mut self, process_id: u64, message: &state::Observations) -> Vec<Observed> {
         let (rows, rest) = message.rows.as_chunks::<OBSERVATION_BYTES>();
         if !rest.is_empty() || rows.len() > OBSERVATIONS_MAX {
-            self.counts.refused += 1;
+            self.refuse(process_id, 1);
             return Vec::new();
         }
         self.heard += 1;
@@ -88,8 +88,17 @@ impl Intake {
         self.forget();
         let new = rows.get(again..).unwrap_or_default();
         let sound: Vec<Observed> = new.iter().filter_map(Observed::from_bytes).collect();
-        self.counts.refused += (new.len() - sound.len()) as u64;
+        self.refuse(process_id, (new.len() - sound.len()) as u64);
         sound
+    }
+
+    /// Counts what cannot be read. The first of a pool is worth a line: a filter of another version than the daemon teaches it nothing for ever.
+    fn refuse(&mut self, process_id: u64, count: u64) {
+        if count > 0 && self.counts.refused == 0 {
+            let process = format_args!("{process_id:016x}");
+            tracing::warn!(%process, "not learned from: what a proxy observed cannot be read; is its filter of this daemon's version?");
+        }
+        self.counts.refused += count;
     }
 
     /// Counts a row. Says whether it may be learned from.

@@ -9,11 +9,15 @@ use comfy_table::Table;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use e2e::fleet::{BURST, BURST_MAX, BURST_SERVERS, Conversations, Fleet, Outcome, Shape};
 use e2e::model_server::Options;
+use e2e::ports::Port;
 use e2e::stack::Stack;
 use e2e::{Result, client, drill, root};
 use http::Request;
 use serde::Serialize;
 use serde_json::{Value, json};
+
+use crate::load::Load;
+use crate::{overhead, sink, world};
 
 /// Servers that conversations go to.
 const SERVERS: usize = 8;
@@ -28,6 +32,12 @@ const SPREAD_WITHIN: f64 = 0.1;
 const ENDPOINTS: u32 = 100;
 /// ... and beside that of a large one, for a proxy of sixteen workers.
 const LARGE: [u32; 2] = [15, 500];
+/// What picks paid under load is asked of a proxy of so many workers, with so many connections, which then ask on new ones until, surely, each worker was asked.
+const LIVE_WORKERS: u32 = 4;
+const LIVE_CONNECTIONS: usize = 16;
+const LIVE_SECONDS: u32 = 6;
+const LIVE_BODY_BYTES: usize = 10_000;
+const LIVE_ASKED: usize = 64;
 
 /// How much to measure.
 #[derive(Clone, Copy, Debug, clap::Args)]
@@ -72,6 +82,7 @@ pub(crate) async fn bench(args: Args) -> Result<()> {
     let (four, large) = (cost(3, ENDPOINTS).await?, cost(LARGE[0], LARGE[1]).await?);
     println!("{}", said(3, ENDPOINTS, four));
     println!("{}", said(LARGE[0], LARGE[1], large));
+    println!("{}", live().await?);
     let two = cost(1, ENDPOINTS).await?;
     let mut rows = Vec::new();
     let shapes = [Shape::ONE, Shape::FOUR_WORKERS, Shape::TWO_BY_TWO];
@@ -140,6 +151,36 @@ async fn cost(peers: u32, endpoints: u32) -> Result<Cost> {
     let said = client::send(stack.address(), asked).await?.json()?;
     let number = |key: &str| said[key].as_f64().ok_or_else(|| format!("no {key} in {said}"));
     Ok(Cost { hear_us: number("hear_us")?, tell_us: number("tell_us")? })
+}
+
+/// What sharing cost the last picks of each worker's VM while all were at work: most find that the others' rows were read a moment ago.
+async fn live() -> Result<String> {
+    let servers = Port::lease()?;
+    let folder = tempfile::tempdir()?;
+    let _sink = sink::start(&[format!("0.0.0.0:{}", servers.number())], folder.path())?;
+    let mut builder = Stack::builder().servers(0).concurrency(LIVE_WORKERS).envoy_config(drill::envoy_config()?).quiet();
+    for address in world::addresses(ENDPOINTS as usize, servers.number()) {
+        builder = builder.stranger(address.parse()?);
+    }
+    let mut stack = builder.start().await?;
+    let processes = [stack.envoy.process().id(), stack.daemon()?.process().id()];
+    let bodies = overhead::write_bodies(LIVE_BODY_BYTES, false, folder.path())?;
+    let (connections, seconds) = (LIVE_CONNECTIONS, LIVE_SECONDS);
+    let load = Load { target: stack.address(), bodies, connections, seconds, rate: None, processes, headers: &[] };
+    let measured = load.run(folder.path()).await?;
+    let (mut picks, mut sum_us) = (0.0, 0.0);
+    for _ in 0..LIVE_ASKED {
+        let asked = Request::get("/").header(drill::COST, "live").body(client::empty())?;
+        let said = client::send(stack.address(), asked).await?.json()?;
+        let number = |key: &str| said[key].as_f64().ok_or_else(|| format!("no {key} in {said}"));
+        let of = number("picks")?;
+        (picks, sum_us) = (picks + of, sum_us + of * number("mean_us")?);
+    }
+    Ok(format!(
+        "{LIVE_WORKERS} workers, {ENDPOINTS} endpoints, {LIVE_CONNECTIONS} connections, {:.0} requests/s: sharing cost {:.2} us a pick, the mean of the last {picks}",
+        measured.rps,
+        sum_us / picks.max(1.0)
+    ))
 }
 
 fn said(peers: u32, endpoints: u32, cost: Cost) -> String {
