@@ -1,7 +1,7 @@
 //! `marginal-cost-scorer`: the best is where the request costs least, its own time and what it imposes on those already there.
 //!
 //! ```text
-//!  S  = v (c0 + c1 u + c2 (n² - (n-u)²)) + A     its prefill there, u of its n prompt tokens uncached; A: loading its adapter
+//!  S  = v (c0 + c1 u + c2 (n² - (n-u)²)) + A     its prefill there, u of its n prompt tokens uncached; A: loading its adapter (below)
 //!  W  = the same of every prompt that waits there for its first token
 //!  D  = e0 + e1 (B+1) + e2 (K+n)                 a decode step there with it; B requests in flight with K tokens of context
 //!  J  = W + S                                    it waits for its first token
@@ -14,6 +14,11 @@
 //! All of it is known at the pick: n, u, B, K and the sums of W from the ledger and the prefix index, which change at the pick; c, e, o and
 //! each endpoint's speeds v, w from the step model ([`crate::latency::step`]), learned online. No engine has to report anything. Tokens are
 //! estimates, and the step model is learned in the same estimates, so another tokeniser is another c1 and e2 and nothing else.
+//!
+//! A is 0 where the engine runs the adapter or was given it lately, what a load takes where there is a place for it, and eight times that where another
+//! adapter has to go. That one is wanted again as well, goes where a third has to make room for it, and so on; and a place is had only when nobody
+//! there uses its adapter any more. How often is simulated, not derived: four times is too little where loads take twice as long as thought, sixteen
+//! keeps requests in queues.
 //!
 //! The score is the lowest J over J: 1 is the best, and a half costs twice as much. ψ is what makes the policy: a miss on a full pool costs
 //! everyone, so hits are kept; with ψ, η and γ 1, ζ and φ 0 and tokens for times it is `LMetric`.
@@ -61,13 +66,16 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "adapterLoadMs",
             default: Default::Number(100.0),
-            doc: for_people("what loading a LoRA adapter takes, ms; twice that where another has to go; 0 to 600000"),
+            doc: for_people("what loading a LoRA adapter takes, ms; counts eight times where another has to go; 0 to 600000"),
         },
         PREFIX_PRODUCER,
     ],
     needs: &[State::InFlight, State::PrefixIndex, State::Prompt, State::StepModel, State::Adapters, State::AdapterRooms],
     build,
 };
+
+/// Loads that one counts for where it displaces another adapter.
+const DISPLACING: f32 = 8.0;
 
 #[derive(Debug)]
 struct MarginalCost {
@@ -143,7 +151,7 @@ impl MarginalCost {
             AdapterRoom::Unknown | AdapterRoom::Loaded => 0.0,
             _ if runs(context, endpoint) => 0.0,
             AdapterRoom::Free => self.adapter_load_ms,
-            AdapterRoom::Full { .. } => 2.0 * self.adapter_load_ms,
+            AdapterRoom::Full { .. } => DISPLACING * self.adapter_load_ms,
         }
     }
 }

@@ -139,7 +139,7 @@ fn marginal_cost(case: &Case, allowed: &[usize]) -> Vec<(usize, f64)> {
             && row.metrics.lora.as_ref().is_some_and(|lora| lora.running.iter().any(|adapter| **adapter == *case.model));
         let adapter = match row.adapter_room {
             AdapterRoom::Free if !loaded => 100.0,
-            AdapterRoom::Full { .. } if !loaded => 200.0,
+            AdapterRoom::Full { .. } if !loaded => 800.0,
             _ => 0.0,
         };
         let cached = f64::from(row.matched_blocks) * f64::from(case.block_tokens);
