@@ -140,7 +140,7 @@ lint: setup $(DENY_READY) ## format, clippy, dependency arrows, licences, adviso
 e2e: setup ## the tests on a real Envoy only
 	@python3 .ci/steps.py wasm e2e
 
-e2e-long: setup .venv-1.38/.ready $(TOOLS)/.cargo-mutants-$(CARGO_MUTANTS_VERSION) $(TOOLS)/.cargo-fuzz-$(CARGO_FUZZ_VERSION) ## slow drills, a soak of SOAK_SECONDS=600, e2e on Envoy 1.38 too, minutes of fuzzing, mutants of the pure crates
+e2e-long: setup .venv-1.38/.ready $(TOOLS)/.cargo-mutants-$(CARGO_MUTANTS_VERSION) $(TOOLS)/.cargo-fuzz-$(CARGO_FUZZ_VERSION) ## slow drills, a soak of SOAK_SECONDS=600, e2e on Envoy 1.38 too, minutes of fuzzing, a part of the mutants of the pure crates (MUTANTS_SHARD=all: every one)
 	@rustup toolchain install nightly --profile minimal --no-self-update
 	SOAK_SECONDS=$(SOAK_SECONDS) FUZZ_SECONDS=$(FUZZ_LONG_SECONDS) python3 .ci/steps.py wasm e2e e2e-slow e2e-1.38 fuzz mutants
 

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import date
 from typing import Callable, NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -21,6 +22,10 @@ LOGS = ROOT / "target" / "ci"
 DENY = ".tools/bin/cargo-deny --locked"
 # A step that is still running then hangs: a cold build of the whole workspace takes a few minutes on two cores.
 STEP_SECONDS_MAX = 1500
+# The mutants of scheduler and exchange are thousands, a night and more of them: a run takes one of so many parts, another each day.
+MUTANTS_SHARDS = 80
+MUTANTS_SECONDS_MAX = 3_600
+MUTANTS_ALL_SECONDS_MAX = 48 * 3_600
 # Of a failing step's output; all of it stays in target/ci.
 LINES_SHOWN_MAX = 400
 # Of a panic's message in the list at the very end: an assertion with both of its sides.
@@ -46,6 +51,7 @@ class Step(NamedTuple):
     name: str
     command: str
     judge: Judge
+    seconds_max: int = STEP_SECONDS_MAX
 
 
 def one(status: int, _output: str) -> Counts:
@@ -75,6 +81,11 @@ def advisories(status: int, output: str) -> Counts:
 def buildable(status: int, _output: str) -> Counts:
     """What the step builds cannot be built everywhere; then the tests that want it are skipped, and this says so."""
     return Counts(skipped=1) if status == 3 else one(status, _output)
+
+
+def no_survivor(status: int, _output: str) -> Counts:
+    """A mutant by which the tests fail is found out, and so is one by which they hang (3); one that they pass with (2) is not."""
+    return one(0 if status == 3 else status, _output)
 
 
 class Binary(NamedTuple):
@@ -138,7 +149,7 @@ def run(step: Step) -> tuple[Counts, list[str]]:
     """The step's counts, and what is to be said of it at the end."""
     print(f"-- {step.name}", flush=True)
     began = time.monotonic()
-    status, output = capture(step.command)
+    status, output = capture(step.command, step.seconds_max)
     counts = step.judge(status, output)
     unsteady = again(step.command, output) if step.judge is cargo_test and counts.failed else []
     counts += Counts(passed=len(unsteady), failed=-len(unsteady))
@@ -154,13 +165,13 @@ def run(step: Step) -> tuple[Counts, list[str]]:
         print("\n".join(f"   | {line}" for line in [f"$ {step.command}", *shown]))
         print(f"   | (all of it: {log.relative_to(ROOT)})")
     for line in output.splitlines():
-        if line.startswith("target/") and " bytes" in line:
+        if re.match(r"target/.* bytes|\d+ mutants ", line):
             print(f"     {line}")
     print(f"   {verdict}, {time.monotonic() - began:.1f} s", flush=True)
     return counts, remarks(step, output, counts, unsteady)
 
 
-def capture(command: str) -> tuple[int, str]:
+def capture(command: str, seconds_max: int) -> tuple[int, str]:
     """Status and whole output; a step out of time is ended with all that it started."""
     environment = os.environ | {"CARGO_TERM_COLOR": "never", "CARGO_TERM_PROGRESS_WHEN": "never"}
     with subprocess.Popen(
@@ -168,11 +179,11 @@ def capture(command: str) -> tuple[int, str]:
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     ) as process:
         try:
-            output, _ = process.communicate(timeout=STEP_SECONDS_MAX)
+            output, _ = process.communicate(timeout=seconds_max)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             output, _ = process.communicate()
-            return 124, f"{output}\nstill running after {STEP_SECONDS_MAX} s: ended"
+            return 124, f"{output}\nstill running after {seconds_max} s: ended"
         except (KeyboardInterrupt, SystemExit):
             os.killpg(process.pid, signal.SIGTERM)
             raise
@@ -193,6 +204,15 @@ def fuzz_steps() -> list[Step]:
             run = f"cd {crate} && mkdir -p {corpus} && RUSTUP_TOOLCHAIN=nightly {fuzz}"
             steps.append(Step(f"fuzz: {crate} {target.stem}", run, one))
     return steps
+
+
+def mutants_steps() -> list[Step]:
+    """`MUTANTS_SHARD` is `all`, or a part as `7/80`: the eighth of 80."""
+    shard = os.environ.get("MUTANTS_SHARD") or f"{date.today().toordinal() % MUTANTS_SHARDS}/{MUTANTS_SHARDS}"
+    part, seconds_max = ("", MUTANTS_ALL_SECONDS_MAX) if shard == "all" else (f" --sharding round-robin --shard {shard}", MUTANTS_SECONDS_MAX)
+    mutants = ".tools/bin/cargo-mutants mutants -p scheduler -p exchange"
+    count = f'echo "$({mutants} --list | wc -l) mutants in all, of which are run: {shard}"'
+    return [Step(f"mutants: {shard}", f"{count} && PROPTEST_CASES=32 {mutants} -o target{part}", no_survivor, seconds_max)]
 
 
 def summary(counts: Counts) -> str:
@@ -235,9 +255,7 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
         ),
     ],
     # Survivors that are explained stand, each with its reason, in .cargo/mutants.toml.
-    "mutants": lambda: [
-        Step("mutants: scheduler, exchange", ".tools/bin/cargo-mutants mutants -p scheduler -p exchange -o target", one),
-    ],
+    "mutants": mutants_steps,
     "fuzz": fuzz_steps,
 }
 

@@ -520,6 +520,10 @@ mod tests {
         ledger.release(one);
         ledger.release(third);
         assert_eq!(changed(&mut ledger), [(b, load(0, 0, 0)), (endpoint(3, 2), load(0, 0, 0))]);
+        for life in 3..6 {
+            _ = ledger.admit(endpoint(3, life), 7);
+        }
+        assert_eq!(changed(&mut ledger), [(endpoint(3, 5), load(1, 7, 0))], "once, however many lives it had");
     }
 
     #[test]

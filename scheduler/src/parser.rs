@@ -55,3 +55,19 @@ pub(crate) const PASSTHROUGH: PluginType = PluginType {
     build: |_: &Parameters<'_>| Ok(Plugin::Parser("passthrough-parser")),
     ..OPENAI
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plugin::PLUGINS;
+
+    #[test]
+    fn each_is_built_under_its_own_name() {
+        let parsers: Vec<_> = PLUGINS.iter().filter(|plugin| plugin.kind == Kind::Parser).collect();
+        assert_eq!(parsers.len(), 7);
+        for parser in parsers {
+            let built = parser.build(&[]).unwrap();
+            assert!(matches!(built, Plugin::Parser(name) if name == parser.name), "{built:?} of {}", parser.name);
+        }
+    }
+}

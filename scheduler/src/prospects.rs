@@ -169,7 +169,7 @@ pub fn promise(snapshot: &Snapshot, request: &Request<'_>, local: Local<'_>, end
     if meets(ttft_ms, tpot_ms) != slo {
         // Not as it is: then as it would be if it were idle, by the model, or where that has not seen it idle by what its steps cost.
         let Conditions { prompt_tokens, uncached_tokens, .. } = conditions;
-        let idle = Conditions { queued: Some(0.0), running: Some(0.0), prompt_tokens, uncached_tokens, ..Conditions::default() };
+        let idle = Conditions { prompt_tokens, uncached_tokens, ..Conditions::default() };
         let (prefill_speed, decode_speed) = snapshot.step().speed(at.id);
         let by_step = || {
             let step = snapshot.step();

@@ -125,7 +125,7 @@ impl OwnRow {
     pub(super) fn write(&mut self, head: RowHead, in_flight: &mut InFlight, ejections: &[Ejection]) -> &[u8] {
         in_flight.take_changed(|endpoint, load| self.set(endpoint, load));
         if self.nothing > NOTHING_MAX {
-            *self = Self { bytes: std::mem::take(&mut self.bytes), ..Self::default() };
+            *self = Self::default();
             in_flight.rows().for_each(|(endpoint, load)| self.set(endpoint, load));
         }
         let ejections = ejections.get(..ENDPOINTS_MAX).unwrap_or(ejections);

@@ -176,10 +176,10 @@ mod tests {
         assert!(!others.picks_stand());
         others.stand_for(3, 10_000, 1_000);
         assert!(others.picks_stand());
-        others.picked(a, load(1, 50), 2_000);
+        others.picked(a, Load { ttft_slo_us: Some(5), tpot_slo_us: Some(6), ..load(1, 50) }, 2_000);
         others.picked(b, load(1, 7), 8_000);
         others.add(a, load(2, 20));
-        assert_eq!((others.load(a), others.load(b)), (load(5, 170), load(3, 21)));
+        assert_eq!((others.load(a), others.load(b)), (load(5, 170), load(3, 21)), "SLOs are not multiplied by guessing");
         others.stand_for(3, 10_000, 11_999);
         assert_eq!(others.load(a), load(5, 170));
         others.stand_for(3, 10_000, 12_000);

@@ -467,4 +467,6 @@ fn rows(samples: &[Sample], which: Which, step: &StepModel, since: usize) -> Vec
 }
 
 #[cfg(test)]
+mod golden;
+#[cfg(test)]
 mod tests;

@@ -247,3 +247,75 @@ impl Head {
         (ms, self.spread.ninth_ms(ms).max(ms))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::words::WORDS_MAX;
+    use super::*;
+    use crate::latency::shape::{BINS, DEPTH, Tree};
+
+    fn endpoint(slot: u16) -> EndpointRef {
+        EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) }
+    }
+
+    fn ttft_ms(model: &LatencyModel, slot: u16) -> f32 {
+        model.predict(endpoint(slot), &Conditions::default()).unwrap().ttft_ms
+    }
+
+    #[test]
+    fn a_time_that_cannot_be_agreed_is_one_ms() {
+        for ms in [0.0, -3.0, f32::NAN, f32::INFINITY] {
+            assert_eq!(LatencyModel::constant(ms, 5.0), LatencyModel::constant(1.0, 5.0), "{ms}");
+        }
+    }
+
+    #[test]
+    fn an_endpoint_more_leaves_the_others_as_they_were_and_none_lies_beyond_the_last_slot() {
+        let model = LatencyModel::constant(100.0, 5.0).with_endpoint(endpoint(5), 2.0, 1.0).with_endpoint(endpoint(2), 3.0, 1.0);
+        assert_eq!([2, 3, 5].map(|slot| ttft_ms(&model, slot).round()), [300.0, 100.0, 200.0]);
+        let last = u16::try_from(ENDPOINTS_MAX).unwrap();
+        assert_eq!(model.clone().with_endpoint(endpoint(last), 2.0, 2.0), model);
+        assert_eq!(ttft_ms(&model.with_endpoint(endpoint(last - 1), 2.0, 2.0), last - 1).round(), 200.0);
+    }
+
+    #[test]
+    fn it_speaks_from_the_least_samples_on_and_up_to_its_limits() {
+        let mut model = LatencyModel::constant(100.0, 5.0);
+        (model.limits[2], model.limits[3]) = (7.0, 4.0);
+        let with = |requests: f32, queued: f32| Conditions { requests, queued: Some(queued), ..Conditions::default() };
+        assert!(model.predict(endpoint(0), &with(7.0, 4.0)).is_ok());
+        assert_eq!(model.predict(endpoint(0), &with(7.0, 5.0)), Err(Abstention::OutsideRange("queued")));
+        (model.ttft.samples, model.tpot.samples) = (SAMPLES_MIN, SAMPLES_MIN);
+        assert!(model.predict(endpoint(0), &Conditions::default()).is_ok());
+        model.tpot.samples -= 1;
+        assert_eq!(model.predict(endpoint(0), &Conditions::default()), Err(Abstention::TooLittleData));
+    }
+
+    #[test]
+    fn a_bin_of_the_decile_ends_with_its_end() {
+        let mut spread = Spread::of(1.5);
+        (spread.ends[0], spread.factors[0]) = (100.0, 2.0);
+        assert_eq!([99.0, 100.0, 102.0].map(|ms| spread.ninth_ms(ms)), [198.0, 200.0, 153.0]);
+        (spread.ends, spread.factors[BINS - 1]) = ([100.0; BINS - 1], 3.0);
+        assert_eq!(spread.ninth_ms(102.0), 306.0, "the last bin has no end");
+    }
+
+    #[test]
+    fn a_tree_asks_for_features_that_there_are() {
+        let mut model = LatencyModel::constant(100.0, 5.0);
+        let last = u8::try_from(FEATURES_COUNT - 1).unwrap();
+        model.ttft.shape.trees = [Tree { features: [last; DEPTH], thresholds: [0.0; DEPTH], leaves: [0.1; 1 << DEPTH] }].into();
+        let words = model.words();
+        assert_eq!(LatencyModel::from_words(&words), Ok(model));
+        let at = words.iter().position(|word| *word == u32::from(last)).unwrap();
+        let mut beyond = words;
+        beyond[at] += 1;
+        assert_eq!(LatencyModel::from_words(&beyond), Err(InvalidModel::Word(at)));
+    }
+
+    #[test]
+    fn as_many_words_as_are_allowed_are_read() {
+        assert_eq!(LatencyModel::from_words(&vec![7; WORDS_MAX]), Err(InvalidModel::Layout(7)));
+        assert_eq!(LatencyModel::from_words(&vec![7; WORDS_MAX + 1]), Err(InvalidModel::TooLong(WORDS_MAX + 1)));
+    }
+}

@@ -54,6 +54,12 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_word_of_it_stands_on_the_page() {
+        let page = include_str!("../../../docs/plugins.md");
+        assert!(page.contains(&reference_markdown()), "docs/plugins.md is stale; its head says how to print it again");
+    }
+
+    #[test]
     fn says_everything_in_the_table() {
         let page = reference_markdown();
         assert_eq!(page.matches("\n## ").count() + 1, TITLES.len(), "each kind once");

@@ -141,6 +141,16 @@ mod tests {
     }
 
     #[test]
+    fn no_more_blocks_are_hashed_than_were_asked_for() {
+        for (asked, given) in [(0, 0), (2, 2), (usize::MAX, 5)] {
+            let (mut hasher, mut blocks) = (hasher().up_to(asked), Vec::new());
+            hasher.update(&[b'x'; BLOCK * 5], &mut blocks);
+            hasher.finish(&mut blocks);
+            assert_eq!(blocks.len(), given);
+        }
+    }
+
+    #[test]
     fn a_tail_counts_and_nothing_does_not() {
         let count = |len: usize| {
             let (mut hasher, mut blocks) = (hasher(), Vec::new());

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use scheduler::in_flight::InFlight;
 use scheduler::latency::learn::{Ended, Learner, Observation};
+use scheduler::latency::step::{Gap, StepModel};
 use scheduler::latency::{Conditions, LatencyModel, Prediction};
 use scheduler::{Explanation, Local, Request, Rng, Slo, Snapshot, promise, prospects, schedule_again};
 
@@ -14,9 +15,14 @@ use crate::case::Case;
 const PREDICTED: [[f32; 2]; 4] = [[190.0, 10.0], [150.0, 45.0], [110.0, 30.0], [400.0, 30.0]];
 
 fn snapshot() -> Snapshot {
+    snapshot_with("")
+}
+
+/// Of a pipeline with these plugins, too.
+fn snapshot_with(plugins: &str) -> Snapshot {
     let rows: String = PREDICTED.iter().zip('a'..).map(|([ttft, tpot], name)| format!("  {name}  {ttft}  {tpot}\n")).collect();
     let profile = "profile\n  latency-scorer\n  max-score-picker\n";
-    let text = format!("{profile}\npool\n  name  ttft  tpot\n{rows}\nrequest\n  latency_prediction yes\n");
+    let text = format!("{plugins}\n{profile}\npool\n  name  ttft  tpot\n{rows}\nrequest\n  latency_prediction yes\n");
     Case::parse(&text).unwrap().snapshot().unwrap()
 }
 
@@ -53,10 +59,19 @@ fn what_can_be_kept_is_promised_and_no_more() {
     assert!(counts(slo(189, 9)).predicted.is_some());
 }
 
-/// Learned of a pool where a first token takes 20 ms, 0.05 for each token that is not cached, and a fifth more for each other request.
-fn learned(snapshot: &Snapshot) -> Arc<LatencyModel> {
+#[test]
+fn of_a_time_per_token_only_what_may_be_used_up_is_promised() {
+    let snapshot = snapshot_with("plugins\n  predicted-latency-producer sloBufferFactor=0.5");
+    let first = snapshot.indices().next().unwrap();
+    let counts = |asked| with_local(|local| promise(&snapshot, &asking(asked), local, first)).counts;
+    assert_eq!([counts(slo(191, 21)), counts(slo(191, 19))], [slo(191, 21), Slo { tpot_us: None, ..slo(191, 0) }]);
+}
+
+/// Learned of so many requests of a pool where a first token takes 20 ms, 0.05 for each token that is not cached, and a fifth more for each other
+/// request; each further token, 9 ms, 1 for each other request and 1 for each thousand tokens of its prompt.
+fn learned(snapshot: &Snapshot, requests: u64) -> Arc<LatencyModel> {
     let (mut rng, mut learner) = (Rng::seeded(3), Learner::default());
-    for at in 0..2_000_u64 {
+    for at in 0..requests {
         let (requests, tokens) = ((rng.open01() * 10.0).floor(), rng.open01() * 8_000.0);
         let conditions = Conditions {
             queued: Some(0.0),
@@ -66,15 +81,16 @@ fn learned(snapshot: &Snapshot) -> Arc<LatencyModel> {
             uncached_tokens: tokens,
             ..Conditions::default()
         };
+        let tpot_ms = 9.0 + requests + 0.001 * tokens;
         let observation = Observation {
             endpoint: snapshot.endpoints()[rng.below(PREDICTED.len())].id,
             conditions,
             ended: Ended::Done,
             ttft_ms: Some((20.0 + 0.05 * tokens) * (1.0 + 0.2 * requests)),
-            tpot_ms: Some(9.0 + requests),
+            tpot_ms: Some(tpot_ms),
             output_tokens: None,
             first_token: None,
-            gap: None,
+            gap: Some(Gap { batch: requests + 1.0, context_tokens: tokens, gap_ms: tpot_ms }),
         };
         learner.observe(&observation, None);
         learner.publish(at * 50);
@@ -85,16 +101,35 @@ fn learned(snapshot: &Snapshot) -> Arc<LatencyModel> {
 #[test]
 fn what_an_idle_endpoint_could_not_keep_of_this_very_prompt_counts_for_nobody() {
     let snapshot = snapshot();
-    let model = learned(&snapshot);
+    let model = learned(&snapshot, 2_000);
     let snapshot = snapshot.with_latency(Some(model));
     let first = snapshot.indices().next().unwrap();
-    let counts = |prompt_tokens, ttft_ms| {
-        let request = Request { prompt_tokens, ..asking(slo(ttft_ms, 1_000)) };
-        with_local(|local| promise(&snapshot, &request, local, first)).counts.ttft_us.is_some()
+    let counts = |prompt_tokens, asked| {
+        let request = Request { prompt_tokens, ..asking(asked) };
+        let Slo { ttft_us, tpot_us } = with_local(|local| promise(&snapshot, &request, local, first)).counts;
+        (ttft_us.is_some(), tpot_us.is_some())
     };
-    // 370 ms of work; a short prompt takes 25.
-    assert!(!counts(7_000, 200) && counts(7_000, 600));
-    assert!(counts(100, 200));
+    // 370 ms of work, then 16 ms a token; a short prompt takes 25 and 9.
+    assert_eq!(
+        [(200, 12), (200, 20), (600, 12)].map(|(ttft, tpot)| counts(7_000, slo(ttft, tpot))),
+        [(false, false), (false, true), (true, false)]
+    );
+    assert_eq!(counts(100, slo(200, 12)), (true, true));
+}
+
+#[test]
+fn where_the_model_says_nothing_the_steps_of_this_endpoint_are_what_is_promised() {
+    let snapshot = snapshot();
+    let (model, first) = (learned(&snapshot, 40), snapshot.indices().next().unwrap());
+    let step = StepModel::of([10.0, 0.05, 0.0], [5.0, 0.5, 0.001], 200.0).with_speed(snapshot.endpoints()[0].id, 2.0, 3.0);
+    let snapshot = snapshot.with_latency(Some(model)).with_step(Arc::new(step));
+    let promise = |asked| {
+        let request = Request { prompt_tokens: 1_000, ..asking(asked) };
+        with_local(|local| promise(&snapshot, &request, local, first))
+    };
+    // Twice 10 ms and 50 for the prompt, three times 5 ms, a half for the request and 1 for its context.
+    assert_eq!((promise(slo(121, 20)).counts, promise(slo(121, 20)).predicted), (slo(121, 20), None));
+    assert_eq!(promise(slo(119, 19)).counts, Slo::default());
 }
 
 #[test]

@@ -183,7 +183,8 @@ impl Errors {
             let errors = of_bin.iter().map(|(_, error)| *error).collect();
             *factor = libm::expf(quantile(errors, SHARE)).clamp(*FACTORS.start(), *FACTORS.end());
         }
-        for (bin, place) in spread.ends.iter_mut().enumerate().take(bins - 1) {
+        // The last bin, and those that are not filled, have no end.
+        for (bin, place) in spread.ends.iter_mut().enumerate() {
             *place = sorted.get(end(bin)).map_or(f32::MAX, |(said, _)| libm::expf(*said).min(f32::MAX));
         }
         self.multiple = spread;

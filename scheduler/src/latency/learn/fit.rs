@@ -105,8 +105,6 @@ fn cuts(rows: &[Row]) -> [Vec<f32>; FEATURES_COUNT] {
         crate::sort::sort_by(&mut values, |a, b| a < b);
         let mut cuts: Vec<f32> = (1..=CUTS).filter_map(|cut| values.get(cut * values.len() / (CUTS + 1)).copied()).collect();
         cuts.dedup();
-        // Above the highest there is nobody to tell apart.
-        cuts.retain(|cut| values.last().is_some_and(|highest| cut < highest));
         cuts
     })
 }

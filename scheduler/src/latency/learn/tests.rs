@@ -301,6 +301,49 @@ fn the_largest_model_fits_and_no_word_of_it_is_taken_on_trust() {
     }
 }
 
+/// A request that took so long, as a logarithm, where nothing but that is known.
+fn took(log: f32, weight: f32) -> Row {
+    Row { x: [0.0; FEATURES_COUNT], terms: [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], log, weight }
+}
+
+#[test]
+fn trees_that_say_nothing_are_left_out() {
+    let rows = [took(0.0, 1.0); TREES_SAMPLES_MIN];
+    assert_eq!(chosen(&rows, &rows[..32], 32).trees, 0);
+}
+
+#[test]
+fn a_loss_is_the_mean_of_what_rows_are_off_by_and_of_two_equal_ones_the_shorter_is_the_median() {
+    let rows = [took(1.0, 3.0), took(0.0, 3.0), took(0.5, 2.0)];
+    let median = fit::constant(&rows[..2]);
+    assert_eq!(median.weights[0], 1.0);
+    assert_eq!(fit::loss(&median, &rows, 0.0), 0.5);
+    assert_eq!(fit::loss(&median, &rows, 0.5), 0.375);
+    assert_eq!(fit::loss(&median, &[], 0.0), f32::INFINITY);
+}
+
+#[test]
+fn who_is_not_known_is_as_all_are() {
+    let mut offsets = Offsets::default();
+    (0..20).for_each(|_| _ = offsets.push(endpoint(1, 1), 1.0));
+    (0..20).for_each(|_| _ = offsets.push(endpoint(2, 1), 0.0));
+    assert_eq!([endpoint(1, 2), endpoint(0, 0), endpoint(9, 1)].map(|unknown| offsets.of(unknown)), [offsets.mean(); 3]);
+    assert!(offsets.of(endpoint(1, 1)) > offsets.mean() && offsets.of(endpoint(2, 1)) < offsets.mean());
+    assert!(offsets.at(0).is_none() && offsets.at(1).is_some());
+}
+
+#[test]
+fn each_class_of_requests_has_room_of_its_own() {
+    let mut window = Window::default();
+    for queued in [0.0, 1.0, 4.0, 16.0, 64.0] {
+        for uncached_tokens in [0.0, 256.0, 2_048.0, 8_192.0] {
+            let conditions = Conditions { queued: Some(queued), prompt_tokens: uncached_tokens, uncached_tokens, ..Conditions::default() };
+            (0..1_000).for_each(|_| window.push(Sample::new(endpoint(0, 1), conditions, None, None)));
+        }
+    }
+    assert_eq!(window.len(), window::SAMPLES_MAX);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 

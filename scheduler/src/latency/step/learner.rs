@@ -345,6 +345,7 @@ mod tests {
         taught(&mut learner, &h100(), (2, 1_000), |_| 1.0);
         assert!(off(&learner.model(), &h100()) < 0.05, "{:?}", learner.model());
         assert_eq!(learner.model().speed(endpoint(1, 1)), (1.0, 1.0), "noise does not sort equal endpoints");
+        assert_eq!(learner.model(), learner.model().without_speeds(), "and of them nothing is told");
         let qwen = StepModel::of([10.5, 0.0807, 4.22e-7], [19.2, 0.0248, 5.81e-5], 200.0);
         taught(&mut learner, &qwen, (3, 4_000), |_| 1.0);
         assert!(off(&learner.model(), &qwen) < 0.1, "{:?}", learner.model());
