@@ -326,7 +326,7 @@ impl Exchange {
                     forward.rewrite(splice, self.declared_bytes.map(|_| asking.body_bytes));
                 }
                 let prompt =
-                    Prompt { blocks: asking.blocks, tokens: asking.prompt_tokens, text_bytes: parsed.map_or(0, prompt::text_bytes) };
+                    Prompt { hashes: asking.blocks, tokens: asking.prompt_tokens, text_bytes: parsed.map_or(0, prompt::text_bytes) };
                 let flight = Flight::new(self.api, label, picked, prompt, now);
                 self.phase = Phase::Routed(Box::new(flight.renamed(asking.names)));
                 Step::Forward(forward)

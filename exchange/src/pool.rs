@@ -42,7 +42,7 @@ use crate::time::Time;
 /// Buckets of the prefix index swept in one tick: about 0.1 ms of work, so that a removal of an endpoint stalls no request.
 const SWEEP_BUCKETS: usize = 16_384;
 
-/// Placements kept for telling, in blocks. A host takes them after each pick; one that never does loses them.
+/// Placements kept for telling, in hashes. A host takes them after each pick; one that never does loses them.
 const UNTOLD_BLOCKS_MAX: usize = 4 * scheduler::prefix::BLOCKS_MAX;
 
 /// One pool in one VM.
@@ -54,6 +54,8 @@ pub struct Pool {
     ejections: Ejections,
     counters: Counters,
     rng: Rng,
+    /// How many hashes of the prompt each endpoint was found to hold at the last pick, and for how many blocks they stand.
+    known: Vec<u32>,
     matched: Vec<u32>,
     ejected: Vec<bool>,
     /// When each endpoint was last given a prompt that nobody held a block of, by the count of such picks, parallel to the snapshot's
@@ -85,7 +87,7 @@ struct Learned {
 pub struct Placement {
     /// Who.
     pub endpoint: EndpointRef,
-    /// First block first.
+    /// Its hashes, first block first.
     pub blocks: Box<[u64]>,
     /// How many of them, from the first, it was believed to hold before.
     pub known: u32,
@@ -132,6 +134,7 @@ impl Pool {
             ejections: Ejections::default(),
             counters: Counters::default(),
             rng: Rng::seeded(seed),
+            known: Vec::new(),
             matched: Vec::new(),
             ejected: Vec::new(),
             cold_picks: Vec::new(),

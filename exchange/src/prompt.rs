@@ -1,6 +1,6 @@
 //! From a parsed body to the chained hashes of its prompt.
 
-use scheduler::prefix::BlockHasher;
+use scheduler::prefix::{BlockHasher, DENSE_BLOCKS, STRIDE};
 use scheduler::{PrefixSettings, TokenSettings};
 
 use crate::body::{Parsed, Piece};
@@ -9,17 +9,18 @@ use crate::body::{Parsed, Piece};
 /// deployment's secret.
 pub(crate) fn blocks(parsed: &Parsed<'_>, model: &str, secret: u64, settings: PrefixSettings) -> Vec<u64> {
     let block_bytes = settings.block_bytes();
-    let mut blocks = Vec::with_capacity((parsed.prompt_bytes / block_bytes.max(1) + 2).min(settings.blocks_max));
+    let expected = (parsed.prompt_bytes / block_bytes.max(1)).min(settings.blocks_max);
+    let mut hashes = Vec::with_capacity(expected.min(DENSE_BLOCKS) + expected.saturating_sub(DENSE_BLOCKS) / STRIDE + 2);
     let mut hasher = BlockHasher::new(secret, model.as_bytes(), b"", parsed.cache_salt, block_bytes).up_to(settings.blocks_max);
     for piece in parsed.prompt() {
         match piece {
-            Piece::Text(bytes) => hasher.update(bytes, &mut blocks),
-            Piece::Media(bytes) => hasher.opaque(bytes, &mut blocks),
+            Piece::Text(bytes) => hasher.update(bytes, &mut hashes),
+            Piece::Media(bytes) => hasher.opaque(bytes, &mut hashes),
         }
-        hasher.separator(&mut blocks);
+        hasher.separator(&mut hashes);
     }
-    hasher.finish(&mut blocks);
-    blocks
+    hasher.finish(&mut hashes);
+    hashes
 }
 
 /// Bytes of the prompt where it is text alone, as far as they can be counted; else 0.

@@ -104,7 +104,7 @@ fn request_members(w: &mut Writer, request: &Request<'_>) {
     w.name("model").string(request.model);
     w.name("priority").plain(request.priority);
     w.name("prompt_tokens").plain(request.prompt_tokens);
-    w.name("blocks").plain(request.prefix_blocks.len());
+    w.name("blocks").plain(request.blocks());
     w.name("first_block").option(request.prefix_blocks.first(), |w, hash| w.plain(hash));
     w.name("block_tokens").plain(request.prefix_block_tokens);
     w.name("max_tokens").option(request.max_tokens, |w, tokens| w.plain(tokens));

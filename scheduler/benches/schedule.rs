@@ -205,7 +205,7 @@ impl Pool {
 
     /// Nanoseconds a decision, with half of the pool allowed by a hint or all of it, with reasons or without.
     fn cost_ns(&self, subset: bool, explain: bool) -> u128 {
-        let blocks: Vec<u64> = (0..100).collect();
+        let blocks = [0; 100];
         let token = session_token("pod-50");
         let headers = [("x-tier", "gold"), ("x-session-token", token.as_str())];
         let request = Request {

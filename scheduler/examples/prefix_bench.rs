@@ -77,7 +77,7 @@ fn endpoint(slot: usize) -> EndpointRef {
 }
 
 fn blocks(rng: &mut Rng, count: usize) -> Vec<u64> {
-    (0..count).map(|_| rng.next_u64()).collect()
+    (0..count).map(|_| rng.next_u64() << 1).collect()
 }
 
 fn index(endpoints: usize, entries: usize, pairs: usize) {

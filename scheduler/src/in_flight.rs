@@ -299,6 +299,13 @@ impl InFlight {
         self.own(endpoint).with(self.others.load(endpoint))
     }
 
+    /// The requests of [`Self::load`] alone.
+    #[must_use]
+    pub fn requests(&self, endpoint: EndpointRef) -> u32 {
+        let own = self.row(endpoint.slot).filter(|row| row.is_of(endpoint)).map_or(0, |row| row.load.requests);
+        own.saturating_add(self.others.requests(endpoint))
+    }
+
     /// What `endpoint` has outstanding of our own; nothing for another incarnation than the row's.
     #[must_use]
     pub fn own(&self, endpoint: EndpointRef) -> Load {
@@ -313,7 +320,7 @@ impl InFlight {
     /// Metrics of these endpoints came in: from now on [`Self::requests_now`] adds to them what changes from now on.
     pub fn scraped(&mut self, endpoints: &[EndpointRef]) {
         let mut scraped = std::mem::take(&mut self.scraped);
-        scraped.start(endpoints.iter().map(|endpoint| (*endpoint, self.load(*endpoint).requests)));
+        scraped.start(endpoints.iter().map(|endpoint| (*endpoint, self.requests(*endpoint))));
         self.scraped = scraped;
     }
 
@@ -322,7 +329,7 @@ impl InFlight {
     #[must_use]
     pub fn requests_now(&self, endpoint: EndpointRef, metrics: &EndpointMetrics) -> f32 {
         let said = metrics.running_requests.map(|running| running + metrics.queue_depth.unwrap_or(0.0));
-        requests_now(said, self.scraped.requests(endpoint), self.load(endpoint).requests)
+        requests_now(said, self.scraped.requests(endpoint), self.requests(endpoint))
     }
 
     /// Every endpoint that has anything of our own outstanding, by slot.

@@ -387,7 +387,13 @@ impl<'a> Context<'a> {
     /// What the proxy has outstanding there.
     #[must_use]
     pub fn load(&self, endpoint: EndpointIndex) -> Load {
-        self.snapshot.endpoint(endpoint).map(|e| self.local.in_flight.load(e.id)).unwrap_or_default()
+        self.snapshot.id(endpoint).map(|id| self.local.in_flight.load(id)).unwrap_or_default()
+    }
+
+    /// How many requests that is.
+    #[must_use]
+    pub fn requests(&self, endpoint: EndpointIndex) -> u32 {
+        self.snapshot.id(endpoint).map(|id| self.local.in_flight.requests(id)).unwrap_or_default()
     }
 
     /// Prompt tokens of the request that the endpoint is not believed to hold already.

@@ -9,7 +9,7 @@ mod xxh64;
 pub(crate) use xxh64::xxh64;
 
 mod hash;
-pub use hash::{BLOCK_BYTES_DEFAULT, BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BLOCKS_MAX, BlockHasher};
+pub use hash::{BLOCK_BYTES_DEFAULT, BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BLOCKS_MAX, BlockHasher, DENSE_BLOCKS, STRIDE, blocks_of};
 
 mod home;
 pub use home::home;

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
+use crate::prefix::blocks_of;
 use crate::slo::Slo;
 use crate::sort::sort_by;
 
@@ -17,7 +18,7 @@ pub struct Request<'a> {
     pub priority: i32,
     /// Estimated prompt tokens (bytes / bytes per token).
     pub prompt_tokens: u32,
-    /// Hashes of the prompt's blocks, first block first, each chained over all before it.
+    /// Hashes of the prompt's blocks, first block first, each chained over all before it; some stand for several ([`crate::prefix`]).
     pub prefix_blocks: &'a [u64],
     /// Tokens one of those blocks stands for.
     pub prefix_block_tokens: u32,
@@ -34,6 +35,12 @@ pub struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
+    /// Blocks that its hashes stand for.
+    #[must_use]
+    pub fn blocks(&self) -> u32 {
+        blocks_of(self.prefix_blocks, self.prefix_blocks.len())
+    }
+
     /// The value of a header, its name in any case; the first when it is there more than once.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&'a str> {

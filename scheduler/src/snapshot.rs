@@ -138,6 +138,12 @@ pub struct Snapshot {
     version: Version,
     endpoints: Arc<[Endpoint]>,
     metrics: Box<[EndpointMetrics]>,
+    /// Identities of the endpoints, side by side: every pick looks at all of them.
+    ids: Arc<[EndpointRef]>,
+    /// Are all of them ready?
+    all_ready: bool,
+    /// Does any of them say which models it serves?
+    names_models: bool,
     /// The addresses, parsed once here rather than by every request with a subset hint; `None` where one is no `ip:port`.
     sockets: Arc<[Option<SocketAddr>]>,
     /// Hashes of the names, for the same reason: sessions are mapped by them.
@@ -251,8 +257,11 @@ impl Snapshot {
         }
         let sockets = endpoints.iter().map(|e| e.address.parse().ok()).collect();
         let name_hashes = endpoints.iter().map(|e| session::name_hash(&e.name)).collect();
-        let (endpoints, metrics) = (endpoints.into(), metrics.into());
-        Ok(Self { version, endpoints, metrics, sockets, name_hashes, pipeline, objects, step: Arc::default(), latency: None })
+        let ids = endpoints.iter().map(|e| e.id).collect();
+        let all_ready = endpoints.iter().all(|e| e.readiness == Readiness::Ready);
+        let names_models = endpoints.iter().any(|e| !e.models.is_empty());
+        let (endpoints, metrics, step) = (endpoints.into(), metrics.into(), Arc::default());
+        Ok(Self { version, endpoints, metrics, ids, all_ready, names_models, sockets, name_hashes, pipeline, objects, step, latency: None })
     }
 
     /// The same with the objects of its pool; without any, every request passes as it is.
@@ -285,6 +294,9 @@ impl Snapshot {
             version,
             endpoints: Arc::clone(&self.endpoints),
             metrics: metrics.into(),
+            ids: Arc::clone(&self.ids),
+            all_ready: self.all_ready,
+            names_models: self.names_models,
             sockets: Arc::clone(&self.sockets),
             name_hashes: Arc::clone(&self.name_hashes),
             pipeline: Arc::clone(&self.pipeline),
@@ -342,6 +354,12 @@ impl Snapshot {
         self.endpoints.get(index.get())
     }
 
+    /// The identity of the endpoint at a position of this snapshot.
+    #[must_use]
+    pub fn id(&self, index: EndpointIndex) -> Option<EndpointRef> {
+        self.ids.get(index.get()).copied()
+    }
+
     /// The metrics at a position of this snapshot.
     #[must_use]
     pub fn metrics_of(&self, index: EndpointIndex) -> Option<&EndpointMetrics> {
@@ -371,6 +389,18 @@ impl Snapshot {
     /// Every position, in order.
     pub fn indices(&self) -> impl Iterator<Item = EndpointIndex> + use<> {
         (0..u16::try_from(self.endpoints.len()).unwrap_or(u16::MAX)).map(EndpointIndex)
+    }
+
+    /// Is every endpoint ready?
+    #[must_use]
+    pub fn all_ready(&self) -> bool {
+        self.all_ready
+    }
+
+    /// Does any endpoint say which models it serves?
+    #[must_use]
+    pub fn names_models(&self) -> bool {
+        self.names_models
     }
 
     /// Is any endpoint ready?

@@ -183,10 +183,12 @@ impl Workload {
             let first_block = blocks.len();
             for block in 0..line.prompt as usize / BLOCK_TOKENS {
                 let token = block * BLOCK_TOKENS;
-                blocks.push(match line.ids.get(token / ID_TOKENS) {
+                let hash = match line.ids.get(token / ID_TOKENS) {
                     Some(&id) => mix(id + 1, (token % ID_TOKENS) as u64),
                     None => mix(0xabcd_0000_0000 + number as u64, block as u64),
-                });
+                };
+                // Even: each stands for one block.
+                blocks.push(hash << 1);
             }
             let count = blocks.len() - first_block;
             let Line { at, prompt, output, adapter, .. } = *line;

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use scheduler::EndpointRef;
 use scheduler::latency::learn::Ended;
+use scheduler::prefix::blocks_of;
 
 use crate::api::Api;
 use crate::headers;
@@ -101,7 +102,7 @@ const PACE_TOKENS: u32 = 16;
 #[derive(Debug)]
 pub(super) struct Prompt {
     /// Hashes of its blocks.
-    pub(super) blocks: Vec<u64>,
+    pub(super) hashes: Vec<u64>,
     /// Estimated tokens.
     pub(super) tokens: u32,
     /// Bytes of its text; 0 where it has other parts.
@@ -172,6 +173,14 @@ impl<'h> ResponseHead<'h> {
 
 fn number<N: std::str::FromStr>(value: &[u8]) -> Option<N> {
     std::str::from_utf8(value).ok()?.parse().ok()
+}
+
+// === impl Prompt ===
+
+impl Prompt {
+    fn blocks(&self) -> u32 {
+        blocks_of(&self.hashes, self.hashes.len())
+    }
 }
 
 // === impl Flight ===
@@ -296,7 +305,7 @@ impl Flight {
         let ttft_ms = self.first_token_at.filter(|_| self.streamed).map(|at| ms_between(self.picked_at, at));
         let ending = Ending { ended, ttft_ms, tpot_ms: self.tpot_ms(&usage), usage: &usage };
         pool.observe_end(&self.held, &ending);
-        pool.hit(&self.held, &usage, self.prompt.blocks.len(), self.prompt.text_bytes);
+        pool.hit(&self.held, &usage, self.prompt.blocks(), self.prompt.text_bytes);
         pool.release(self.held);
         outcome
     }
@@ -338,7 +347,7 @@ impl Flight {
         let Some(position) = self.position(head.upstream_address) else { return };
         let Some(&(server, _)) = self.ranked.get(position) else { return };
         if position > 0 {
-            pool.moved(&mut self.held, server, &self.prompt.blocks);
+            pool.moved(&mut self.held, server, &self.prompt.hashes);
         }
         pool.answered(server, now);
         for Token { header, values } in &mut self.tokens {

@@ -16,7 +16,7 @@ use crate::time::Time;
 use crate::usage::Usage;
 
 /// How much of a prompt its home is assumed to hold when nobody can be heard: as a prior of 60 % it halved what private state costs.
-const ASSUMED_PERCENT: usize = 60;
+const ASSUMED_PERCENT: u32 = 60;
 
 /// A pick that was made and recorded.
 #[derive(Debug)]
@@ -69,13 +69,15 @@ impl Pool {
     /// Picks and records: ledger and index change here.
     pub(crate) fn pick(&mut self, request: &Request<'_>, now: Time, why: &mut Why) -> Result<Picked, Refusal> {
         let Some(state) = &self.state else { return Err(Refusal::NoState) };
-        self.prefixes.matched(request.prefix_blocks, &state.refs, &mut self.matched);
+        self.prefixes.matched(request.prefix_blocks, &state.refs, &mut self.known);
+        self.matched.clear();
+        self.matched.extend(self.known.iter().map(|&known| prefix::blocks_of(request.prefix_blocks, known as usize)));
         self.ejections.mark(&state.snapshot, now, &mut self.ejected);
         self.adapters.look(state.snapshot.metrics(), request.model);
         let home = if self.alone { state.home(request, &self.matched, &self.in_flight) } else { None };
         let assumed = home.and_then(|at| self.matched.get_mut(at));
         if let Some(blocks) = assumed {
-            *blocks = u32::try_from(request.prefix_blocks.len() * ASSUMED_PERCENT / 100).unwrap_or(u32::MAX);
+            *blocks = request.blocks().saturating_mul(ASSUMED_PERCENT) / 100;
         }
         let local = Local {
             in_flight: &self.in_flight,
@@ -126,10 +128,10 @@ impl Pool {
         held.stages.extend(stages.into_iter().map(|endpoint| self.in_flight.admit(endpoint, 0)));
         if prompting != serving {
             held.stages.push(self.in_flight.admit_prompt(prompting_ref, request.prompt_tokens, uncached));
-            self.place(prompting_ref, request.prefix_blocks);
+            self.place(prompting_ref, request.prefix_blocks, self.known_by(prompting));
             self.note(prompting, request.model);
         }
-        let belief = self.place(serving_ref, request.prefix_blocks);
+        let belief = self.place(serving_ref, request.prefix_blocks, self.known_by(serving));
         held.belief = (prompting == serving).then_some(belief);
         self.note(serving, request.model);
         self.counters.picked(serving_ref, request.prompt_tokens, matched);
@@ -157,15 +159,15 @@ impl Pool {
         // One that left meanwhile, or lives again at its slot, has nothing to remember; and where another works through the prompt, the
         // reply tells of that one's cache whoever serves.
         let told = held.belief.is_some();
-        held.belief = self.knows(to).then(|| self.place(to, blocks)).filter(|_| told);
+        held.belief = self.knows(to).then(|| self.place_anew(to, blocks)).filter(|_| told);
     }
 
     /// The engine told how much of the prompt it had: `usage` of a prompt of so many blocks. Its tokens are not ours, but what part of the prompt
     /// was cached is the same in both; a sixteenth is left for templates and block ends. `text_bytes`: of a prompt of text alone, else 0.
-    pub(crate) fn hit(&mut self, held: &Held, usage: &Usage, blocks: usize, text_bytes: u32) {
+    pub(crate) fn hit(&mut self, held: &Held, usage: &Usage, blocks: u32, text_bytes: u32) {
         self.token_rate.learn(text_bytes, usage);
         let (Some(belief), Some(cached), Some(prompt @ 1..)) = (held.belief, usage.cached_tokens, usage.prompt_tokens) else { return };
-        let held = u64::from(cached) * blocks as u64 / u64::from(prompt);
+        let held = u64::from(cached) * u64::from(blocks) / u64::from(prompt);
         let (believed, slack) = (u64::from(belief.blocks), 1 + u64::from(belief.blocks / 16));
         if held > believed + slack {
             self.prefixes.learn_more(belief.endpoint);
@@ -226,16 +228,24 @@ impl Pool {
         scheduler::promise(&state.snapshot, request, local, route.data_parallel.unwrap_or(route.ranked.first()))
     }
 
-    /// Records that `endpoint` is given these blocks; what was believed of it before.
-    fn place(&mut self, endpoint: EndpointRef, blocks: &[u64]) -> Belief {
+    /// The same where what it holds of them was not looked up at this pick.
+    fn place_anew(&mut self, endpoint: EndpointRef, hashes: &[u64]) -> Belief {
         let mut known = Vec::new();
-        self.prefixes.matched(blocks, &[endpoint], &mut known);
-        let known = known.first().copied().unwrap_or(0);
-        let last = known.checked_sub(1).and_then(|last| blocks.get(last as usize));
-        let reuse = last.and_then(|&block| self.prefixes.reuse(endpoint, block));
-        self.prefixes.record(endpoint, blocks);
-        self.untold.keep(endpoint, blocks, known);
-        Belief { endpoint, blocks: known, reuse }
+        self.prefixes.matched(hashes, &[endpoint], &mut known);
+        self.place(endpoint, hashes, known.first().copied().unwrap_or(0))
+    }
+
+    /// Records that `endpoint` is given a prompt of these hashes, of which it holds the first `known`; what was believed of it before.
+    fn place(&mut self, endpoint: EndpointRef, hashes: &[u64], known: u32) -> Belief {
+        let last = known.checked_sub(1).and_then(|last| hashes.get(last as usize));
+        let reuse = last.and_then(|&hash| self.prefixes.reuse(endpoint, hash));
+        self.prefixes.record(endpoint, hashes);
+        self.untold.keep(endpoint, hashes, known);
+        Belief { endpoint, blocks: prefix::blocks_of(hashes, known as usize), reuse }
+    }
+
+    fn known_by(&self, endpoint: EndpointIndex) -> u32 {
+        self.known.get(endpoint.get()).copied().unwrap_or(0)
     }
 
     fn matched_tokens(&self, request: &Request<'_>, endpoint: EndpointIndex) -> u32 {
@@ -268,7 +278,7 @@ impl State {
         let head = *request.prefix_blocks.first().filter(|_| matched.iter().all(|&blocks| blocks == 0))?;
         prefix::home(head, &self.refs, |at| {
             let endpoint = self.snapshot.endpoints().get(at).filter(|e| e.readiness == Readiness::Ready)?;
-            Some(in_flight.load(endpoint.id).requests)
+            Some(in_flight.requests(endpoint.id))
         })
     }
 

@@ -285,8 +285,8 @@ fn placements_are_kept_for_telling_up_to_a_bound_and_only_where_wanted() {
     assert_eq!(kept(&mut pool), 0);
 }
 
-/// Prompts of some 600 blocks each: far more than is kept.
-const SENT: usize = 150;
+/// Prompts of some 250 hashes each: far more than is kept.
+const SENT: usize = 300;
 
 fn at_address(address: &str) -> EndpointRef {
     at(ADDRESS.iter().position(|known| *known == address).unwrap().try_into().unwrap())

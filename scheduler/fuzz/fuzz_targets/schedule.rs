@@ -143,7 +143,7 @@ fn decide(input: &Input, snapshot: &Snapshot) {
     }
     let entries: Option<Vec<String>> = input.subset.as_ref().map(|entries| entries.iter().map(Entry::text).collect());
     let hint = entries.as_ref().map(|entries| SubsetHint::parse(entries.iter().map(String::as_str)));
-    let prefix_blocks: Vec<u64> = (0..u64::from(input.blocks)).collect();
+    let prefix_blocks: Vec<u64> = vec![0; input.blocks.into()];
     let headers: Vec<(&str, &str)> = input.headers.iter().map(|(name, value)| (name.text(), value.as_str())).collect();
     let request = Request {
         model: &input.model,

@@ -12,7 +12,7 @@ pub(crate) struct ServesModel;
 
 impl Filter for ServesModel {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
-        if context.snapshot.endpoints().iter().any(|e| !e.models.is_empty()) {
+        if context.snapshot.names_models() {
             candidates.retain(|index| context.snapshot.endpoint(index).is_some_and(|e| e.serves(context.request.model)));
         }
     }

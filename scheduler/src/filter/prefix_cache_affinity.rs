@@ -88,8 +88,8 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 
 impl PrefixCacheAffinity {
     fn holds(&self, context: &Context<'_>, endpoint: EndpointIndex) -> bool {
-        let (matched, blocks) = (context.local.matched_blocks(endpoint), context.request.prefix_blocks.len());
-        u32::try_from(blocks).is_ok_and(|blocks| f64::from(matched) >= self.threshold * f64::from(blocks))
+        let (matched, blocks) = (context.local.matched_blocks(endpoint), context.request.blocks());
+        f64::from(matched) >= self.threshold * f64::from(blocks)
     }
 
     /// Is there an endpoint elsewhere that is that much better off than all that hold the prompt?

@@ -75,7 +75,7 @@ impl Metric {
     fn read(self, context: &Context<'_>, endpoint: EndpointIndex) -> Option<f32> {
         match self {
             #[expect(clippy::cast_precision_loss, reason = "exact up to 16 million")]
-            Self::ActiveRequests => Some(context.load(endpoint).requests as f32),
+            Self::ActiveRequests => Some(context.requests(endpoint) as f32),
             Self::RunningRequests => context.metric(endpoint, |m| m.running_requests),
             Self::WaitingQueue => context.metric(endpoint, |m| m.queue_depth),
             Self::KvCacheUtilization => context.metric(endpoint, |m| m.kv_cache_utilization),

@@ -126,9 +126,19 @@ impl Others {
     /// What all others together have outstanding at `endpoint`.
     #[must_use]
     pub fn load(&self, endpoint: EndpointRef) -> Load {
+        self.row(endpoint).copied().unwrap_or_default()
+    }
+
+    /// How many requests that is.
+    #[must_use]
+    pub fn requests(&self, endpoint: EndpointRef) -> u32 {
+        self.row(endpoint).map_or(0, |load| load.requests)
+    }
+
+    fn row(&self, endpoint: EndpointRef) -> Option<&Load> {
         match self.rows.get(usize::from(endpoint.slot.0)) {
-            Some(Some((incarnation, load))) if *incarnation == endpoint.incarnation => *load,
-            _ => Load::default(),
+            Some(Some((incarnation, load))) if *incarnation == endpoint.incarnation => Some(load),
+            _ => None,
         }
     }
 }

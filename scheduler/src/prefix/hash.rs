@@ -4,12 +4,18 @@
 //! seed    = xxh64(secret; len(model) model len(lora) lora len(cache_salt) cache_salt)      lengths as 8 bytes, little end first
 //! text    = the prompt's pieces in order, with one byte 0xFF at each separator
 //! hash(i) = xxh64(seed; first (i + 1) * block_bytes bytes of text)                         the last: all of text
+//! kept    = hash(i) for i < 128, then for every fourth: i + 1 = 132, 136, ...              lowest bit: 0 for one block, 1 for four
 //! ```
 //!
 //! Each hash covers all bytes before it, so equal hashes mean equal prefixes. Hashing every prefix from its start is one pass over the text,
 //! because xxh64 gives a digest at any point of its stream; the four lanes that run on (256 bits) also chain more than a 64-bit hash fed
 //! into the next block would. Model, LoRA and cache salt seed the chain because engines share no KV block between two of any. The secret is
 //! the deployment's: hashes leave the process, and without it nobody can tell which prompt one stands for.
+//!
+//! Of the first [`DENSE_BLOCKS`] blocks each has its hash; of those behind only every [`STRIDE`]th, which stands for itself and those since the
+//! one before. Places are counted from the beginning, so prompts that extend each other agree on them. What is shared of a long prompt is
+//! thereby found too short by less than [`STRIDE`] blocks, 2 % of it at most, and remembering, looking up and telling it costs a third. Its
+//! lowest bit says for how many blocks a hash stands ([`blocks_of`]), wherever it goes.
 //!
 //! A trailing partial block counts, as it does in llm-d's approximate prefix producer. An engine caches full blocks only, but of its own
 //! smaller size (16 tokens against our 64), so most of such a tail is held; and a prompt shorter than one block keeps its affinity. The
@@ -31,6 +37,15 @@ pub const BLOCK_BYTES_MAX: usize = 65_536;
 /// 128 KB of hashes and about half a millisecond to record, for a prompt whose prefill takes minutes.
 pub const BLOCKS_MAX: usize = 16_384;
 
+/// Blocks from the beginning of a prompt of which each has a hash: 8,192 tokens at [`BLOCK_BYTES_DEFAULT`].
+pub const DENSE_BLOCKS: usize = 128;
+
+/// Blocks that each hash behind those stands for.
+pub const STRIDE: usize = 4;
+
+/// What marks the hash that stands for [`STRIDE`] blocks.
+const WIDE: u64 = 1;
+
 /// Stands between two pieces of a prompt (messages). It occurs nowhere in UTF-8, so nowhere in JSON text.
 const SEPARATOR: [u8; 1] = [0xFF];
 
@@ -39,8 +54,28 @@ const SEPARATOR: [u8; 1] = [0xFF];
 pub struct BlockHasher {
     text: Xxh64,
     block_bytes: usize,
-    block_left: usize,
-    blocks_left: usize,
+    /// Blocks before those that the next hash stands for.
+    blocks: usize,
+    blocks_max: usize,
+    /// Bytes to come before the next hash is due.
+    bytes_left: usize,
+}
+
+/// Does this hash stand for [`STRIDE`] blocks rather than for one?
+#[must_use]
+pub fn is_wide(hash: u64) -> bool {
+    hash & WIDE != 0
+}
+
+/// How many blocks the first `count` of these hashes of a prompt stand for.
+#[must_use]
+pub fn blocks_of(hashes: &[u64], count: usize) -> u32 {
+    let hashes = hashes.get(..count).unwrap_or(hashes);
+    let wide = match hashes.last() {
+        Some(&last) if is_wide(last) => hashes.len() - hashes.partition_point(|&hash| !is_wide(hash)),
+        _ => 0,
+    };
+    u32::try_from(hashes.len() + wide * (STRIDE - 1)).unwrap_or(u32::MAX)
 }
 
 // === impl BlockHasher ===
@@ -57,48 +92,62 @@ impl BlockHasher {
         }
         let block_bytes = block_bytes.clamp(BLOCK_BYTES_MIN, BLOCK_BYTES_MAX);
         let block_bytes = block_bytes - block_bytes % STRIPE_BYTES;
-        Self { text: Xxh64::new(seed.digest()), block_bytes, block_left: block_bytes, blocks_left: BLOCKS_MAX }
+        Self { text: Xxh64::new(seed.digest()), block_bytes, blocks: 0, blocks_max: BLOCKS_MAX, bytes_left: block_bytes }
     }
 
     /// The same for the first `blocks_max` blocks of a prompt, at most [`BLOCKS_MAX`].
     #[must_use]
     pub fn up_to(self, blocks_max: usize) -> Self {
-        Self { blocks_left: blocks_max.min(BLOCKS_MAX), ..self }
+        Self { blocks_max: blocks_max.min(BLOCKS_MAX), ..self }
     }
 
-    /// Takes the next bytes of the prompt and appends the hash of every block they complete. What lies beyond the last block is left out.
-    pub fn update(&mut self, mut bytes: &[u8], blocks: &mut Vec<u64>) {
-        while self.blocks_left > 0 && bytes.len() >= self.block_left {
-            let (head, rest) = bytes.split_at(self.block_left);
+    /// Takes the next bytes of the prompt and appends the hashes that are due in them. What lies beyond the last block is left out.
+    pub fn update(&mut self, mut bytes: &[u8], hashes: &mut Vec<u64>) {
+        while self.has_room() && bytes.len() >= self.bytes_left {
+            let (head, rest) = bytes.split_at(self.bytes_left);
             self.text.write(head);
-            blocks.push(self.text.digest());
-            self.block_left = self.block_bytes;
-            self.blocks_left -= 1;
+            hashes.push(self.hash());
+            self.blocks += self.span();
+            self.bytes_left = self.span() * self.block_bytes;
             bytes = rest;
         }
-        if self.blocks_left > 0 {
+        if self.has_room() {
             self.text.write(bytes);
-            self.block_left -= bytes.len();
+            self.bytes_left -= bytes.len();
         }
     }
 
     /// Takes something whose tokens cannot be told from its bytes (an image, by its data URI): however long, it counts as its own 8-byte hash.
-    pub fn opaque(&mut self, bytes: &[u8], blocks: &mut Vec<u64>) {
+    pub fn opaque(&mut self, bytes: &[u8], hashes: &mut Vec<u64>) {
         let mut hash = Xxh64::new(0);
         hash.write(bytes);
-        self.update(&hash.digest().to_le_bytes(), blocks);
+        self.update(&hash.digest().to_le_bytes(), hashes);
     }
 
     /// Ends a message, so that `"ab"`, `"c"` differs from `"a"`, `"bc"`.
-    pub fn separator(&mut self, blocks: &mut Vec<u64>) {
-        self.update(&SEPARATOR, blocks);
+    pub fn separator(&mut self, hashes: &mut Vec<u64>) {
+        self.update(&SEPARATOR, hashes);
     }
 
-    /// Ends the prompt: what is left over since the last full block counts as one more.
-    pub fn finish(self, blocks: &mut Vec<u64>) {
-        if self.block_left < self.block_bytes {
-            blocks.push(self.text.digest());
+    /// Ends the prompt: what is left over since the last hash counts as one more.
+    pub fn finish(self, hashes: &mut Vec<u64>) {
+        if self.has_room() && self.bytes_left < self.span() * self.block_bytes {
+            hashes.push(self.hash());
         }
+    }
+
+    /// Blocks that the next hash stands for.
+    fn span(&self) -> usize {
+        if self.blocks < DENSE_BLOCKS { 1 } else { STRIDE }
+    }
+
+    fn has_room(&self) -> bool {
+        self.blocks + self.span() <= self.blocks_max
+    }
+
+    fn hash(&self) -> u64 {
+        let wide = if self.blocks < DENSE_BLOCKS { 0 } else { WIDE };
+        self.text.digest() & !WIDE | wide
     }
 }
 
@@ -131,7 +180,7 @@ mod tests {
         let of = |bytes: &[u8]| {
             let mut hash = Xxh64::new(seed.digest());
             hash.write(bytes);
-            hash.digest()
+            hash.digest() & !1
         };
         let (mut hasher, mut blocks) = (hasher(), Vec::new());
         hasher.update(&text, &mut blocks);
@@ -209,7 +258,36 @@ mod tests {
         hasher.separator(&mut blocks);
         hasher.update(b"more", &mut blocks);
         hasher.finish(&mut blocks);
-        assert_eq!(blocks.len(), BLOCKS_MAX);
+        assert_eq!(blocks_of(&blocks, blocks.len()), BLOCKS_MAX as u32);
+    }
+
+    #[test]
+    fn behind_the_first_blocks_every_fourth_has_a_hash_that_stands_for_four() {
+        let text: Vec<u8> = (0..DENSE_BLOCKS + 3 * STRIDE).flat_map(|block| [block as u8; BLOCK]).collect();
+        let of = |blocks: usize| {
+            let (mut hasher, mut hashes) = (hasher(), Vec::new());
+            hasher.update(&text[..blocks * BLOCK], &mut hashes);
+            hasher.finish(&mut hashes);
+            hashes
+        };
+        let all = of(DENSE_BLOCKS + 3 * STRIDE);
+        assert_eq!(all.len(), DENSE_BLOCKS + 3);
+        assert!(all.iter().enumerate().all(|(at, &hash)| is_wide(hash) == (at >= DENSE_BLOCKS)));
+        assert_eq!([0, 1, 128, 129, 131, 999].map(|count| blocks_of(&all, count)), [0, 1, 128, 132, 140, 140]);
+        let shorter = of(DENSE_BLOCKS + STRIDE + 3);
+        assert_eq!(shorter[..DENSE_BLOCKS + 1], all[..DENSE_BLOCKS + 1]);
+        assert_eq!((shorter.len(), shorter[DENSE_BLOCKS + 1] == all[DENSE_BLOCKS + 1]), (DENSE_BLOCKS + 2, false), "its tail is its own");
+        assert_eq!(of(DENSE_BLOCKS)[..], all[..DENSE_BLOCKS]);
+    }
+
+    #[test]
+    fn a_limit_between_two_places_leaves_out_what_lies_behind_the_first() {
+        for (limit, hashes) in [(1, 1), (128, 128), (129, 128), (131, 128), (132, 129)] {
+            let (mut hasher, mut all) = (hasher().up_to(limit), Vec::new());
+            hasher.update(&[b'x'; 140 * BLOCK], &mut all);
+            hasher.finish(&mut all);
+            assert_eq!(all.len(), hashes, "{limit}");
+        }
     }
 
     #[test]
@@ -221,9 +299,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn cuts_do_not_matter(text in prop::collection::vec(any::<u8>(), 0..2000), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6)) {
+        fn cuts_do_not_matter(text in prop::collection::vec(any::<u8>(), 0..6000), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6)) {
             let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(text.len() + 1)).collect();
             cuts.sort_unstable();
+            let hasher = || BlockHasher::new(7, b"llama", b"", b"", BLOCK_BYTES_MIN);
             let (mut whole, mut whole_blocks) = (hasher(), Vec::new());
             whole.update(&text, &mut whole_blocks);
             whole.finish(&mut whole_blocks);
@@ -238,18 +317,25 @@ mod tests {
         }
 
         #[test]
-        fn chains_agree_as_far_as_the_text_does(a in prop::collection::vec(0_u8..2, 1..1500), b in prop::collection::vec(0_u8..2, 1..1500), common in 0..1500_usize) {
+        fn chains_agree_as_far_as_the_text_does(a in prop::collection::vec(0_u8..2, 1..8000), b in prop::collection::vec(0_u8..2, 1..8000), common in 0..8000_usize) {
             let mut b = b;
             for (to, from) in b.iter_mut().zip(a.iter().take(common)) {
                 *to = *from;
             }
-            let same = a.iter().zip(&b).take_while(|(x, y)| x == y).count();
-            let (chain_a, chain_b) = (chain(&[&a]), chain(&[&b]));
+            let same = a.iter().zip(&b).take_while(|(x, y)| x == y).count() / BLOCK_BYTES_MIN;
+            let chain = |text: &[u8]| {
+                let (mut hasher, mut hashes) = (BlockHasher::new(7, b"llama", b"", b"", BLOCK_BYTES_MIN), Vec::new());
+                hasher.update(text, &mut hashes);
+                hasher.separator(&mut hashes);
+                hasher.finish(&mut hashes);
+                hashes
+            };
+            let (chain_a, chain_b) = (chain(&a), chain(&b));
             let agree = chain_a.iter().zip(&chain_b).take_while(|(x, y)| x == y).count();
             if a == b {
                 prop_assert_eq!(chain_a, chain_b);
             } else {
-                prop_assert_eq!(agree, same / BLOCK);
+                prop_assert_eq!(blocks_of(&chain_a, agree) as usize, same - same.saturating_sub(DENSE_BLOCKS) % STRIDE);
                 prop_assert!(chain_a[agree..].iter().zip(&chain_b[agree..]).all(|(x, y)| x != y), "once apart, apart for ever");
             }
         }

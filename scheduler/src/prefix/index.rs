@@ -10,7 +10,7 @@
 //! touch. When a block finds both its buckets full, the place of a dead or expired entry is taken, else of the oldest. Every epoch a few
 //! buckets are looked through and what is too old for its stamp is dropped, so that no old entry ever looks young.
 
-use super::hash::BLOCKS_MAX;
+use super::hash::{BLOCKS_MAX, is_wide};
 use super::lookup::Lookup;
 use super::owners::{Owners, REGION_OWNERS, REGIONS, Reuse, region};
 use super::table::{Entry, LANES, NOBODY, Table, age, epoch_of};
@@ -89,17 +89,15 @@ impl PrefixIndex {
         self.table.bytes() + self.owners.bytes()
     }
 
-    /// Remembers that `endpoint` was given a prompt of these blocks, first block first; refreshes what is there already. `endpoint` is of
+    /// Remembers that `endpoint` was given a prompt of these hashes, first block first; refreshes what is there already. `endpoint` is of
     /// the current snapshot: what another life at its slot held is forgotten.
     pub fn record(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
         let Some(owner) = self.owner(endpoint) else { return };
         let blocks = blocks.get(..BLOCKS_MAX).unwrap_or(blocks);
         for blocks in blocks.chunks(AT_ONCE) {
-            self.table.fetch(blocks, region(owner));
+            self.table.fetch(blocks.iter().map(|&block| (block, region(owner))));
             for &block in blocks {
-                if self.touch(owner, block) {
-                    self.owners.gained(owner, self.epoch);
-                }
+                self.touch(owner, block);
             }
         }
         self.owners.touched(owner, self.epoch);
@@ -108,8 +106,8 @@ impl PrefixIndex {
         self.look_through(self.epoch - before);
     }
 
-    /// Writes to `out` how many of these blocks, counted from the first, each of `endpoints` is believed to hold: replaces what `out` had,
-    /// runs parallel to `endpoints`. An endpoint never recorded holds 0.
+    /// Writes to `out` how many of these hashes, counted from the first, each of `endpoints` is believed to hold: replaces what `out` had,
+    /// runs parallel to `endpoints`. An endpoint never recorded holds 0. [`super::blocks_of`] says for how many blocks they stand.
     pub fn matched(&self, blocks: &[u64], endpoints: &[EndpointRef], out: &mut Vec<u32>) {
         out.clear();
         out.extend(endpoints.iter().map(|&endpoint| u32::from(self.owners.get(endpoint).unwrap_or(NOBODY))));
@@ -121,8 +119,10 @@ impl PrefixIndex {
         }
         let regions = out.iter().max().map_or(0, |&last| last as usize / REGION_OWNERS + 1);
         let mut lengths = vec![[0_u32; REGION_OWNERS]; regions];
-        for ((region, asked), lengths) in (0_u16..).zip(asked).zip(&mut lengths) {
-            if asked {
+        let asked: Vec<u16> = (0_u16..).zip(asked).filter_map(|(region, asked)| asked.then_some(region)).collect();
+        self.table.fetch(asked.iter().flat_map(|&region| blocks.iter().take(2).map(move |&block| (block, region))));
+        for region in asked {
+            if let Some(lengths) = lengths.get_mut(usize::from(region)) {
                 Lookup { table: &self.table, owners: &self.owners, epoch: self.epoch, blocks, region }.run(lengths);
             }
         }
@@ -144,8 +144,8 @@ impl PrefixIndex {
     #[must_use]
     pub fn reuse(&self, endpoint: EndpointRef, block: u64) -> Option<Reuse> {
         let owner = self.owners.get(endpoint)?;
-        let (_, stamp) = self.table.find(self.table.key(block, region(owner)), owner)?;
-        self.owners.reuse(owner, epoch_of(stamp, self.epoch))
+        let (_, entry) = self.table.find(self.table.key(block, region(owner)), owner)?;
+        self.owners.reuse(owner, epoch_of(entry.stamp, self.epoch))
     }
 
     /// The engine said of a block given so long ago that it was `there`, or gone: what its cache really holds is learned. Whatever is as old as a
@@ -183,9 +183,9 @@ impl PrefixIndex {
         let epoch = self.epoch;
         for &block in blocks.iter().take(BLOCKS_MAX).skip(held as usize) {
             let key = self.table.key(block, region(owner));
-            if let Some((place, stamp)) = self.table.find(key, owner) {
+            if let Some((place, entry)) = self.table.find(key, owner) {
                 self.table.free(place);
-                self.owners.lost(owner, epoch_of(stamp, epoch));
+                self.owners.lost(entry, epoch_of(entry.stamp, epoch));
             }
         }
     }
@@ -234,30 +234,30 @@ impl PrefixIndex {
         self.owners.retire_slot(endpoint, self.swept + self.table.buckets() as u64);
     }
 
-    /// Stamps the entry of `owner` and `block` with the present epoch. True when it is newly counted in this epoch.
-    fn touch(&mut self, owner: u16, block: u64) -> bool {
+    /// Stamps the entry of `owner` and `block` with the present epoch.
+    fn touch(&mut self, owner: u16, block: u64) {
         let epoch = self.epoch;
         let key = self.table.key(block, region(owner));
-        let new = Entry { owner, stamp: epoch as u16 };
-        if let Some((place, stamp)) = self.table.find(key, owner) {
-            if stamp == new.stamp {
-                return false;
+        let new = Entry { owner, wide: is_wide(block), stamp: epoch as u16 };
+        if let Some((place, old)) = self.table.find(key, owner) {
+            if old.stamp != new.stamp {
+                self.table.set(place, new);
+                self.owners.lost(old, epoch_of(old.stamp, epoch));
+                self.owners.gained(new, epoch);
             }
-            self.table.set(place, new);
-            self.owners.lost(owner, epoch_of(stamp, epoch));
-            return true;
+            return;
         }
         let rank = |entry: Entry| match self.owners.holds(entry.owner, epoch_of(entry.stamp, epoch)) {
             true => u32::from(age(entry.stamp, epoch)),
             false => u32::MAX,
         };
-        let Some((place, old)) = self.table.choose(key, rank) else { return false };
+        let Some((place, old)) = self.table.choose(key, rank) else { return };
         if self.owners.is_live(old.owner) {
-            self.owners.lost(old.owner, epoch_of(old.stamp, epoch));
+            self.owners.lost(old, epoch_of(old.stamp, epoch));
             self.evictions += 1;
         }
         self.table.put(place, key, new);
-        true
+        self.owners.gained(new, epoch);
     }
 
     /// The share of the table that is due after `epochs` more of them.
@@ -277,7 +277,7 @@ impl PrefixIndex {
                 let live = owners.is_live(entry.owner);
                 let keep = live && age(entry.stamp, epoch) < AGE_MAX;
                 if live && !keep {
-                    owners.lost(entry.owner, epoch_of(entry.stamp, epoch));
+                    owners.lost(entry, epoch_of(entry.stamp, epoch));
                 }
                 keep
             });
@@ -311,7 +311,7 @@ mod tests {
 
     fn chain(seed: u64, count: usize) -> Vec<u64> {
         let mut rng = Rng::seeded(seed);
-        (0..count).map(|_| rng.next_u64()).collect()
+        (0..count).map(|_| rng.next_u64() << 1).collect()
     }
 
     fn matched(index: &PrefixIndex, blocks: &[u64], endpoints: &[EndpointRef]) -> Vec<u32> {
@@ -625,6 +625,26 @@ mod tests {
     }
 
     #[test]
+    fn what_stands_for_four_blocks_takes_the_room_of_four() {
+        let (mut index, few, many) = (PrefixIndex::with_capacity(100_000), endpoint(0), endpoint(1));
+        let chains: Vec<Vec<u64>> = (0..40).map(|seed| chain(seed, 100)).collect();
+        let wide = |blocks: &[u64]| blocks.iter().map(|block| block | 1).collect::<Vec<_>>();
+        index.set_capacity(few, 1000);
+        index.set_capacity(many, 4000);
+        for blocks in &chains {
+            index.record(few, blocks);
+            index.record(many, &wide(blocks));
+        }
+        let held = |of, chains: &[Vec<u64>]| chains.iter().map(|blocks| length(&index, blocks, of)).collect::<Vec<_>>();
+        let theirs = held(many, &chains.iter().map(|blocks| wide(blocks)).collect::<Vec<_>>());
+        assert_eq!((theirs.iter().sum::<u32>() / 100, theirs), (held(few, &chains).iter().sum::<u32>() / 100, held(few, &chains)));
+        assert_eq!((index.stats().entries, count(&mut index)), (8_000, 8_000));
+        index.truncate(many, &wide(&chains[39]), 0);
+        let reuse = index.reuse(many, chains[38][99] | 1).unwrap();
+        assert_eq!((index.stats().entries, reuse.at_most % 4), (7_900, 0), "{reuse:?}");
+    }
+
+    #[test]
     fn a_working_set_within_the_capacity_stays_however_often_it_is_touched() {
         let mut index = PrefixIndex::with_capacity(100_000);
         index.set_capacity(endpoint(0), 1000);
@@ -735,6 +755,8 @@ mod tests {
             let fork = CHAIN / 2 + n;
             trees.push([&trees[n / 2][..fork], &chain(n as u64, CHAIN - fork)].concat());
         }
+        // As of long prompts: behind the first blocks each stands for several.
+        trees.iter_mut().flat_map(|blocks| blocks.iter_mut().skip(CHAIN * 2 / 3)).for_each(|block| *block |= 1);
         trees
     }
 

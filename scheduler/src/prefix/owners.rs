@@ -3,14 +3,14 @@
 //! Entries carry an id of 16 bits. A (slot, incarnation) pair gets an id of its own, so what is known of a former life stops matching at
 //! once, without a walk of the table; an id is lent again only after a whole sweep has passed since it was retired.
 //!
-//! An engine's cache is close to least-recently-used. So for each owner we count its entries by the epoch of their last touch, in a few
+//! An engine's cache is close to least-recently-used. So for each owner we count the blocks of its entries by the epoch of their last touch, in a few
 //! *generations*: the newest ones that together fill its capacity count as held, older ones as evicted. Only whole generations are told
 //! apart, so what counts is seven to eight eighths of the capacity: short rather than long, since the engine needs room for output too.
 //!
 //! The capacity that an engine tells is nominal: its blocks hold more or less text than ours, and output fills it as well. What its replies tell
 //! of true hits corrects it: a block that was gone sets a bound to what fits, one that was there though it was about to stop counting lifts it.
 
-use super::table::NOBODY;
+use super::table::{Entry, NOBODY};
 use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation};
 use std::collections::VecDeque;
 
@@ -65,6 +65,7 @@ struct Owner {
     /// Oldest first; those from `len` on are unused. Never empty for a live owner.
     generations: [Generation; GENERATIONS],
     len: usize,
+    entries: u32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -78,8 +79,8 @@ enum Life {
 struct Generation {
     /// Its first epoch.
     start: u64,
-    /// Entries last touched in it.
-    entries: u32,
+    /// Blocks that the entries last touched in it stand for.
+    blocks: u32,
 }
 
 /// Which region an owner belongs to.
@@ -163,18 +164,22 @@ impl Owners {
         self.row(id).is_some_and(|row| epoch >= row.oldest)
     }
 
-    /// Counts an entry of `id` touched in `epoch`.
-    pub(super) fn gained(&mut self, id: u16, epoch: u64) {
-        if let Some(generation) = self.generation_mut(id, epoch) {
-            generation.entries = generation.entries.saturating_add(1);
+    /// Counts an entry touched in `epoch`.
+    pub(super) fn gained(&mut self, entry: Entry, epoch: u64) {
+        let Some(row) = self.rows.get_mut(usize::from(entry.owner)) else { return };
+        row.entries = row.entries.saturating_add(1);
+        if let Some(generation) = row.generation_mut(epoch) {
+            generation.blocks = generation.blocks.saturating_add(entry.blocks());
         }
     }
 
-    /// An entry of `id` last touched in `epoch` is gone.
-    pub(super) fn lost(&mut self, id: u16, epoch: u64) {
-        if let Some(generation) = self.generation_mut(id, epoch) {
-            debug_assert!(generation.entries > 0, "an entry that was never counted");
-            generation.entries = generation.entries.saturating_sub(1);
+    /// An entry last touched in `epoch` is gone.
+    pub(super) fn lost(&mut self, entry: Entry, epoch: u64) {
+        let Some(row) = self.rows.get_mut(usize::from(entry.owner)) else { return };
+        row.entries = row.entries.saturating_sub(1);
+        if let Some(generation) = row.generation_mut(epoch) {
+            debug_assert!(generation.blocks >= entry.blocks(), "an entry that was never counted");
+            generation.blocks = generation.blocks.saturating_sub(entry.blocks());
         }
     }
 
@@ -194,8 +199,8 @@ impl Owners {
     pub(super) fn reuse(&self, id: u16, epoch: u64) -> Option<Reuse> {
         let live = self.row(id)?.live();
         let own = live.iter().rposition(|generation| generation.start <= epoch).unwrap_or(0);
-        let at_least = live.iter().skip(own + 1).fold(0_u32, |sum, generation| sum.saturating_add(generation.entries));
-        Some(Reuse { at_least, at_most: at_least.saturating_add(live.get(own)?.entries) })
+        let at_least = live.iter().skip(own + 1).fold(0_u32, |sum, generation| sum.saturating_add(generation.blocks));
+        Some(Reuse { at_least, at_most: at_least.saturating_add(live.get(own)?.blocks) })
     }
 
     /// A block of this age was there, or was gone.
@@ -226,7 +231,7 @@ impl Owners {
     /// Live owners, and entries they have.
     pub(super) fn totals(&self) -> (usize, usize) {
         let live = self.rows.iter().filter(|row| row.life == Life::Live);
-        live.fold((0, 0), |(owners, entries), row| (owners + 1, entries + row.live().iter().map(|g| g.entries as usize).sum::<usize>()))
+        live.fold((0, 0), |(owners, entries), row| (owners + 1, entries + row.entries as usize))
     }
 
     /// Ids waiting for the sweep.
@@ -236,12 +241,6 @@ impl Owners {
 
     fn row(&self, id: u16) -> Option<&Owner> {
         self.rows.get(usize::from(id))
-    }
-
-    fn generation_mut(&mut self, id: u16, epoch: u64) -> Option<&mut Generation> {
-        let live = self.rows.get_mut(usize::from(id))?.live_mut();
-        let newest_not_after = live.iter().rposition(|generation| generation.start <= epoch).unwrap_or(0);
-        live.get_mut(newest_not_after)
     }
 }
 
@@ -253,8 +252,9 @@ impl Owner {
         nominal: u32::MAX,
         capacity: u32::MAX,
         oldest: u64::MAX,
-        generations: [Generation { start: 0, entries: 0 }; GENERATIONS],
+        generations: [Generation { start: 0, blocks: 0 }; GENERATIONS],
         len: 0,
+        entries: 0,
     };
 
     fn new(epoch: u64) -> Self {
@@ -273,6 +273,12 @@ impl Owner {
         self.generations.get_mut(..self.len).unwrap_or(&mut [])
     }
 
+    fn generation_mut(&mut self, epoch: u64) -> Option<&mut Generation> {
+        let live = self.live_mut();
+        let newest_not_after = live.iter().rposition(|generation| generation.start <= epoch).unwrap_or(0);
+        live.get_mut(newest_not_after)
+    }
+
     /// By an eighth at a time, up to what is plausible. Where no capacity is known nothing is lifted.
     fn grow(&mut self) {
         let most = self.nominal.saturating_mul(CAPACITY_FACTOR_MAX);
@@ -283,7 +289,7 @@ impl Owner {
     /// To what fits by the word of one hit, but by half at most: one engine that was asked for the same twice at once is no proof. A block given
     /// so recently that it cannot have been evicted was not computed yet, and says nothing.
     fn shrink(&mut self, Reuse { at_least, at_most }: Reuse) {
-        let held = self.live().iter().fold(0_u32, |sum, generation| sum.saturating_add(generation.entries));
+        let held = self.live().iter().fold(0_u32, |sum, generation| sum.saturating_add(generation.blocks));
         let believed = self.capacity.min(held);
         if at_least >= believed / PARTS && at_most < believed {
             self.capacity = at_most.max(believed / 2);
@@ -295,25 +301,25 @@ impl Owner {
     /// stamped with this epoch stay counted where they are.
     fn age(&mut self, epoch: u64) {
         let Some(newest) = self.live().last() else { return };
-        if newest.start > epoch || newest.entries < (self.capacity / PARTS).max(1) {
+        if newest.start > epoch || newest.blocks < (self.capacity / PARTS).max(1) {
             return;
         }
         if self.len == GENERATIONS {
             self.merge_smallest();
         }
         if let Some(next) = self.generations.get_mut(self.len) {
-            *next = Generation { start: epoch + 1, entries: 0 };
+            *next = Generation { start: epoch + 1, blocks: 0 };
             self.len += 1;
         }
     }
 
-    /// Joins the two neighbours that have the fewest entries together.
+    /// Joins the two neighbours that have the fewest blocks together.
     fn merge_smallest(&mut self) {
-        let sums = self.live().iter().zip(self.live().iter().skip(1)).map(|(older, newer)| older.entries.saturating_add(newer.entries));
+        let sums = self.live().iter().zip(self.live().iter().skip(1)).map(|(older, newer)| older.blocks.saturating_add(newer.blocks));
         let Some((at, sum)) = (0..).zip(sums).min_by_key(|&(_, sum): &(usize, u32)| sum) else { return };
         let live = self.live_mut();
         if let Some(older) = live.get_mut(at) {
-            older.entries = sum;
+            older.blocks = sum;
         }
         live.copy_within(at + 2.., at + 1);
         self.len -= 1;
@@ -327,7 +333,7 @@ impl Owner {
             if sum >= enough {
                 break;
             }
-            sum = sum.saturating_add(generation.entries);
+            sum = sum.saturating_add(generation.blocks);
             oldest = generation.start;
         }
         self.oldest = oldest;

@@ -8,7 +8,9 @@ use crate::producer::token::BYTES_PER_TOKEN;
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "approx-prefix-cache-producer",
     kind: Kind::Producer,
-    doc: for_people("Cuts prompts into blocks of blockSizeTokens and remembers who was given which; there is one index, whoever reads it."),
+    doc: for_people(
+        "Cuts prompts into blocks of blockSizeTokens and remembers who was given which, of those beyond the 128th every fourth; there is one index, whoever reads it.",
+    ),
     source: for_people("llm-d-router, dataproducer/approximateprefix"),
     parameters: &[
         Parameter {

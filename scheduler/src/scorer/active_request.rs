@@ -48,7 +48,7 @@ impl Scorer for ActiveRequest {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
         let mut max = 0.0_f32;
         for (score, &endpoint) in scores.iter_mut().zip(endpoints) {
-            *score = whole(context.load(endpoint).requests);
+            *score = whole(context.requests(endpoint));
             max = max.max(*score);
         }
         for score in scores {

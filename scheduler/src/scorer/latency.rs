@@ -210,7 +210,7 @@ impl Latency {
     fn score_composite(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
         let queue = |endpoint| context.metric(endpoint, |m| m.queue_depth);
         let longest = endpoints.iter().filter_map(|&endpoint| queue(endpoint)).fold(0.0, f32::max);
-        let blocks = context.request.prefix_blocks.len();
+        let blocks = context.request.blocks();
         let free = |endpoint| context.metric(endpoint, |m| m.kv_cache_utilization).map(|used| 1.0 - used.min(1.0));
         let short = |endpoint| queue(endpoint).map(|queue| if longest > 0.0 { (longest - queue) / longest } else { 1.0 });
         #[expect(clippy::cast_precision_loss, reason = "prompts have far fewer blocks than an f32 has digits")]

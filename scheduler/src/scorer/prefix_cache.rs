@@ -57,7 +57,7 @@ impl PrefixCache {
 
 impl Scorer for PrefixCache {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
-        let blocks = u32::try_from(context.request.prefix_blocks.len()).unwrap_or(u32::MAX);
+        let blocks = context.request.blocks();
         for (score, &endpoint) in scores.iter_mut().zip(endpoints) {
             *score = self.rate(context.local.matched_blocks(endpoint), blocks, context.request.prefix_block_tokens);
         }

@@ -339,7 +339,7 @@ impl Case {
         let ejected: Vec<bool> = self.pool.iter().map(|row| row.ejected).collect();
         let adapter_rooms: Vec<AdapterRoom> = self.pool.iter().map(|row| row.adapter_room).collect();
         let last_cold_picks: Vec<u64> = self.pool.iter().map(|row| row.last_cold_pick).collect();
-        let prefix_blocks: Vec<u64> = (0..u64::from(self.blocks)).collect();
+        let prefix_blocks = vec![0; self.blocks as usize];
         let headers: Vec<(&str, &str)> = self.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         let request = Request {
             model: &self.model,
