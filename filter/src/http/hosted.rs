@@ -316,6 +316,7 @@ impl<H: Host> Hosted<H> {
             size => self.host.buffer(Buffer::ResponseBody, size).unwrap_or_else(|e| self.failed("the response body", e)),
         };
         let now = self.host.now();
+        let changes = replica.borrow().pool.changes();
         if let Some(restored) = self.exchange.borrow_mut().response_chunk(&mut replica.borrow_mut().pool, &bytes, last, now) {
             match self.host.buffer_replace(Buffer::ResponseBody, size, restored) {
                 Ok(()) if held => {
@@ -328,7 +329,10 @@ impl<H: Host> Hosted<H> {
                 Err(error) => self.failed("the client's model name", error),
             }
         }
-        self.shared(&replica, now);
+        // Most pieces bring a token that nobody is told of; and a pick looks at what others tell by itself.
+        if replica.borrow().pool.changes() != changes {
+            self.shared(&replica, now);
+        }
     }
 
     /// The other VMs are told and heard, when no request waits for it here.
