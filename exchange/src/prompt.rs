@@ -35,3 +35,21 @@ pub(crate) fn tokens(parsed: &Parsed<'_>, settings: TokenSettings, text: impl Fn
         .saturating_add(parsed.prompt_token_ids)
         .saturating_add(parsed.media_items.saturating_mul(settings.media_tokens))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::Api;
+    use crate::body;
+
+    #[test]
+    fn only_a_prompt_of_text_alone_says_how_many_tokens_a_byte_is() {
+        let text = body::parse(Api::of(b"POST", b"/v1/completions"), br#"{"model": "m", "prompt": "four"}"#).unwrap();
+        let with = |prompt_token_ids, media_items| {
+            let mut prompt = text.clone();
+            (prompt.prompt_token_ids, prompt.media_items) = (prompt_token_ids, media_items);
+            text_bytes(&prompt)
+        };
+        assert_eq!([with(0, 0), with(1, 0), with(0, 1), with(1, 1)], [4, 0, 0, 0]);
+    }
+}
