@@ -120,7 +120,7 @@ impl PrefixIndex {
         let regions = out.iter().max().map_or(0, |&last| last as usize / REGION_OWNERS + 1);
         let mut lengths = vec![[0_u32; REGION_OWNERS]; regions];
         let asked: Vec<u16> = (0_u16..).zip(asked).filter_map(|(region, asked)| asked.then_some(region)).collect();
-        self.table.fetch(asked.iter().flat_map(|&region| blocks.iter().take(2).map(move |&block| (block, region))));
+        self.table.fetch(asked.iter().zip(blocks.first().into_iter().cycle()).map(|(&region, &first)| (first, region)));
         for region in asked {
             if let Some(lengths) = lengths.get_mut(usize::from(region)) {
                 Lookup { table: &self.table, owners: &self.owners, epoch: self.epoch, blocks, region }.run(lengths);
@@ -561,7 +561,7 @@ mod tests {
         let (a, blocks) = (endpoint(3), chain(1, 257));
         for count in [2, 3, 10, 64, 257] {
             let blocks = &blocks[..count];
-            for hole in 0..count - 1 {
+            for hole in 1..count - 1 {
                 let mut index = PrefixIndex::with_capacity(4000);
                 index.record(a, blocks);
                 let owner = index.owners.get(a).unwrap();
@@ -573,6 +573,16 @@ mod tests {
                 assert_eq!(length(&index, &longer, a), count as u32, "block {hole} of {count} lost, asked for more");
             }
         }
+    }
+
+    #[test]
+    fn a_first_block_that_had_to_go_does_not_hide_the_others() {
+        let (mut index, a, blocks) = (PrefixIndex::with_capacity(LANES), endpoint(3), chain(1, LANES));
+        index.record(a, &blocks);
+        let owner = index.owners.get(a).unwrap();
+        let (place, _) = index.table.find(index.table.key(blocks[0], region(owner)), owner).unwrap();
+        index.table.free(place);
+        assert_eq!(length(&index, &blocks, a), LANES as u32);
     }
 
     #[test]

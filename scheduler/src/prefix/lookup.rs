@@ -29,8 +29,11 @@ impl Lookup<'_> {
     /// Writes how far each owner of the region reaches: one more than the position of the deepest block found of it.
     pub(super) fn run(&self, lengths: &mut Lengths) {
         let count = self.blocks.len();
-        // The second block in case the first is lost. Most regions hold neither and are done.
-        let any = self.seen(0) | self.seen(1);
+        // Most regions hold nothing and are done. The second block in case the first is lost, which it can be only where there was no room.
+        let mut any = self.seen(0);
+        if self.blocks.first().is_some_and(|&first| self.table.was_full(self.table.key(first, self.region))) {
+            any |= self.seen(1);
+        }
         if any != 0 {
             let all = self.seen(count - 1) & any;
             set(lengths, all, count);

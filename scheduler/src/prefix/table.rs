@@ -93,6 +93,11 @@ impl Table {
         std::hint::black_box(keys.map(word).fold(0, |all, word| all ^ word));
     }
 
+    /// Was the first bucket of `key` ever full? Else nothing of it had to go.
+    pub(super) fn was_full(&self, key: Key) -> bool {
+        self.line(key.first).is_some_and(was_full)
+    }
+
     /// Calls `each` with every entry of `key`.
     #[inline(always)]
     pub(super) fn for_each(&self, key: Key, mut each: impl FnMut(Entry)) {
