@@ -20,9 +20,10 @@ use crate::{Args, sink, write_result};
 const SETTLE: Duration = Duration::from_secs(3);
 const SCRAPE_WINDOW: Duration = Duration::from_secs(8);
 
-/// A prompt of so many blocks of 64 bytes is the longest that an endpoint's part of the index takes here: 100 of them fill 100 endpoints.
-const BLOCKS: usize = 6_600;
-const BLOCK_BYTES: usize = 64;
+/// 6,600 blocks for each of 100 endpoints, in prompts so short that the index has an entry for each of their blocks.
+const PROMPTS: usize = 5_500;
+const BLOCKS: usize = 120;
+const BLOCK_BYTES: usize = 256;
 
 /// How often a change is timed.
 const CHANGES: usize = 20;
@@ -100,7 +101,7 @@ async fn memory(args: &Args) -> Result<Vec<Row>> {
         client::get(world.address(Way::Filter), "/v1/models").await?;
         let [envoy, daemon] = world.processes();
         let fresh = resident_mb(envoy)?;
-        for prompt in 0..100 {
+        for prompt in 0..PROMPTS {
             let text: String = (0..BLOCKS).map(|block| format!("{prompt:>8} {block:>width$}", width = BLOCK_BYTES - 9)).collect();
             let body = format!(r#"{{"model":"m","messages":[{{"role":"user","content":"{text}"}}]}}"#);
             let reply = client::post(world.address(Way::Filter), "/v1/chat/completions", body).await?;
@@ -116,7 +117,7 @@ async fn memory(args: &Args) -> Result<Vec<Row>> {
     let (one, three) = (seen[0], seen[1]);
     Ok(vec![
         row("Envoy with one worker, 100 endpoints, fresh", "MB", &[one.0]),
-        row("Envoy with one worker, after 100 prompts of 6,600 blocks", "MB", &[one.1]),
+        row("Envoy with one worker, after 5,500 prompts of 120 blocks", "MB", &[one.1]),
         row("each further worker and its VM, fresh", "MB", &[(three.0 - one.0) / 2.0]),
         row("each further worker and its VM, after those prompts", "MB", &[(three.1 - one.1) / 2.0]),
         row("the daemon, 100 endpoints, after those prompts", "MB", &[daemon_mb]),
