@@ -283,23 +283,32 @@ async fn an_empty_pool_is_told_as_empty() {
 
 #[tokio::test]
 async fn what_others_tell_too_soon_is_passed_on_as_soon_as_it_is_due() {
-    const ROUNDS: u32 = 10;
+    // Rounds that tell something: on a busy machine most are over before the daemon could be too early.
+    const ROUNDS: u32 = 8;
+    const TRIES_MAX: u32 = 1_000;
     let rig = Rig::start(vec![instance("a", 1)]).await;
     let (mut one, _) = Filter::connect(rig.address, "one", 1, &["default"]).await;
     let (mut two, _) = Filter::connect(rig.address, "two", 2, &["default"]).await;
     let (roster, _) = (one.roster().await, two.roster().await);
     let share = || proxy_message::Message::Share(state::Share { pool: "default".to_owned(), ..state::Share::default() });
     // Whether a heartbeat had to come first.
-    let mut late = 0;
-    for _ in 0..ROUNDS {
+    let (mut rounds, mut late) = (0, 0);
+    for _ in 0..TRIES_MAX {
         two.say(share()).await;
         while !matches!(one.next().await.unwrap(), Message::Peers(_)) {}
+        let told = std::time::Instant::now();
         two.say(share()).await;
         tokio::time::sleep(SHARE_INTERVAL / 4).await;
         // It says something meanwhile, and then nobody says a word.
         one.ack(&roster, "").await;
-        late += u32::from(!matches!(one.next().await.unwrap(), Message::Peers(_)));
+        let early = told.elapsed() < SHARE_INTERVAL / 2;
+        let waited = !matches!(one.next().await.unwrap(), Message::Peers(_));
+        (rounds, late) = (rounds + u32::from(early), late + u32::from(early && waited));
+        if rounds == ROUNDS {
+            break;
+        }
         tokio::time::sleep(2 * SHARE_INTERVAL).await;
     }
-    assert!(late < ROUNDS / 2, "it waited for a heartbeat {late} times");
+    assert_eq!(rounds, ROUNDS, "the machine was too busy to tell anything");
+    assert!(late < ROUNDS / 4, "it waited for a heartbeat {late} times");
 }
