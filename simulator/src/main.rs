@@ -3,6 +3,7 @@
 //! Engines are simulated; the scheduler, its plugins, the ledger, the prefix index and the step learner are the real ones.
 #![deny(clippy::indexing_slicing)]
 
+mod agenda;
 mod campaign;
 mod engine;
 mod grid;
@@ -30,7 +31,6 @@ use crate::grid::Grid;
 use crate::slo::By;
 use crate::store::Store;
 use crate::workload::Kind;
-use crate::world::Setting;
 
 #[derive(Parser)]
 #[command(about = "Routing policies compared in virtual time", version)]
@@ -81,8 +81,8 @@ enum Task {
     },
     /// Requests of three SLO classes at a share of the capacity of a pool of two speeds: how many of each class are in time.
     Slo {
-        /// Who picks: slo, newer, default, turns; separated by semicolons, the first two with parameters.
-        #[arg(long, value_delimiter = ';', default_values_t = ["slo", "slo:headroomSelectionStrategy=most", "default", "turns"].map(str::to_owned))]
+        /// Who picks: slo, newer, default, weighed, turns; separated by semicolons, the first two with parameters.
+        #[arg(long, value_delimiter = ';', default_values_t = ["slo", "slo:headroomSelectionStrategy=most", "default", "weighed", "turns"].map(str::to_owned))]
         by: Vec<String>,
         /// Share of capacity.
         #[arg(long, default_value_t = 0.9)]
@@ -93,7 +93,7 @@ enum Task {
     },
     /// Runs policies over workloads and prints a line of figures for each.
     Try {
-        /// Workloads, by name; all of the main table when left out.
+        /// Workloads, by name; the campaign's when left out.
         #[arg(long, value_delimiter = ',')]
         workloads: Vec<String>,
         /// Shares of capacity.
@@ -105,9 +105,9 @@ enum Task {
         /// Seeds. Those of the published tables are 1 to 5: tune on others.
         #[arg(long, value_delimiter = ',', default_values_t = [101])]
         seeds: Vec<u64>,
-        /// Tokens a step may compute.
-        #[arg(long, default_value_t = 8192)]
-        budget: usize,
+        /// The campaign whose pool it is.
+        #[arg(long, default_value = campaign::MAIN_TABLE)]
+        setting: String,
     },
 }
 
@@ -138,11 +138,10 @@ fn run(args: Args) -> Result<(), String> {
         }
         Task::Report { file, docs } => report::write(&Store::read(&file)?, &validate::all(VALIDATION_TRIES)?, &docs),
         Task::Slo { by, load, seeds } => attainment(&by, load, &seeds, args.threads),
-        Task::Try { workloads, loads, policies, seeds, budget } => {
-            let kinds = kinds(&workloads)?;
-            let mut setting = Setting::plain(hardware::LLAMA_8B_H100);
-            setting.engine.budget = budget;
-            let grid = Grid { name: "try".to_owned(), setting, capacity: 1.0, kinds, loads, policies, seeds };
+        Task::Try { workloads, loads, policies, seeds, setting } => {
+            let campaign = named(&setting)?;
+            let kinds = if workloads.is_empty() { campaign.kinds.clone() } else { kinds(&workloads)? };
+            let grid = Grid { kinds, loads, policies, seeds, ..campaign };
             let mut out = std::io::stdout().lock();
             let head = ["TTFT mean", "p50", "p90", "p99", "E2E mean", "TPOT p99", "SLO", "hits"];
             let _ =
@@ -167,17 +166,13 @@ fn campaigns(
     (file, resume): (&Path, bool),
     threads: usize,
 ) -> Result<(), String> {
-    let all = campaign::all();
-    let wanted = |grid: &Grid| match names {
-        [] => grid.name == campaign::MAIN_TABLE,
-        names => names.iter().any(|name| *name == grid.name || name == "all"),
+    let wanted: Vec<Grid> = match names {
+        [] => vec![named(campaign::MAIN_TABLE)?],
+        names if names.iter().any(|name| name == "all") => campaign::all(),
+        names => names.iter().map(|name| named(name)).collect::<Result<_, _>>()?,
     };
-    if let Some(unknown) = names.iter().find(|name| *name != "all" && !all.iter().any(|grid| grid.name == **name)) {
-        let known: Vec<&str> = all.iter().map(|grid| grid.name.as_str()).collect();
-        return Err(format!("no campaign is called `{unknown}`; there are {}", known.join(", ")));
-    }
     let began = Instant::now();
-    for mut grid in all.into_iter().filter(wanted) {
+    for mut grid in wanted {
         if !policies.is_empty() {
             grid.policies = policies.to_vec();
         }
@@ -201,7 +196,7 @@ fn campaigns(
 
 /// Prints how many of each class are in time, over all seeds and of the worst.
 fn attainment(by: &[String], load: f64, seeds: &[u64], threads: usize) -> Result<(), String> {
-    let rate = load * slo::capacity();
+    let rate = load * slo::capacity()?;
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{rate:.1} requests/s, seeds {seeds:?}: in time % (of the worst seed), shed %");
     for name in by {
@@ -224,9 +219,13 @@ fn attainment(by: &[String], load: f64, seeds: &[u64], threads: usize) -> Result
     Ok(())
 }
 
+/// The campaign of this name.
+fn named(name: &str) -> Result<Grid, String> {
+    let known = || campaign::all().iter().map(|grid| grid.name.clone()).collect::<Vec<_>>().join(", ");
+    let found = campaign::all().into_iter().find(|grid| grid.name == name);
+    found.ok_or_else(|| format!("no campaign is called `{name}`; there are {}", known()))
+}
+
 fn kinds(names: &[String]) -> Result<Vec<Kind>, String> {
-    if names.is_empty() {
-        return Ok(Kind::MAIN.to_vec());
-    }
     names.iter().map(|name| Kind::all().find(|kind| kind.name() == name).ok_or_else(|| format!("no workload is called `{name}`"))).collect()
 }

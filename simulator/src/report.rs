@@ -45,6 +45,7 @@ fn page(store: &Store, validation: &[Row]) -> String {
     page.push_str(&against(&main, "the better of LMetric's forms", &LMETRIC));
     page.push_str(&singles(&main));
     page.push_str(&absolute(&main));
+    page.push_str(text::LOSSES);
     page.push_str(&rates(store));
     page.push_str(&settings(store));
     page.push_str(&validated(validation));

@@ -4,8 +4,7 @@
 mod by;
 pub(crate) use by::By;
 
-use std::cmp::Ordering;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use scheduler::in_flight::{InFlight, Load, Ticket};
@@ -17,6 +16,7 @@ use scheduler::{
     promise, schedule,
 };
 
+use crate::agenda::Agenda;
 use crate::engine::{Engine, EngineSpec, Event, Job, Model};
 use crate::hardware::LLAMA_8B_H100;
 use crate::workload::Dice;
@@ -73,8 +73,6 @@ enum What {
     Publish,
 }
 
-struct When(f64, u64, What);
-
 /// One request, and what became of it.
 struct Flight {
     class: Class,
@@ -98,8 +96,7 @@ struct World<'w> {
     rng: Rng,
     learner: Learner,
     flights: Vec<Flight>,
-    agenda: BinaryHeap<When>,
-    made: u64,
+    agenda: Agenda<What>,
     /// By endpoint: who waits for a first token, when the last one came out, a gap that is not told yet.
     waiting: Vec<VecDeque<usize>>,
     last_first: Vec<f64>,
@@ -107,49 +104,30 @@ struct World<'w> {
     turn: usize,
 }
 
-impl PartialEq for When {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for When {}
-
-impl PartialOrd for When {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for When {
-    fn cmp(&self, other: &Self) -> Ordering {
-        other.0.total_cmp(&self.0).then(other.1.cmp(&self.1))
-    }
-}
-
 /// Requests a second that the pool can do, each engine asked for twice what it runs at once.
-pub(crate) fn capacity() -> f64 {
+///
+/// # Errors
+/// What an engine cannot do.
+pub(crate) fn capacity() -> Result<f64, String> {
     const LASTING_MS: f64 = 60_000.0;
-    let of_engine = |slowdown: f64| {
+    let of_engine = |slowdown: f64| -> Result<f64, String> {
         let (mut engine, mut dice, mut events) = (Engine::new(spec(slowdown)), Dice::seeded(1), Vec::new());
         let (mut now, mut done, mut next) = (0.0, 0.0, 0);
-        let mut submit = |engine: &mut Engine<'_>| {
+        let mut submit = |engine: &mut Engine<'_>, now| {
             let job = Job { request: next, prompt: prompt(&mut dice), output: OUTPUT, blocks: &[], adapter: 0, prefilled: false };
-            let _ = engine.submit(job, 0.0);
             next += 1;
+            engine.submit(job, now)
         };
-        (0..2 * ENGINE.sequences_max).for_each(|_| submit(&mut engine));
-        while let Some(ends) = engine.start(now, &mut |_, _| {}).ok().flatten().filter(|ends| *ends < LASTING_MS) {
+        (0..2 * ENGINE.sequences_max).try_for_each(|_| submit(&mut engine, now))?;
+        while let Some(ends) = engine.start(now, &mut |_, _| {})?.filter(|ends| *ends < LASTING_MS) {
             now = ends;
-            let _ = engine.end(&mut events);
-            for event in events.drain(..) {
-                if matches!(event, Event::Done(_)) {
-                    done += 1.0;
-                    submit(&mut engine);
-                }
+            engine.end(&mut events)?;
+            for _ in events.drain(..).filter(|event| matches!(event, Event::Done(_))) {
+                done += 1.0;
+                submit(&mut engine, now)?;
             }
         }
-        done * 1e3 / LASTING_MS
+        Ok(done * 1e3 / LASTING_MS)
     };
     SLOWDOWNS.iter().map(|slowdown| of_engine(*slowdown)).sum()
 }
@@ -241,8 +219,7 @@ impl<'w> World<'w> {
             rng: Rng::seeded(seed ^ 0x5eed),
             learner: Learner::default(),
             flights: Vec::new(),
-            agenda: BinaryHeap::new(),
-            made: 0,
+            agenda: Agenda::default(),
             waiting: vec![VecDeque::new(); count],
             last_first: vec![0.0; count],
             gaps: vec![None; count],
@@ -250,13 +227,8 @@ impl<'w> World<'w> {
         })
     }
 
-    fn plan(&mut self, at: f64, what: What) {
-        self.made += 1;
-        self.agenda.push(When(at, self.made, what));
-    }
-
     fn expect(&mut self, at: f64, class: Class, prompt: u32) {
-        self.plan(at, What::Arrives(self.flights.len()));
+        self.agenda.plan(at, What::Arrives(self.flights.len()));
         let (conditions, predicted, ticket) = (Conditions::default(), None, None);
         let (first, end) = (f64::INFINITY, f64::INFINITY);
         self.flights.push(Flight { class, at, prompt, endpoint: 0, conditions, predicted, ticket, first, end, shed: false });
@@ -264,21 +236,21 @@ impl<'w> World<'w> {
 
     fn play(&mut self) -> Result<(), String> {
         let (mut left, mut events) = (self.flights.len(), Vec::new());
-        self.plan(0.0, What::Scrape);
-        self.plan(0.0, What::Publish);
+        self.agenda.plan(0.0, What::Scrape);
+        self.agenda.plan(0.0, What::Publish);
         while left > 0 {
-            let Some(When(now, _, what)) = self.agenda.pop() else { return Err("nothing is left to happen".to_owned()) };
+            let (now, what) = self.agenda.next()?;
             match what {
                 What::Arrives(at) => left -= usize::from(!self.arrives(at, now)),
-                What::Submits(at) => self.submits(at, now),
-                What::StepEnds(at) => left -= self.step_ends(at, now, &mut events),
+                What::Submits(at) => self.submits(at, now)?,
+                What::StepEnds(at) => left -= self.step_ends(at, now, &mut events)?,
                 What::Scrape => {
                     self.scrape();
-                    self.plan(now + SCRAPE_MS, What::Scrape);
+                    self.agenda.plan(now + SCRAPE_MS, What::Scrape);
                 }
                 What::Publish => {
                     self.publish(now);
-                    self.plan(now + PUBLISH_MS, What::Publish);
+                    self.agenda.plan(now + PUBLISH_MS, What::Publish);
                 }
             }
         }
@@ -311,7 +283,7 @@ impl<'w> World<'w> {
                 self.turn += 1;
                 self.snapshot.indices().nth(self.turn % SLOWDOWNS.len())
             }
-            By::Slo(_) | By::Default => match schedule(&self.snapshot, &request, local, &mut self.rng, None) {
+            By::Slo(_) | By::Scored(_) => match schedule(&self.snapshot, &request, local, &mut self.rng, None) {
                 Decision::Route(route) => Some(route.ranked.first()),
                 _ => None,
             },
@@ -331,36 +303,36 @@ impl<'w> World<'w> {
             waiting.push_back(at);
         }
         let api_ms = self.engines.get(index.get()).map_or(0.0, |engine| engine.spec().api_ms);
-        self.plan(now + api_ms, What::Submits(at));
+        self.agenda.plan(now + api_ms, What::Submits(at));
         true
     }
 
-    fn submits(&mut self, at: usize, now: f64) {
-        let Some(flight) = self.flights.get(at) else { return };
+    fn submits(&mut self, at: usize, now: f64) -> Result<(), String> {
+        let Some(flight) = self.flights.get(at) else { return Ok(()) };
         let endpoint = flight.endpoint;
         let job = Job { request: at as u32, prompt: flight.prompt, output: OUTPUT, blocks: &[], adapter: 0, prefilled: false };
         if let Some(engine) = self.engines.get_mut(endpoint) {
-            let _ = engine.submit(job, now);
+            engine.submit(job, now)?;
         }
-        self.start_step(endpoint, now);
+        self.start_step(endpoint, now)
     }
 
-    fn start_step(&mut self, at: usize, now: f64) {
-        let Some(engine) = self.engines.get_mut(at).filter(|engine| engine.busy_until().is_none()) else { return };
-        let Ok(Some(ends)) = engine.start(now, &mut |_, _| {}) else { return };
-        self.plan(ends, What::StepEnds(at));
+    fn start_step(&mut self, at: usize, now: f64) -> Result<(), String> {
+        let Some(engine) = self.engines.get_mut(at).filter(|engine| engine.busy_until().is_none()) else { return Ok(()) };
+        let Some(ends) = engine.start(now, &mut |_, _| {})? else { return Ok(()) };
+        self.agenda.plan(ends, What::StepEnds(at));
         let waits = self.waiting.get(at).is_none_or(|waiting| !waiting.is_empty());
-        let Some(endpoint) = self.refs.get(at).filter(|_| !waits) else { return };
-        let Load { requests, decode_tokens, .. } = self.ledger.load(*endpoint);
-        if let Some(gap) = self.gaps.get_mut(at) {
+        if let (Some(endpoint), Some(gap)) = (self.refs.get(at).filter(|_| !waits), self.gaps.get_mut(at)) {
+            let Load { requests, decode_tokens, .. } = self.ledger.load(*endpoint);
             *gap = Some(Gap { batch: requests as f32, context_tokens: decode_tokens as f32, gap_ms: (ends - now) as f32 });
         }
+        Ok(())
     }
 
     /// How many requests ended.
-    fn step_ends(&mut self, at: usize, now: f64, events: &mut Vec<Event>) -> usize {
-        let Some(engine) = self.engines.get_mut(at) else { return 0 };
-        let _ = engine.end(events);
+    fn step_ends(&mut self, at: usize, now: f64, events: &mut Vec<Event>) -> Result<usize, String> {
+        let Some(engine) = self.engines.get_mut(at) else { return Ok(0) };
+        engine.end(events)?;
         let (ledger, flights) = (&mut self.ledger, &mut self.flights);
         engine.progress(&mut |request, _| {
             let ticket = flights.get_mut(request as usize).filter(|flight| flight.first < now).and_then(|flight| flight.ticket.as_mut());
@@ -376,8 +348,8 @@ impl<'w> World<'w> {
                 }
             }
         }
-        self.start_step(at, now);
-        ended
+        self.start_step(at, now)?;
+        Ok(ended)
     }
 
     fn first_token(&mut self, at: usize, request: usize, now: f64) {
@@ -459,16 +431,16 @@ mod tests {
     use super::*;
 
     fn of(name: &str, seed: u64) -> BTreeMap<&'static str, Outcome> {
-        run(&By::named(name).unwrap(), 0.9 * capacity(), seed).unwrap()
+        run(&By::named(name).unwrap(), 0.9 * capacity().unwrap(), seed).unwrap()
     }
 
     #[test]
-    fn critical_requests_are_in_time_where_the_default_profile_is_late_and_only_others_are_shed() {
+    fn critical_requests_are_in_time_where_load_and_prefix_weighed_are_late_and_only_others_are_shed() {
         for by in ["slo", "slo:headroomSelectionStrategy=most"] {
             let ours = of(by, 1)["critical"];
             assert!(ours.attainment() >= 0.95 && ours.shed == 0, "{by}: {ours:?}");
         }
-        for by in ["default", "turns"] {
+        for by in ["weighed", "turns"] {
             assert!(of(by, 1)["critical"].attainment() < 0.95, "{by}: where it is not late, this shows nothing");
         }
     }

@@ -12,8 +12,6 @@ mod setting;
 mod tests;
 pub(crate) use setting::{Change, Setting, Sharing};
 
-use std::cmp::Ordering;
-use std::collections::BinaryHeap;
 use std::sync::Arc;
 
 use scheduler::in_flight::{Load, Ticket};
@@ -21,6 +19,7 @@ use scheduler::{
     Endpoint, EndpointMetrics, EndpointRef, Incarnation, LoraMetrics, Pipeline, ROLE_LABEL, Readiness, Slot, Snapshot, Version,
 };
 
+use crate::agenda::Agenda;
 use crate::engine::{BLOCK_TOKENS, Engine, Event, Job, Model};
 use crate::learning::Learning;
 use crate::policy::Policy;
@@ -70,9 +69,6 @@ enum Prompt {
     Brought,
 }
 
-/// In the order of time, then of making.
-struct When(f64, u64, What);
-
 struct World<'w> {
     setting: &'w Setting,
     workload: &'w Workload,
@@ -86,8 +82,7 @@ struct World<'w> {
     records: Vec<Record>,
     /// Those under way.
     flights: Vec<Option<Flight>>,
-    agenda: BinaryHeap<When>,
-    made: u64,
+    agenda: Agenda<What>,
 }
 
 /// Steps of an engine between two looks at how far its streams are: about a tenth of a second.
@@ -99,26 +94,6 @@ const TRANSFER_TOKEN_MS: f64 = 0.0026;
 
 /// How long a restarted engine is away, ms.
 const RESTART_MS: f64 = 30_000.0;
-
-impl PartialEq for When {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for When {}
-
-impl PartialOrd for When {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for When {
-    fn cmp(&self, other: &Self) -> Ordering {
-        other.0.total_cmp(&self.0).then(other.1.cmp(&self.1))
-    }
-}
 
 /// Runs a workload at `rate` requests a second to its end: what became of each request, in order of arrival.
 pub(crate) fn run(workload: &Workload, rate: f64, policy: &Policy, setting: &Setting, seed: u64) -> Result<Vec<Record>, String> {
@@ -153,40 +128,32 @@ impl<'w> World<'w> {
             learning: Learning::new(count),
             records: Vec::with_capacity(requests),
             flights: (0..requests).map(|_| None).collect(),
-            agenda: BinaryHeap::new(),
-            made: 0,
+            agenda: Agenda::default(),
         })
     }
 
     fn play(&mut self, stretch: f64, dice: &mut Dice) -> Result<(), String> {
         let arrivals: Vec<f64> = self.workload.requests().iter().map(|request| request.at * stretch).collect();
         if self.setting.scrape_ms > 0.0 {
-            self.plan(0.0, What::Scrape);
+            self.agenda.plan(0.0, What::Scrape);
         }
         if let Some(at) = arrivals.get(arrivals.len() / 3).filter(|_| self.setting.change.is_some()) {
-            self.plan(*at, What::Changes);
+            self.agenda.plan(*at, What::Changes);
         }
         let (mut next, mut left, mut events) = (0, arrivals.len(), Vec::new());
         while left > 0 {
-            let planned = self.agenda.peek().map_or(f64::INFINITY, |when| when.0);
-            if let Some(&at) = arrivals.get(next).filter(|at| **at <= planned) {
+            if let Some(&at) = arrivals.get(next).filter(|at| **at <= self.agenda.next_at()) {
                 let proxy = if self.setting.proxies > 1 { dice.below(self.setting.proxies) } else { 0 };
                 self.pick(u32::try_from(next).unwrap_or(u32::MAX), proxy, at)?;
                 next += 1;
                 continue;
             }
-            let Some(When(now, _, what)) = self.agenda.pop() else { return Err("nothing is left to happen".to_owned()) };
-            match what {
-                What::StepEnds { engine } => left -= self.step_ends(engine, now, &mut events)?,
-                other => self.happens(other, now)?,
+            match self.agenda.next()? {
+                (now, What::StepEnds { engine }) => left -= self.step_ends(engine, now, &mut events)?,
+                (now, other) => self.happens(other, now)?,
             }
         }
         Ok(())
-    }
-
-    fn plan(&mut self, at: f64, what: What) {
-        self.made += 1;
-        self.agenda.push(When(at, self.made, what));
     }
 
     fn happens(&mut self, what: What, now: f64) -> Result<(), String> {
@@ -200,7 +167,7 @@ impl<'w> World<'w> {
             What::StepEnds { .. } => {}
             What::Scrape => {
                 self.scrape();
-                self.plan(now + self.setting.scrape_ms, What::Scrape);
+                self.agenda.plan(now + self.setting.scrape_ms, What::Scrape);
             }
             What::Row { from, to, endpoint, load } => {
                 if let Some(router) = self.routers.get_mut(to) {
@@ -262,7 +229,7 @@ impl<'w> World<'w> {
         let engine = self.engines.get_mut(to).ok_or("an engine that is not there was picked")?;
         engine.announce(job);
         let arrives = now + engine.spec().api_ms;
-        self.plan(arrives, What::Arrives { request: job.request, engine: to });
+        self.agenda.plan(arrives, What::Arrives { request: job.request, engine: to });
         Ok(())
     }
 
@@ -274,7 +241,7 @@ impl<'w> World<'w> {
         let Sharing::After(delay) = self.setting.sharing else { return };
         for to in (0..self.setting.proxies).filter(|&to| to != proxy) {
             for &(endpoint, load) in &rows {
-                self.plan(now + delay, What::Row { from: proxy, to, endpoint, load });
+                self.agenda.plan(now + delay, What::Row { from: proxy, to, endpoint, load });
             }
         }
     }
@@ -282,7 +249,7 @@ impl<'w> World<'w> {
     fn tell_placement(&mut self, proxy: usize, endpoint: EndpointRef, request: u32, now: f64) {
         let Sharing::After(delay) = self.setting.sharing else { return };
         for to in (0..self.setting.proxies).filter(|&to| to != proxy) {
-            self.plan(now + delay, What::Placed { to, endpoint, request });
+            self.agenda.plan(now + delay, What::Placed { to, endpoint, request });
         }
     }
 
@@ -295,7 +262,7 @@ impl<'w> World<'w> {
             }
         })?;
         if let Some(ends) = ends {
-            self.plan(ends, What::StepEnds { engine: at });
+            self.agenda.plan(ends, What::StepEnds { engine: at });
         }
         Ok(())
     }
@@ -346,7 +313,7 @@ impl<'w> World<'w> {
             router.release(ticket);
         }
         let arrives = now + TRANSFER_MS + TRANSFER_TOKEN_MS * f64::from(job.prompt);
-        self.plan(arrives, What::Arrives { request, engine: at });
+        self.agenda.plan(arrives, What::Arrives { request, engine: at });
         self.tell(proxy, now);
     }
 
@@ -427,7 +394,7 @@ impl<'w> World<'w> {
             Some(Change::Degrades(times)) => self.engines.iter_mut().take(1).for_each(|engine| engine.slow_down(times)),
             Some(Change::Restarts) => {
                 self.set_readiness(|at, readiness| if at == 0 { Readiness::NotReady } else { readiness });
-                self.plan(now + RESTART_MS, What::Returns);
+                self.agenda.plan(now + RESTART_MS, What::Returns);
             }
             Some(Change::Grows) => self.set_readiness(|_, _| Readiness::Ready),
             None => {}

@@ -8,8 +8,8 @@ use scheduler::{PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec};
 pub(crate) enum By {
     /// The proposal's profiles, or a profile of the newer plugins, each with its parameters.
     Slo(PipelineSpec),
-    /// What holds without a configuration.
-    Default,
+    /// What holds without a configuration, or scorers of load and prefix, weighed.
+    Scored(PipelineSpec),
     /// One after another.
     Turns,
 }
@@ -17,13 +17,17 @@ pub(crate) enum By {
 const PROPOSED: [&str; 2] = ["slo-scorer", "weighted-random-picker"];
 const NEWER: [&str; 4] = ["slo-headroom-tier-filter", "latency-scorer", "max-score-picker", ADMITTER];
 
+/// Those of `weighed`, with their weights: the default before `marginal-cost-scorer`.
+const WEIGHED: [(&str, f64); 4] =
+    [("queue-scorer", 2.0), ("kv-cache-utilization-scorer", 2.0), ("prefix-cache-scorer", 3.0), ("active-request-scorer", 2.0)];
+
 /// Declared, and of no profile.
 const ADMITTER: &str = "latency-slo-admitter";
 
 // === impl By ===
 
 impl By {
-    /// `default`, `turns`, `slo` (the proposal's example) or `newer`, the latter two with parameters: `slo:headroomSelectionStrategy=most`.
+    /// `default`, `weighed`, `turns`, `slo` (the proposal's example) or `newer`, the latter two with parameters: `slo:headroomSelectionStrategy=most`.
     pub(crate) fn named(name: &str) -> Result<Self, String> {
         let (name, given) = name.split_once(':').unwrap_or((name, ""));
         let pair = |pair: &str| {
@@ -32,18 +36,22 @@ impl By {
         };
         let given: Vec<(String, Value)> = given.split(',').filter(|pair| !pair.is_empty()).map(pair).collect::<Result<_, String>>()?;
         match name {
-            "default" => Ok(Self::Default),
+            "default" => Ok(Self::Scored(PipelineSpec::default())),
+            "weighed" => {
+                let plugins = WEIGHED.map(|(scorer, weight)| (PluginSpec::of_type(scorer), weight));
+                Ok(Self::Scored(PipelineSpec::of_one_profile("weighed", plugins.into(), 1)))
+            }
             "turns" => Ok(Self::Turns),
             "slo" => proposal(&PROPOSED, &given).map(Self::Slo),
             "newer" => proposal(&NEWER, &given).map(Self::Slo),
-            _ => Err(format!("`{name}` is neither slo, newer, default nor turns")),
+            _ => Err(format!("`{name}` is neither slo, newer, default, weighed nor turns")),
         }
     }
 
     pub(super) fn pipeline(&self) -> PipelineSpec {
         match self {
-            Self::Slo(spec) => spec.clone(),
-            Self::Default | Self::Turns => PipelineSpec::default(),
+            Self::Slo(spec) | Self::Scored(spec) => spec.clone(),
+            Self::Turns => PipelineSpec::default(),
         }
     }
 }
