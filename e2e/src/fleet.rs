@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use crate::model_server::{ModelServer, Options};
 use crate::replay::{self, Plan};
+use crate::scorers::WEIGHED;
 use crate::second::Second;
 use crate::stack::Stack;
 use crate::trace::Arrival;
@@ -101,7 +102,9 @@ impl Fleet {
     pub async fn start(shape: Shape, sharing: bool, servers: usize, server: &Options) -> Result<Self> {
         let server = Options { models: vec![MODEL.into()], ..server.clone() };
         let picker = json!({"sharing": sharing});
-        let stack = Stack::builder().servers_like(servers, &server).concurrency(shape.workers).picker(picker).quiet().start().await?;
+        // By learned times a cache is worth nothing where engines answer at once, and counts are not evened out where one seems slower.
+        let builder = Stack::builder().scored_by(&WEIGHED).servers_like(servers, &server);
+        let stack = builder.concurrency(shape.workers).picker(picker).quiet().start().await?;
         let mut fleet = Self { stack, seconds: Vec::new() };
         for proxy in 1..shape.proxies {
             fleet.seconds.push(Second::start(&fleet.stack, &format!("proxy-{proxy}"), shape.workers).await?);

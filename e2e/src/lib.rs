@@ -17,6 +17,7 @@ pub mod model_server;
 pub mod ports;
 pub mod process;
 pub mod replay;
+pub mod scorers;
 pub mod second;
 pub mod slo;
 pub mod stack;

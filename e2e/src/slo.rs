@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use crate::client::{self, Body, Events};
 use crate::model_server::Options;
+use crate::scorers::WEIGHED;
 use crate::stack::{Builder, Stack};
 use crate::{Result, wait_for};
 
@@ -45,8 +46,8 @@ pub struct Class {
 pub enum Policy {
     /// The proposal's profiles, every request asking for it.
     Slo,
-    /// What holds without a configuration.
-    Default,
+    /// Queue, KV cache, prefix and requests in flight, weighed.
+    Weighed,
     /// One after another, past the proxy.
     RoundRobin,
 }
@@ -193,7 +194,8 @@ impl Experiment {
             arguments.extend(["--latency-prediction".to_owned(), "--config".to_owned(), example().display().to_string()]);
         }
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        Ok(self.pool(Stack::builder()).picker(json!({"objective_header": "trust"})).daemon_arguments(&arguments))
+        let weighed: &[(&str, u32)] = if policy == Policy::Weighed { &WEIGHED } else { &[] };
+        Ok(self.pool(Stack::builder()).picker(json!({"objective_header": "trust"})).scored_by(weighed).daemon_arguments(&arguments))
     }
 
     async fn play(
@@ -211,7 +213,7 @@ impl Experiment {
             let prompt = prompt(&mut rng);
             let to = match policy {
                 Policy::RoundRobin => stack.servers[sent.len() % stack.servers.len()].addr(),
-                Policy::Slo | Policy::Default => stack.address(),
+                Policy::Slo | Policy::Weighed => stack.address(),
             };
             sent.push(tokio::spawn(async move {
                 tokio::time::sleep_until(began + Duration::from_secs_f64(at)).await;

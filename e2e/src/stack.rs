@@ -22,7 +22,7 @@ use crate::daemon::{Daemon, Settings};
 use crate::envoy::{Config, Envoy, Options};
 use crate::model_server::{self, ModelServer};
 use crate::ports::Port;
-use crate::{Result, wait_for};
+use crate::{Result, scorers, wait_for};
 
 /// From nothing to a picker with state, on a machine that compiles at the same time.
 const START_LIMIT: Duration = Duration::from_secs(90);
@@ -48,6 +48,7 @@ pub struct Builder {
     envoy: Options,
     edits: Vec<Edit>,
     daemon_arguments: Vec<String>,
+    scorers: Vec<(String, u32)>,
     daemon_threads: Option<u32>,
     daemon_environment: Vec<(String, String)>,
     daemon: bool,
@@ -225,6 +226,13 @@ impl Builder {
         self
     }
 
+    /// Configured to go by these scorers with their weights, in place of the default profile.
+    #[must_use]
+    pub fn scored_by(mut self, scorers: &[(&str, u32)]) -> Self {
+        self.scorers = scorers.iter().map(|&(scorer, weight)| (scorer.to_owned(), weight)).collect();
+        self
+    }
+
     /// Threads that the daemon serves with.
     #[must_use]
     pub fn daemon_threads(mut self, threads: u32) -> Self {
@@ -283,6 +291,9 @@ impl Builder {
         (settings.arguments, settings.threads) = (self.daemon_arguments, self.daemon_threads);
         settings.environment = self.daemon_environment;
         settings.arguments.extend(self.front.daemon_arguments(&self.edits));
+        if !self.scorers.is_empty() {
+            settings.arguments.extend(["--config".to_owned(), scorers::write(&self.scorers, folder.path())?]);
+        }
         let mut ports_of_file = vec![(8080, listener.port()), (9901, admin.port()), (9004, settings.state.number())];
         if self.front == Front::ExtProc {
             ports_of_file.push((9002, settings.ext_proc.number()));
@@ -334,6 +345,7 @@ impl Stack {
             envoy: Options::default(),
             edits: Vec::new(),
             daemon_arguments: Vec::new(),
+            scorers: Vec::new(),
             daemon_threads: None,
             daemon_environment: Vec::new(),
             daemon: true,

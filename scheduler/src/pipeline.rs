@@ -176,14 +176,7 @@ impl PipelineSpec {
 impl Default for PipelineSpec {
     /// The pipeline of a pool whose operator configured none.
     fn default() -> Self {
-        let weights = [
-            ("queue-scorer", 2.0),
-            ("kv-cache-utilization-scorer", 2.0),
-            ("prefix-cache-scorer", 3.0),
-            ("active-request-scorer", 2.0),
-            ("max-score-picker", 1.0),
-        ];
-        let plugins = weights.map(|(plugin_type, weight)| (PluginSpec::of_type(plugin_type), weight)).into();
+        let plugins = ["marginal-cost-scorer", "max-score-picker"].map(|plugin_type| (PluginSpec::of_type(plugin_type), 1.0)).into();
         Self::of_one_profile("default", plugins, RANKED_DEFAULT)
     }
 }
@@ -461,9 +454,7 @@ mod tests {
     #[test]
     fn the_default_pipeline_builds() {
         let pipeline = Pipeline::build(&PipelineSpec::default()).unwrap();
-        let expected =
-            [("queue-scorer", 2.0), ("kv-cache-utilization-scorer", 2.0), ("prefix-cache-scorer", 3.0), ("active-request-scorer", 2.0)];
-        assert_eq!(scorers(&pipeline), expected);
+        assert_eq!(scorers(&pipeline), [("marginal-cost-scorer", 1.0)]);
         assert_eq!(pipeline.only_profile().unwrap().ranked_max, 3);
         assert_eq!(pipeline.production(), &Production::with_defaults().unwrap());
         assert!(pipeline.session_tokens().is_empty() && !pipeline.disaggregates());

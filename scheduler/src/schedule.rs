@@ -258,9 +258,13 @@ fn end_settled(snapshot: &Snapshot, candidates: &Candidates, ranked: Ranked, max
 mod tests {
     use super::*;
     use crate::in_flight::InFlight;
-    use crate::pipeline::PipelineSpec;
+    use crate::pipeline::{PipelineSpec, PluginSpec};
     use crate::request::SubsetHint;
     use crate::snapshot::{Endpoint, EndpointMetrics, EndpointRef, Incarnation, Readiness, Slot, Version};
+
+    fn by_queue(ranked_max: u32) -> PipelineSpec {
+        PipelineSpec::of_one_profile("queue", vec![(PluginSpec::of_type("queue-scorer"), 1.0)], ranked_max)
+    }
 
     /// Endpoints 10.0.0.1:8000 and on, by age and queue depth.
     fn pool(rows: &[(u64, f32)]) -> Snapshot {
@@ -275,7 +279,7 @@ mod tests {
         };
         let endpoints = rows.iter().enumerate().map(|(at, &(age_ms, _))| endpoint(at, age_ms)).collect();
         let metrics = rows.iter().map(|&(_, queue)| EndpointMetrics { queue_depth: Some(queue), ..EndpointMetrics::default() }).collect();
-        let pipeline = Pipeline::build(&PipelineSpec::default()).unwrap();
+        let pipeline = Pipeline::build(&by_queue(3)).unwrap();
         Snapshot::try_new(Version::default(), endpoints, metrics, pipeline).unwrap()
     }
 
@@ -332,7 +336,7 @@ mod tests {
 
     #[test]
     fn a_list_of_one_is_not_taken_from_the_new() {
-        let spec = PipelineSpec { ranked_max: 1, ..PipelineSpec::default() };
+        let spec = by_queue(1);
         let rows = pool(&[(NEW, 0.0), (OLD, 9.0)]);
         let (endpoints, metrics) = (rows.endpoints().to_vec(), rows.metrics().to_vec());
         let snapshot = Snapshot::try_new(Version::default(), endpoints, metrics, Pipeline::build(&spec).unwrap()).unwrap();
@@ -349,6 +353,6 @@ mod tests {
         let _ = schedule(&pool, &Request::default(), local(&in_flight, &[]), &mut Rng::seeded(1), Some(&mut used));
         assert_eq!(fresh, used);
         assert_eq!(fresh.profiles.len(), 1);
-        assert_eq!((fresh.profiles[0].scores.len(), fresh.profiles[0].totals.len()), (4, 2));
+        assert_eq!((fresh.profiles[0].scores.len(), fresh.profiles[0].totals.len()), (1, 2));
     }
 }

@@ -39,7 +39,8 @@ async fn term(stack: &Stack) -> Result<u64> {
 async fn a_killed_daemon_is_not_missed_and_its_successor_is_heard() -> Result<()> {
     let arguments = ["--staleness-max", "1s"];
     // One worker, since each has a prefix index of its own.
-    let mut stack = Stack::builder().servers(4).picker(attentive()).daemon_arguments(&arguments).start().await?;
+    let builder = Stack::builder().servers(4).scored_by(&[("queue-scorer", 1), ("prefix-cache-scorer", 1)]);
+    let mut stack = builder.picker(attentive()).daemon_arguments(&arguments).start().await?;
     stack.set_pool(&[0, 1, 2])?;
     pool_is(&stack, &[0, 1, 2]).await?;
     stack.servers[0].lie([("num_requests_waiting".to_owned(), "40".to_owned())].into());

@@ -177,7 +177,9 @@ async fn an_endpoint_removed_while_it_serves_ends_its_streams_itself() -> Result
 #[tokio::test]
 async fn an_endpoint_replaced_at_its_address_begins_anew() -> Result<()> {
     const STREAMS: usize = 24;
-    let stack = Stack::builder().servers_like(3, &slow(60)).concurrency(2).picker(json!({"explain": true})).start().await?;
+    let builder =
+        Stack::builder().servers_like(3, &slow(60)).concurrency(2).scored_by(&[("prefix-cache-scorer", 1), ("active-request-scorer", 1)]);
+    let stack = builder.picker(json!({"explain": true})).start().await?;
     let load = Load::start(stack.address(), 4);
     let home = stack.servers[0].addr().to_string();
     let mut known = Vec::new();

@@ -78,7 +78,7 @@ async fn a_request_is_explained_by_the_live_state_and_by_what_might_be() -> Resu
     assert_eq!(answer["pool"], "default");
     let candidates = answer["candidates"].as_array().ok_or("no candidates")?;
     assert_eq!(candidates.len(), 3, "{answer}");
-    assert!(candidates.iter().all(|row| row["scores"]["queue-scorer"].is_number() && row["total"].is_number()), "{answer}");
+    assert!(candidates.iter().all(|row| row["scores"]["marginal-cost-scorer"].is_number() && row["total"].is_number()), "{answer}");
     let first = answer["picked"][0].as_str().ok_or("nobody picked")?.to_owned();
 
     let hinted = explained(&mut stack, &file, &[&path[..], &["--subset", &first]].concat()).await?;
@@ -94,7 +94,7 @@ async fn a_request_is_explained_by_the_live_state_and_by_what_might_be() -> Resu
     assert_eq!(random["candidates"][0]["scores"], json!({}), "no scorer is left: {random}");
 
     let table = explain(&mut stack, &file, &path).await??;
-    assert!(table.starts_with("picked: ") && table.contains("queue-scorer") && table.contains(&first), "{table}");
+    assert!(table.starts_with("picked: ") && table.contains("marginal-cost-scorer") && table.contains(&first), "{table}");
     Ok(())
 }
 

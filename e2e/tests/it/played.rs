@@ -13,7 +13,7 @@ use proto::state::state_service_server::{StateService, StateServiceServer};
 use proto::state::{self, daemon_message, proxy_message};
 use proto::{PoolState, encode_roster};
 use scheduler::objects::ObjectsSpec;
-use scheduler::{Endpoint, EndpointRef, Incarnation, PipelineSpec, Readiness, Slot, Version};
+use scheduler::{Endpoint, EndpointRef, Incarnation, PipelineSpec, PluginSpec, Readiness, Slot, Version};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -155,7 +155,7 @@ pub(crate) fn message(message: daemon_message::Message) -> state::DaemonMessage 
     state::DaemonMessage { message: Some(message) }
 }
 
-/// A roster of the pool `default` as the daemon would make it.
+/// A roster of the pool `default` as the daemon would make it, scored by the metrics below.
 pub(crate) fn roster(term: u64, sequence: u64, hosts: &[SocketAddr]) -> state::Roster {
     let endpoint = |(slot, address): (u16, &SocketAddr)| Endpoint {
         id: EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) },
@@ -172,7 +172,7 @@ pub(crate) fn roster(term: u64, sequence: u64, hosts: &[SocketAddr]) -> state::R
         version: Version { term, sequence },
         endpoints: &endpoints,
         objects: &ObjectsSpec::default(),
-        pipeline: &PipelineSpec::default(),
+        pipeline: &PipelineSpec::of_one_profile("default", vec![(PluginSpec::of_type("queue-scorer"), 1.0)], 3),
         hash_secret: 1,
         staleness_max_ms: 600_000,
     })

@@ -76,8 +76,8 @@ async fn the_proposals_example_runs_as_it_is() -> Result<()> {
         assert!(wrong.status == 400 && message(&wrong)?.contains(&header.to_lowercase()), "{header}: {}", wrong.text());
     }
     let slo = ("x-slo-ttft-ms", "60000");
-    let by_default = asked(&stack, &[slo]).await?;
-    assert_eq!((by_default.status, &reasons(&by_default)?["profile"]), (200, &json!("default")), "{}", by_default.text());
+    let by_weights = asked(&stack, &[slo]).await?;
+    assert_eq!((by_weights.status, &reasons(&by_weights)?["profile"]), (200, &json!("default")), "{}", by_weights.text());
     let cold = asked(&stack, &[slo, ("predictionbasedrouting", "True")]).await?;
     assert_eq!((cold.status, &reasons(&cold)?["profile"]), (200, &json!("slo")));
     assert_eq!(stack.get("/v1/models").await?.status, 200, "what is no inference needs no SLO");
@@ -157,11 +157,11 @@ async fn only_requests_that_are_not_critical_are_shed_on_a_pool_of_two_speeds() 
     };
     let rate = experiment.capacity().await? * experiment.load;
     let by_slo = experiment.run(Policy::Slo, rate).await?;
-    let by_default = experiment.run(Policy::Default, rate).await?;
-    println!("{rate:.1} requests a second\nby SLO {by_slo:#?}\nby default {by_default:#?}");
+    let by_weights = experiment.run(Policy::Weighed, rate).await?;
+    println!("{rate:.1} requests a second\nby SLO {by_slo:#?}\nby weights {by_weights:#?}");
     assert_eq!(by_slo["critical"].shed, 0, "only others are shed");
     // How much is in time is the long suite's to hold: beside other tests, it is their noise that is measured.
-    assert!(by_slo["critical"].in_time > 0 && by_default["critical"].in_time > 0);
-    assert_eq!(by_default.values().map(|outcome| outcome.shed).sum::<usize>(), 0, "without SLOs nobody is shed");
+    assert!(by_slo["critical"].in_time > 0 && by_weights["critical"].in_time > 0);
+    assert_eq!(by_weights.values().map(|outcome| outcome.shed).sum::<usize>(), 0, "without SLOs nobody is shed");
     Ok(())
 }

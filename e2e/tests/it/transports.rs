@@ -30,7 +30,7 @@ pub(crate) fn by(transport: &str) -> Builder {
 
 #[tokio::test]
 async fn state_comes_by_calls_and_acknowledgements_and_reports_go() -> Result<()> {
-    let mut stack = by("http").servers(3).concurrency(2).start().await?;
+    let mut stack = by("http").servers(3).concurrency(2).scored_by(&[("queue-scorer", 1)]).start().await?;
     let load = Load::start(stack.address(), 4);
     for indices in [&[0, 1][..], &[1, 2], &[0, 1, 2]] {
         stack.set_pool(indices)?;
