@@ -7,8 +7,10 @@ use std::rc::Rc;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use proto::state::{Peers, Placement, daemon_message};
+use proto::placements;
+use proto::state::{Peers, daemon_message};
 use proxy_wasm::traits::{Context, HttpContext};
+use scheduler::{EndpointRef, Incarnation, Slot};
 use switchpoint::config::FilterConfig;
 use switchpoint::fake::{FakeHost, encode, roster_message};
 use switchpoint::host::{Buffer, Expect, Host};
@@ -124,7 +126,11 @@ fuzz_target!(|events: Vec<Event>| {
                 }
             }
             Event::Peers { proxies, row, slot, blocks } => {
-                let placements = vec![Placement { slot: u32::from(slot), incarnation: 1, blocks }];
+                let endpoint = EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) };
+                let mut placements = Vec::new();
+                placements::push(&mut placements, endpoint, &blocks);
+                // And then what may be none.
+                placements.extend_from_slice(&row);
                 let peers = Peers { pool: "default".into(), proxies: u32::from(proxies), row, placements, ..Peers::default() };
                 let bytes = encode(daemon_message::Message::Peers(peers));
                 let (size, stream) = (bytes.len(), world.host.streams.borrow().len() as u32);
