@@ -33,6 +33,7 @@ PANIC_LINES_MAX = 6
 REMARK_CHARACTERS_MAX = 900
 # Failed tests that are run once more, alone. More at once are a breakage, not a busy machine.
 AGAIN_MAX = 8
+AGAIN_SECONDS_MAX = 600
 
 
 class Counts(NamedTuple):
@@ -127,7 +128,7 @@ def again(command: str, output: str) -> list[str]:
     environment, _, _ = command.partition("cargo test")
     passed: set[str] = set()
     for target in re.findall(r"(?m)^    `(-p e2e --test \w+)`$", output):
-        _, alone = capture(f"{environment}cargo test --locked {target} -- --exact --test-threads=1 {' '.join(failed)}")
+        _, alone = capture(f"{environment}cargo test --locked {target} -- --exact --test-threads=1 {' '.join(failed)}", AGAIN_SECONDS_MAX)
         passed |= set(verdicts(alone, "ok"))
     return [name for name in failed if name in passed]
 
@@ -222,6 +223,7 @@ def summary(counts: Counts) -> str:
 
 GROUPS: dict[str, Callable[[], list[Step]]] = {
     "lint": lambda: [
+        Step("lint: these steps' own tests", "python3 .ci/test_steps.py", one),
         Step("lint: rustfmt", "cargo fmt --all --check", one),
         Step("lint: clippy", "cargo clippy --locked --workspace --all-targets -- -D warnings", one),
         # Left out of all targets, as they are of `cargo test`: what runs only when asked for, and the filter's test build.

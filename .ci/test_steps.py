@@ -1,0 +1,79 @@
+"""Tests of what `.ci/steps.py` makes of the output of `cargo test`: run by its own first step. Standard library only."""
+
+import pathlib
+import tempfile
+import unittest
+from unittest import mock
+
+import steps
+
+# What `cargo test --no-fail-fast` prints of one end-to-end test that fails beside one that passes, shortened.
+ONE_FAILED = """\
+     Running tests/e2e/main.rs (target/debug/deps/e2e-0123456789abcdef)
+
+running 2 tests
+test drills::daemon_killed ... FAILED
+test overview::one_request ... ok
+
+failures:
+
+---- drills::daemon_killed stdout ----
+
+thread 'drills::daemon_killed' (42) panicked at e2e/tests/e2e/drills.rs:7:5:
+no answer in 30 s
+note: run with `RUST_BACKTRACE=1`
+
+test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.00s
+
+error: 1 target failed:
+    `-p e2e --test e2e`
+"""
+
+
+class Again(unittest.TestCase):
+    """The whole step with a `cargo` that prints the above, then, asked for the failed test alone, what `alone` says."""
+
+    def run_step(self, alone: str, output: str = ONE_FAILED) -> tuple[steps.Counts, list[str]]:
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(steps, "LOGS", steps.ROOT / "target" / "ci"), mock.patch("builtins.print"):
+            (pathlib.Path(folder) / "output").write_text(output)
+            cargo = pathlib.Path(folder) / "cargo"
+            cargo.write_text(
+                "#!/bin/sh\n"
+                f'case "$*" in *--exact*) echo "test drills::daemon_killed ... {alone}";; '
+                f'*) cat "{folder}/output"; exit 101;; esac\n'
+            )
+            cargo.chmod(0o755)
+            steps.LOGS.mkdir(parents=True, exist_ok=True)
+            return steps.run(steps.Step("test of steps", f'PATH="{folder}:$PATH" cargo test --locked', steps.cargo_test))
+
+    def test_passing_alone_is_unsteady_and_counted_as_passed(self):
+        counts, remarks = self.run_step("ok")
+        self.assertEqual(counts, steps.Counts(passed=2))
+        self.assertEqual(len(remarks), 1)
+        self.assertRegex(remarks[0], r"^UNSTEADY, passed when run alone: drills::daemon_killed: e2e/tests/e2e/drills.rs:7:5:\nno answer in 30 s")
+
+    def test_failing_alone_too_is_failed(self):
+        counts, remarks = self.run_step("FAILED")
+        self.assertEqual(counts, steps.Counts(passed=1, failed=1))
+        self.assertRegex(remarks[0], r"^FAILED: drills::daemon_killed: ")
+
+    def test_of_other_crates_none_is_run_again(self):
+        counts, _ = self.run_step("ok", ONE_FAILED.replace("-p e2e --test e2e", "-p scheduler --test it"))
+        self.assertEqual(counts, steps.Counts(passed=1, failed=1))
+
+
+class Counted(unittest.TestCase):
+    def test_a_run_that_ran_nothing_is_a_failure(self):
+        self.assertEqual(steps.cargo_test(0, ""), steps.Counts(failed=1))
+
+    def test_a_binary_that_died_is_a_failure(self):
+        died = ONE_FAILED.partition("test result")[0]
+        self.assertEqual(steps.cargo_test(101, died), steps.Counts(failed=1))
+
+    def test_an_advisory_database_out_of_reach_is_skipped_and_an_advisory_is_not(self):
+        self.assertEqual(steps.advisories(1, "[ERROR] failed to fetch advisory database"), steps.Counts(skipped=1))
+        self.assertEqual(steps.advisories(1, "error[vulnerability]"), steps.Counts(failed=1))
+
+
+if __name__ == "__main__":
+    unittest.main()
