@@ -15,7 +15,6 @@ use serde_json::{Value, json};
 
 use crate::model_server::{ModelServer, Options};
 use crate::replay::{self, Plan};
-use crate::scorers::WEIGHED;
 use crate::second::Second;
 use crate::stack::Stack;
 use crate::trace::Arrival;
@@ -29,6 +28,9 @@ pub const BURST_TIME: Duration = Duration::from_millis(200);
 pub const BURST_SERVERS: usize = 16;
 /// The most that one of them may get; 4 would be even.
 pub const BURST_MAX: usize = 5;
+
+/// Tokens of each reply of a burst: none ends before all of the burst is there.
+const BURST_TOKENS: u32 = 32;
 
 /// Model the servers serve.
 const MODEL: &str = "demo";
@@ -102,8 +104,7 @@ impl Fleet {
     pub async fn start(shape: Shape, sharing: bool, servers: usize, server: &Options) -> Result<Self> {
         let server = Options { models: vec![MODEL.into()], ..server.clone() };
         let picker = json!({"sharing": sharing});
-        // By learned times a cache is worth nothing where engines answer at once, and counts are not evened out where one seems slower.
-        let builder = Stack::builder().scored_by(&WEIGHED).servers_like(servers, &server);
+        let builder = Stack::builder().servers_like(servers, &server);
         let stack = builder.concurrency(shape.workers).picker(picker).quiet().start().await?;
         let mut fleet = Self { stack, seconds: Vec::new() };
         for proxy in 1..shape.proxies {
@@ -122,8 +123,7 @@ impl Fleet {
     /// # Errors
     /// If a part does not come up.
     pub async fn for_bursts(shape: Shape, sharing: bool) -> Result<Self> {
-        let slow = Options { speed: 0.0, chunk_delay_ms: 500, ..Options::default() };
-        Self::start(shape, sharing, BURST_SERVERS, &slow).await
+        Self::start(shape, sharing, BURST_SERVERS, &Options::default()).await
     }
 
     /// Where clients connect.
@@ -141,7 +141,8 @@ impl Fleet {
         let began = Instant::now();
         let requests = (0..BURST).map(|i| {
             let prompt = format!("{seed} {i} is how this prompt begins. {}", "It goes on for long. ".repeat(1_000));
-            let body = json!({"model": MODEL, "max_tokens": 2, "stream": true, "messages": [{"role": "user", "content": prompt}]});
+            let body =
+                json!({"model": MODEL, "max_tokens": BURST_TOKENS, "stream": true, "messages": [{"role": "user", "content": prompt}]});
             let address = proxies[i % proxies.len()];
             async move {
                 tokio::time::sleep(BURST_TIME.mul_f64(i as f64 / BURST as f64)).await;

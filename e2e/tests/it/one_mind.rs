@@ -166,7 +166,7 @@ async fn what_fails_at_one_proxy_costs_the_other_no_try() -> Result<()> {
 
 #[tokio::test]
 async fn what_one_proxy_placed_another_finds() -> Result<()> {
-    let fleet = Fleet::start(Shape::TWO_BY_TWO, true, 6, &Options { speed: 0.0, ..Options::default() }).await?;
+    let fleet = Fleet::start(Shape::TWO_BY_TWO, true, 6, &Options::default()).await?;
     let [one, two] = [fleet.stack.address(), fleet.seconds[0].envoy.listener()];
     let post =
         |address, prompt: String| async move { e2e::client::post(address, "/v1/chat/completions", echo::chat(&prompt).to_string()).await };
