@@ -19,5 +19,8 @@ mod owners;
 pub use owners::Reuse;
 mod table;
 
+mod belief;
+pub use belief::Belief;
+
 mod index;
 pub use index::{ENTRIES_DEFAULT, ENTRIES_MAX, PrefixIndex, PrefixStats};

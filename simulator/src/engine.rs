@@ -60,6 +60,8 @@ pub(crate) struct Job<'w> {
     /// At least 1.
     pub(crate) output: u32,
     pub(crate) blocks: &'w [u64],
+    /// What a proxy's index knows its prompt by.
+    pub(crate) hashes: &'w [u64],
     /// The LoRA adapter it is for; 0: none.
     pub(crate) adapter: u16,
     /// Another engine worked through its prompt, and the KV of all but its last token is here.

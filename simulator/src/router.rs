@@ -1,7 +1,7 @@
 //! One proxy: the real ledger and prefix index around the real `schedule()`, kept as `exchange`'s pool keeps them. Both change at the pick.
 
 use scheduler::in_flight::{InFlight, Load, Ticket};
-use scheduler::prefix::PrefixIndex;
+use scheduler::prefix::{Belief, PrefixIndex, blocks_of};
 use scheduler::{AdapterRoom, Decision, EndpointIndex, EndpointRef, Local, Request, Rng, Snapshot, schedule};
 
 use crate::engine::{BLOCK_TOKENS, Job, Model};
@@ -15,6 +15,8 @@ pub(crate) struct Router {
     ledger: InFlight,
     prefixes: PrefixIndex,
     rng: Rng,
+    /// How many hashes of the prompt each endpoint is believed to hold, and blocks that those stand for.
+    known: Vec<u32>,
     matched: Vec<u32>,
     cold_picks: Vec<u64>,
     cold_picks_made: u64,
@@ -31,6 +33,8 @@ pub(crate) struct Router {
 pub(crate) struct Picked {
     pub(crate) at: usize,
     pub(crate) ticket: Ticket,
+    /// What it was believed to hold of the prompt; `None` where another works through that.
+    pub(crate) belief: Option<Belief>,
     /// Tokens of its prompt that were believed to be there.
     pub(crate) matched_tokens: u32,
     /// Who works through its prompt before, if that is another.
@@ -50,6 +54,7 @@ impl Router {
             ledger: InFlight::default(),
             prefixes: PrefixIndex::with_capacity(INDEX_ENTRIES),
             rng: Rng::seeded(seed),
+            known: Vec::new(),
             matched: Vec::new(),
             cold_picks: Vec::new(),
             cold_picks_made: 0,
@@ -94,7 +99,9 @@ impl Router {
         now: f64,
     ) -> Option<Picked> {
         let refs: Vec<EndpointRef> = snapshot.endpoints().iter().map(|endpoint| endpoint.id).collect();
-        self.prefixes.matched(job.blocks, &refs, &mut self.matched);
+        self.prefixes.matched(job.hashes, &refs, &mut self.known);
+        self.matched.clear();
+        self.matched.extend(self.known.iter().map(|&known| blocks_of(job.hashes, known as usize)));
         let (at, prefill) = match policy {
             Policy::Config(_) => self.scheduled(snapshot, job)?,
             Policy::Rival(rival) => {
@@ -116,17 +123,22 @@ impl Router {
         let matched_tokens = matched.saturating_mul(BLOCK_TOKENS as u32).min(job.prompt);
         let uncached = job.prompt - matched_tokens;
         self.given(at, job);
-        self.prefixes.record(endpoint, job.blocks);
+        let belief = self.place(at, endpoint, job);
         let ticket = self.ledger.admit_prompt(endpoint, job.prompt, if first == at { uncached } else { 0 });
         let prefill = match refs.get(first).filter(|_| first != at) {
             Some(&endpoint) => {
                 self.given(first, job);
-                self.prefixes.record(endpoint, job.blocks);
+                self.place(first, endpoint, job);
                 Some((first, self.ledger.admit_prompt(endpoint, job.prompt, uncached)))
             }
             None => None,
         };
-        Some(Picked { at, ticket, matched_tokens, prefill })
+        let belief = prefill.is_none().then_some(belief);
+        Some(Picked { at, ticket, belief, matched_tokens, prefill })
+    }
+
+    fn place(&mut self, at: usize, endpoint: EndpointRef, job: &Job<'_>) -> Belief {
+        self.prefixes.place(endpoint, job.hashes, self.known.get(at).copied().unwrap_or(0))
     }
 
     /// The endpoint was given a request: its adapter is there from now on.
@@ -158,7 +170,7 @@ impl Router {
         let request = Request {
             model: &model,
             prompt_tokens: job.prompt,
-            prefix_blocks: job.blocks,
+            prefix_blocks: job.hashes,
             prefix_block_tokens: BLOCK_TOKENS as u32,
             ..Request::default()
         };
@@ -186,6 +198,11 @@ impl Router {
         self.ledger.decoded(ticket, tokens);
     }
 
+    /// The reply told how much of the prompt was cached.
+    pub(crate) fn hit(&mut self, belief: &Belief, job: &Job<'_>, cached: u32) {
+        self.prefixes.told(belief, blocks_of(job.hashes, job.hashes.len()), cached, job.prompt);
+    }
+
     /// The request has ended.
     pub(crate) fn release(&mut self, ticket: Ticket) {
         self.ledger.release(ticket);
@@ -207,7 +224,7 @@ impl Router {
     }
 
     /// Another proxy gave `endpoint` this prompt.
-    pub(crate) fn placed(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
-        self.prefixes.record(endpoint, blocks);
+    pub(crate) fn placed(&mut self, endpoint: EndpointRef, hashes: &[u64]) {
+        self.prefixes.record(endpoint, hashes);
     }
 }

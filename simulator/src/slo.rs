@@ -114,7 +114,8 @@ pub(crate) fn capacity() -> Result<f64, String> {
         let (mut engine, mut dice, mut events) = (Engine::new(spec(slowdown)), Dice::seeded(1), Vec::new());
         let (mut now, mut done, mut next) = (0.0, 0.0, 0);
         let mut submit = |engine: &mut Engine<'_>, now| {
-            let job = Job { request: next, prompt: prompt(&mut dice), output: OUTPUT, blocks: &[], adapter: 0, prefilled: false };
+            let job =
+                Job { request: next, prompt: prompt(&mut dice), output: OUTPUT, blocks: &[], hashes: &[], adapter: 0, prefilled: false };
             next += 1;
             engine.submit(job, now)
         };
@@ -310,7 +311,7 @@ impl<'w> World<'w> {
     fn submits(&mut self, at: usize, now: f64) -> Result<(), String> {
         let Some(flight) = self.flights.get(at) else { return Ok(()) };
         let endpoint = flight.endpoint;
-        let job = Job { request: at as u32, prompt: flight.prompt, output: OUTPUT, blocks: &[], adapter: 0, prefilled: false };
+        let job = Job { request: at as u32, prompt: flight.prompt, output: OUTPUT, blocks: &[], hashes: &[], adapter: 0, prefilled: false };
         if let Some(engine) = self.engines.get_mut(endpoint) {
             engine.submit(job, now)?;
         }

@@ -1,6 +1,7 @@
 //! Workloads: real traces, rotated and jittered by the seed, and synthetic ones. Times are at the trace's own rate; a run compresses them.
 
 use scheduler::Rng;
+use scheduler::prefix::{BLOCK_BYTES_MIN, BlockHasher};
 
 use crate::engine::{BLOCK_TOKENS, Job};
 use crate::trace::{self, Client, ID_TOKENS, Line};
@@ -10,6 +11,7 @@ use crate::trace::{self, Client, ID_TOKENS, Line};
 pub(crate) struct Workload {
     requests: Vec<Request>,
     blocks: Vec<u64>,
+    hashes: Vec<u64>,
     /// Requests a second at its own rate.
     pub(crate) rate: f64,
 }
@@ -22,8 +24,9 @@ pub(crate) struct Request {
     pub(crate) prompt: u32,
     pub(crate) output: u32,
     pub(crate) adapter: u16,
-    first_block: usize,
-    blocks: usize,
+    /// Where its blocks and its hashes begin, and how many there are.
+    blocks: (usize, usize),
+    hashes: (usize, usize),
 }
 
 /// Which workload.
@@ -177,26 +180,23 @@ impl Kind {
 
 impl Workload {
     pub(crate) fn of(lines: &[Line]) -> Self {
-        let (mut requests, mut blocks) = (Vec::with_capacity(lines.len()), Vec::new());
+        let (mut requests, mut blocks, mut hashes) = (Vec::with_capacity(lines.len()), Vec::new(), Vec::new());
         let start = lines.first().map_or(0.0, |line| line.at);
         for (number, line) in lines.iter().enumerate() {
-            let first_block = blocks.len();
-            for block in 0..line.prompt as usize / BLOCK_TOKENS {
-                let token = block * BLOCK_TOKENS;
-                let hash = match line.ids.get(token / ID_TOKENS) {
-                    Some(&id) => mix(id + 1, (token % ID_TOKENS) as u64),
-                    None => mix(0xabcd_0000_0000 + number as u64, block as u64),
-                };
-                // Even: each stands for one block.
-                blocks.push(hash << 1);
-            }
-            let count = blocks.len() - first_block;
+            let (first_block, first_hash) = (blocks.len(), hashes.len());
+            let content = |block: usize| match line.ids.get(block * BLOCK_TOKENS / ID_TOKENS) {
+                Some(&id) => mix(id + 1, (block * BLOCK_TOKENS % ID_TOKENS) as u64),
+                None => mix(0xabcd_0000_0000 + number as u64, block as u64),
+            };
+            blocks.extend((0..line.prompt as usize / BLOCK_TOKENS).map(content));
+            hash(line.prompt as usize, content, &mut hashes);
             let Line { at, prompt, output, adapter, .. } = *line;
-            requests.push(Request { at: at - start, prompt, output, adapter, first_block, blocks: count });
+            let (blocks, hashes) = ((first_block, blocks.len() - first_block), (first_hash, hashes.len() - first_hash));
+            requests.push(Request { at: at - start, prompt, output, adapter, blocks, hashes });
         }
         let span_s = requests.last().map_or(1.0, |last| last.at / 1e3).max(1e-3);
         let rate = requests.len().saturating_sub(1) as f64 / span_s;
-        Self { requests, blocks, rate }
+        Self { requests, blocks, hashes, rate }
     }
 
     pub(crate) fn requests(&self) -> &[Request] {
@@ -204,10 +204,22 @@ impl Workload {
     }
 
     pub(crate) fn job(&self, request: u32) -> Option<Job<'_>> {
-        let Request { prompt, output, adapter, first_block, blocks, .. } = *self.requests.get(request as usize)?;
-        let blocks = self.blocks.get(first_block..first_block + blocks)?;
-        Some(Job { request, prompt, output, blocks, adapter, prefilled: false })
+        let Request { prompt, output, adapter, blocks, hashes, .. } = *self.requests.get(request as usize)?;
+        let blocks = self.blocks.get(blocks.0..blocks.0 + blocks.1)?;
+        let hashes = self.hashes.get(hashes.0..hashes.0 + hashes.1)?;
+        Some(Job { request, prompt, output, blocks, hashes, adapter, prefilled: false })
     }
+}
+
+/// Appends what a proxy hashes a prompt to, whose blocks have this content. A block has as many bytes here as it must have at least.
+fn hash(prompt: usize, content: impl Fn(usize) -> u64, hashes: &mut Vec<u64>) {
+    let mut hasher = BlockHasher::new(0, b"", b"", b"", BLOCK_BYTES_MIN);
+    for block in 0..prompt.div_ceil(BLOCK_TOKENS) {
+        let tokens = (prompt - block * BLOCK_TOKENS).min(BLOCK_TOKENS);
+        let text = [content(block).to_le_bytes(); BLOCK_BYTES_MIN / 8];
+        hasher.update(text.as_flattened().get(..tokens * BLOCK_BYTES_MIN / BLOCK_TOKENS).unwrap_or(&[]), hashes);
+    }
+    hasher.finish(hashes);
 }
 
 /// A hash of two numbers, never 0.
@@ -323,8 +335,9 @@ mod tests {
     fn a_seed_is_a_workload_and_another_is_another() {
         for kind in Kind::all() {
             let times = |seed| kind.load(seed).unwrap().requests().iter().map(|request| request.at).collect::<Vec<_>>();
-            assert!(times(1) == times(1) && times(1) != times(2), "{}", kind.name());
-            assert!(times(1).is_sorted() && times(1)[0] == 0.0);
+            let once = times(1);
+            assert!(once == times(1) && once != times(2), "{}", kind.name());
+            assert!(once.is_sorted() && once[0] == 0.0);
         }
     }
 
@@ -335,6 +348,19 @@ mod tests {
         let blocks = |request| workload.job(request).unwrap().blocks.to_vec();
         let shared = |a: u32, b: u32| blocks(a).iter().zip(blocks(b)).take_while(|(a, b)| **a == *b).count();
         assert_eq!((blocks(0).len(), shared(0, 1), shared(0, 2), shared(2, 3)), (15, 8, 0, 0));
+    }
+
+    #[test]
+    fn a_proxy_knows_a_prompt_by_its_chain_and_of_a_long_one_every_fourth_block() {
+        let of = |ids: &[u64]| Line { prompt: 10_000, output: 1, ids: ids.to_vec(), ..Line::default() };
+        let mut other: Vec<u64> = (0..20).collect();
+        other[18] = 99;
+        let workload = Workload::of(&[of(&(0..20).collect::<Vec<_>>()), of(&other), of(&[])]);
+        let hashes = |request| workload.job(request).unwrap().hashes.to_vec();
+        let shared = hashes(0).iter().zip(hashes(1)).take_while(|(a, b)| **a == *b).count();
+        // 128 blocks, then 7 times four and the quarter block left over; they agree on 144 blocks.
+        assert_eq!((hashes(0).len(), shared, hashes(0)[0] == hashes(2)[0]), (128 + 8, 128 + 4, false));
+        assert!(hashes(0).iter().zip(hashes(1)).skip(shared).all(|(a, b)| *a != b), "once apart, apart for ever");
     }
 
     #[test]

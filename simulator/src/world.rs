@@ -15,6 +15,7 @@ pub(crate) use setting::{Change, Setting, Sharing};
 use std::sync::Arc;
 
 use scheduler::in_flight::{Load, Ticket};
+use scheduler::prefix::Belief;
 use scheduler::{
     Endpoint, EndpointMetrics, EndpointRef, Incarnation, LoraMetrics, Pipeline, ROLE_LABEL, Readiness, Slot, Snapshot, Version,
 };
@@ -51,6 +52,8 @@ enum What {
 /// A request under way.
 struct Flight {
     ticket: Ticket,
+    /// What its engine was believed to hold of its prompt; `None` where another works through that.
+    belief: Option<Belief>,
     proxy: usize,
     /// Where it is decoded.
     at: usize,
@@ -176,7 +179,7 @@ impl<'w> World<'w> {
             }
             What::Placed { to, endpoint, request } => {
                 if let (Some(router), Some(job)) = (self.routers.get_mut(to), self.workload.job(request)) {
-                    router.placed(endpoint, job.blocks);
+                    router.placed(endpoint, job.hashes);
                 }
             }
             What::Changes => self.changes(now),
@@ -204,7 +207,7 @@ impl<'w> World<'w> {
             return Err(format!("no request {request} or no proxy {proxy}"));
         };
         let picked = router.pick(self.policy, &self.snapshot, &job, &self.engines, now).ok_or("nobody was picked")?;
-        let Picked { at, ticket, matched_tokens, prefill } = picked;
+        let Picked { at, ticket, belief, matched_tokens, prefill } = picked;
         self.records.push(Record { at: now, prompt: job.prompt, output: job.output, ..Record::default() });
         let first = prefill.as_ref().map_or(at, |(first, _)| *first);
         // As in a proxy: the times of a request that two engines work on are nobody's alone.
@@ -213,7 +216,7 @@ impl<'w> World<'w> {
         }
         let prompt = prefill.map_or(Prompt::There, |(first, ticket)| Prompt::At(first, ticket));
         if let Some(flight) = self.flights.get_mut(request as usize) {
-            *flight = Some(Flight { ticket, proxy, at, told: 0, prompt });
+            *flight = Some(Flight { ticket, belief, proxy, at, told: 0, prompt });
         }
         self.send(job, first, now)?;
         self.tell(proxy, now);
@@ -336,8 +339,12 @@ impl<'w> World<'w> {
             record.e2e = now - record.at;
             self.learning.output(record.output);
         }
-        let Some(Flight { ticket, proxy, .. }) = self.flights.get_mut(request as usize).and_then(Option::take) else { return };
+        let Some(Flight { ticket, proxy, belief, .. }) = self.flights.get_mut(request as usize).and_then(Option::take) else { return };
+        let (job, record) = (self.workload.job(request), self.records.get(request as usize));
         if let Some(router) = self.routers.get_mut(proxy) {
+            if let (Some(belief), Some(job), Some(record)) = (belief, job, record) {
+                router.hit(&belief, &job, record.cached);
+            }
             router.release(ticket);
         }
         self.tell(proxy, now);

@@ -3,7 +3,7 @@ use super::*;
 const H100: EngineSpec = crate::hardware::LLAMA_8B_H100;
 
 fn job<'w>() -> Job<'w> {
-    Job { request: 0, prompt: 1, output: 1, blocks: &[], adapter: 0, prefilled: false }
+    Job { request: 0, prompt: 1, output: 1, blocks: &[], hashes: &[], adapter: 0, prefilled: false }
 }
 
 /// Runs requests of (arrival, prompt, output, blocks) to their end; TTFT, end and cached tokens of each.

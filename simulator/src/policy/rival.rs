@@ -120,8 +120,8 @@ impl View<'_, '_> {
 
 /// Walks a ring of places clockwise from the hash of the prompt's head, to the first replica below its bound.
 fn chwbl(view: &View<'_, '_>, ready: &[usize]) -> Option<usize> {
-    let blocks = view.job.blocks;
-    let head = blocks.get(CHWBL_HEAD_BLOCKS.min(blocks.len()).saturating_sub(1)).copied();
+    let hashes = view.job.hashes;
+    let head = hashes.get(CHWBL_HEAD_BLOCKS.min(hashes.len()).saturating_sub(1)).copied();
     let hash = head.unwrap_or_else(|| mix(u64::from(view.job.request), 5));
     let all: f64 = ready.iter().map(|&at| view.requests(at)).sum::<f64>() + 1.0;
     let bound = (all / ready.len() as f64 * CHWBL_FACTOR).ceil();

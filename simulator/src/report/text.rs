@@ -30,8 +30,8 @@ plugins:
   reference-counted LRU prefix cache, preemption by recompute. A step takes 1 ms + decode(B, K) + max(0, prefill(n | context) - weights), with
   constants fitted to measured kernels: Llama-3.1-8B on H100 6.07 + 0.00745 B + 4.31e-5 K and 2.6 + 0.0168 n + 5.46e-7 n^2 ms, 421,008 KV
   tokens; Qwen3-32B on H200 18.17 + 0.0248 B + 5.81e-5 K and 3.5 + 0.0807 n + 4.22e-7 n^2 ms. 7 ms a request before the engine sees it.
-- Proxies know prompt lengths, never output lengths. The index has blocks of 64 tokens, all of them (a proxy keeps every fourth
-  beyond the 128th), and is corrected by nothing here. The step model starts from priors two to three times off and is learned during the run.
+- Proxies know prompt lengths, never output lengths. Prompts are hashed as in a proxy, in blocks of 64 tokens, every fourth beyond the 128th, and the
+  index is corrected by what each reply tells was cached. The step model starts from priors two to three times off and is learned during the run.
 - Workloads: Mooncake's conversation trace (its 3 s clock jittered) and synthetic trace, Azure's code (6 copies) and conversation (2 copies)
   traces of 2023, and 150 tenants with long system prompts. A seed rotates the trace, jitters and breaks ties. Loads are shares of the highest
   rate that any policy sustains. The first tenth of the arrivals is not counted; runs end when all are served.
