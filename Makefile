@@ -174,6 +174,7 @@ sim: $(RUST_READY) ## policies compared in virtual time, the main table -> targe
 .PHONY: sim-full
 sim-full: $(RUST_READY) ## every workload and setting, highest rates too; prints docs/routing-quality.md again
 	@$(SIMULATOR) run all
+	cargo run --quiet --locked --release --manifest-path simulator/aisimulate/Cargo.toml --target-dir target/aisimulate -- run second-engine
 	$(SIMULATOR) rates
 	$(SIMULATOR) report --docs docs
 

@@ -5,7 +5,7 @@ use crate::hardware::{LLAMA_8B_H100, QWEN_32B_H200};
 use crate::policy::{MAIN, OURS};
 use crate::store::HighestRate;
 use crate::workload::Kind;
-use crate::world::{Change, Setting, Sharing};
+use crate::world::{Change, EngineModel, Setting, Sharing};
 
 /// Seeds of the main table, and of the others.
 const SEEDS: [u64; 5] = [1, 2, 3, 4, 5];
@@ -20,8 +20,14 @@ const FEW: [&str; 7] = [OURS, "2/2/3", "2/2/3/2", "2/2/3+active", "affinity+toke
 const LORA: [&str; 6] = [OURS, "2/2/3", "2/2/3+lora", "affinity+token-load", "lmetric", "least-request"];
 const SPLIT: [&str; 5] = [OURS, "2/2/3", "2/2/3/2", "affinity+token-load", "random"];
 
+/// Those whose ranking is looked at on another engine model.
+const RANKED: [&str; 6] = [OURS, "affinity+token-load", "lmetric", "2/2/3", "least-request", "round-robin"];
+
 /// The campaign whose results are the main table.
 pub(crate) const MAIN_TABLE: &str = "main";
+
+/// The campaign on the other engine model.
+pub(crate) const SECOND_ENGINE: &str = "second-engine";
 
 /// All campaigns, the main one first.
 pub(crate) fn all() -> Vec<Grid> {
@@ -64,6 +70,7 @@ pub(crate) fn all() -> Vec<Grid> {
         grid("two-join", &changing(Change::Grows), &[0.6], &FEW),
         Grid { kinds: vec![Kind::Adapters], ..grid("lora-zipf", &with_adapters, &[0.5, 0.7], &LORA) },
         grid("prefill-decode", &split, &[0.35], &SPLIT),
+        grid(SECOND_ENGINE, &Setting { model: EngineModel::Aisimulate, ..plain }, &[0.7], &RANKED),
     ]
 }
 

@@ -10,11 +10,15 @@
 //! are read once a step, so a prefill adds only what exceeds that.
 
 mod adapters;
+#[cfg(feature = "aisimulate")]
+mod aisimulate;
 mod blocks;
 mod model;
 #[cfg(test)]
 mod tests;
 use adapters::Adapters;
+#[cfg(feature = "aisimulate")]
+pub(crate) use aisimulate::Aisimulate;
 use blocks::Blocks;
 pub(crate) use model::Model;
 

@@ -46,7 +46,7 @@ struct Args {
 enum Task {
     /// Runs campaigns by name, the main one when none is named, and adds what they give to FILE.
     Run {
-        /// Their names; `all` is all of them.
+        /// Their names; `all` is all that this binary has engines for.
         names: Vec<String>,
         /// Only these policies, separated by semicolons.
         #[arg(long, value_delimiter = ';')]
@@ -168,7 +168,9 @@ fn campaigns(
 ) -> Result<(), String> {
     let wanted: Vec<Grid> = match names {
         [] => vec![named(campaign::MAIN_TABLE)?],
-        names if names.iter().any(|name| name == "all") => campaign::all(),
+        names if names.iter().any(|name| name == "all") => {
+            campaign::all().into_iter().filter(|grid| grid.setting.model.is_there()).collect()
+        }
         names => names.iter().map(|name| named(name)).collect::<Result<_, _>>()?,
     };
     let began = Instant::now();

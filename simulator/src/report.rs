@@ -7,7 +7,7 @@ mod text;
 use std::fmt::Write;
 use std::path::Path;
 
-use crate::campaign::MAIN_TABLE;
+use crate::campaign::{MAIN_TABLE, SECOND_ENGINE};
 use crate::measure::{LESS_IS_BETTER, Measure, mean_ci};
 use crate::policy::{GOODPUT, LLM_D, LMETRIC, MAIN, OURS};
 use crate::store::Store;
@@ -48,6 +48,7 @@ fn page(store: &Store, validation: &[Row]) -> String {
     page.push_str(text::LOSSES);
     page.push_str(&rates(store));
     page.push_str(&settings(store));
+    page.push_str(&agreement(&main, &Runs::of(store, SECOND_ENGINE)));
     page.push_str(&validated(validation));
     page.push_str(text::LIMITS);
     page
@@ -206,6 +207,25 @@ fn settings(store: &Store) -> String {
         }
     }
     out
+}
+
+/// How far two engine models agree on who is better.
+fn agreement(own: &Runs<'_>, second: &Runs<'_>) -> String {
+    let policies: Vec<&str> = MAIN.into_iter().filter(|policy| !second.loads(policy).is_empty()).collect();
+    let (mut same, mut all) = (0, 0);
+    for (kind, at) in Kind::MAIN.into_iter().flat_map(|kind| [0, 3, 4].map(|at| (kind, at))) {
+        let Some((_, of)) = LESS_IS_BETTER.get(at) else { continue };
+        let mean = |runs: &Runs<'_>, policy: &str| mean_ci(&runs.values(kind.name(), 0.7, *of, policy)).0;
+        let pairs = policies.iter().enumerate().flat_map(|(one, a)| policies.iter().skip(one + 1).map(move |b| (a, b)));
+        for (a, b) in pairs {
+            let [own, second] = [own, second].map(|runs| (mean(runs, a) / mean(runs, b)).ln());
+            if own.abs() > 1.03_f64.ln() && second.is_finite() {
+                all += 1;
+                same += usize::from(own * second > 0.0);
+            }
+        }
+    }
+    if all == 0 { String::new() } else { text::AGREEMENT.replace("SAME", &same.to_string()).replace("ALL", &all.to_string()) }
 }
 
 fn validated(rows: &[Row]) -> String {

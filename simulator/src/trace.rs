@@ -111,7 +111,9 @@ fn json_lines<T>(file: &str, line: impl Fn(&Value) -> Option<T>) -> Result<Vec<T
 }
 
 fn read(file: &str) -> Result<Vec<String>, String> {
-    let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("data").join(file);
+    /// From the package; simulator/aisimulate lies within it.
+    const DATA: &str = if cfg!(feature = "aisimulate") { "../data" } else { "data" };
+    let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join(DATA).join(file);
     let open = File::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     BufReader::new(MultiGzDecoder::new(open)).lines().collect::<Result<_, _>>().map_err(|error| format!("{file}: {error}"))
 }

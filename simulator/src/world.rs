@@ -10,7 +10,7 @@
 mod setting;
 #[cfg(test)]
 mod tests;
-pub(crate) use setting::{Change, Setting, Sharing};
+pub(crate) use setting::{Change, EngineModel, Setting, Sharing};
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use scheduler::{
 };
 
 use crate::agenda::Agenda;
-use crate::engine::{BLOCK_TOKENS, Engine, Event, Job, Model};
+use crate::engine::{BLOCK_TOKENS, Event, Job, Model};
 use crate::learning::Learning;
 use crate::policy::Policy;
 use crate::router::{Picked, Router, adapter_name};
@@ -123,7 +123,7 @@ impl<'w> World<'w> {
             setting,
             workload,
             policy,
-            engines: setting.specs().map(|spec| Box::new(Engine::new(spec)) as Box<dyn Model<'w> + 'w>).collect(),
+            engines: setting.specs().map(|spec| setting.model.engine(spec)).collect::<Result<_, _>>()?,
             steps_made: vec![0; count],
             routers,
             snapshot,

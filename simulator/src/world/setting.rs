@@ -1,11 +1,12 @@
 //! What a run is, beside its workload and policy.
 
-use crate::engine::EngineSpec;
+use crate::engine::{Engine, EngineSpec, Model};
 
 /// A pool and the proxies before it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Setting {
     pub(crate) engine: EngineSpec,
+    pub(crate) model: EngineModel,
     pub(crate) replicas: usize,
     /// So many of them, the first, work through prompts for the others, which decode; 0: all do both.
     pub(crate) prefillers: usize,
@@ -16,6 +17,14 @@ pub(crate) struct Setting {
     /// Metrics are this old at most, ms; 0: never old.
     pub(crate) scrape_ms: f64,
     pub(crate) change: Option<Change>,
+}
+
+/// Whose simulation of an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EngineModel {
+    Own,
+    /// NVIDIA's: in the binary of `simulator/aisimulate` alone.
+    Aisimulate,
 }
 
 /// What proxies know of one another.
@@ -38,12 +47,43 @@ pub(crate) enum Change {
     Grows,
 }
 
+// === impl EngineModel ===
+
+impl EngineModel {
+    /// Is it part of this binary?
+    pub(crate) fn is_there(self) -> bool {
+        self == Self::Own || cfg!(feature = "aisimulate")
+    }
+
+    /// # Errors
+    /// When it is no part of this binary, or refuses what is asked of it.
+    pub(super) fn engine<'w>(self, spec: EngineSpec) -> Result<Box<dyn Model<'w> + 'w>, String> {
+        match self {
+            Self::Own => Ok(Box::new(Engine::new(spec))),
+            #[cfg(feature = "aisimulate")]
+            Self::Aisimulate => Ok(Box::new(crate::engine::Aisimulate::new(spec)?)),
+            #[cfg(not(feature = "aisimulate"))]
+            Self::Aisimulate => Err("this binary has no second engine: build simulator/aisimulate".to_owned()),
+        }
+    }
+}
+
 // === impl Setting ===
 
 impl Setting {
     /// Eight engines alike behind one proxy, metrics 50 ms old at most.
     pub(crate) fn plain(engine: EngineSpec) -> Self {
-        Self { engine, replicas: 8, prefillers: 0, odd_slowdown: 1.0, proxies: 1, sharing: Sharing::Private, scrape_ms: 50.0, change: None }
+        Self {
+            engine,
+            model: EngineModel::Own,
+            replicas: 8,
+            prefillers: 0,
+            odd_slowdown: 1.0,
+            proxies: 1,
+            sharing: Sharing::Private,
+            scrape_ms: 50.0,
+            change: None,
+        }
     }
 
     pub(super) fn specs(&self) -> impl Iterator<Item = EngineSpec> + '_ {

@@ -1,0 +1,223 @@
+//! NVIDIA's `aisimulate-core` behind the same trait: vLLM's scheduler, KV memory and prefix cache as others wrote them, with our step times. So that
+//! conclusions do not rest on one model of an engine.
+//!
+//! It has no LoRA adapters, takes no KV from other engines, and its caches cannot be emptied: campaigns with those are for our own.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use aisimulate_core::engine::generalized::{EngineIdentity, PassId, SchedulerCommand};
+use aisimulate_core::engine::{Command, Engine, EngineConfig, EngineFactory, Metrics, Request, TimingModel};
+use uuid::Uuid;
+
+use super::{BLOCK_TOKENS, Batch, EngineSpec, Event, Job, Model, StepTimes};
+
+/// One engine of theirs.
+pub(crate) struct Aisimulate {
+    spec: EngineSpec,
+    engine: Engine,
+    times: Arc<Times>,
+    pass: Option<(PassId, f64)>,
+    metrics: Metrics,
+    /// Tokens that each request under way has put out.
+    put_out: BTreeMap<u32, u32>,
+}
+
+/// Our step times as they ask for them: for the prompts of a step, then for its sequences that decode.
+struct Times {
+    of: StepTimes,
+    slowdown: AtomicU64,
+    /// They asked for a decode.
+    decoded: AtomicBool,
+}
+
+// === impl Times ===
+
+impl Times {
+    fn slowdown(&self) -> f64 {
+        f64::from_bits(self.slowdown.load(Ordering::Relaxed))
+    }
+
+    /// What a step takes whatever is in it: part of their decode, which they leave out where nothing decodes.
+    fn least_ms(&self) -> f64 {
+        StepTimes { slowdown: self.slowdown(), ..self.of }.step_ms(Batch::default())
+    }
+}
+
+impl TimingModel for Times {
+    fn predict_prefill_ms(&self, batch_size: usize, mean_isl: usize, mean_prefix: usize) -> anyhow::Result<f64> {
+        let (batch, to, from) = (batch_size as f64, mean_isl as f64, mean_prefix as f64);
+        let batch = Batch { prefill: batch * (to - from), pairs: batch * (to.powi(2) - from.powi(2)), ..Batch::default() };
+        Ok(StepTimes { slowdown: self.slowdown(), ..self.of }.step_ms(batch) - self.least_ms())
+    }
+
+    fn predict_decode_ms(&self, batch_size: usize, active_kv_tokens: usize, _: usize, _: usize) -> anyhow::Result<f64> {
+        self.decoded.store(true, Ordering::Relaxed);
+        let batch = Batch { sequences: batch_size as f64, context: active_kv_tokens as f64, ..Batch::default() };
+        Ok(StepTimes { slowdown: self.slowdown(), ..self.of }.step_ms(batch))
+    }
+}
+
+// === impl Aisimulate ===
+
+impl Aisimulate {
+    pub(crate) fn new(spec: EngineSpec) -> Result<Self, String> {
+        let config = EngineConfig {
+            num_gpu_blocks: spec.kv_blocks,
+            block_size: BLOCK_TOKENS,
+            max_num_seqs: spec.sequences_max,
+            max_num_batched_tokens: spec.budget,
+            ..EngineConfig::default()
+        };
+        let times =
+            Arc::new(Times { of: spec.times, slowdown: AtomicU64::new(spec.times.slowdown.to_bits()), decoded: AtomicBool::new(false) });
+        let engine = EngineFactory::with_timing_model(config, times.clone())
+            .and_then(|factory| factory.build(EngineIdentity::new(0), NonZeroU32::MIN))
+            .map_err(said)?;
+        Ok(Self { spec, engine, times, pass: None, metrics: Metrics::default(), put_out: BTreeMap::new() })
+    }
+}
+
+impl<'w> Model<'w> for Aisimulate {
+    fn spec(&self) -> &EngineSpec {
+        &self.spec
+    }
+
+    fn slow_down(&mut self, times: f64) {
+        self.times.slowdown.store((self.times.slowdown() * times).to_bits(), Ordering::Relaxed);
+    }
+
+    fn forget(&mut self) {}
+
+    fn announce(&mut self, _: Job<'w>) {}
+
+    fn submit(&mut self, job: Job<'w>, now: f64) -> Result<(), String> {
+        if job.prefilled || job.adapter > 0 {
+            return Err("this engine neither takes KV from others nor has adapters".to_owned());
+        }
+        let request =
+            Request { request_id: id(job.request), tokens: tokens(&job), max_output_tokens: job.output as usize, output_token_ids: None };
+        let effects = self.engine.apply_command_effects(SchedulerCommand::new(0, Command::Submit(request)), now).map_err(said)?;
+        if let Some(rank) = effects.into_by_rank().pop() {
+            self.metrics = rank.effects.metrics;
+        }
+        self.put_out.insert(job.request, 0);
+        Ok(())
+    }
+
+    fn busy_until(&self) -> Option<f64> {
+        self.pass.map(|(_, ends)| ends)
+    }
+
+    fn counts(&self) -> (usize, usize) {
+        (self.metrics.waiting_requests as usize, self.metrics.running_requests as usize)
+    }
+
+    fn kv_utilization(&self) -> f64 {
+        self.metrics.cache_usage
+    }
+
+    fn progress(&self, each: &mut dyn FnMut(u32, u32)) {
+        self.put_out.iter().for_each(|(&request, &tokens)| each(request, tokens));
+    }
+
+    fn start(&mut self, now: f64, admitted: &mut dyn FnMut(u32, u32)) -> Result<Option<f64>, String> {
+        self.times.decoded.store(false, Ordering::Relaxed);
+        let Some(pass) = self.engine.execute_pass(now).map_err(said)? else { return Ok(None) };
+        for admission in pass.by_rank.iter().flat_map(|rank| &rank.effects.admissions) {
+            admitted(request(admission.request_id), u32::try_from(admission.reused_input_tokens).unwrap_or(u32::MAX));
+        }
+        let least_ms = if self.times.decoded.load(Ordering::Relaxed) { 0.0 } else { self.times.least_ms() };
+        let ends = pass.end_ms + least_ms;
+        self.pass = Some((pass.pass_id, ends));
+        Ok(Some(ends))
+    }
+
+    fn end(&mut self, events: &mut Vec<Event>) -> Result<(), String> {
+        let Some((pass, ends)) = self.pass.take() else { return Ok(()) };
+        for rank in self.engine.complete_pass(pass, ends).map_err(said)?.effects.into_by_rank() {
+            self.metrics = rank.effects.metrics;
+            for output in rank.effects.outputs {
+                let request = request(output.request_id);
+                if output.rejected {
+                    return Err(format!("the engine refused request {request}"));
+                }
+                let tokens = self.put_out.entry(request).or_default();
+                *tokens += u32::from(output.token_id.is_some());
+                if *tokens == 1 {
+                    events.push(Event::First(request));
+                }
+                if output.completed {
+                    self.put_out.remove(&request);
+                    events.push(Event::Done(request));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn said(error: anyhow::Error) -> String {
+    format!("aisimulate: {error:#}")
+}
+
+fn id(request: u32) -> Uuid {
+    Uuid::from_u128(u128::from(request) + 1)
+}
+
+fn request(id: Uuid) -> u32 {
+    u32::try_from(id.as_u128().saturating_sub(1)).unwrap_or(u32::MAX)
+}
+
+/// A prompt whose blocks are alike where the job's are: each begins with its hash. What is left over is its own.
+fn tokens(job: &Job<'_>) -> Vec<u32> {
+    let block = |hash: &u64| [*hash as u32, (*hash >> 32) as u32].into_iter().chain(std::iter::repeat_n(0, BLOCK_TOKENS - 2));
+    let mut tokens: Vec<u32> = job.blocks.iter().flat_map(block).collect();
+    tokens.resize(job.prompt as usize, job.request);
+    tokens
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hardware::LLAMA_8B_H100;
+
+    /// Plays a job on an engine with nothing else to do: its TTFT, its end and what was cached of it.
+    fn play(engine: &mut Aisimulate, job: Job<'_>, start: f64) -> (f64, f64, u32) {
+        engine.submit(job, start).unwrap();
+        let (mut now, mut events, mut out) = (start, Vec::new(), (0.0, 0.0, 0));
+        while out.1 == 0.0 {
+            now = engine.start(now, &mut |_, cached| out.2 = cached).unwrap().unwrap();
+            engine.end(&mut events).unwrap();
+            for event in events.drain(..) {
+                match event {
+                    Event::First(_) => out.0 = now - start,
+                    Event::Done(_) => out.1 = now - start,
+                }
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn a_lone_request_takes_our_formulas_time_and_finds_what_came_before() {
+        let mut engine = Aisimulate::new(LLAMA_8B_H100).unwrap();
+        let blocks: Vec<u64> = (1..=100).map(|block| block << 33 | 7).collect();
+        let job = Job { request: 0, prompt: 6_400, output: 11, blocks: &blocks, hashes: &[], adapter: 0, prefilled: false };
+        let times = LLAMA_8B_H100.times;
+        let (first, second) = (play(&mut engine, job, 0.0), play(&mut engine, Job { request: 1, ..job }, 1e4));
+        let decodes: f64 = (1..=10).map(|i| times.mixed_ms((1.0, 6_400.0 + f64::from(i)), 0.0, 0.0)).sum();
+        let cold = times.mixed_ms((0.0, 0.0), 6_400.0, 0.0);
+        assert!((first.0 / cold - 1.0).abs() < 0.01 && ((first.1 - first.0) / decodes - 1.0).abs() < 0.01, "{first:?} {cold} {decodes}");
+        assert!(first.2 == 0 && second.2 >= 6_400 - 64 && second.0 < cold / 3.0, "{second:?}");
+    }
+
+    #[test]
+    fn it_says_what_it_cannot_do() {
+        let mut engine = Aisimulate::new(LLAMA_8B_H100).unwrap();
+        let job = Job { request: 0, prompt: 10, output: 1, blocks: &[], hashes: &[], adapter: 3, prefilled: false };
+        assert!(engine.submit(job, 0.0).is_err() && engine.submit(Job { adapter: 0, prefilled: true, ..job }, 0.0).is_err());
+    }
+}
