@@ -1,4 +1,4 @@
-//! A filter that decides nothing, in three depths: what any picker in wasm pays before it has picked. `bench steps` puts it beside ours.
+//! A filter that decides nothing, in four depths: what any picker in wasm pays before it has picked. `bench steps` puts it beside ours.
 //!
 //! Its configuration is the depth, a space, and the endpoint that it sends everything to:
 //!
@@ -7,6 +7,7 @@
 //! | `passes` | is called |
 //! | `reads` | holds the request until its body is in, and copies it out |
 //! | `speaks` | reads the headers and the body, sets destination and retries, reads the reply's headers and three properties, as the protocol asks |
+//! | `follows` | copies out each piece of the reply, where tokens and usage are |
 
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::{Action, ContextType};
@@ -23,6 +24,7 @@ enum Depth {
     Passes,
     Reads,
     Speaks,
+    Follows,
 }
 
 #[derive(Debug, Default)]
@@ -48,6 +50,7 @@ impl RootContext for Root {
             "passes" => Depth::Passes,
             "reads" => Depth::Reads,
             "speaks" => Depth::Speaks,
+            "follows" => Depth::Follows,
             _ => return false,
         };
         endpoint.clone_into(&mut self.endpoint);
@@ -70,11 +73,11 @@ impl HttpContext for Stream {
         if self.depth == Depth::Speaks {
             std::hint::black_box(self.get_http_request_headers_bytes());
         }
-        if self.depth == Depth::Passes || last { Action::Continue } else { Action::Pause }
+        if matches!(self.depth, Depth::Passes | Depth::Follows) || last { Action::Continue } else { Action::Pause }
     }
 
     fn on_http_request_body(&mut self, size: usize, last: bool) -> Action {
-        if self.depth == Depth::Passes {
+        if matches!(self.depth, Depth::Passes | Depth::Follows) {
             return Action::Continue;
         }
         if !last {
@@ -95,6 +98,13 @@ impl HttpContext for Stream {
             for path in [["upstream", "address"], ["upstream", "request_attempt_count"], ["response", "code_details"]] {
                 std::hint::black_box(self.get_property(path.to_vec()));
             }
+        }
+        Action::Continue
+    }
+
+    fn on_http_response_body(&mut self, size: usize, _last: bool) -> Action {
+        if self.depth == Depth::Follows {
+            std::hint::black_box(self.get_http_response_body(0, size));
         }
         Action::Continue
     }

@@ -5,7 +5,7 @@
 //! | `overhead` | a request, by plain Envoy, the filter and ext_proc; tails under open load | `overhead.json` |
 //! | `streams` | a streamed chunk | `streams.json` |
 //! | `standing` | scraping, memory, start, changes | `standing.json` |
-//! | `steps` | where a request's CPU goes, from plain Envoy to the filter | `steps.json` |
+//! | `steps` | where the CPU of a request and of a streamed chunk goes, from plain Envoy to the filter and to ext_proc | `steps.json`, `chunk-steps.json` |
 //! | `sharing`, `relay` | what it buys that workers and proxies pick as one, and what it costs | `sharing.json` |
 //! | `quality` | where requests are sent, in real time: our policy, 2/2/3 and round robin | `quality-real.json` |
 //! | `page` | the first four as `docs/performance.md`, with plots | |
@@ -22,6 +22,8 @@ use e2e::{Result, root};
 use serde::Serialize;
 use serde_json::json;
 
+#[path = "bench/go_on.rs"]
+mod go_on;
 #[path = "bench/load.rs"]
 mod load;
 #[path = "bench/overhead.rs"]
@@ -102,6 +104,16 @@ enum Part {
     Quality(quality::Args),
     /// Write docs/performance.md from what was measured last
     Page,
+    /// Be an ext_proc server that decides nothing (started by the bench itself)
+    #[command(hide = true)]
+    GoOn {
+        /// Address to listen on
+        #[arg(long)]
+        listen: SocketAddr,
+        /// Where every request goes
+        #[arg(long)]
+        endpoint: String,
+    },
     /// Be the model servers (started by the bench itself)
     #[command(hide = true)]
     Sink {
@@ -123,6 +135,7 @@ async fn main() -> ExitCode {
         Some(Part::Relay(args)) => relay::bench(*args).await,
         Some(Part::Quality(args)) => quality::bench(*args).await,
         Some(Part::Page) => page::write(),
+        Some(Part::GoOn { listen, endpoint }) => go_on::serve(*listen, endpoint).await,
         Some(Part::Sink { listen }) => sink::serve(listen).await,
         None => all(&args).await,
     };

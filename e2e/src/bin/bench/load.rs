@@ -107,10 +107,22 @@ impl Measured {
 /// # Errors
 /// If there is no such process.
 pub(crate) fn cpu_ns(pid: u32) -> Result<u64> {
+    cpu_ns_of(pid, |_| true)
+}
+
+/// The same of the threads whose names are such.
+///
+/// # Errors
+/// If there is no such process.
+pub(crate) fn cpu_ns_of(pid: u32, such: impl Fn(&str) -> bool) -> Result<u64> {
     let mut total = 0;
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
-        let text = std::fs::read_to_string(task?.path().join("schedstat")).unwrap_or_default();
-        total += text.split(' ').next().and_then(|ns| ns.parse::<u64>().ok()).unwrap_or(0);
+        let task = task?.path();
+        // A thread that ends meanwhile has no name and no time.
+        if such(&std::fs::read_to_string(task.join("comm")).unwrap_or_default()) {
+            let text = std::fs::read_to_string(task.join("schedstat")).unwrap_or_default();
+            total += text.split(' ').next().and_then(|ns| ns.parse::<u64>().ok()).unwrap_or(0);
+        }
     }
     Ok(total)
 }

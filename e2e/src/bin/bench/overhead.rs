@@ -83,7 +83,7 @@ pub(crate) async fn bench(args: &Args) -> Result<()> {
                 rows.extend(measure(args, Case { rate, connections: 64, ..case }, &mut world).await?);
             }
         }
-        world.front.stop().await?;
+        world.stop().await?;
     }
     rows.extend(predicting(args).await?);
     write_result("overhead", &rows)
@@ -100,7 +100,7 @@ async fn predicting(args: &Args) -> Result<Vec<Row>> {
             rows.extend(measure(args, case, &mut world).await?);
         }
     }
-    world.front.stop().await?;
+    world.stop().await?;
     Ok(rows)
 }
 
@@ -127,12 +127,11 @@ fn tails(case: Case) -> bool {
 
 async fn measure(args: &Args, case: Case, world: &mut World) -> Result<Vec<Row>> {
     let bodies = write_bodies(case.body_bytes, case.escapes, world.folder.path())?;
-    let processes = world.processes();
     let mut runs: [Vec<Measured>; 3] = Default::default();
     for round in 0..args.rounds {
         for turn in 0..Way::ALL.len() {
             let at = (round + turn) % Way::ALL.len();
-            let target = world.address(Way::ALL[at]);
+            let (target, processes) = (world.address(Way::ALL[at]), world.processes(Way::ALL[at]));
             let (connections, seconds, rate) = (case.connections, args.seconds, case.rate);
             let headers = if case.predicting { predicting::HEADERS } else { &[] };
             let load = Load { target, bodies: bodies.clone(), connections, seconds, rate, processes, headers };

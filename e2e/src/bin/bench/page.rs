@@ -18,8 +18,15 @@ use crate::{overhead, standing, steps, streams};
 const TEMPLATE: &str = include_str!("performance.md");
 
 /// Where the template wants the figures.
-const MARKS: [&str; 6] =
-    ["<!-- machine -->", "<!-- targets -->", "<!-- overhead -->", "<!-- streams -->", "<!-- standing -->", "<!-- steps -->"];
+const MARKS: [&str; 7] = [
+    "<!-- machine -->",
+    "<!-- targets -->",
+    "<!-- overhead -->",
+    "<!-- streams -->",
+    "<!-- standing -->",
+    "<!-- steps -->",
+    "<!-- chunk steps -->",
+];
 
 /// A figure that was promised.
 struct Target {
@@ -49,6 +56,7 @@ struct Measured {
     streams: Vec<streams::Row>,
     standing: Vec<standing::Row>,
     steps: Vec<steps::Row>,
+    chunk_steps: Vec<steps::ChunkRow>,
 }
 
 const TARGETS: [Target; 16] = [
@@ -111,7 +119,13 @@ const TARGETS: [Target; 16] = [
 
 impl Measured {
     fn read() -> Result<Self> {
-        Ok(Self { overhead: rows("overhead")?, streams: rows("streams")?, standing: rows("standing")?, steps: rows("steps")? })
+        Ok(Self {
+            overhead: rows("overhead")?,
+            streams: rows("streams")?,
+            standing: rows("standing")?,
+            steps: rows("steps")?,
+            chunk_steps: rows("chunk-steps")?,
+        })
     }
 
     fn request(&self, front: &str, body_bytes: usize, endpoints: usize, connections: usize) -> Option<&overhead::Row> {
@@ -173,7 +187,15 @@ impl Found {
 /// Writes the page and its plots.
 pub(crate) fn write() -> Result<()> {
     let measured = Measured::read()?;
-    let parts = [machine()?, targets(&measured)?, requests(&measured)?, chunks(&measured)?, standing(&measured)?, steps(&measured)?];
+    let parts = [
+        machine()?,
+        targets(&measured)?,
+        requests(&measured)?,
+        chunks(&measured)?,
+        standing(&measured)?,
+        steps(&measured)?,
+        chunk_steps(&measured)?,
+    ];
     let mut page = TEMPLATE.to_owned();
     for (mark, part) in MARKS.iter().zip(parts) {
         if !page.contains(mark) {
@@ -190,7 +212,8 @@ pub(crate) fn write() -> Result<()> {
 
 fn file(part: &str) -> Result<Value> {
     let path = root().join("target/bench").join(format!("{part}.json"));
-    let text = std::fs::read(&path).map_err(|error| format!("{}: {error}: run `bench {part}` first", path.display()))?;
+    let bench = if part == "chunk-steps" { "steps" } else { part };
+    let text = std::fs::read(&path).map_err(|error| format!("{}: {error}: run `bench {bench}` first", path.display()))?;
     Ok(serde_json::from_slice(&text)?)
 }
 
@@ -285,6 +308,17 @@ fn steps(measured: &Measured) -> Result<String> {
         let (cpu, p50) =
             (format!("{cpu_us:.0} | {added_cpu_us:.1} ({iqr_us:.1})"), format!("{p50_us:.0} | {added_p50_us:.1} ({iqr_p50_us:.1})"));
         writeln!(text, "| {kb} KB | {connections} | {step} | {cpu} | {p50} |")?;
+    }
+    Ok(text)
+}
+
+fn chunk_steps(measured: &Measured) -> Result<String> {
+    let mut text = String::from(
+        "| what a listener does beyond the one before | workers, µs a chunk | added (spread) | rest of Envoy | daemon |\n\
+         |---|---|---|---|---|\n",
+    );
+    for steps::ChunkRow { step, cpu_us: [workers, rest, daemon], added_us, iqr_us } in &measured.chunk_steps {
+        writeln!(text, "| {step} | {workers:.1} | {added_us:.1} ({iqr_us:.1}) | {rest:.1} | {daemon:.1} |")?;
     }
     Ok(text)
 }

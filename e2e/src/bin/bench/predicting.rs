@@ -1,11 +1,11 @@
 //! A pool whose picks are by predicted latency: taught first, so that what is measured is a model and not its absence.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use e2e::front::{DAEMON_ADMIN, Front};
 use e2e::{Result, client, wait_for};
 use http::Request;
 use http_body_util::BodyExt;
@@ -49,22 +49,24 @@ pub(crate) async fn world(endpoints: usize, daemon: &[String], folder: &Path) ->
     let further = ["--latency-prediction".to_owned(), "--config".to_owned(), config.display().to_string()];
     let arguments: Vec<String> = daemon.iter().cloned().chain(further).collect();
     let world = World::start(endpoints, 1, &arguments).await?;
-    let (mut teachers, number) = (JoinSet::new(), Arc::<AtomicU64>::default());
-    for _ in 0..CLIENTS {
-        let number = Arc::clone(&number);
-        teachers.spawn(async move { while teach(number.fetch_add(1, Ordering::Relaxed)).await.is_ok() {} });
+    for (listener, admin) in world.pickers() {
+        let (mut teachers, number) = (JoinSet::new(), Arc::<AtomicU64>::default());
+        for _ in 0..CLIENTS {
+            let number = Arc::clone(&number);
+            teachers.spawn(async move { while teach(listener, number.fetch_add(1, Ordering::Relaxed)).await.is_ok() {} });
+        }
+        wait_for(LIMIT, "a model that predicts", || async { predicts(admin).await.ok()?.then_some(()) }).await?;
     }
-    wait_for(LIMIT, "a model that predicts", || async { predicts().await.ok()?.then_some(()) }).await?;
-    Ok(world) // the teachers end with their set
+    Ok(world) // teachers end with their set
 }
 
-async fn predicts() -> Result<bool> {
-    let page = client::get(([127, 0, 0, 1], DAEMON_ADMIN).into(), "/debug/model").await?.json()?;
+async fn predicts(daemon: SocketAddr) -> Result<bool> {
+    let page = client::get(daemon, "/debug/model").await?.json()?;
     Ok(page["pools"][0]["predicts"] == true)
 }
 
 /// One stream to its end.
-async fn teach(number: u64) -> Result<()> {
+async fn teach(listener: SocketAddr, number: u64) -> Result<()> {
     let words = WORDS[usize::try_from(number).unwrap_or(0) % WORDS.len()];
     let text = format!("{number:05} ").repeat(words);
     let body: Value = json!({
@@ -75,7 +77,7 @@ async fn teach(number: u64) -> Result<()> {
     for (name, value) in HEADERS.iter().filter_map(|line| line.split_once(": ")) {
         request = request.header(name, value);
     }
-    let mut reply = client::start(Front::address(), request.body(client::full(body.to_string()))?).await?.into_body();
+    let mut reply = client::start(listener, request.body(client::full(body.to_string()))?).await?.into_body();
     while let Some(frame) = reply.frame().await {
         frame?;
     }

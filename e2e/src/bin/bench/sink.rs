@@ -7,7 +7,8 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 use std::sync::LazyLock;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use e2e::Result;
 use e2e::client::{self, Body};
@@ -29,8 +30,17 @@ const EVENT: &str = "data: {\"id\":\"chatcmpl-0123456789abcdef0123456789abcdef\"
 /// Bytes of a page of metrics: as vLLM's, whose histograms nobody here reads.
 const METRICS_BYTES: usize = 38_000;
 
-static METRICS: LazyLock<String> = LazyLock::new(|| {
-    let mut page = String::from("vllm:num_requests_waiting 0\nvllm:num_requests_running 0\nvllm:kv_cache_usage_perc 0\n");
+/// The page of an engine that has nothing to do, and of one that has.
+static METRICS: LazyLock<[String; 2]> = LazyLock::new(|| [page(0), page(1)]);
+
+/// An engine that was asked within this time says that it is busy, whichever way the request came: real ones take longer, and the daemon asks busy ones more often.
+const BUSY: Duration = Duration::from_secs(1);
+static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
+/// When any of them worked last, in ms; 0 before that.
+static WORKED_MS: AtomicU64 = AtomicU64::new(0);
+
+fn page(running: u32) -> String {
+    let mut page = format!("vllm:num_requests_waiting 0\nvllm:num_requests_running {running}\nvllm:kv_cache_usage_perc 0\n");
     for bucket in 0.. {
         let _ = writeln!(page, "vllm:e2e_request_latency_seconds_bucket{{engine=\"0\",le=\"{bucket}.0\",model_name=\"m\"}} 0.0"); // a String takes all
         if page.len() > METRICS_BYTES {
@@ -38,7 +48,17 @@ static METRICS: LazyLock<String> = LazyLock::new(|| {
         }
     }
     page
-});
+}
+
+fn now_ms() -> u64 {
+    u64::try_from((BEGAN.elapsed() + BUSY).as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The page of this moment.
+fn metrics() -> &'static str {
+    let busy = now_ms().saturating_sub(WORKED_MS.load(Ordering::Relaxed)) < u64::try_from(BUSY.as_millis()).unwrap_or(u64::MAX);
+    &METRICS[usize::from(busy)]
+}
 
 /// Starts this program as the servers at `addresses`, in a process of its own.
 ///
@@ -81,9 +101,12 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Body>, Infallible
     let mut body = request.into_body();
     while let Some(Ok(_)) = body.frame().await {}
     let (kind, body) = match (path.as_str(), streamed) {
-        ("/metrics", _) => ("text/plain; version=0.0.4", client::full(METRICS.as_str())),
+        ("/metrics", _) => ("text/plain; version=0.0.4", client::full(metrics())),
         (_, Some((chunks, every_ms))) => ("text/event-stream", events(chunks, every_ms)),
-        _ => ("application/json", client::full(REPLY)),
+        _ => {
+            WORKED_MS.store(now_ms(), Ordering::Relaxed);
+            ("application/json", client::full(REPLY))
+        }
     };
     let mut response = Response::new(body);
     response.headers_mut().insert("content-type", http::HeaderValue::from_static(kind));
@@ -96,6 +119,7 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Body>, Infallible
 fn events(chunks: u64, every_ms: u64) -> Body {
     let event = move |_| async move {
         tokio::time::sleep(Duration::from_millis(every_ms)).await;
+        WORKED_MS.store(now_ms(), Ordering::Relaxed);
         Ok(Frame::data(Bytes::from_static(EVENT.as_bytes())))
     };
     BodyExt::boxed(StreamBody::new(stream::iter(0..chunks).then(event)))

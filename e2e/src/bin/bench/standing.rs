@@ -99,7 +99,7 @@ async fn memory(args: &Args) -> Result<Vec<Row>> {
     for workers in [1, 3] {
         let mut world = World::start(100, workers, &args.daemon_argument).await?;
         client::get(world.address(Way::Filter), "/v1/models").await?;
-        let [envoy, daemon] = world.processes();
+        let [envoy, daemon] = world.processes(Way::Filter);
         let fresh = resident_mb(envoy)?;
         for prompt in 0..PROMPTS {
             let text: String = (0..BLOCKS).map(|block| format!("{prompt:>8} {block:>width$}", width = BLOCK_BYTES - 9)).collect();
@@ -112,7 +112,7 @@ async fn memory(args: &Args) -> Result<Vec<Row>> {
         tokio::time::sleep(SETTLE).await;
         seen.push((fresh, resident_mb(envoy)?));
         daemon_mb = resident_mb(daemon)?;
-        world.front.stop().await?;
+        world.stop().await?;
     }
     let (one, three) = (seen[0], seen[1]);
     Ok(vec![
@@ -136,7 +136,7 @@ async fn starts(args: &Args) -> Result<Vec<Row>> {
             return Err(format!("not picked: {} {}", reply.status, reply.text()).into());
         }
         seconds.push(began.elapsed().as_secs_f64());
-        world.front.stop().await?;
+        world.stop().await?;
     }
     Ok(vec![row("from nothing to the first pick (the module is compiled meanwhile)", "s", &seconds)])
 }
@@ -160,7 +160,7 @@ async fn changes(args: &Args) -> Result<Row> {
         write_endpoints(&file, whole)?;
         until_named(target, whole.len()).await?;
     }
-    world.front.stop().await?;
+    world.stop().await?;
     Ok(row("from a changed endpoints file to a pick without the one that left", "ms", &ms))
 }
 

@@ -1,10 +1,15 @@
-//! Where a request's CPU goes: listeners of one Envoy that do one thing more each, from plain to the filter.
+//! Where CPU and time go: listeners of one Envoy that do one thing more each, from plain to the filter, and from plain to ext_proc; for a request and
+//! for a streamed chunk.
 //!
-//! What the steps between plain and ours add is what any picker in wasm pays that speaks the protocol; only the last is ours to make cheaper.
+//! What the steps between plain and ours add is what any picker pays that speaks the protocol that way; only the last is ours to make cheaper.
+
+use std::net::SocketAddr;
+use std::path::Path;
 
 use e2e::envoy::Config;
 use e2e::front::{Front, More};
 use e2e::ports::Port;
+use e2e::process::Process;
 use e2e::{Result, root};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -12,8 +17,9 @@ use serde_json::{Value, json};
 use crate::load::{Load, Measured};
 use crate::overhead::write_bodies;
 use crate::stats::{Paired, median};
-use crate::world::{add_plain, addresses, listeners};
-use crate::{Args, sink, write_result};
+use crate::streams::{self, Ran};
+use crate::world::{Asked, add_ext_proc, add_plain, addresses, listeners, wait_until_asked};
+use crate::{Args, go_on, sink, write_result};
 
 /// Compiled by `make bench` from `filter/examples/steps.rs`.
 const MODULE: &str = "target/wasm32-wasip1/release/examples/steps.wasm";
@@ -25,33 +31,54 @@ const CONNECTIONS: [usize; 2] = [1, 16];
 
 const BODIES: [usize; 2] = [10_000, 220_000];
 
-/// What a listener does beyond the one before it.
+/// What a listener does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Plain,
     Told,
     Retries,
     Wasm(&'static str),
-    Ours,
+    Filter,
+    /// Asks a server that decides nothing.
+    GoesOn,
+    ExtProc,
 }
 
-const STEPS: [(Step, &str); 7] = [
-    (Step::Plain, "plain Envoy, round robin"),
+/// Each beyond the one before it.
+type Ladder = &'static [(Step, &'static str)];
+
+const PLAIN: (Step, &str) = (Step::Plain, "plain Envoy, round robin");
+
+const FILTER: Ladder = &[
+    PLAIN,
     (Step::Told, "told its endpoint: a header, made metadata, obeyed by `override_host`"),
     (Step::Retries, "retries armed by headers: Envoy keeps the request until it is answered"),
     (Step::Wasm("passes"), "a wasm filter that is called and does nothing"),
     (Step::Wasm("reads"), "it waits for the body and copies it out"),
     (Step::Wasm("speaks"), "it reads the headers both ways, sets three, and asks for three properties"),
-    (Step::Ours, "the picker: parse, hash, look up, score, count, tell the others, read the reply"),
+    (Step::Filter, "the picker: parse, hash, look up, score, count, tell the others, read the reply"),
 ];
 
-/// One row of the result file.
+const EXT_PROC: Ladder = &[
+    PLAIN,
+    (Step::GoesOn, "asks a server that reads nothing and answers all four messages at once, with one endpoint for all"),
+    (Step::ExtProc, "the picker: parse, hash, look up, score, count, read the reply"),
+];
+
+const CHUNKS: Ladder = &[
+    PLAIN,
+    (Step::Wasm("passes"), "a wasm filter that is called and does nothing"),
+    (Step::Wasm("follows"), "it copies out each piece of the reply"),
+    (Step::Filter, "the picker: find the events, see whether they are tokens or usage, count them and their pace"),
+];
+
+/// One row of `steps.json`.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct Row {
     pub(crate) step: String,
     pub(crate) body_bytes: usize,
     pub(crate) connections: usize,
-    /// Of Envoy and the daemon, for each request.
+    /// Of Envoy and whoever is asked, for each request.
     pub(crate) cpu_us: f64,
     /// Over the step before.
     pub(crate) added_cpu_us: f64,
@@ -62,46 +89,74 @@ pub(crate) struct Row {
     pub(crate) iqr_p50_us: f64,
 }
 
+/// One row of `chunk-steps.json`: CPU of a chunk, µs.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct ChunkRow {
+    pub(crate) step: String,
+    /// Of Envoy's workers, of the rest of Envoy, of the daemon.
+    pub(crate) cpu_us: [f64; 3],
+    /// Over the step before, of the workers.
+    pub(crate) added_us: f64,
+    pub(crate) iqr_us: f64,
+}
+
+/// Every listener, and whoever stands behind.
+struct Steps {
+    front: Front,
+    asked: Asked,
+    goes_on: Process,
+    places: Vec<(Step, Port)>,
+    _servers: (Port, Process),
+}
+
 pub(crate) async fn bench(args: &Args) -> Result<()> {
     if !root().join(MODULE).exists() {
         return Err(format!("{MODULE} is missing: `make bench` compiles it").into());
     }
-    let (servers, folder) = (Port::lease()?, tempfile::tempdir()?);
-    let ports = STEPS.iter().map(|_| Port::lease()).collect::<Result<Vec<_>>>()?;
-    let _sink = sink::start(&[format!("0.0.0.0:{}", servers.number())], folder.path())?;
-    let endpoints = addresses(ENDPOINTS, servers.number());
-    let more = More { daemon: &args.daemon_argument, envoy: &["--concurrency", "1"] };
-    let mut front = Front::start(&endpoints, more, |config| {
-        STEPS.iter().zip(&ports).try_for_each(|((step, _), port)| add(config, *step, port, &endpoints))
-    })
-    .await?;
-    let processes = [front.envoy().id(), front.daemon().id()];
+    let folder = tempfile::tempdir()?;
+    let mut steps = Steps::start(args, folder.path()).await?;
     let mut rows = Vec::new();
-    for (body_bytes, connections) in BODIES.into_iter().flat_map(|bytes| CONNECTIONS.map(|connections| (bytes, connections))) {
-        let bodies = write_bodies(body_bytes, false, folder.path())?;
-        let mut runs: Vec<Vec<Measured>> = vec![Vec::new(); STEPS.len()];
-        for round in 0..args.rounds {
-            for turn in 0..STEPS.len() {
-                let at = (round + turn) % STEPS.len();
-                let target = if STEPS[at].0 == Step::Ours { Front::address() } else { ports[at].address() };
-                let (bodies, seconds) = (bodies.clone(), args.seconds);
-                let load = Load { target, bodies, connections, seconds, rate: None, processes, headers: &[] };
-                runs[at].push(load.run(folder.path()).await?);
-            }
+    for ladder in [FILTER, EXT_PROC] {
+        for (body_bytes, connections) in BODIES.into_iter().flat_map(|bytes| CONNECTIONS.map(|connections| (bytes, connections))) {
+            rows.extend(requests(&mut steps, args, ladder, (body_bytes, connections), folder.path()).await?);
         }
-        rows.extend(compare(body_bytes, connections, &runs));
     }
-    front.stop().await?;
-    write_result("steps", &rows)
+    write_result("steps", &rows)?;
+    let mut runs: Vec<Vec<Ran>> = vec![Vec::new(); CHUNKS.len()];
+    for round in 0..args.rounds {
+        for turn in 0..CHUNKS.len() {
+            let at = (round + turn) % CHUNKS.len();
+            runs[at].push(streams::run(steps.address(CHUNKS[at].0), steps.processes(CHUNKS[at].0)).await?);
+        }
+    }
+    steps.front.stop().await?;
+    steps.asked.stop().await?;
+    write_result("chunk-steps", &compare_chunks(&runs))
 }
 
-fn compare(body_bytes: usize, connections: usize, runs: &[Vec<Measured>]) -> Vec<Row> {
+async fn requests(steps: &mut Steps, args: &Args, ladder: Ladder, case: (usize, usize), folder: &Path) -> Result<Vec<Row>> {
+    let (body_bytes, connections) = case;
+    let bodies = write_bodies(body_bytes, false, folder)?;
+    let mut runs: Vec<Vec<Measured>> = vec![Vec::new(); ladder.len()];
+    for round in 0..args.rounds {
+        for turn in 0..ladder.len() {
+            let at = (round + turn) % ladder.len();
+            let (target, processes) = (steps.address(ladder[at].0), steps.processes(ladder[at].0));
+            let (bodies, seconds) = (bodies.clone(), args.seconds);
+            let load = Load { target, bodies, connections, seconds, rate: None, processes, headers: &[] };
+            runs[at].push(load.run(folder).await?);
+        }
+    }
+    Ok(compare(ladder, case, &runs))
+}
+
+fn compare(ladder: Ladder, (body_bytes, connections): (usize, usize), runs: &[Vec<Measured>]) -> Vec<Row> {
     let of = |figure: fn(&Measured) -> f64, at: usize| runs[at].iter().map(figure).collect::<Vec<f64>>();
     let row = |at: usize| {
         let added = |figure| Paired::of(&of(figure, at), &of(figure, at.saturating_sub(1)));
         let (cpu, p50) = (added(|run| run.cpu_us), added(|run| run.p50_us));
         Row {
-            step: STEPS[at].1.to_owned(),
+            step: ladder[at].1.to_owned(),
             body_bytes,
             connections,
             cpu_us: median(&of(|run| run.cpu_us, at)),
@@ -112,7 +167,7 @@ fn compare(body_bytes: usize, connections: usize, runs: &[Vec<Measured>]) -> Vec
             iqr_p50_us: p50.iqr,
         }
     };
-    let rows: Vec<Row> = (0..STEPS.len()).map(row).collect();
+    let rows: Vec<Row> = (0..ladder.len()).map(row).collect();
     for row in &rows {
         let Row { step, cpu_us, added_cpu_us, iqr_us, p50_us, added_p50_us, iqr_p50_us, .. } = row;
         println!(
@@ -122,16 +177,73 @@ fn compare(body_bytes: usize, connections: usize, runs: &[Vec<Measured>]) -> Vec
     rows
 }
 
-/// A listener for this step, where there is none yet.
+fn compare_chunks(runs: &[Vec<Ran>]) -> Vec<ChunkRow> {
+    let of = |part: usize, at: usize| runs[at].iter().map(|run| run.cpu_us[part]).collect::<Vec<f64>>();
+    let row = |(at, (_, step)): (usize, &(Step, &str))| {
+        let added = Paired::of(&of(0, at), &of(0, at.saturating_sub(1)));
+        let cpu_us = [0, 1, 2].map(|part| median(&of(part, at)));
+        println!(
+            "a chunk: workers {:>5.2} + {:.2} ({:.2})  rest of Envoy {:.2}  daemon {:.2}  {step}",
+            cpu_us[0], added.median, added.iqr, cpu_us[1], cpu_us[2]
+        );
+        ChunkRow { step: (*step).to_owned(), cpu_us, added_us: added.median, iqr_us: added.iqr }
+    };
+    CHUNKS.iter().enumerate().map(row).collect()
+}
+
+// === impl Steps ===
+
+impl Steps {
+    async fn start(args: &Args, folder: &Path) -> Result<Self> {
+        let servers = Port::lease()?;
+        let sink = sink::start(&[format!("0.0.0.0:{}", servers.number())], folder)?;
+        let endpoints = addresses(ENDPOINTS, servers.number());
+        let asked = Asked::start(&endpoints, &args.daemon_argument, folder)?;
+        let silent = Port::lease()?;
+        let goes_on = go_on::start(silent.address(), endpoints.first().ok_or("no endpoints")?, folder)?;
+        let mut places: Vec<(Step, Port)> = Vec::new();
+        for (step, _) in FILTER.iter().chain(EXT_PROC).chain(CHUNKS) {
+            if *step != Step::Filter && places.iter().all(|(known, _)| known != step) {
+                places.push((*step, Port::lease()?));
+            }
+        }
+        let more = More { daemon: &args.daemon_argument, envoy: &["--concurrency", "1"] };
+        let front = Front::start(&endpoints, more, |config| {
+            places.iter().try_for_each(|(step, port)| match step {
+                Step::Plain => add_plain(config, port.address(), &endpoints),
+                Step::GoesOn => add_ext_proc(config, "goes_on", port.address(), silent.number()),
+                Step::ExtProc => add_ext_proc(config, "ext_proc", port.address(), asked.port()),
+                step => add(config, *step, port, &endpoints),
+            })
+        });
+        let steps = Self { front: front.await?, asked, goes_on, places, _servers: (servers, sink) };
+        wait_until_asked(steps.address(Step::ExtProc)).await?;
+        Ok(steps)
+    }
+
+    fn address(&self, step: Step) -> SocketAddr {
+        self.places.iter().find(|(known, _)| *known == step).map_or(Front::address(), |(_, port)| port.address())
+    }
+
+    /// Envoy, and whoever has a part in it.
+    fn processes(&mut self, step: Step) -> [u32; 2] {
+        let other = match step {
+            Step::GoesOn => self.goes_on.id(),
+            Step::ExtProc => self.asked.id(),
+            _ => self.front.daemon().id(),
+        };
+        [self.front.envoy().id(), other]
+    }
+}
+
+/// A listener for this step of those between plain and the filter.
 fn add(config: &mut Config, step: Step, port: &Port, endpoints: &[String]) -> Result<()> {
     let endpoint = endpoints.first().ok_or("no endpoints")?;
     let filters = match step {
-        Step::Ours => return Ok(()),
-        Step::Plain => return add_plain(config, port.address(), endpoints),
         Step::Told => vec![orders(endpoint, false)],
-        Step::Retries => vec![orders(endpoint, true)],
         Step::Wasm("speaks") => vec![module("speaks", endpoint)],
         Step::Wasm(depth) => vec![orders(endpoint, true), module(depth, endpoint)],
+        _ => vec![orders(endpoint, true)],
     };
     let listeners = listeners(config)?;
     let mut listener = listeners.first().cloned().ok_or("the config has no listener")?;

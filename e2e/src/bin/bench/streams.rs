@@ -1,5 +1,6 @@
 //! What a streamed chunk costs: many slow streams at once, the same through each way, CPU by chunk.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use e2e::{Result, client};
@@ -8,7 +9,7 @@ use http_body_util::BodyExt;
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
-use crate::load::cpu_ns;
+use crate::load::{cpu_ns, cpu_ns_of};
 use crate::stats::{Paired, median};
 use crate::world::{Way, World};
 use crate::{Args, write_result};
@@ -35,21 +36,21 @@ pub(crate) struct Row {
 
 pub(crate) async fn bench(args: &Args) -> Result<()> {
     let mut world = World::start(10, 1, &args.daemon_argument).await?;
-    let mut runs: [Vec<(f64, f64)>; 3] = Default::default();
+    let mut runs: [Vec<Ran>; 3] = Default::default();
     for round in 0..args.rounds {
         for turn in 0..Way::ALL.len() {
             let at = (round + turn) % Way::ALL.len();
-            runs[at].push(run(&mut world, Way::ALL[at]).await?);
+            runs[at].push(run(world.address(Way::ALL[at]), world.processes(Way::ALL[at])).await?);
         }
     }
-    world.front.stop().await?;
-    let cpu = |runs: &[(f64, f64)]| runs.iter().map(|run| run.0).collect::<Vec<_>>();
+    world.stop().await?;
+    let cpu = |runs: &[Ran]| runs.iter().map(Ran::sum_us).collect::<Vec<_>>();
     let rows: Vec<Row> = Way::ALL
         .iter()
         .zip(&runs)
         .map(|(way, ours)| {
             let added = Paired::of(&cpu(ours), &cpu(&runs[0]));
-            let rates: Vec<f64> = ours.iter().map(|run| run.1).collect();
+            let rates: Vec<f64> = ours.iter().map(|run| run.chunks_per_s).collect();
             Row {
                 front: way.name().to_owned(),
                 chunks: STREAMS * CHUNKS,
@@ -69,11 +70,25 @@ pub(crate) async fn bench(args: &Args) -> Result<()> {
     write_result("streams", &rows)
 }
 
-/// CPU by chunk in µs, and chunks/s.
+/// What one run gave.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ran {
+    /// CPU of a chunk, µs: of Envoy's workers, of the rest of Envoy, of the daemon.
+    pub(crate) cpu_us: [f64; 3],
+    chunks_per_s: f64,
+}
+
+impl Ran {
+    pub(crate) fn sum_us(&self) -> f64 {
+        self.cpu_us.iter().sum()
+    }
+}
+
+/// Lets the streams run through `target`, by this Envoy and this daemon.
 #[expect(clippy::cast_precision_loss, reason = "counts of one run")]
-async fn run(world: &mut World, way: Way) -> Result<(f64, f64)> {
-    let (target, processes) = (world.address(way), world.processes());
-    let cpu = || -> Result<u64> { processes.iter().map(|process| cpu_ns(*process)).sum() };
+pub(crate) async fn run(target: SocketAddr, [envoy, daemon]: [u32; 2]) -> Result<Ran> {
+    let worker = |name: &str| name.starts_with("wrk:");
+    let cpu = || -> Result<[u64; 3]> { Ok([cpu_ns_of(envoy, worker)?, cpu_ns_of(envoy, |name| !worker(name))?, cpu_ns(daemon)?]) };
     let (before, began) = (cpu()?, tokio::time::Instant::now());
     let mut streams = JoinSet::new();
     for number in 0..STREAMS {
@@ -94,6 +109,7 @@ async fn run(world: &mut World, way: Way) -> Result<(f64, f64)> {
     if bytes.iter().any(|got| *got != bytes[0] || *got == 0) {
         return Err("a stream was cut".into());
     }
-    let chunks = (STREAMS * CHUNKS) as f64;
-    Ok(((cpu()? - before) as f64 / 1e3 / chunks, chunks / began.elapsed().as_secs_f64()))
+    let (chunks, after) = ((STREAMS * CHUNKS) as f64, cpu()?);
+    let cpu_us = [0, 1, 2].map(|part| (after[part] - before[part]) as f64 / 1e3 / chunks);
+    Ok(Ran { cpu_us, chunks_per_s: chunks / began.elapsed().as_secs_f64() })
 }

@@ -1,19 +1,25 @@
 //! Three ways to the same servers through one Envoy: plain, with the filter, asking by ext_proc.
 //!
 //! One process, so that what differs is the way and nothing else; listeners as shipped, but that the plain one has no picker and balances by
-//! round robin.
+//! round robin. By ext_proc another daemon is asked than the filter's: a proxy has one of the two, and only proxies of one daemon tell each other how it goes.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
 
-use e2e::Result;
 use e2e::envoy::Config;
-use e2e::front::{EXT_PROC, Front, More};
+use e2e::front::{DAEMON_ADMIN, Front, More};
 use e2e::ports::Port;
 use e2e::process::Process;
+use e2e::{Result, client, root, wait_for};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::sink;
+
+/// For a daemon to have state, and to end.
+const LIMIT: Duration = Duration::from_secs(20);
 
 /// The way a request takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,10 +34,18 @@ pub(crate) enum Way {
 pub(crate) struct World {
     pub(crate) front: Front,
     pub(crate) folder: TempDir,
+    asked: Asked,
     plain: Port,
     ext_proc: Port,
     _servers: Port,
     _sink: Process,
+}
+
+/// A daemon that ext_proc listeners ask, and nobody else.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    daemon: Process,
+    ports: [Port; 4],
 }
 
 // === impl Way ===
@@ -71,14 +85,16 @@ impl World {
         // One socket for all: every address of 127.0.0.0/8 is this machine.
         let sink = sink::start(&[format!("0.0.0.0:{}", servers.number())], folder.path())?;
         let addresses = addresses(endpoints, servers.number());
+        let asked = Asked::start(told, daemon, folder.path())?;
         let concurrency = workers.to_string();
-        let daemon: Vec<String> = daemon.iter().cloned().chain(["--ext-proc-plaintext".to_owned()]).collect();
-        let more = More { daemon: &daemon, envoy: &["--concurrency", &concurrency] };
+        let more = More { daemon, envoy: &["--concurrency", &concurrency] };
         let front = Front::start(told, more, |config| {
-            add_ext_proc(config, ext_proc.address())?;
+            add_ext_proc(config, "ext_proc", ext_proc.address(), asked.port())?;
             add_plain(config, plain.address(), &addresses)
         });
-        Ok(Self { front: front.await?, folder, plain, ext_proc, _servers: servers, _sink: sink })
+        let front = front.await?;
+        wait_until_asked(ext_proc.address()).await?;
+        Ok(Self { front, folder, asked, plain, ext_proc, _servers: servers, _sink: sink })
     }
 
     pub(crate) fn address(&self, way: Way) -> SocketAddr {
@@ -89,10 +105,74 @@ impl World {
         }
     }
 
-    /// Whose CPU a request costs: Envoy's, and the daemon's.
-    pub(crate) fn processes(&mut self) -> [u32; 2] {
-        [self.front.envoy().id(), self.front.daemon().id()]
+    /// The way, and the admin page of the daemon that decides there.
+    pub(crate) fn pickers(&self) -> [(SocketAddr, SocketAddr); 2] {
+        let filter = SocketAddr::from((Ipv4Addr::LOCALHOST, DAEMON_ADMIN));
+        [(self.address(Way::Filter), filter), (self.address(Way::ExtProc), self.asked.ports[3].address())]
     }
+
+    /// Whose CPU a request costs: Envoy's, and the daemon's that is asked, or else that of the filter.
+    pub(crate) fn processes(&mut self, way: Way) -> [u32; 2] {
+        let daemon = if way == Way::ExtProc { self.asked.id() } else { self.front.daemon().id() };
+        [self.front.envoy().id(), daemon]
+    }
+
+    /// Ends Envoy and both daemons.
+    ///
+    /// # Errors
+    /// If one does not end when asked.
+    pub(crate) async fn stop(self) -> Result<()> {
+        self.front.stop().await?;
+        self.asked.stop().await
+    }
+}
+
+// === impl Asked ===
+
+impl Asked {
+    /// Starts it with these endpoints and further arguments.
+    ///
+    /// # Errors
+    /// If there is no release build.
+    pub(crate) fn start(endpoints: &[String], arguments: &[String], folder: &Path) -> Result<Self> {
+        let ports = [Port::lease()?, Port::lease()?, Port::lease()?, Port::lease()?];
+        let mut command = Command::new(root().join("target/release/switchpointd"));
+        command
+            .arg("serve")
+            .args(endpoints.iter().flat_map(|endpoint| ["--endpoint", endpoint]))
+            .args(arguments)
+            .arg("--ext-proc-plaintext");
+        for (name, port) in ["ext-proc", "health", "state", "admin"].into_iter().zip(&ports) {
+            command.args([format!("--listen-{name}"), port.address().to_string()]);
+        }
+        Ok(Self { daemon: Process::spawn("asked", &mut command, folder)?, ports })
+    }
+
+    /// Where it is asked.
+    pub(crate) fn port(&self) -> u16 {
+        self.ports[0].number()
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.daemon.id()
+    }
+
+    /// Ends it.
+    ///
+    /// # Errors
+    /// If it does not end when asked.
+    pub(crate) async fn stop(mut self) -> Result<()> {
+        self.daemon.stop(LIMIT).await.map(drop)
+    }
+}
+
+/// Until a listener's picker, or who is asked for it, has state.
+///
+/// # Errors
+/// If that takes too long.
+pub(crate) async fn wait_until_asked(listener: SocketAddr) -> Result<()> {
+    let ready = || async { (client::get(listener, "/switchpoint/ready").await.ok()?.status == 200).then_some(()) };
+    wait_for(LIMIT, "the daemon that is asked", ready).await
 }
 
 /// So many endpoints behind one port.
@@ -109,18 +189,25 @@ pub(crate) fn listeners(config: &mut Config) -> Result<&mut Vec<Value>> {
     Ok(config.value().pointer_mut("/static_resources/listeners").and_then(Value::as_array_mut).ok_or("the config has no listeners")?)
 }
 
-/// The listener of `ext_proc.yaml`, and the cluster of the daemon that it asks. Without TLS: that is the reference's cost, and not the picker's.
-fn add_ext_proc(config: &mut Config, address: SocketAddr) -> Result<()> {
+/// The listener of `ext_proc.yaml`, and a cluster of whom it asks. Without TLS: that is the reference's cost, and not the picker's.
+pub(crate) fn add_ext_proc(config: &mut Config, name: &str, address: SocketAddr, asked: u16) -> Result<()> {
+    const SHIPPED: &str = "switchpoint-ext-proc";
     let mut other = Config::shipped("ext_proc.yaml")?;
     let mut listener = listeners(&mut other)?.first().cloned().ok_or("ext_proc.yaml has no listener")?;
-    listener["name"] = "ext_proc".into();
+    listener["name"] = name.into();
     listener["address"]["socket_address"]["port_value"] = address.port().into();
-    let asked = clusters(&mut other)?.iter().find(|cluster| cluster["name"] == "switchpoint-ext-proc").cloned();
-    let mut asked = asked.ok_or("ext_proc.yaml asks nobody")?;
-    asked.as_object_mut().ok_or("a cluster is an object")?.remove("transport_socket");
-    debug_assert!(asked.to_string().contains(&EXT_PROC[0].to_string()));
+    let filters = listener.pointer_mut("/filter_chains/0/filters/0/typed_config/http_filters").and_then(Value::as_array_mut);
+    let filter = filters.ok_or("no HTTP filters")?.iter_mut().find(|filter| filter["name"] == "switchpoint").ok_or("no picker")?;
+    *filter.pointer_mut("/typed_config/grpc_service/envoy_grpc/cluster_name").ok_or("it asks nobody")? = name.into();
+    let mut cluster =
+        clusters(&mut other)?.iter().find(|cluster| cluster["name"] == SHIPPED).cloned().ok_or("ext_proc.yaml asks nobody")?;
+    cluster["name"] = name.into();
+    cluster["load_assignment"] = json!({"cluster_name": name, "endpoints": [{"lb_endpoints": [
+        {"endpoint": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": asked}}}}
+    ]}]});
+    cluster.as_object_mut().ok_or("a cluster is an object")?.remove("transport_socket");
     listeners(config)?.push(listener);
-    clusters(config)?.push(asked);
+    clusters(config)?.push(cluster);
     Ok(())
 }
 
