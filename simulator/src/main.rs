@@ -57,6 +57,9 @@ enum Task {
         /// Only these shares of capacity.
         #[arg(long, value_delimiter = ',')]
         loads: Vec<f64>,
+        /// Only these seeds.
+        #[arg(long, value_delimiter = ',')]
+        seeds: Vec<u64>,
         /// Make no run again that FILE holds: after an interruption, never after a change of code.
         #[arg(long)]
         resume: bool,
@@ -129,7 +132,9 @@ fn main() -> ExitCode {
 
 fn run(args: Args) -> Result<(), String> {
     match args.task {
-        Task::Run { names, policies, loads, file, resume } => campaigns(&names, (&policies, &loads), (&file, resume), args.threads),
+        Task::Run { names, policies, loads, seeds, file, resume } => {
+            campaigns(&names, (&policies, &loads, &seeds), (&file, resume), args.threads)
+        }
         Task::Rates { policies, file } => {
             let rates = campaign::highest_rates(&policies, args.threads)?;
             let mut store = Store::read(&file)?;
@@ -162,7 +167,7 @@ fn run(args: Args) -> Result<(), String> {
 
 fn campaigns(
     names: &[String],
-    (policies, loads): (&[String], &[f64]),
+    (policies, loads, seeds): (&[String], &[f64], &[u64]),
     (file, resume): (&Path, bool),
     threads: usize,
 ) -> Result<(), String> {
@@ -180,6 +185,9 @@ fn campaigns(
         }
         if !loads.is_empty() {
             grid.loads = loads.to_vec();
+        }
+        if !seeds.is_empty() {
+            grid.seeds = seeds.to_vec();
         }
         let known = if resume { Store::read(file)?.cells } else { Vec::new() };
         let (pieces, mut done) = (grid.kinds.len() * grid.seeds.len(), 0);

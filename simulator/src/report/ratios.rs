@@ -1,5 +1,6 @@
 //! Ratios between policies, with what seeds say of their spread.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use crate::grid::Cell;
@@ -42,6 +43,11 @@ impl<'s> Runs<'s> {
         loads.sort_by(f64::total_cmp);
         loads.dedup();
         loads
+    }
+
+    /// The seeds that there are runs of.
+    pub(super) fn seeds(&self) -> Vec<u64> {
+        self.cells.iter().map(|cell| cell.seed).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// A measure of a policy on a workload at a load, one for each seed.
