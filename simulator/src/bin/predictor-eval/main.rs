@@ -242,23 +242,33 @@ fn print(lines: &[Line]) {
         let this = (line.trace.clone(), line.target, line.view);
         if heading.as_ref() != Some(&this) {
             let name = format!("{} {}, {}", line.trace, line.target.name(), line.view.name());
-            let _ = writeln!(out, "\n{name:<56}{:>8}{:>16}{:>10}{:>8}{:>10}", "MAPE", "pinball@0.9", "coverage", "n", "abstained");
+            let _ = writeln!(out, "\n{name:<56}{:>8}{:>16}{:>26}{:>8}{:>10}", "MAPE", "pinball@0.9", "coverage (95 %)", "n", "abstained");
             heading = Some(this);
         }
         let c = &line.calibration;
         let percent = |share: Option<f64>| share.map_or_else(|| "-".to_owned(), |share| format!("{:.1} %", 100.0 * share));
         let pinball = c.pinball90_ms().map_or_else(|| "-".to_owned(), |ms| format!("{ms:.3} ms"));
+        let between = interval95(c).map_or_else(String::new, |[low, high]| format!(" ({:.1} to {:.1})", 100.0 * low, 100.0 * high));
         let worse = if is_worse(line, lines) { "  worse than another" } else { "" };
         let _ = writeln!(
             out,
-            "  {:<54}{:>8}{pinball:>16}{:>10}{:>8}{:>10}{worse}",
+            "  {:<54}{:>8}{pinball:>16}{:>26}{:>8}{:>10}{worse}",
             line.model,
             percent(c.mape()),
-            percent(c.coverage90()),
+            percent(c.coverage90()) + &between,
             c.count(),
             line.abstained
         );
     }
+}
+
+/// Between which shares the true coverage lies, at 95 %, were outcomes independent (Wilson's interval); they are less so than that, so it is rather wider.
+fn interval95(calibration: &Calibration) -> Option<[f64; 2]> {
+    const Z: f64 = 1.96;
+    let (share, count) = (calibration.coverage90()?, calibration.count() as f64);
+    let (middle, weight) = (share + Z * Z / (2.0 * count), 1.0 + Z * Z / count);
+    let half = Z * (share * (1.0 - share) / count + (Z / (2.0 * count)).powi(2)).sqrt();
+    Some([(middle - half) / weight, (middle + half) / weight])
 }
 
 /// Is a line of ours, by its pinball loss or by its MAPE, worse than another's?
@@ -274,7 +284,7 @@ fn write(lines: &[Line], path: &Path) -> Result<(), String> {
     let row = |line: &Line| {
         let c = &line.calibration;
         let (mape, pinball90, coverage90) = (c.mape(), c.pinball90_ms(), c.coverage90());
-        json!({"trace": line.trace, "target": line.target.name(), "view": line.view.name(), "model": line.model, "mape": mape, "pinball90": pinball90, "coverage90": coverage90, "n": c.count(), "abstained": line.abstained})
+        json!({"trace": line.trace, "target": line.target.name(), "view": line.view.name(), "model": line.model, "mape": mape, "pinball90": pinball90, "coverage90": coverage90, "coverage90_interval95": interval95(c), "n": c.count(), "abstained": line.abstained})
     };
     let text = json!({"rows": lines.iter().map(row).collect::<Vec<_>>()});
     let failed = |error: std::io::Error| format!("{}: {error}", path.display());
