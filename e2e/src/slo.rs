@@ -46,6 +46,8 @@ pub struct Class {
 pub enum Policy {
     /// The proposal's profiles, every request asking for it.
     Slo,
+    /// As the picker is without a configuration.
+    Default,
     /// Queue, KV cache, prefix and requests in flight, weighed.
     Weighed,
     /// One after another, past the proxy.
@@ -213,7 +215,7 @@ impl Experiment {
             let prompt = prompt(&mut rng);
             let to = match policy {
                 Policy::RoundRobin => stack.servers[sent.len() % stack.servers.len()].addr(),
-                Policy::Slo | Policy::Weighed => stack.address(),
+                Policy::Slo | Policy::Default | Policy::Weighed => stack.address(),
             };
             sent.push(tokio::spawn(async move {
                 tokio::time::sleep_until(began + Duration::from_secs_f64(at)).await;

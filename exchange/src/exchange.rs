@@ -325,8 +325,12 @@ impl Exchange {
                 if let Some(splice) = asking.splice {
                     forward.rewrite(splice, self.declared_bytes.map(|_| asking.body_bytes));
                 }
-                let prompt =
-                    Prompt { hashes: asking.blocks, tokens: asking.prompt_tokens, text_bytes: parsed.map_or(0, prompt::text_bytes) };
+                let prompt = Prompt {
+                    text_bytes: parsed.map_or(0, prompt::text_bytes),
+                    blocks: parsed.and_then(|parsed| prompt::even_blocks(parsed, &asking.blocks, asking.prefix)),
+                    hashes: asking.blocks,
+                    tokens: asking.prompt_tokens,
+                };
                 let flight = Flight::new(self.api, label, picked, prompt, now);
                 self.phase = Phase::Routed(Box::new(flight.renamed(asking.names)));
                 Step::Forward(forward)

@@ -1,6 +1,6 @@
 //! From a parsed body to the chained hashes of its prompt.
 
-use scheduler::prefix::{BlockHasher, DENSE_BLOCKS, STRIDE};
+use scheduler::prefix::{BlockHasher, DENSE_BLOCKS, STRIDE, blocks_of};
 use scheduler::{PrefixSettings, TokenSettings};
 
 use crate::body::{Parsed, Piece};
@@ -29,6 +29,13 @@ pub(crate) fn text_bytes(parsed: &Parsed<'_>) -> u32 {
     u32::try_from(parsed.prompt_bytes).ok().filter(|_| !mixed).unwrap_or(0)
 }
 
+/// Blocks of the prompt that has these hashes, where a part of its tokens is as large a part of them.
+pub(crate) fn even_blocks(parsed: &Parsed<'_>, hashes: &[u64], settings: PrefixSettings) -> Option<u32> {
+    let blocks = blocks_of(hashes, hashes.len());
+    let whole = usize::try_from(blocks).is_ok_and(|blocks| blocks < settings.blocks_max);
+    (whole && parsed.media_items == 0).then_some(blocks)
+}
+
 /// Estimated tokens of the prompt: what its bytes of text are by `text`, the ids where the client sent those, and what images count for.
 pub(crate) fn tokens(parsed: &Parsed<'_>, settings: TokenSettings, text: impl Fn(usize) -> u32) -> u32 {
     text(parsed.prompt_bytes)
@@ -51,5 +58,17 @@ mod tests {
             text_bytes(&prompt)
         };
         assert_eq!([with(0, 0), with(1, 0), with(0, 1), with(1, 1)], [4, 0, 0, 0]);
+    }
+
+    #[test]
+    fn only_of_a_whole_prompt_without_images_a_part_of_its_tokens_is_that_part_of_its_blocks() {
+        let text = body::parse(Api::of(b"POST", b"/v1/completions"), br#"{"model": "m", "prompt": "four"}"#).unwrap();
+        let blocks = |media_items, blocks_max| {
+            let mut prompt = text.clone();
+            prompt.media_items = media_items;
+            let settings = PrefixSettings { block_tokens: 64, blocks_max, blocks_per_endpoint: 100, auto_tune: false };
+            even_blocks(&prompt, &[2, 4, 6, 8], settings)
+        };
+        assert_eq!([blocks(0, 5), blocks(0, 4), blocks(1, 5)], [Some(4), None, None]);
     }
 }

@@ -1,4 +1,5 @@
-//! How much of mixed traffic is in time at 0.9 of what a pool of two speeds can do: by SLO, by load and prefix weighed, by round robin; same seeds.
+//! How much of mixed traffic is in time at 0.9 of what a pool of two speeds can do: by SLO, without a configuration, by load and prefix weighed, by
+//! round robin; same seeds.
 
 use std::time::Duration;
 
@@ -22,14 +23,19 @@ async fn critical_requests_are_in_time_where_load_and_prefix_weighed_are_late() 
         seeds: vec![1, 2, 3],
     };
     let rate = experiment.capacity().await? * experiment.load;
-    let [by_slo, by_weights, by_turns] = [
+    let [by_slo, by_default, by_weights, by_turns] = [
         experiment.run(Policy::Slo, rate).await?,
+        experiment.run(Policy::Default, rate).await?,
         experiment.run(Policy::Weighed, rate).await?,
         experiment.run(Policy::RoundRobin, rate).await?,
     ];
-    println!("{rate:.1} requests a second\nby SLO {by_slo:#?}\nby weights {by_weights:#?}\nby turns {by_turns:#?}");
+    println!(
+        "{rate:.1} requests a second\nby SLO {by_slo:#?}\nby default {by_default:#?}\nby weights {by_weights:#?}\nby turns {by_turns:#?}"
+    );
     let ours = by_slo["critical"].attainment();
     assert!(ours >= 0.95, "critical in time: {ours}");
+    let default = by_default["critical"].attainment();
+    assert!(ours >= default - 0.02, "critical in time: {ours}, without a configuration {default}");
     assert!(by_weights["critical"].attainment() < 0.95, "where they are not late, this shows nothing");
     assert_eq!(by_slo["critical"].shed, 0, "only requests that are not critical are shed");
     Ok(())

@@ -4,7 +4,6 @@ use std::borrow::Cow;
 
 use scheduler::EndpointRef;
 use scheduler::latency::learn::Ended;
-use scheduler::prefix::blocks_of;
 
 use crate::api::Api;
 use crate::headers;
@@ -107,6 +106,9 @@ pub(super) struct Prompt {
     pub(super) tokens: u32,
     /// Bytes of its text; 0 where it has other parts.
     pub(super) text_bytes: u32,
+    /// Its blocks, where a part of its tokens is as large a part of them: not where it has images, whose tokens their bytes do not tell, nor where
+    /// only its beginning was hashed.
+    pub(super) blocks: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -173,14 +175,6 @@ impl<'h> ResponseHead<'h> {
 
 fn number<N: std::str::FromStr>(value: &[u8]) -> Option<N> {
     std::str::from_utf8(value).ok()?.parse().ok()
-}
-
-// === impl Prompt ===
-
-impl Prompt {
-    fn blocks(&self) -> u32 {
-        blocks_of(&self.hashes, self.hashes.len())
-    }
 }
 
 // === impl Flight ===
@@ -305,7 +299,7 @@ impl Flight {
         let ttft_ms = self.first_token_at.filter(|_| self.streamed).map(|at| ms_between(self.picked_at, at));
         let ending = Ending { ended, ttft_ms, tpot_ms: self.tpot_ms(&usage), usage: &usage };
         pool.observe_end(&self.held, &ending);
-        pool.hit(&self.held, &usage, self.prompt.blocks(), self.prompt.text_bytes);
+        pool.hit(&self.held, &usage, self.prompt.text_bytes, self.prompt.blocks);
         pool.release(self.held);
         outcome
     }

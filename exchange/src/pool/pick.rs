@@ -4,7 +4,7 @@
 //! hold theirs until the serving one answers, since by then its sidecar has had what it asked of them.
 
 use scheduler::in_flight::{InFlight, Ticket};
-use scheduler::prefix::{self, Reuse};
+use scheduler::prefix::{self, Belief};
 use scheduler::{Decision, EndpointIndex, EndpointRef, Explanation, Local, Promise, Readiness, Request, Route, Snapshot, session_token};
 
 use super::watch::Watch;
@@ -44,14 +44,6 @@ pub(crate) struct Held {
     belief: Option<Belief>,
     /// What is observed of it; `None` when nothing is.
     pub(super) watch: Option<Box<Watch>>,
-}
-
-/// How much of a prompt an endpoint was believed to hold, and how long ago it was given the last of that.
-#[derive(Clone, Copy, Debug)]
-struct Belief {
-    endpoint: EndpointRef,
-    blocks: u32,
-    reuse: Option<Reuse>,
 }
 
 /// A response header that names an endpoint to the client.
@@ -162,17 +154,13 @@ impl Pool {
         held.belief = self.knows(to).then(|| self.place_anew(to, blocks)).filter(|_| told);
     }
 
-    /// The engine told how much of the prompt it had: `usage` of a prompt of so many blocks. Its tokens are not ours, but what part of the prompt
-    /// was cached is the same in both; a sixteenth is left for templates and block ends. `text_bytes`: of a prompt of text alone, else 0.
-    pub(crate) fn hit(&mut self, held: &Held, usage: &Usage, blocks: u32, text_bytes: u32) {
+    /// The engine told of the prompt's tokens how many it had cached. `text_bytes`: of a prompt of text alone, else 0. `blocks`: of a prompt whose tokens are
+    /// spread evenly over them, else nothing.
+    pub(crate) fn hit(&mut self, held: &Held, usage: &Usage, text_bytes: u32, blocks: Option<u32>) {
         self.token_rate.learn(text_bytes, usage);
-        let (Some(belief), Some(cached), Some(prompt @ 1..)) = (held.belief, usage.cached_tokens, usage.prompt_tokens) else { return };
-        let held = u64::from(cached) * u64::from(blocks) / u64::from(prompt);
-        let (believed, slack) = (u64::from(belief.blocks), 1 + u64::from(belief.blocks / 16));
-        if held > believed + slack {
-            self.prefixes.learn_more(belief.endpoint);
-        } else if let Some(reuse) = belief.reuse {
-            self.prefixes.learn(belief.endpoint, reuse, held + slack >= believed);
+        let told = usage.cached_tokens.zip(usage.prompt_tokens);
+        if let (Some(belief), Some(blocks), Some((cached, prompt))) = (&held.belief, blocks, told) {
+            self.prefixes.told(belief, blocks, cached, prompt);
         }
     }
 
@@ -237,11 +225,8 @@ impl Pool {
 
     /// Records that `endpoint` is given a prompt of these hashes, of which it holds the first `known`; what was believed of it before.
     fn place(&mut self, endpoint: EndpointRef, hashes: &[u64], known: u32) -> Belief {
-        let last = known.checked_sub(1).and_then(|last| hashes.get(last as usize));
-        let reuse = last.and_then(|&hash| self.prefixes.reuse(endpoint, hash));
-        self.prefixes.record(endpoint, hashes);
         self.untold.keep(endpoint, hashes, known);
-        Belief { endpoint, blocks: prefix::blocks_of(hashes, known as usize), reuse }
+        self.prefixes.place(endpoint, hashes, known)
     }
 
     fn known_by(&self, endpoint: EndpointIndex) -> u32 {

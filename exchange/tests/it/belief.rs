@@ -34,11 +34,14 @@ fn ask_served_by(pool: &mut Pool, number: usize, cached_percent: u32, server: &[
 }
 
 /// The engine says how many of the prompt's tokens, by its own count, were cached.
-fn ask_prompt(pool: &mut Pool, prompt: &str, (cached, tokens): (u32, u32), server: &[u8]) {
+fn ask_prompt(pool: &mut Pool, prompt: &str, told: (u32, u32), server: &[u8]) {
+    ask_body(pool, b"/v1/completions", &format!(r#"{{"model":"m","prompt":"{prompt}"}}"#), told, server);
+}
+
+fn ask_body(pool: &mut Pool, path: &[u8], body: &str, (cached, tokens): (u32, u32), server: &[u8]) {
     let mut exchange = Exchange::new(Time(0));
-    let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/completions")];
+    let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", path)];
     exchange.request_headers(&Settings::default(), pairs, false);
-    let body = format!(r#"{{"model":"m","prompt":"{prompt}"}}"#);
     let Step::Forward(_) = exchange.decide(&Settings::default(), pool, None, body.as_bytes(), Time(0)) else { panic!("not routed") };
     let head = ResponseHead {
         origin: Origin::Upstream,
@@ -66,6 +69,21 @@ fn an_engine_that_had_less_than_believed_is_believed_to_hold_less() {
     assert_eq!(capacity(&pool, endpoint), BLOCKS, "nothing was believed of any of them");
     ask(&mut pool, 8, 0);
     assert!(capacity(&pool, endpoint) < BLOCKS * 9 / 10, "{}", capacity(&pool, endpoint));
+}
+
+#[test]
+fn what_an_image_is_in_tokens_is_not_known_so_the_reply_proves_nothing() {
+    for (image, proves) in [("", true), (r#",{"type":"image_url","image_url":{"url":"http://a/b.png"}}"#, false)] {
+        let (mut pool, endpoint) = pool();
+        let chat = |number: usize| {
+            let text = format!("{number:07} is so ").repeat(850);
+            format!(r#"{{"model":"m","messages":[{{"role":"user","content":[{{"type":"text","text":"{text}"}}{image}]}}]}}"#)
+        };
+        for number in (0..20).chain([8]) {
+            ask_body(&mut pool, b"/v1/chat/completions", &chat(number), (0, 14_000), b"10.0.0.0:8000");
+        }
+        assert_eq!(capacity(&pool, endpoint) < BLOCKS, proves, "{image}");
+    }
 }
 
 #[test]

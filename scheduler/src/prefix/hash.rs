@@ -19,7 +19,7 @@
 //!
 //! A trailing partial block counts, as it does in llm-d's approximate prefix producer. An engine caches full blocks only, but of its own
 //! smaller size (16 tokens against our 64), so most of such a tail is held; and a prompt shorter than one block keeps its affinity. The
-//! price is a belief too long by less than a block, in prompts that come again unchanged.
+//! price is a belief too long by less than a block (behind the first [`DENSE_BLOCKS`], less than [`STRIDE`]), in prompts that come again unchanged.
 
 use super::xxh64::{STRIPE_BYTES, Xxh64};
 

@@ -9,7 +9,7 @@ use e2e::Result;
 use serde::{Deserialize, Serialize};
 
 use crate::load::{Load, Measured};
-use crate::stats::{Paired, median};
+use crate::stats::{Paired, median, quantile};
 use crate::world::{Way, World};
 use crate::{Args, predicting, write_result};
 
@@ -48,6 +48,7 @@ pub(crate) struct Row {
     pub(crate) added_p99_us: f64,
     pub(crate) added_cpu_us: f64,
     pub(crate) rps_ratio: f64,
+    pub(crate) iqr_rps_ratio: f64,
     /// Spread of the added p50.
     pub(crate) iqr_us: f64,
     /// Spread of the added p99, and of the added CPU.
@@ -168,6 +169,7 @@ fn row(way: Way, case: Case, ours: &[Measured], plain: &[Measured]) -> Row {
         added_p99_us: p99.median,
         added_cpu_us: cpu.median,
         rps_ratio: median(&ratios),
+        iqr_rps_ratio: quantile(&ratios, 0.75) - quantile(&ratios, 0.25),
         iqr_us: p50.iqr,
         iqr_p99_us: p99.iqr,
         iqr_cpu_us: cpu.iqr,

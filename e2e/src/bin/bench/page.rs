@@ -59,7 +59,7 @@ struct Measured {
     chunk_steps: Vec<steps::ChunkRow>,
 }
 
-const TARGETS: [Target; 16] = [
+const TARGETS: [Target; 20] = [
     Target { what: "p50 at 10 KB, 1 connection, µs", reference: "+1,020", bound: AtMost(25.0), found: |m| m.p50("filter", 10_000, 100) },
     Target { what: "p50 at 100 KB, µs", reference: "+2,990", bound: AtMost(60.0), found: |m| m.p50("filter", 100_000, 100) },
     Target { what: "p50 at 220 KB, µs", reference: "+5,090", bound: AtMost(120.0), found: |m| m.p50("filter", 220_000, 100) },
@@ -93,7 +93,7 @@ const TARGETS: [Target; 16] = [
     },
     Target { what: "requests/s at 220 KB, 16 connections, of plain Envoy's", reference: "0.04", bound: AtLeast(0.6), found: Measured::rps },
     Target {
-        what: "a further worker and its VM, 100 endpoints x 6,600 blocks, MB",
+        what: "a further worker and its VM, 100 endpoints x 6,600 blocks, MiB",
         reference: "-",
         bound: AtMost(16.0),
         found: |m| m.stands("each further worker and its VM, after"),
@@ -103,6 +103,22 @@ const TARGETS: [Target; 16] = [
         reference: "+1,020",
         bound: AtMost(255.0),
         found: |m| m.p50("ext_proc", 10_000, 100),
+    },
+    Target { what: "ext_proc: p50 at 100 KB, µs", reference: "+2,990", bound: AtMost(747.0), found: |m| m.p50("ext_proc", 100_000, 100) },
+    Target {
+        what: "ext_proc: p50 at 400 KB, µs", reference: "+8,380", bound: AtMost(2_095.0), found: |m| m.p50("ext_proc", 400_000, 100)
+    },
+    Target {
+        what: "ext_proc: CPU at 10 KB, 16 connections, µs",
+        reference: "+748",
+        bound: AtMost(187.0),
+        found: |m| m.cpu("ext_proc", 10_000),
+    },
+    Target {
+        what: "ext_proc: CPU at 400 KB, 16 connections, µs",
+        reference: "+10,215",
+        bound: AtMost(2_554.0),
+        found: |m| m.cpu("ext_proc", 400_000),
     },
     Target {
         what: "ext_proc: p50 at 220 KB, µs", reference: "+5,090", bound: AtMost(1_272.0), found: |m| m.p50("ext_proc", 220_000, 100)
@@ -157,7 +173,7 @@ impl Measured {
     }
 
     fn rps(&self) -> Option<Found> {
-        self.request("filter", 220_000, 100, 16).map(|row| Found { value: row.rps_ratio, iqr: 0.0 })
+        self.request("filter", 220_000, 100, 16).map(|row| Found { value: row.rps_ratio, iqr: row.iqr_rps_ratio })
     }
 
     fn chunk(&self, front: &str) -> Option<Found> {
@@ -178,6 +194,7 @@ impl Found {
         let met = match bound {
             AtMost(_) if self.value.abs() <= self.iqr => return "inside the noise",
             AtMost(bound) => self.value <= bound,
+            AtLeast(bound) if (self.value - bound).abs() <= self.iqr => return "inside the noise",
             AtLeast(bound) => self.value >= bound,
         };
         if met { "met" } else { "**not met**" }
@@ -356,6 +373,8 @@ mod tests {
         assert_eq!(found(20.0, 2.0).verdict(AtMost(25.0)), "met");
         assert_eq!(found(30.0, 2.0).verdict(AtMost(25.0)), "**not met**");
         assert_eq!(found(0.7, 0.0).verdict(AtLeast(0.6)), "met");
+        assert_eq!(found(0.7, 0.1).verdict(AtLeast(0.6)), "inside the noise");
+        assert_eq!(found(0.5, 0.01).verdict(AtLeast(0.6)), "**not met**");
     }
 
     #[test]
