@@ -6,7 +6,8 @@
 //!  D  = e0 + e1 (B+1) + e2 (K+n)                 a decode step there with it; B requests in flight with K tokens of context
 //!  J  = W + S                                    it waits for its first token
 //!     + η B W                                    a place behind a long queue is also a place in a long batch
-//!     + ψ (Bavg + γ (B - Bavg)) S                its prefill holds up the others: there (γ), and by and by everywhere (Bavg, the mean B)
+//!     + ψ (γ B S + (1-γ) Bavg (S + S/v) / 2)     its prefill holds up the others: there (γ), and by and by everywhere (Bavg, the mean B), where an
+//!                                                average endpoint does that work: an hour of a slow one is worth less
 //!     + ζ B W S / (o w D + W + S)                and those who come while it waits: B in each lifetime of a request there
 //!     + φ o (w D + w B (e1 + e2 n) / 2)          o tokens of output: its own steps, and what it adds to those of others
 //! ```
@@ -34,7 +35,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "marginal-cost-scorer",
     kind: Kind::Scorer,
     doc: for_people(
-        "min J / J, J = W + S + queueExternality B W + externality (Bavg + ownBatchShare (B - Bavg)) S + arrivalExternality B W S / (o D + W + S) + decodeWeight o (D + B (e1 + e2 n) / 2): S its prefill there in ms, W that of prompts waiting there, B requests in flight, D a decode step, o the output expected. For the most requests within their SLOs rather than the lowest latency: queueExternality 0.1, ownBatchShare 0.5.",
+        "min J / J, J = W + S + queueExternality B W + externality (ownBatchShare B S + (1 - ownBatchShare) Bavg S') + arrivalExternality B W S / (o D + W + S) + decodeWeight o (D + B (e1 + e2 n) / 2): S its prefill there in ms, S' the mean of that and of its prefill at an average endpoint, W that of prompts waiting there, B requests in flight, D a decode step, o the output expected. For the most requests within their SLOs rather than the lowest latency: queueExternality 0.1, ownBatchShare 0.5.",
     ),
     source: for_people("ours; docs/routing-quality.md"),
     parameters: &[
@@ -93,11 +94,12 @@ struct Asked<'a> {
     prompt_tokens: f32,
 }
 
-/// What the request would cost at one endpoint: J = fixed + externality of its service x the pool's mean batch.
+/// What the request would cost at one endpoint: J = fixed + externality of what it holds others up for x the pool's mean batch.
 #[derive(Clone, Copy)]
 struct Cost {
     fixed: f32,
-    service_ms: f32,
+    /// The mean of its prefill there and at an average endpoint.
+    held_up_ms: f32,
 }
 
 /// One endpoint as the formula sees it.
@@ -129,7 +131,8 @@ impl MarginalCost {
         let (v, w) = place.speed;
         let batch = whole(u64::from(place.load.requests));
         let context = whole(place.load.decode_tokens.saturating_add(place.load.prefills.prompt_tokens));
-        let service_ms = v * asked.step.prefill_ms(place.uncached_tokens, asked.prompt_tokens) + place.adapter_ms;
+        let work_ms = asked.step.prefill_ms(place.uncached_tokens, asked.prompt_tokens);
+        let service_ms = v * work_ms + place.adapter_ms;
         let waiting_ms = v * prefills_ms(asked.step, &place.load.prefills);
         let own_decode_ms = output * w * asked.step.decode_ms(batch + 1.0, context + asked.prompt_tokens);
         let others_decode_ms = output * w * batch * (e1 + e2 * asked.prompt_tokens) / 2.0;
@@ -138,10 +141,10 @@ impl MarginalCost {
         let fixed = waiting_ms * (1.0 + self.queue_externality * batch)
             + service_ms * (1.0 + self.externality * self.own_batch_share * batch + self.arrival_externality * coming)
             + self.decode_weight * (own_decode_ms + others_decode_ms);
-        Cost { fixed, service_ms }
+        Cost { fixed, held_up_ms: (service_ms + work_ms + place.adapter_ms) / 2.0 }
     }
 
-    /// What a ms of service costs the rest of the pool.
+    /// What a ms of prefill costs the rest of the pool.
     fn shared(&self, mean_batch: f32) -> f32 {
         self.externality * (1.0 - self.own_batch_share) * mean_batch
     }
@@ -159,9 +162,9 @@ impl MarginalCost {
 impl Scorer for MarginalCost {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
         let asked = Asked { step: context.snapshot.step(), prompt_tokens: whole(u64::from(context.request.prompt_tokens)) };
-        let mut services = vec![0.0_f32; endpoints.len()];
+        let mut held_up = vec![0.0_f32; endpoints.len()];
         let mut requests = 0_u64;
-        for ((score, service), &endpoint) in scores.iter_mut().zip(&mut services).zip(endpoints) {
+        for ((score, ms), &endpoint) in scores.iter_mut().zip(&mut held_up).zip(endpoints) {
             let place = Place {
                 load: context.load(endpoint),
                 speed: context.snapshot.endpoint(endpoint).map_or((1.0, 1.0), |e| asked.step.speed(e.id)),
@@ -169,12 +172,12 @@ impl Scorer for MarginalCost {
                 adapter_ms: self.adapter_ms(context, endpoint),
             };
             requests += u64::from(place.load.requests);
-            Cost { fixed: *score, service_ms: *service } = self.cost(&asked, &place);
+            Cost { fixed: *score, held_up_ms: *ms } = self.cost(&asked, &place);
         }
         let shared = self.shared(whole(requests) / whole(endpoints.len() as u64).max(1.0));
         let mut lowest = f32::INFINITY;
-        for (score, service) in scores.iter_mut().zip(&services) {
-            *score += shared * service;
+        for (score, ms) in scores.iter_mut().zip(&held_up) {
+            *score += shared * ms;
             lowest = lowest.min(*score);
         }
         for score in scores {
@@ -201,4 +204,27 @@ fn prefills_ms(step: &StepModel, prefills: &Prefills) -> f32 {
 #[expect(clippy::cast_precision_loss, reason = "said above")]
 fn whole(count: u64) -> f32 {
     count as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_are_held_up_by_half_of_what_a_slow_endpoint_takes_longer() {
+        let scorer = MarginalCost {
+            externality: 2.0,
+            own_batch_share: 0.15,
+            arrival_externality: 1.0,
+            queue_externality: 0.2,
+            decode_weight: 0.5,
+            adapter_load_ms: 100.0,
+        };
+        let step = StepModel::default();
+        let held_up_ms = |speed| {
+            let place = Place { load: Load::default(), speed: (speed, 1.0), uncached_tokens: 1_000.0, adapter_ms: 30.0 };
+            scorer.cost(&Asked { step: &step, prompt_tokens: 1_000.0 }, &place).held_up_ms
+        };
+        assert!(((held_up_ms(3.0) - 30.0) / (held_up_ms(1.0) - 30.0) - 2.0).abs() < 1e-5);
+    }
 }
