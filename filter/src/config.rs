@@ -582,6 +582,7 @@ mod tests {
             ),
             (r#"{"pools": [{"name": "a", "clusters": "c"}]}"#, "`pools[0].clusters` must be a list of at most 64 cluster names".to_owned()),
             (r#"{"pools": [{"name": "a", "cluster": "c"}]}"#, "`pools[0].cluster` must be left out: there is no such field".to_owned()),
+            (&with(r#""": 2"#), "`` must be left out: there is no such field".to_owned()),
             (&with(r#""decide_at": "once""#), "`decide_at` must be \"body\" or \"headers\"".to_owned()),
             (&with(r#""failure_mode": "maybe""#), "`failure_mode` must be \"close\" or \"open\"".to_owned()),
             (&with(r#""cold_start_wait_ms": -1"#), "`cold_start_wait_ms` must be a whole number from 0 to 60000".to_owned()),
