@@ -142,6 +142,8 @@ fn member_row(view: &PoolView, member: &Member, metrics: &EndpointMetrics, total
         "incarnation": member.id.incarnation.0,
         "slot": member.id.slot.0,
         "in_flight": counts.requests,
+        "in_flight_prefill_tokens": counts.prefill_tokens,
+        "in_flight_decode_tokens": counts.decode_tokens,
         "picked": counts.picked,
         "served": counts.served,
         "models": &*member.said.models,
@@ -176,6 +178,8 @@ fn absentee_row(view: &PoolView, absentee: &Absentee, totals: &Totals) -> Value 
         "incarnation": id.map(|id| id.incarnation.0),
         "slot": id.map(|id| id.slot.0),
         "in_flight": counts.requests,
+        "in_flight_prefill_tokens": counts.prefill_tokens,
+        "in_flight_decode_tokens": counts.decode_tokens,
     })
 }
 

@@ -80,8 +80,10 @@ impl Books {
         let running = page.lines().filter(|line| line.starts_with("llm_d_epp_request_running{") && number(line) != Some(0.0));
         let mut entries: Vec<String> = running.map(str::to_owned).collect();
         for endpoint in daemon.endpoints().await? {
-            if endpoint["in_flight"] != 0 {
-                entries.push(format!("{} at {}", endpoint["in_flight"], endpoint["name"]));
+            for entry in ["in_flight", "in_flight_prefill_tokens", "in_flight_decode_tokens"] {
+                if endpoint[entry] != 0 {
+                    entries.push(format!("{entry} {} at {}", endpoint[entry], endpoint["name"]));
+                }
             }
         }
         Ok(Self { reports, entries })

@@ -46,22 +46,25 @@ thread_local! {
     static PICKS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
-/// How long a pick spends on sharing.
+/// How long a pick spends on sharing, without the time that a reading of the clock takes.
 #[derive(Debug)]
 pub struct Watch {
     since: Time,
     spent_ns: u64,
+    reading_ns: u64,
 }
 
 impl Watch {
     /// Starts.
     pub fn of<H: Host>(host: &H) -> Self {
-        Self { since: host.now(), spent_ns: 0 }
+        let (before, since) = (host.now(), host.now());
+        Self { since, spent_ns: 0, reading_ns: since.0.saturating_sub(before.0) }
     }
 
     /// What follows does not count.
     pub fn paused<H: Host>(self, host: &H) -> Self {
-        Self { spent_ns: self.spent_ns.saturating_add(host.now().0.saturating_sub(self.since.0)), ..self }
+        let spent_ns = host.now().0.saturating_sub(self.since.0).saturating_sub(self.reading_ns);
+        Self { spent_ns: self.spent_ns.saturating_add(spent_ns), ..self }
     }
 
     /// What follows counts again.
@@ -80,8 +83,7 @@ impl Watch {
     }
 }
 
-/// Of the last picks: how many, and what sharing cost them on average, at the median and at most but for one in a hundred, µs. The clock itself,
-/// read twice, is in it.
+/// Of the last picks: how many, and what sharing cost them on average, at the median and at most but for one in a hundred, µs.
 #[expect(clippy::cast_precision_loss, reason = "nanoseconds of a call")]
 fn live() -> String {
     let mut picks = PICKS.take();
