@@ -2,6 +2,7 @@
 
 mod failover;
 mod tls;
+mod together;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -10,7 +11,6 @@ use std::time::Duration;
 use e2e::client::{self, Events, Raw, Reply};
 use e2e::envoy::subset_hint_filter;
 use e2e::model_server::{Fault, FaultMode, Lies, Options};
-use e2e::second::Second;
 use e2e::stack::{Builder, Front, Stack};
 use e2e::{Result, wait_for};
 use http::Request;
@@ -450,27 +450,5 @@ async fn a_daemon_that_dies_cuts_no_reply_and_refuses_until_it_is_back() -> Resu
         let back = || async { stack.post("/v1/chat/completions", &echo::chat("x")).await.ok().filter(|reply| reply.status == 200) };
         wait_for(LIMIT, "the daemon to be back", back).await?;
     }
-    Ok(())
-}
-
-#[tokio::test]
-async fn both_fronts_at_once_share_one_state() -> Result<()> {
-    // The daemon's front is one more proxy to it: what goes by the filter of another Envoy is seen there, and the other way round.
-    let folder = tempfile::tempdir()?;
-    let config = folder.path().join("config.yaml");
-    std::fs::write(&config, "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins: [{type: active-request-scorer}]\n")?;
-    let builder = Stack::builder().front(Front::Filter).servers_like(2, &slow(100));
-    let stack = builder.daemon_arguments(&["--config", &config.display().to_string()]).start().await?;
-    let beside = Second::start_as(Front::ExtProc, &stack, "beside").await?;
-    let mut open = Vec::new();
-    for i in 0..8 {
-        let address = if i % 2 == 0 { stack.address() } else { beside.envoy.listener() };
-        open.push(stream(address, 200).await?);
-        tokio::time::sleep(Duration::from_millis(300)).await; // far more than it takes to tell, so that no pick is made in ignorance
-    }
-    until_in_flight(&stack, 8).await?;
-    let endpoints = stack.daemon.as_ref().ok_or("no daemon")?.endpoints().await?;
-    let spread: Vec<Option<u64>> = endpoints.iter().map(|endpoint| endpoint["in_flight"].as_u64()).collect();
-    assert_eq!(spread, [Some(4), Some(4)], "each fills the gap that the other left");
     Ok(())
 }
