@@ -49,11 +49,14 @@ mod tests {
     use crate::api::Api;
     use crate::body;
 
+    fn four() -> Parsed<'static> {
+        body::parse(Api::of(b"POST", b"/v1/completions"), br#"{"model": "m", "prompt": "four"}"#).unwrap()
+    }
+
     #[test]
     fn only_a_prompt_of_text_alone_says_how_many_tokens_a_byte_is() {
-        let text = body::parse(Api::of(b"POST", b"/v1/completions"), br#"{"model": "m", "prompt": "four"}"#).unwrap();
         let with = |prompt_token_ids, media_items| {
-            let mut prompt = text.clone();
+            let mut prompt = four();
             (prompt.prompt_token_ids, prompt.media_items) = (prompt_token_ids, media_items);
             text_bytes(&prompt)
         };
@@ -62,9 +65,8 @@ mod tests {
 
     #[test]
     fn only_of_a_whole_prompt_without_images_a_part_of_its_tokens_is_that_part_of_its_blocks() {
-        let text = body::parse(Api::of(b"POST", b"/v1/completions"), br#"{"model": "m", "prompt": "four"}"#).unwrap();
         let blocks = |media_items, blocks_max| {
-            let mut prompt = text.clone();
+            let mut prompt = four();
             prompt.media_items = media_items;
             let settings = PrefixSettings { block_tokens: 64, blocks_max, blocks_per_endpoint: 100, auto_tune: false };
             even_blocks(&prompt, &[2, 4, 6, 8], settings)
