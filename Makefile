@@ -176,6 +176,7 @@ sim-full: $(RUST_READY) ## every workload and setting, highest rates too; prints
 	@$(SIMULATOR) run all
 	cargo run --quiet --locked --release --manifest-path simulator/aisimulate/Cargo.toml --target-dir target/aisimulate -- run second-engine
 	$(SIMULATOR) rates
+	$(SIMULATOR) recover
 	$(SIMULATOR) report --docs docs
 
 .PHONY: predictor-eval

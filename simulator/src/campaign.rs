@@ -2,7 +2,8 @@
 
 use crate::grid::{Grid, parallel};
 use crate::hardware::{LLAMA_8B_H100, QWEN_32B_H200};
-use crate::policy::{MAIN, OURS};
+use crate::policy::{MAIN, OURS, TOLD};
+use crate::recovery::{Recovered, Series};
 use crate::store::HighestRate;
 use crate::workload::Kind;
 use crate::world::{Change, EngineModel, Setting, Sharing};
@@ -15,6 +16,9 @@ const LOADS: [f64; 3] = [0.5, 0.7, 0.9];
 
 /// The policies of the other tables.
 const FEW: [&str; 7] = [OURS, "2/2/3", "2/2/3/2", "2/2/3+active", "affinity+token-load", "lmetric", "least-request"];
+
+/// The same where engines are not alike or do not stay as they are, and what ours would do were it told.
+const CHANGING: [&str; 8] = [OURS, TOLD, "2/2/3", "2/2/3/2", "2/2/3+active", "affinity+token-load", "lmetric", "least-request"];
 
 /// Those of pools with LoRA adapters, and of pools split into prefill and decode, where a policy has to pick twice.
 const LORA: [&str; 6] = [OURS, "2/2/3", "2/2/3+lora", "affinity+token-load", "lmetric", "least-request"];
@@ -56,7 +60,7 @@ pub(crate) fn all() -> Vec<Grid> {
         grid(MAIN_TABLE, &plain, &LOADS, &MAIN),
         Grid { kinds: Kind::FURTHER.to_vec(), ..grid("further-workloads", &plain, &[0.5, 0.7], &FEW) },
         grid("budget-2048", &small_budget, &[0.5, 0.7], &FEW),
-        Grid { capacity: 0.75, ..grid("mixed-speeds", &mixed, &[0.5, 0.7], &FEW) },
+        Grid { capacity: 0.75, ..grid("mixed-speeds", &mixed, &[0.5, 0.7], &CHANGING) },
         // What the two GPUs do with these prompts differs by as much on every workload but code, where it is two times more.
         Grid { capacity: 0.35, ..grid("qwen3-32b-h200", &Setting::plain(QWEN_32B_H200), &[0.5], &FEW) },
         grid("4-proxies-private", &four(Sharing::Private), &[0.7], &shared),
@@ -65,13 +69,40 @@ pub(crate) fn all() -> Vec<Grid> {
         grid("metrics-0ms", &aged(0.0), &[0.7], &scraped),
         grid("metrics-1s", &aged(1_000.0), &[0.7], &scraped),
         grid("metrics-2s", &aged(2_000.0), &[0.7], &scraped),
-        grid("one-slows-3x", &changing(Change::Degrades(3.0)), &[0.5], &FEW),
-        grid("one-restarts", &changing(Change::Restarts), &[0.7], &FEW),
-        grid("two-join", &changing(Change::Grows), &[0.6], &FEW),
+        grid("one-slows-3x", &changing(Change::Degrades(3.0)), &[0.5], &CHANGING),
+        grid("one-restarts", &changing(Change::Restarts), &[0.7], &CHANGING),
+        grid("two-join", &changing(Change::Grows), &[0.6], &CHANGING),
         Grid { kinds: vec![Kind::Adapters], ..grid("lora-zipf", &with_adapters, &[0.5, 0.7], &LORA) },
         grid("prefill-decode", &split, &[0.35], &SPLIT),
         grid(SECOND_ENGINE, &Setting { model: EngineModel::Aisimulate, ..plain }, &[0.7], &RANKED),
     ]
+}
+
+/// How long each policy takes to be back where a campaign changes the pool.
+pub(crate) fn recoveries(policies: &[String], threads: usize) -> Result<Vec<Recovered>, String> {
+    let grids: Vec<Grid> = all().into_iter().filter(|grid| grid.setting.change.is_some()).collect();
+    let wanted = |policy: &&String| policies.is_empty() || policies.contains(policy);
+    let jobs: Vec<(&Grid, &String)> =
+        grids.iter().flat_map(|grid| grid.policies.iter().filter(wanted).map(move |policy| (grid, policy))).collect();
+    let mut recovered = Vec::new();
+    for kind in Kind::MAIN {
+        let mut by_seed: Vec<Vec<Series>> = Vec::new();
+        for seed in SEEDS {
+            let workload = kind.load(seed)?;
+            by_seed.push(parallel(threads, &jobs, |(grid, policy)| grid.after_change((kind, &workload), policy, seed))?);
+        }
+        recovered.extend(jobs.iter().enumerate().map(|(at, (grid, policy))| {
+            let series: Vec<&Series> = by_seed.iter().filter_map(|of_seed| of_seed.get(at)).collect();
+            Recovered {
+                setting: grid.name.clone(),
+                workload: kind.name().to_owned(),
+                policy: (*policy).clone(),
+                all: Series::together(&series).recovery(),
+                by_seed: series.iter().map(|series| series.recovery()).collect(),
+            }
+        }));
+    }
+    Ok(recovered)
 }
 
 /// The highest rates with nine of ten requests in SLO, over the first three seeds.

@@ -4,6 +4,7 @@ use std::sync::Mutex;
 
 use crate::measure::Measures;
 use crate::policy::Policy;
+use crate::recovery::Series;
 use crate::workload::{Kind, Workload};
 use crate::world::{self, Setting};
 
@@ -55,6 +56,15 @@ impl Grid {
         let records = world::run(workload, rate, &Policy::named(policy)?, &self.setting, seed)?;
         let measures = Measures::of(&records, &self.setting.engine);
         Ok(Cell { setting: self.name.clone(), workload: kind.name().to_owned(), load, policy: policy.to_owned(), seed, measures })
+    }
+
+    /// How the mean TTFT under a policy goes from the setting's change on, at the first load.
+    pub(crate) fn after_change(&self, (kind, workload): (Kind, &Workload), policy: &str, seed: u64) -> Result<Series, String> {
+        let rate = self.loads.first().copied().unwrap_or_default() * kind.capacity() * self.capacity;
+        let policy = Policy::named(policy)?;
+        let run = |setting: &Setting| world::run(workload, rate, &policy, setting, seed);
+        let (records, reference) = (run(&self.setting)?, run(&self.setting.changed())?);
+        Ok(Series::of(&records, &reference, self.setting.change_at(records.len()).unwrap_or(records.len())))
     }
 
     /// The highest rate at which `good` still holds, requests a second, by bisection between 5 % and 130 % of capacity.

@@ -6,6 +6,8 @@ use scheduler::EndpointRef;
 use scheduler::in_flight::Load;
 use scheduler::latency::step::{FirstToken, Gap, Learner, StepModel};
 
+use crate::engine::StepTimes;
+
 #[derive(Debug)]
 pub(crate) struct Learning {
     learner: Learner,
@@ -72,5 +74,44 @@ impl Learning {
 
     pub(crate) fn publish(&self) -> StepModel {
         self.learner.model()
+    }
+
+    /// What would be published were the engines' own times known. How much requests put out is learned all the same.
+    pub(crate) fn told<'r>(&self, engines: impl Iterator<Item = (&'r EndpointRef, StepTimes)> + Clone) -> StepModel {
+        let slowdowns = || engines.clone().map(|(_, times)| times.slowdown);
+        let average = slowdowns().sum::<f64>() / slowdowns().count().max(1) as f64;
+        let Some((_, StepTimes { prefill: [p0, p1, p2], decode: [d0, d1, d2], overhead, .. })) = engines.clone().next() else {
+            return self.publish();
+        };
+        let [prefill, decode] = [[p0 + overhead, p1, p2], [d0 + overhead, d1, d2]].map(|times| times.map(|ms| (ms * average) as f32));
+        engines.fold(StepModel::of(prefill, decode, self.publish().output_tokens()), |model, (endpoint, times)| {
+            let speed = (times.slowdown / average) as f32;
+            model.with_speed(*endpoint, speed, speed)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hardware::LLAMA_8B_H100;
+    use scheduler::{Incarnation, Slot};
+
+    #[test]
+    fn what_is_told_is_what_steps_take_at_each_engine() {
+        let refs = [0, 1, 2].map(|slot| EndpointRef { slot: Slot(slot), incarnation: Incarnation(4) });
+        let times = [1.0, 4.0, 1.0].map(|slowdown| StepTimes { slowdown, ..LLAMA_8B_H100.times });
+        let model = Learning::new(3).told(refs.iter().zip(times));
+        for (endpoint, times) in refs.iter().zip(times) {
+            let (prefill, decode) = model.speed(*endpoint);
+            let told = f64::from(prefill * model.prefill_ms(1_000.0, 3_000.0));
+            let taken = times.mixed_ms((0.0, 0.0), 1_000.0, 2_000.0);
+            assert!((told / taken - 1.0).abs() < 1e-4, "{told} {taken}");
+            let told = f64::from(decode * model.decode_ms(8.0, 9_000.0));
+            let taken = times.mixed_ms((8.0, 9_000.0), 0.0, 0.0);
+            assert!((told / taken - 1.0).abs() < 1e-4, "{told} {taken}");
+        }
+        let mean: f64 = refs.iter().map(|endpoint| f64::from(model.speed(*endpoint).0)).sum::<f64>() / 3.0;
+        assert!((mean - 1.0).abs() < 1e-6, "speeds are against the average engine");
     }
 }

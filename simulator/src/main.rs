@@ -11,6 +11,7 @@ mod hardware;
 mod learning;
 mod measure;
 mod policy;
+mod recovery;
 mod report;
 mod router;
 mod slo;
@@ -66,6 +67,15 @@ enum Task {
     },
     /// Finds the highest rates with nine of ten requests in SLO, and adds them to FILE.
     Rates {
+        /// Only these policies, separated by semicolons.
+        #[arg(long, value_delimiter = ';')]
+        policies: Vec<String>,
+        /// Where results are kept.
+        #[arg(long, default_value = QUALITY)]
+        file: PathBuf,
+    },
+    /// Measures how long policies take to be back after a pool has changed, and adds that to FILE.
+    Recover {
         /// Only these policies, separated by semicolons.
         #[arg(long, value_delimiter = ';')]
         policies: Vec<String>,
@@ -137,9 +147,11 @@ fn run(args: Args) -> Result<(), String> {
         }
         Task::Rates { policies, file } => {
             let rates = campaign::highest_rates(&policies, args.threads)?;
-            let mut store = Store::read(&file)?;
-            store.put(Vec::new(), rates);
-            store.write(&file)
+            keep(&file, Store { rates, ..Store::default() })
+        }
+        Task::Recover { policies, file } => {
+            let recoveries = campaign::recoveries(&policies, args.threads)?;
+            keep(&file, Store { recoveries, ..Store::default() })
         }
         Task::Report { file, docs } => report::write(&Store::read(&file)?, &validate::all(VALIDATION_TRIES)?, &docs),
         Task::Slo { by, load, seeds } => attainment(&by, load, &seeds, args.threads),
@@ -163,6 +175,13 @@ fn run(args: Args) -> Result<(), String> {
             })
         }
     }
+}
+
+/// Adds what was run to the file.
+fn keep(file: &Path, new: Store) -> Result<(), String> {
+    let mut store = Store::read(file)?;
+    store.put(new);
+    store.write(file)
 }
 
 fn campaigns(
@@ -196,9 +215,7 @@ fn campaigns(
             let last = cells.last().map_or(String::new(), |cell| format!("{}, seed {}", cell.workload, cell.seed));
             let since = began.elapsed().as_secs();
             let _ = writeln!(std::io::stderr(), "{since:>5} s  {} {done} of {pieces}: {last}, {} runs", grid.name, cells.len());
-            let mut store = Store::read(file)?;
-            store.put(cells, Vec::new());
-            store.write(file)
+            keep(file, Store { cells, ..Store::default() })
         })?;
     }
     Ok(())

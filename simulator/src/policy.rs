@@ -14,6 +14,8 @@ use crate::hardware::LLAMA_8B_H100;
 pub(crate) enum Policy {
     /// By these plugins.
     Config(PipelineSpec),
+    /// By these plugins, told what steps cost at each engine.
+    Told(PipelineSpec),
     /// By a policy of its own.
     Rival(Rival),
 }
@@ -21,6 +23,9 @@ pub(crate) enum Policy {
 /// Our policy and its setting for goodput.
 pub(crate) const OURS: &str = "ours";
 pub(crate) const GOODPUT: &str = "ours-goodput";
+
+/// Ours where nothing has to be learned of the engines: what learning costs.
+pub(crate) const TOLD: &str = "ours-told";
 
 /// The policies of the main table, ours first.
 pub(crate) const MAIN: [&str; 14] = [
@@ -61,6 +66,10 @@ impl Policy {
             profile(base.iter().chain(more).map(|&(plugin_type, weight)| scorer(plugin_type, weight)).collect())
         };
         Ok(match name {
+            TOLD => {
+                let plugin = PluginSpec { parameters: numbers, ..PluginSpec::of_type("marginal-cost-scorer") };
+                Self::Told(of_one_profile(vec![(plugin, 1.0)]))
+            }
             OURS | GOODPUT => {
                 if name == GOODPUT {
                     let setting = [("queueExternality", 0.1), ("ownBatchShare", 0.5)];
@@ -88,8 +97,8 @@ impl Policy {
     /// What the snapshots of a pool under it are made with; `split`: of prefill and of decode engines.
     pub(crate) fn pipeline(&self, split: bool) -> Result<PipelineSpec, String> {
         match self {
-            Self::Config(spec) if split => Ok(disaggregated(spec)),
-            Self::Config(spec) => Ok(spec.clone()),
+            Self::Config(spec) | Self::Told(spec) if split => Ok(disaggregated(spec)),
+            Self::Config(spec) | Self::Told(spec) => Ok(spec.clone()),
             Self::Rival(rival) if split => Err(format!("{rival:?} picks one engine for a request, not two")),
             Self::Rival(_) => Ok(PipelineSpec::default()),
         }
@@ -119,7 +128,11 @@ fn number(key: &str, number: f64) -> (String, Value) {
 }
 
 fn profile(plugins: Vec<(PluginSpec, f64)>) -> Policy {
-    Policy::Config(PipelineSpec::of_one_profile("simulated", plugins, 1))
+    Policy::Config(of_one_profile(plugins))
+}
+
+fn of_one_profile(plugins: Vec<(PluginSpec, f64)>) -> PipelineSpec {
+    PipelineSpec::of_one_profile("simulated", plugins, 1)
 }
 
 #[cfg(test)]

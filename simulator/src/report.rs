@@ -1,5 +1,6 @@
 //! `docs/routing-quality.md` and its figures, made of what was run and nothing else.
 
+mod changes;
 mod figures;
 mod ratios;
 mod text;
@@ -10,7 +11,7 @@ use std::path::Path;
 use crate::campaign::{MAIN_TABLE, SECOND_ENGINE};
 use crate::grid::Grid;
 use crate::measure::{LESS_IS_BETTER, Measure, mean_ci};
-use crate::policy::{GOODPUT, LLM_D, LMETRIC, MAIN, OURS};
+use crate::policy::{GOODPUT, LLM_D, LMETRIC, MAIN, OURS, TOLD};
 use crate::store::Store;
 use crate::validate::Row;
 use crate::workload::Kind;
@@ -49,6 +50,7 @@ fn page(store: &Store, validation: &[Row]) -> String {
     page.push_str(text::LOSSES);
     page.push_str(&rates(store));
     page.push_str(&settings(store));
+    page.push_str(&changes::section(store));
     page.push_str(&agreement(&main, &Runs::of(store, SECOND_ENGINE)));
     page.push_str(&validated(validation));
     page.push_str(text::LIMITS);
@@ -86,6 +88,7 @@ fn aims(store: &Store, main: &Runs<'_>) -> String {
             );
         }
     }
+    out.push_str(&changes::aims(store));
     out
 }
 
@@ -208,7 +211,7 @@ fn further(grid: &Grid, runs: &Runs<'_>) -> String {
         };
         let _ = writeln!(out, "| {policy} | {} |", kinds.iter().map(cell).collect::<Vec<_>>().join(" | "));
     }
-    let rivals: Vec<&str> = run.into_iter().filter(|name| *name != OURS).collect();
+    let rivals: Vec<&str> = run.into_iter().filter(|name| ![OURS, TOLD].contains(name)).collect();
     let over = losses(runs, &grid.kinds, &[ttft, p99, e2e], &rivals);
     let over = if over.is_empty() { "nowhere".to_owned() } else { over };
     let _ = writeln!(out, "\nOurs is worse than the best of them by more than 3 %: {over}.");

@@ -103,7 +103,7 @@ impl Router {
         self.matched.clear();
         self.matched.extend(self.known.iter().map(|&known| blocks_of(job.hashes, known as usize)));
         let (at, prefill) = match policy {
-            Policy::Config(_) => self.scheduled(snapshot, job)?,
+            Policy::Config(_) | Policy::Told(_) => self.scheduled(snapshot, job)?,
             Policy::Rival(rival) => {
                 self.turn += 1;
                 let loads: Vec<Load> = refs.iter().map(|endpoint| self.ledger.load(*endpoint)).collect();

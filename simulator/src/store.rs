@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use crate::grid::Cell;
 use crate::measure::Measures;
+use crate::recovery::{Recovered, Recovery};
 
 /// The highest rate with nine of ten requests in their SLO.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,6 +21,7 @@ pub(crate) struct HighestRate {
 pub(crate) struct Store {
     pub(crate) cells: Vec<Cell>,
     pub(crate) rates: Vec<HighestRate>,
+    pub(crate) recoveries: Vec<Recovered>,
 }
 
 // === impl Store ===
@@ -34,17 +36,22 @@ impl Store {
         Ok(Self {
             cells: rows("rows").iter().map(cell).collect::<Option<_>>().ok_or_else(wrong)?,
             rates: rows("highest_rates").iter().map(rate).collect::<Option<_>>().ok_or_else(wrong)?,
+            recoveries: rows("recoveries").iter().map(recovered).collect::<Option<_>>().ok_or_else(wrong)?,
         })
     }
 
     /// Takes in what was run.
-    pub(crate) fn put(&mut self, cells: Vec<Cell>, rates: Vec<HighestRate>) {
+    pub(crate) fn put(&mut self, new: Self) {
+        let Self { cells, rates, recoveries } = new;
         let run = |cell: &Cell| (cell.setting.clone(), cell.workload.clone(), cell.load.to_bits(), cell.policy.clone(), cell.seed);
         let new: std::collections::BTreeSet<_> = cells.iter().map(run).collect();
         self.cells.retain(|cell| !new.contains(&run(cell)));
         self.cells.extend(cells);
         self.rates.retain(|old| !rates.iter().any(|new| (&new.workload, &new.policy, new.seed) == (&old.workload, &old.policy, old.seed)));
         self.rates.extend(rates);
+        let names = |row: &Recovered| (row.setting.clone(), row.workload.clone(), row.policy.clone());
+        self.recoveries.retain(|old| !recoveries.iter().any(|new| names(new) == names(old)));
+        self.recoveries.extend(recoveries);
     }
 
     pub(crate) fn write(&self, path: &Path) -> Result<(), String> {
@@ -53,8 +60,12 @@ impl Store {
         }
         let rows: Vec<Value> = self.cells.iter().map(cell_json).collect();
         let rates: Vec<Value> = self.rates.iter().map(rate_json).collect();
-        let line = |rows: &[Value]| rows.iter().map(Value::to_string).collect::<Vec<_>>().join(",\n");
-        let text = format!("{{\"rows\":[\n{}\n],\"highest_rates\":[\n{}\n]}}\n", line(&rows), line(&rates));
+        let recoveries: Vec<Value> = self.recoveries.iter().map(recovered_json).collect();
+        let parts = [("rows", rows), ("highest_rates", rates), ("recoveries", recoveries)].map(|(name, rows)| {
+            let lines: Vec<String> = rows.iter().map(Value::to_string).collect();
+            format!("\"{name}\":[\n{}\n]", lines.join(",\n"))
+        });
+        let text = format!("{{{}}}\n", parts.join(","));
         std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
     }
 }
@@ -97,6 +108,33 @@ fn rate(value: &Value) -> Option<HighestRate> {
     Some(HighestRate { workload: text("workload")?, policy: text("policy")?, seed, requests_per_s })
 }
 
+fn recovered_json(row: &Recovered) -> Value {
+    let Recovered { setting, workload, policy, all, by_seed } = row;
+    let by_seed: Vec<Value> = by_seed.iter().map(recovery_json).collect();
+    json!({"setting": setting, "workload": workload, "policy": policy, "all": recovery_json(all), "by_seed": by_seed})
+}
+
+fn recovered(value: &Value) -> Option<Recovered> {
+    let text = |name: &str| value.get(name)?.as_str().map(str::to_owned);
+    let by_seed = value.get("by_seed")?.as_array()?.iter().map(recovery).collect::<Option<_>>()?;
+    Some(Recovered {
+        setting: text("setting")?,
+        workload: text("workload")?,
+        policy: text("policy")?,
+        all: recovery(value.get("all")?)?,
+        by_seed,
+    })
+}
+
+/// `null` seconds: not within the run.
+fn recovery_json(Recovery { seconds, worst }: &Recovery) -> Value {
+    json!({"seconds": seconds, "worst": worst})
+}
+
+fn recovery(value: &Value) -> Option<Recovery> {
+    Some(Recovery { seconds: value.get("seconds")?.as_u64(), worst: value.get("worst")?.as_f64()? })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,13 +151,22 @@ mod tests {
             measures: Measures { ttft_mean, ..measures },
         };
         let rate = HighestRate { workload: "code".into(), policy: "ours".into(), seed: 1, requests_per_s: 61.5 };
+        let recovered = |seconds| Recovered {
+            setting: "one-restarts".into(),
+            workload: "code".into(),
+            policy: "ours".into(),
+            all: Recovery { seconds, worst: 1.25 },
+            by_seed: vec![Recovery { seconds: None, worst: 3.0 }],
+        };
         let mut store = Store::default();
-        store.put(vec![of(0.5, 1.0), of(0.7, 2.0)], vec![rate.clone()]);
-        store.put(vec![of(0.7, 3.0)], vec![rate.clone()]);
+        let (rates, recoveries) = (vec![rate.clone()], vec![recovered(None)]);
+        store.put(Store { cells: vec![of(0.5, 1.0), of(0.7, 2.0)], rates: rates.clone(), recoveries });
+        store.put(Store { cells: vec![of(0.7, 3.0)], rates, recoveries: vec![recovered(Some(31))] });
         let path = std::env::temp_dir().join(format!("simulator-store-{}.json", std::process::id()));
         store.write(&path).unwrap();
         let read = Store::read(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         assert_eq!((read.cells, read.rates), (vec![of(0.5, 1.0), of(0.7, 3.0)], vec![rate]));
+        assert_eq!(read.recoveries, [recovered(Some(31))]);
     }
 }

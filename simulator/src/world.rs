@@ -140,7 +140,7 @@ impl<'w> World<'w> {
         if self.setting.scrape_ms > 0.0 {
             self.agenda.plan(0.0, What::Scrape);
         }
-        if let Some(at) = arrivals.get(arrivals.len() / 3).filter(|_| self.setting.change.is_some()) {
+        if let Some(at) = self.setting.change_at(arrivals.len()).and_then(|at| arrivals.get(at)) {
             self.agenda.plan(*at, What::Changes);
         }
         let (mut next, mut left, mut events) = (0, arrivals.len(), Vec::new());
@@ -389,7 +389,10 @@ impl<'w> World<'w> {
                 ..EndpointMetrics::default()
             }
         });
-        let step = Arc::new(self.learning.publish());
+        let step = Arc::new(match self.policy {
+            Policy::Told(_) => self.learning.told(self.refs.iter().zip(self.engines.iter().map(|engine| engine.spec().times))),
+            _ => self.learning.publish(),
+        });
         if let Ok(snapshot) = self.snapshot.with_metrics(Version::default(), metrics.collect()) {
             self.snapshot = snapshot.with_step(step);
         }

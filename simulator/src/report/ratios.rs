@@ -128,7 +128,7 @@ mod tests {
         };
         let mut store = Store::default();
         let cells = (1..4).flat_map(|seed| [cell("ours", seed, 8.0, 9.0), cell("a", seed, 10.0, 30.0), cell("b", seed, 20.0, 10.0)]);
-        store.put(cells.collect(), Vec::new());
+        store.put(Store { cells: cells.collect(), ..Store::default() });
         let runs = Runs::of(&store, "main");
         let best = |measure: Measure| runs.against_best("code", measure, "ours", &["a", "b"]).map(|(ratio, who)| (ratio.to_string(), who));
         assert_eq!(best(("TTFT", |m| m.ttft_mean)), Some(("0.80 [0.80, 0.80]".to_owned(), "a")));

@@ -79,6 +79,21 @@ Never tuned on, but for two: what displacing an adapter counts for was on seeds 
 engine was found on seeds 101 and 102 of `mixed-speeds`.
 ";
 
+pub(super) const CHANGES: &str = "
+## Where engines differ or change
+
+`ours-told` is ours with the true step times of each engine from the start, and from the moment they change, in place of what is learned online.
+Ours against it, so what learning costs; above 1 it costs something:
+
+";
+
+pub(super) const RECOVERY: &str = "
+How long until a policy is back: seconds of virtual time from the change until the mean TTFT of the requests of the next 20 s is at most 1.1 times
+that of the same requests under the same policy in a pool that was like that from the start, and stays so for 30 s. Of five seeds together, in
+brackets the shortest and longest of one, then the worst 20 s against that pool. `never`: not within the run, minutes after the change. It says how
+fast a policy gets used to the change, not how well it then does. `one-restarts` counts from when the engine leaves, so up to 30 s of it is its absence.
+";
+
 pub(super) const VALIDATION: &str = "
 ## Against real engines
 

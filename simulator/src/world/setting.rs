@@ -17,6 +17,8 @@ pub(crate) struct Setting {
     /// Metrics are this old at most, ms; 0: never old.
     pub(crate) scrape_ms: f64,
     pub(crate) change: Option<Change>,
+    /// Share of the requests that come before the change.
+    pub(crate) change_after: f64,
 }
 
 /// Whose simulation of an engine.
@@ -36,7 +38,7 @@ pub(crate) enum Sharing {
     After(f64),
 }
 
-/// What happens to the pool after a third of the requests.
+/// What happens to the pool.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Change {
     /// The first engine becomes so many times as slow.
@@ -83,7 +85,19 @@ impl Setting {
             sharing: Sharing::Private,
             scrape_ms: 50.0,
             change: None,
+            change_after: 1.0 / 3.0,
         }
+    }
+
+    /// The pool as the change leaves it, from the start.
+    pub(crate) fn changed(&self) -> Self {
+        let change = self.change.filter(|change| *change != Change::Restarts);
+        Self { change, change_after: 0.0, ..*self }
+    }
+
+    /// Which of so many requests comes with the change.
+    pub(crate) fn change_at(&self, requests: usize) -> Option<usize> {
+        self.change.map(|_| (requests as f64 * self.change_after) as usize)
     }
 
     pub(super) fn specs(&self) -> impl Iterator<Item = EngineSpec> + '_ {

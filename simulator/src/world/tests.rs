@@ -72,3 +72,19 @@ fn proxies_that_hear_of_each_other_at_once_are_as_one() {
         [Setting::plain(LLAMA_8B_H100), of(Sharing::After(0.0)), of(Sharing::Private)].map(|setting| mean(&play("lmetric", &setting)));
     assert!((shared / one - 1.0).abs() < 0.2 && private > shared, "{one} {shared} {private}");
 }
+
+#[test]
+fn a_pool_as_its_change_leaves_it_is_so_from_the_first_request() {
+    let of = |change| Setting { change: Some(change), ..Setting::plain(LLAMA_8B_H100) };
+    assert_eq!(of(Change::Grows).changed().change_at(600), Some(0));
+    assert_eq!(
+        of(Change::Restarts).changed(),
+        Setting { change_after: 0.0, ..Setting::plain(LLAMA_8B_H100) },
+        "a cold cache is no state to stay in"
+    );
+    let slow = of(Change::Degrades(3.0));
+    let (middle, start) = (play("round-robin", &slow), play("round-robin", &slow.changed()));
+    let mean = |records: &[Record]| records.iter().map(|record| record.e2e).sum::<f64>() / records.len() as f64;
+    assert_eq!(slow.change_at(600), Some(200));
+    assert!(mean(&start[..100]) > 1.1 * mean(&middle[..100]), "the first hundred come before the change");
+}

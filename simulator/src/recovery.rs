@@ -1,0 +1,125 @@
+//! How long a policy takes to do as well in a changed pool as it does in one that was like that from the start.
+
+use crate::measure::sorted;
+use crate::world::Record;
+
+/// Seconds that the mean TTFT is taken over, and how long it has to stay near before a policy is back.
+const WINDOW_S: usize = 20;
+const HOLD_S: usize = 30;
+
+/// How near, as a ratio.
+const NEAR: f64 = 1.1;
+
+/// TTFT of the requests that came in each second from the change on, summed, and that of the same requests where the pool was so from the start.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Series(Vec<[f64; 2]>);
+
+/// How far a policy was off, and for how long.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Recovery {
+    /// From the change until the mean TTFT of what comes in a window is near, and stays so; `None`: not within the run.
+    pub(crate) seconds: Option<u64>,
+    /// The worst window's ratio.
+    pub(crate) worst: f64,
+}
+
+/// The recovery of a policy in a setting on a workload: of all seeds together, and of each.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Recovered {
+    pub(crate) setting: String,
+    pub(crate) workload: String,
+    pub(crate) policy: String,
+    pub(crate) all: Recovery,
+    pub(crate) by_seed: Vec<Recovery>,
+}
+
+// === impl Series ===
+
+impl Series {
+    /// Of two runs of the same arrivals; the request at `change` came with it.
+    pub(crate) fn of(records: &[Record], reference: &[Record], change: usize) -> Self {
+        let start = records.get(change).map_or(0.0, |record| record.at);
+        let mut seconds: Vec<[f64; 2]> = Vec::new();
+        for (record, reference) in records.iter().zip(reference).skip(change) {
+            let second = ((record.at - start) / 1e3) as usize;
+            seconds.resize(seconds.len().max(second + 1), [0.0; 2]);
+            if let Some([ttft, without]) = seconds.get_mut(second) {
+                *ttft += record.ttft;
+                *without += reference.ttft;
+            }
+        }
+        Self(seconds)
+    }
+
+    /// Those of several seeds, as far as all go.
+    pub(crate) fn together(seeds: &[&Self]) -> Self {
+        let seconds = seeds.iter().map(|series| series.0.len()).min().unwrap_or(0);
+        Self((0..seconds).map(|second| sum(seeds.iter().filter_map(|series| series.0.get(second)))).collect())
+    }
+
+    /// The ratio of each window, by the second it begins in.
+    fn ratios(&self) -> Vec<f64> {
+        let sums = self.0.windows(WINDOW_S).map(|window| sum(window.iter()));
+        sums.map(|[ttft, without]| if without > 0.0 { ttft / without } else { 1.0 }).collect()
+    }
+
+    pub(crate) fn recovery(&self) -> Recovery {
+        let ratios = self.ratios();
+        let near: Vec<bool> = ratios.iter().map(|ratio| *ratio <= NEAR).collect();
+        let seconds = near.windows(HOLD_S).position(|held| held.iter().all(|near| *near));
+        Recovery { seconds: seconds.map(|seconds| seconds as u64), worst: sorted(ratios.into_iter()).last().copied().unwrap_or(1.0) }
+    }
+}
+
+fn sum<'s>(seconds: impl Iterator<Item = &'s [f64; 2]>) -> [f64; 2] {
+    seconds.fold([0.0; 2], |[a, b], [c, d]| [a + c, b + d])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A request a second, each with this TTFT, and ten requests before.
+    fn records(ttft: impl Fn(usize) -> f64) -> Vec<Record> {
+        (0..110).map(|at| Record { at: at as f64 * 1e3, ttft: if at < 10 { 1e6 } else { ttft(at - 10) }, ..Record::default() }).collect()
+    }
+
+    fn recovery(ttft: impl Fn(usize) -> f64) -> Recovery {
+        Series::of(&records(ttft), &records(|_| 100.0), 10).recovery()
+    }
+
+    #[test]
+    fn who_was_never_off_is_back_at_once_whatever_was_before_the_change() {
+        assert_eq!(recovery(|_| 100.0), Recovery { seconds: Some(0), worst: 1.0 });
+        assert_eq!(recovery(|_| 50.0), Recovery { seconds: Some(0), worst: 0.5 });
+    }
+
+    #[test]
+    fn a_policy_is_back_when_the_window_to_come_is_near() {
+        // Twice as much for 30 s: of the window from second 28 on, two of twenty count double.
+        assert_eq!(recovery(|second| if second < 30 { 200.0 } else { 100.0 }), Recovery { seconds: Some(28), worst: 2.0 });
+        assert_eq!(recovery(|_| 111.0).seconds, None, "near it is not");
+        assert_eq!(recovery(|_| 109.0).seconds, Some(0), "near it is");
+    }
+
+    #[test]
+    fn a_moment_of_being_near_is_no_recovery() {
+        // Off, near for the windows from second 18 to 28, off again.
+        let back = recovery(|second| if second < 20 || (48..52).contains(&second) { 200.0 } else { 100.0 });
+        assert_eq!(back.seconds, Some(50));
+        assert_eq!(recovery(|second| if second == 99 { 1e9 } else { 100.0 }).seconds, Some(0), "what comes later is another matter");
+    }
+
+    #[test]
+    fn seeds_are_taken_together_by_their_sums_as_far_as_all_go() {
+        let of = |ttft: f64, length: usize| {
+            let end = |records: Vec<Record>| records.into_iter().take(10 + length).collect::<Vec<_>>();
+            Series::of(&end(records(|_| ttft)), &end(records(|_| 100.0)), 10)
+        };
+        let (off, back) = (of(115.0, 100), of(100.0, 60));
+        assert_eq!((off.recovery().seconds, back.recovery().seconds), (None, Some(0)));
+        let both = Series::together(&[&off, &back]);
+        assert_eq!((both.0.len(), both.recovery().seconds), (60, Some(0)));
+        assert_eq!(of(100.0, WINDOW_S + HOLD_S - 2).recovery().seconds, None, "too short to tell");
+    }
+}

@@ -1,0 +1,95 @@
+//! Pools whose engines are not alike or do not stay as they are: what it costs to learn that, and how long policies take.
+
+use std::fmt::Write;
+
+use super::ratios::Runs;
+use super::{shown, text};
+use crate::measure::{LESS_IS_BETTER, Measure};
+use crate::policy::{OURS, TOLD};
+use crate::recovery::{Recovered, Recovery};
+use crate::store::Store;
+use crate::workload::Kind;
+
+/// The settings that both are told of.
+const SETTINGS: [&str; 4] = ["mixed-speeds", "one-slows-3x", "one-restarts", "two-join"];
+
+/// Mean TTFT, p99 TTFT, mean E2E.
+const MEASURES: [Measure; 3] = [LESS_IS_BETTER[0], LESS_IS_BETTER[3], LESS_IS_BETTER[4]];
+
+pub(super) fn section(store: &Store) -> String {
+    let mut out = text::CHANGES.to_owned();
+    let kinds: Vec<&str> = Kind::MAIN.iter().map(|kind| kind.name()).collect();
+    let _ = writeln!(out, "| setting | measure | {} | all |\n|---|---|{}---|", kinds.join(" | "), "---|".repeat(kinds.len()));
+    for setting in SETTINGS {
+        let runs = Runs::of(store, setting);
+        for measure in MEASURES {
+            let of = |kind: &&str| shown(runs.against_best(kind, measure, OURS, &[TOLD]).map(|(ratio, _)| ratio));
+            let cells: Vec<String> = kinds.iter().map(of).collect();
+            let all = shown(runs.all_workloads(measure, OURS, &[TOLD]));
+            let _ = writeln!(out, "| {setting} | {} | {} | {all} |", measure.0, cells.join(" | "));
+        }
+    }
+    out.push_str(text::RECOVERY);
+    let changing = crate::campaign::all().into_iter().filter(|grid| grid.setting.change.is_some());
+    for grid in changing {
+        let _ = writeln!(out, "\n| {} | {} |\n|---|{}", grid.name, kinds.join(" | "), "---|".repeat(kinds.len()));
+        for policy in &grid.policies {
+            let of = |kind: &&str| recovered(store, (&grid.name, kind, policy)).map_or("-".to_owned(), cell);
+            let _ = writeln!(out, "| {policy} | {} |", kinds.iter().map(of).collect::<Vec<_>>().join(" | "));
+        }
+    }
+    out
+}
+
+/// What is aimed at of them, as rows of the table of aims.
+pub(super) fn aims(store: &Store) -> String {
+    let mut out = String::new();
+    for setting in ["mixed-speeds", "one-slows-3x"] {
+        let runs = Runs::of(store, setting);
+        let [ttft, _, e2e] = MEASURES.map(|measure| runs.all_workloads(measure, OURS, &[TOLD]));
+        if let (Some(ttft), Some(e2e)) = (ttft, e2e) {
+            let _ = writeln!(
+                out,
+                "| {setting}: loss against known speeds, mean TTFT and mean E2E, all workloads (study: 0.98 and 1.00) | {ttft}, {e2e} |"
+            );
+        }
+    }
+    for setting in ["one-slows-3x", "one-restarts"] {
+        let each: Vec<String> = Kind::MAIN
+            .iter()
+            .filter_map(|kind| Some(format!("{} {}", kind.name(), seconds(&recovered(store, (setting, kind.name(), OURS))?.all))))
+            .collect();
+        if !each.is_empty() {
+            let _ = writeln!(out, "| {setting}: recovery time, s | {} |", each.join(", "));
+        }
+    }
+    out
+}
+
+fn recovered<'s>(store: &'s Store, of: (&str, &str, &str)) -> Option<&'s Recovered> {
+    store.recoveries.iter().find(|row| (&*row.setting, &*row.workload, &*row.policy) == of)
+}
+
+fn seconds(recovery: &Recovery) -> String {
+    recovery.seconds.map_or("never".to_owned(), |seconds| seconds.to_string())
+}
+
+/// The time of all seeds together, the shortest and the longest of one, and the worst window.
+fn cell(row: &Recovered) -> String {
+    let never = |recovery: &&Recovery| recovery.seconds.unwrap_or(u64::MAX);
+    let range = [row.by_seed.iter().min_by_key(never), row.by_seed.iter().max_by_key(never)].map(|one| one.map_or(String::new(), seconds));
+    format!("{} [{}] {:.2}x", seconds(&row.all), range.join(", "), row.all.worst)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_that_is_never_back_is_the_longest() {
+        let of = |seconds| Recovery { seconds, worst: 1.5 };
+        let row =
+            |by_seed| Recovered { setting: String::new(), workload: String::new(), policy: String::new(), all: of(Some(31)), by_seed };
+        assert_eq!(cell(&row(vec![of(Some(40)), of(None), of(Some(7))])), "31 [7, never] 1.50x");
+    }
+}
