@@ -402,12 +402,6 @@ impl Snapshot {
     pub fn names_models(&self) -> bool {
         self.names_models
     }
-
-    /// Is any endpoint ready?
-    #[must_use]
-    pub fn any_ready(&self) -> bool {
-        self.endpoints.iter().any(|e| e.readiness == Readiness::Ready)
-    }
 }
 
 /// An endpoint that `order` cannot tell from another. (By reference, so that the sort is compiled once.)

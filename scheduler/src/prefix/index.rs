@@ -177,19 +177,6 @@ impl PrefixIndex {
         }
     }
 
-    /// Drops all of this chain that `endpoint` was believed to hold beyond its first `held` blocks: the engine said it had no more.
-    pub fn truncate(&mut self, endpoint: EndpointRef, blocks: &[u64], held: u32) {
-        let Some(owner) = self.owners.get(endpoint) else { return };
-        let epoch = self.epoch;
-        for &block in blocks.iter().take(BLOCKS_MAX).skip(held as usize) {
-            let key = self.table.key(block, region(owner));
-            if let Some((place, entry)) = self.table.find(key, owner) {
-                self.table.free(place);
-                self.owners.lost(entry, epoch_of(entry.stamp, epoch));
-            }
-        }
-    }
-
     /// Looks through `budget_buckets` buckets (of eight entries) and frees what forgotten endpoints left there. True when nothing is left to
     /// free. A bucket takes about 20 ns: 4 ms for one turn of the default table, so give it a few thousand a tick.
     pub fn sweep(&mut self, budget_buckets: usize) -> bool {
@@ -383,7 +370,6 @@ mod tests {
         let mut index = PrefixIndex::with_capacity(0);
         index.set_capacity(endpoint(1), 10);
         index.record(endpoint(1), &chain(1, 10));
-        index.truncate(endpoint(1), &chain(1, 10), 0);
         index.forget(endpoint(1));
         assert_eq!(matched(&index, &chain(1, 10), &[endpoint(1), endpoint(2)]), [0, 0]);
         assert!(index.sweep(100));
@@ -649,9 +635,8 @@ mod tests {
         let theirs = held(many, &chains.iter().map(|blocks| wide(blocks)).collect::<Vec<_>>());
         assert_eq!((theirs.iter().sum::<u32>() / 100, theirs), (held(few, &chains).iter().sum::<u32>() / 100, held(few, &chains)));
         assert_eq!((index.stats().entries, count(&mut index)), (8_000, 8_000));
-        index.truncate(many, &wide(&chains[39]), 0);
         let reuse = index.reuse(many, chains[38][99] | 1).unwrap();
-        assert_eq!((index.stats().entries, reuse.at_most % 4), (7_900, 0), "{reuse:?}");
+        assert_eq!((index.stats().entries, reuse.at_most % 4), (8_000, 0), "{reuse:?}");
     }
 
     #[test]
@@ -702,23 +687,6 @@ mod tests {
     }
 
     #[test]
-    fn truncated_to_what_the_engine_had() {
-        let mut index = PrefixIndex::with_capacity(8000);
-        let (a, b, blocks) = (endpoint(1), endpoint(2), chain(1, 100));
-        index.record(a, &blocks);
-        index.record(b, &blocks);
-        index.truncate(a, &blocks, 30);
-        assert_eq!(matched(&index, &blocks, &[a, b]), [30, 100]);
-        index.truncate(a, &blocks, 200);
-        assert_eq!(length(&index, &blocks, a), 30);
-        index.truncate(endpoint(3), &blocks, 0);
-        index.truncate(next_life(b), &blocks, 0);
-        index.truncate(a, &blocks, 0);
-        assert_eq!(matched(&index, &blocks, &[a, b]), [0, 100]);
-        assert_eq!((index.stats().entries, count(&mut index)), (100, 100));
-    }
-
-    #[test]
     fn few_are_lost_at_the_load_it_is_made_for() {
         let mut index = PrefixIndex::with_capacity(ENTRIES_DEFAULT);
         for slot in 0..100 {
@@ -750,7 +718,6 @@ mod tests {
         Forget(u16),
         Restart(u16),
         Capacity(u16, u32),
-        Truncate(u16, usize, usize),
         Sweep(usize),
     }
 
@@ -776,8 +743,7 @@ mod tests {
             12 => (slot.clone(), 0..CHAINS, 0..=CHAIN).prop_map(|(slot, n, len)| Op::Record(slot, n, len)),
             1 => slot.clone().prop_map(Op::Forget),
             1 => slot.clone().prop_map(Op::Restart),
-            1 => (slot.clone(), 0..200_u32).prop_map(|(slot, blocks)| Op::Capacity(slot, blocks)),
-            1 => (slot, 0..CHAINS, 0..CHAIN).prop_map(|(slot, n, held)| Op::Truncate(slot, n, held)),
+            1 => (slot, 0..200_u32).prop_map(|(slot, blocks)| Op::Capacity(slot, blocks)),
             1 => (0..50_usize).prop_map(Op::Sweep),
         ]
     }
@@ -820,11 +786,6 @@ mod tests {
                     self.held.remove(&old);
                 }
                 Op::Capacity(slot, blocks) => index.set_capacity(self.present(slot), blocks),
-                Op::Truncate(slot, n, held) => {
-                    let (at, blocks) = (self.present(slot), &self.trees[n]);
-                    index.truncate(at, blocks, held as u32);
-                    self.held.entry(at).or_default().retain(|block| !blocks[held..].contains(block));
-                }
                 Op::Sweep(budget) => {
                     index.sweep(budget);
                 }
@@ -843,7 +804,7 @@ mod tests {
         #[test]
         fn with_room_it_is_exact(ops in prop::collection::vec(op(), 0..60)) {
             let (mut index, mut twin) = (PrefixIndex::with_capacity(60_000), Twin::new());
-            for op in ops.iter().filter(|op| !matches!(op, Op::Truncate(..) | Op::Capacity(..))) {
+            for op in ops.iter().filter(|op| !matches!(op, Op::Capacity(..))) {
                 twin.apply(&mut index, op);
                 let all = twin.everybody();
                 for blocks in &twin.trees {

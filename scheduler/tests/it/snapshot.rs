@@ -6,8 +6,7 @@ use scheduler::latency::LatencyModel;
 use scheduler::latency::step::StepModel;
 use scheduler::objects::{ModelSpec, Objects, ObjectsSpec};
 use scheduler::{
-    ENDPOINTS_MAX, Endpoint, EndpointMetrics, EndpointRef, Incarnation, InvalidSnapshot, Pipeline, PipelineSpec, Readiness, Slot, Snapshot,
-    Version,
+    ENDPOINTS_MAX, Endpoint, EndpointMetrics, EndpointRef, Incarnation, InvalidSnapshot, Pipeline, PipelineSpec, Slot, Snapshot, Version,
 };
 
 use crate::case::Row;
@@ -98,16 +97,6 @@ fn an_observation_changes_the_row_of_its_endpoint_and_life() {
     let former_life = EndpointRef { incarnation: Incarnation(99), ..second };
     snapshot.observe(former_life, |metrics| metrics.queue_depth = Some(9.0));
     assert_eq!(queue_depths(&snapshot), [None, Some(2.0), None]);
-}
-
-#[test]
-fn one_ready_endpoint_makes_a_pool_ready() {
-    assert!(!seal(Vec::new()).unwrap().any_ready());
-    let mut endpoints = pool(2);
-    endpoints.iter_mut().for_each(|endpoint| endpoint.readiness = Readiness::NotReady);
-    assert!(!seal(endpoints.clone()).unwrap().any_ready());
-    endpoints[1].readiness = Readiness::Ready;
-    assert!(seal(endpoints).unwrap().any_ready());
 }
 
 #[test]
