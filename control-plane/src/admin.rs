@@ -144,6 +144,8 @@ fn member_row(view: &PoolView, member: &Member, metrics: &EndpointMetrics, total
         "in_flight": counts.requests,
         "in_flight_prefill_tokens": counts.prefill_tokens,
         "in_flight_decode_tokens": counts.decode_tokens,
+        "in_flight_prompts": counts.prompts,
+        "in_flight_with_slo": counts.tracked,
         "picked": counts.picked,
         "served": counts.served,
         "models": &*member.said.models,
@@ -180,6 +182,8 @@ fn absentee_row(view: &PoolView, absentee: &Absentee, totals: &Totals) -> Value 
         "in_flight": counts.requests,
         "in_flight_prefill_tokens": counts.prefill_tokens,
         "in_flight_decode_tokens": counts.decode_tokens,
+        "in_flight_prompts": counts.prompts,
+        "in_flight_with_slo": counts.tracked,
     })
 }
 

@@ -84,6 +84,8 @@ pub struct Totals {
     pub prefix_entries: u64,
     /// Entries evicted.
     pub prefix_evictions: u64,
+    /// Placements that nobody was told of, as too many waited to be told.
+    pub placements_dropped: u64,
 }
 
 /// What counts of requests are told apart by.
@@ -112,6 +114,10 @@ pub struct EndpointTotals {
     pub prefill_tokens: u64,
     /// Tokens being generated now.
     pub decode_tokens: u64,
+    /// Prompts whose first token is waited for now.
+    pub prompts: u64,
+    /// Requests with an SLO outstanding now.
+    pub tracked: u64,
 }
 
 /// Counts of one model.
@@ -214,12 +220,24 @@ impl Counters {
 
 impl Totals {
     fn of_vm(counters: state::VmCounters) -> Self {
-        let state::VmCounters { endpoints, models, dropped, pick_us, prefix_entries, prefix_evictions, .. } = counters;
-        let mut totals = Self { vms: 1, pick_us: Histogram::of(pick_us), prefix_entries, prefix_evictions, ..Self::default() };
+        let state::VmCounters { endpoints, models, dropped, pick_us, prefix_entries, prefix_evictions, placements_dropped, .. } = counters;
+        let pick_us = Histogram::of(pick_us);
+        let mut totals = Self { vms: 1, pick_us, prefix_entries, prefix_evictions, placements_dropped, ..Self::default() };
         for e in endpoints.into_iter().take(ENDPOINTS_MAX) {
             let Ok(slot) = u16::try_from(e.slot) else { continue };
-            let state::EndpointCounters { incarnation, picked, served, failed, requests, prefill_tokens, decode_tokens, .. } = e;
-            let row = EndpointTotals { picked, served, failed, requests, prefill_tokens, decode_tokens };
+            let state::EndpointCounters {
+                incarnation,
+                picked,
+                served,
+                failed,
+                requests,
+                prefill_tokens,
+                decode_tokens,
+                prompts,
+                tracked,
+                ..
+            } = e;
+            let row = EndpointTotals { picked, served, failed, requests, prefill_tokens, decode_tokens, prompts, tracked };
             totals.endpoints.insert((Incarnation(incarnation), Slot(slot)), row);
         }
         for m in models {
@@ -243,6 +261,8 @@ impl Totals {
                 requests: u64::from(load.requests),
                 prefill_tokens: load.prefill_tokens,
                 decode_tokens: load.decode_tokens,
+                prompts: u64::from(load.prefills.prompts),
+                tracked: pool.in_flight().running(c.endpoint).len() as u64,
             };
             ((c.endpoint.incarnation, c.endpoint.slot), row)
         };
@@ -254,6 +274,7 @@ impl Totals {
             pick_us: Histogram::of_front(pick_us),
             prefix_entries: prefixes.entries as u64,
             prefix_evictions: prefixes.evictions,
+            placements_dropped: pool.placements_dropped(),
         }
     }
 
@@ -275,7 +296,8 @@ impl Totals {
         }
         add_counts(&mut self.dropped, other.dropped.iter().map(|(key, count)| (key.clone(), *count)));
         self.pick_us.add(&other.pick_us);
-        self.prefix_evictions = self.prefix_evictions.saturating_add(other.prefix_evictions);
+        add_to(&mut self.prefix_evictions, other.prefix_evictions);
+        add_to(&mut self.placements_dropped, other.placements_dropped);
     }
 
     fn of(&mut self, label: Label, models_max: usize) -> &mut ModelTotals {
@@ -297,7 +319,7 @@ impl Label {
 
 impl EndpointTotals {
     fn add(&mut self, other: &Self, fresh: bool) {
-        let Self { picked, served, failed, requests, prefill_tokens, decode_tokens } = other;
+        let Self { picked, served, failed, requests, prefill_tokens, decode_tokens, prompts, tracked } = other;
         add_to(&mut self.picked, *picked);
         add_to(&mut self.served, *served);
         add_to(&mut self.failed, *failed);
@@ -305,6 +327,8 @@ impl EndpointTotals {
             add_to(&mut self.requests, *requests);
             add_to(&mut self.prefill_tokens, *prefill_tokens);
             add_to(&mut self.decode_tokens, *decode_tokens);
+            add_to(&mut self.prompts, *prompts);
+            add_to(&mut self.tracked, *tracked);
         }
     }
 }

@@ -323,13 +323,12 @@ impl Exposition {
     }
 
     fn relayed(&self, page: &mut Page<'_>) -> fmt::Result {
-        let dropped: Vec<(Labels, u64)> = {
-            let relay = self.shared.relay();
-            self.pools.iter().map(|p| (pool_label(p), relay.dropped(&p.view.name))).collect()
-        };
+        let relayed: Vec<u64> = self.pools.iter().map(|p| self.shared.relay().dropped(&p.view.name)).collect();
+        let untold = |(p, relayed): (&PoolCounts, u64)| (pool_label(p), p.totals.placements_dropped.saturating_add(relayed));
+        let dropped: Vec<(Labels, u64)> = self.pools.iter().zip(relayed).map(untold).collect();
         page.counter(
             "switchpoint_placements_dropped",
-            "Prompts placed at one proxy that another was not told of, as there were too many.",
+            "Prompts placed by one worker that others were not told of, as there were too many.",
             dropped,
         )
     }

@@ -42,7 +42,7 @@ use crate::time::Time;
 /// Buckets of the prefix index swept in one tick: about 0.1 ms of work, so that a removal of an endpoint stalls no request.
 const SWEEP_BUCKETS: usize = 16_384;
 
-/// Placements kept for telling, in hashes. A host takes them after each pick; one that never does loses them.
+/// Placements kept for telling, in hashes. A host takes them after each pick; one that does not loses the oldest, counted.
 const UNTOLD_BLOCKS_MAX: usize = 4 * scheduler::prefix::BLOCKS_MAX;
 
 /// One pool in one VM.
@@ -66,8 +66,8 @@ pub struct Pool {
     token_rate: TokenRate,
     changes: u64,
     untold: Untold,
-    /// There are other proxies, and they cannot be heard.
-    alone: bool,
+    /// Others pick too, and where they place prompts is not known here.
+    out_of_touch: bool,
     /// What the daemon learned so far; `None` until it says, and nothing is observed before.
     learned: Option<Learned>,
     untaken: Untaken,
@@ -98,8 +98,10 @@ pub struct Placement {
 struct Untold {
     /// Is there anybody to tell?
     wanted: bool,
-    placements: Vec<Placement>,
+    placements: VecDeque<Placement>,
     blocks: usize,
+    /// Those that went untold for newer ones.
+    dropped: u64,
 }
 
 /// What the daemon said.
@@ -143,7 +145,7 @@ impl Pool {
             token_rate: TokenRate::default(),
             changes: 0,
             untold: Untold::default(),
-            alone: false,
+            out_of_touch: false,
             learned: None,
             untaken: Untaken::default(),
             first_tokens: Vec::new(),
@@ -320,23 +322,29 @@ impl Pool {
         }
     }
 
-    /// Other proxies pick too, and cannot be heard, or can again. While they cannot, a prompt of which nobody here knows anything is drawn to the
-    /// home of its head ([`scheduler::prefix::home`]), where the others send it as well.
-    pub fn hears_nobody(&mut self, alone: bool) {
-        self.alone = alone;
+    /// Others pick too and where they place prompts is not known here, or is again. While it is not, a prompt of which nobody here knows anything is
+    /// drawn to the home of its head ([`scheduler::prefix::home`]), where all who are out of touch send it.
+    pub fn set_out_of_touch(&mut self, out_of_touch: bool) {
+        self.out_of_touch = out_of_touch;
     }
 
     /// From now on placements are kept for telling, or not.
     pub fn tell_placements(&mut self, wanted: bool) {
         if self.untold.wanted != wanted {
-            self.untold = Untold { wanted, ..Untold::default() };
+            self.untold = Untold { wanted, dropped: self.untold.dropped, ..Untold::default() };
         }
     }
 
     /// The placements made here since the last call.
-    pub fn take_placements(&mut self) -> Vec<Placement> {
+    pub fn take_placements(&mut self) -> VecDeque<Placement> {
         self.untold.blocks = 0;
         std::mem::take(&mut self.untold.placements)
+    }
+
+    /// How many placements were dropped untold, for newer ones, as nobody took them in time.
+    #[must_use]
+    pub fn placements_dropped(&self) -> u64 {
+        self.untold.dropped
     }
 
     /// True once in so many, by chance; never for 0, which draws nothing.
@@ -412,9 +420,15 @@ impl Pool {
 
 impl Untold {
     fn keep(&mut self, endpoint: EndpointRef, blocks: &[u64], known: u32) {
-        if self.wanted && !blocks.is_empty() && self.blocks + blocks.len() <= UNTOLD_BLOCKS_MAX {
-            self.blocks += blocks.len();
-            self.placements.push(Placement { endpoint, blocks: blocks.into(), known });
+        if !self.wanted || blocks.is_empty() {
+            return;
+        }
+        self.blocks += blocks.len();
+        self.placements.push_back(Placement { endpoint, blocks: blocks.into(), known });
+        while self.blocks > UNTOLD_BLOCKS_MAX {
+            let Some(oldest) = self.placements.pop_front() else { return };
+            self.blocks -= oldest.blocks.len();
+            self.dropped += 1;
         }
     }
 }

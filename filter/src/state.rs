@@ -174,8 +174,8 @@ impl<H: Host> Vm<H> {
     pub fn hear(&self, replica: &mut Replica, now: Time, moment: Moment) {
         if let Some(me) = self.me() {
             let lost = replica.sharing.hear(&self.host, me, &mut replica.pool, now, moment);
-            let alone = replica.sharing.hears_nobody(replica.metrics_at(), now);
-            replica.pool.hears_nobody(alone);
+            let out_of_touch = replica.sharing.is_out_of_touch(replica.metrics_at(), now);
+            replica.pool.set_out_of_touch(out_of_touch);
             self.metrics.add(Stat::PlacementsLost, lost);
         }
     }

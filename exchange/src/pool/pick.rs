@@ -66,7 +66,7 @@ impl Pool {
         self.matched.extend(self.known.iter().map(|&known| prefix::blocks_of(request.prefix_blocks, known as usize)));
         self.ejections.mark(&state.snapshot, now, &mut self.ejected);
         self.adapters.look(state.snapshot.metrics(), request.model);
-        let home = if self.alone { state.home(request, &self.matched, &self.in_flight) } else { None };
+        let home = if self.out_of_touch { state.home(request, &self.matched, &self.in_flight) } else { None };
         let assumed = home.and_then(|at| self.matched.get_mut(at));
         if let Some(blocks) = assumed {
             *blocks = request.blocks().saturating_mul(ASSUMED_PERCENT) / 100;

@@ -1,8 +1,8 @@
 //! Workers beside each other: what one holds and knows, another picks by, as rows and placements say it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
-use exchange::pool::{OwnRow, PeerRow, RowHead};
+use exchange::pool::{OwnRow, PeerRow, Placement, RowHead};
 use exchange::{Exchange, Origin, Pool, ResponseHead, Settings, Step, Time};
 use scheduler::in_flight::Load;
 use scheduler::{EndpointMetrics, EndpointRef, Incarnation, Pipeline, PipelineSpec, PluginSpec, Slot, Snapshot, Version};
@@ -261,7 +261,7 @@ fn placements_are_kept_for_telling_up_to_a_bound_and_only_where_wanted() {
     assert!(pool.take_placements().is_empty(), "a request without a prompt");
     let (mut exchange, to) = send(&mut pool, &prompt(0), ms(1));
     exchange.end(&mut pool, ms(1));
-    let placement = pool.take_placements().remove(0);
+    let placement = pool.take_placements().pop_front().unwrap();
     assert_eq!(
         (placement.endpoint, placement.known as usize),
         (at_address(&to), placement.blocks.len()),
@@ -269,20 +269,27 @@ fn placements_are_kept_for_telling_up_to_a_bound_and_only_where_wanted() {
     );
     assert!(pool.take_placements().is_empty(), "taken");
 
-    // More than is kept: the rest is lost, what was kept stays whole, and what is taken makes room.
-    let kept = |pool: &mut Pool| {
+    // More than is kept: the oldest are lost and counted, what was kept stays whole, and what is taken makes room.
+    let sent = |pool: &mut Pool| {
         for n in 0..SENT {
             let (mut exchange, _) = send(pool, &format!("{} once upon a time ", n % 3).repeat(8_000), ms(1));
             exchange.end(pool, ms(1));
         }
-        pool.take_placements().iter().map(|placement| placement.blocks.len()).sum::<usize>()
+        pool.take_placements()
     };
+    let blocks = |placements: &VecDeque<Placement>| placements.iter().map(|placement| placement.blocks.len()).sum::<usize>();
     let bound = 4 * scheduler::prefix::BLOCKS_MAX;
-    let (first, second) = (kept(&mut pool), kept(&mut pool));
-    assert!(first <= bound && first > bound - bound / 20, "{first} of {bound}");
-    assert_eq!(first, second);
+    let dropped = pool.placements_dropped();
+    let first = sent(&mut pool);
+    assert!(blocks(&first) <= bound && blocks(&first) > bound - bound / 20, "{} of {bound}", blocks(&first));
+    assert_eq!(pool.placements_dropped() - dropped, (SENT - first.len()) as u64);
+    assert!(
+        first.iter().all(|placement| placement.known as usize == placement.blocks.len()),
+        "the first three, which were news, went first"
+    );
+    assert_eq!(blocks(&sent(&mut pool)), blocks(&first));
     pool.tell_placements(false);
-    assert_eq!(kept(&mut pool), 0);
+    assert!(sent(&mut pool).is_empty());
 }
 
 /// Prompts of some 250 hashes each: far more than is kept.
@@ -300,7 +307,7 @@ fn hashes_are_keyed_by_the_secret_of_the_deployment() {
         pool.tell_placements(true);
         let (mut exchange, _) = send(&mut pool, &"once upon a time ".repeat(200), ms(1));
         exchange.end(&mut pool, ms(1));
-        pool.take_placements().remove(0).blocks
+        pool.take_placements().pop_front().unwrap().blocks
     };
     let (one, two) = (blocks(1), blocks(0));
     assert_eq!(blocks(1), one);
@@ -329,10 +336,10 @@ fn metrics_of_those_who_stay_outlive_a_new_roster() {
 }
 
 #[test]
-fn when_nobody_is_heard_prompts_go_to_the_home_that_all_compute_alike() {
-    let homes = |alone: bool, seed: u64| -> Vec<String> {
+fn out_of_touch_prompts_go_to_the_home_that_all_compute_alike() {
+    let homes = |out_of_touch: bool, seed: u64| -> Vec<String> {
         let mut pool = pool_by("prefix-cache-scorer", 4, seed);
-        pool.hears_nobody(alone);
+        pool.set_out_of_touch(out_of_touch);
         (0..12).map(|n| send(&mut pool, &format!("{n} once upon a time ").repeat(200), ms(1)).1).collect()
     };
     assert_eq!(homes(true, 1), homes(true, 2));
@@ -340,10 +347,10 @@ fn when_nobody_is_heard_prompts_go_to_the_home_that_all_compute_alike() {
 }
 
 #[test]
-fn of_a_prompt_its_home_is_taken_to_hold_sixty_percent_when_nobody_is_heard() {
+fn out_of_touch_a_prompt_is_taken_to_be_held_by_its_home_for_sixty_percent() {
     let settings = Settings { decision_log_one_in: 1, ..Settings::default() };
     let mut pool = pool_by("prefix-cache-scorer", 4, 1);
-    pool.hears_nobody(true);
+    pool.set_out_of_touch(true);
     let mut homes = BTreeMap::new();
     for n in 0..12 {
         let mut exchange = Exchange::new(ms(1));

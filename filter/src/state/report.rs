@@ -61,6 +61,7 @@ fn row(vm: u64, replica: &Replica) -> state::VmCounters {
         version: Some(state::Version { term: version.term, sequence: version.sequence }),
         prompt_tokens: counters.prompt_tokens,
         matched_tokens: counters.matched_tokens,
+        placements_dropped: pool.placements_dropped(),
     }
 }
 
@@ -71,6 +72,8 @@ fn endpoints(pool: &Pool, counters: &Counters) -> Vec<state::EndpointCounters> {
         requests: u64::from(load.requests),
         prefill_tokens: load.prefill_tokens,
         decode_tokens: load.decode_tokens,
+        prompts: u64::from(load.prefills.prompts),
+        tracked: pool.in_flight().running(endpoint).len() as u64,
         ..state::EndpointCounters::default()
     };
     let counted = counters.endpoints().iter().map(|c| state::EndpointCounters {

@@ -2,7 +2,8 @@
 //!
 //! A segment names its VM and its number, which grows; its place in the ring is the number modulo [`SEGMENTS`]. How far a ring is written says
 //! its VM's row, so a reader asks for nothing that is not there. A segment that carries another number than it should was overwritten before it
-//! was read: a gap, which is counted and stepped over. What was in it is missing from this VM's belief, and nothing else depends on it.
+//! was read: a gap, which is counted and stepped over. What was in it is missing from this VM's belief: for a while it asks a hash where cold prompts
+//! belong, as all do who lost something ([`super::sharing`]).
 
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
 

@@ -89,6 +89,8 @@ pub struct Sharing {
     rows_at: Option<Time>,
     slow_rows_at: Option<Time>,
     rings_at: Option<Time>,
+    /// When something of a ring was last found to be lost.
+    lost_at: Option<Time>,
     /// Is the sum of the others that of the rows last seen, and of the roster in force?
     summed: bool,
 }
@@ -130,6 +132,7 @@ impl Sharing {
             rows_at: None,
             slow_rows_at: None,
             rings_at: None,
+            lost_at: None,
             summed: false,
         }
     }
@@ -180,10 +183,12 @@ impl Sharing {
         self.ring.flush(host);
     }
 
-    /// Is there another proxy, as far as is known, that cannot be heard: the daemon spoke last at `heard`, and that is long ago?
+    /// Do others pick whose placements are not known here? Another proxy, and the daemon spoke last at `heard`, which is long ago; or whoever wrote a
+    /// ring of which something was lost of late.
     #[must_use]
-    pub fn hears_nobody(&self, heard: Option<Time>, now: Time) -> bool {
-        self.others().proxies > 1 && heard.is_none_or(|heard| now.ms_since(heard) >= proto::SHARE_EXPIRY_MS)
+    pub fn is_out_of_touch(&self, heard: Option<Time>, now: Time) -> bool {
+        let long_since = |at: Option<Time>| at.is_none_or(|at| now.ms_since(at) >= proto::SHARE_EXPIRY_MS);
+        (self.others().proxies > 1 && long_since(heard)) || !long_since(self.lost_at)
     }
 
     /// The rows of the other VMs of this process, as last read.
@@ -280,6 +285,9 @@ impl Sharing {
         }
         if all {
             self.rings_at = Some(now);
+        }
+        if budget.gaps > 0 {
+            self.lost_at = Some(now);
         }
         budget.gaps
     }

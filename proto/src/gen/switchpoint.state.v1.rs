@@ -354,6 +354,9 @@ pub struct VmCounters {
     pub prompt_tokens: u64,
     #[prost(uint64, tag = "11")]
     pub matched_tokens: u64,
+    /// Placements that nobody was told of, as too many waited to be told.
+    #[prost(uint64, tag = "12")]
+    pub placements_dropped: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct EndpointCounters {
@@ -377,6 +380,12 @@ pub struct EndpointCounters {
     pub prefill_tokens: u64,
     #[prost(uint64, tag = "8")]
     pub decode_tokens: u64,
+    /// Prompts whose first token is waited for.
+    #[prost(uint64, tag = "9")]
+    pub prompts: u64,
+    /// Requests with an SLO.
+    #[prost(uint64, tag = "10")]
+    pub tracked: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ModelCounters {

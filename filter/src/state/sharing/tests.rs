@@ -258,6 +258,41 @@ fn a_placement_is_known_to_the_others_within_ten_ms_and_the_leader_keeps_none() 
 }
 
 #[test]
+fn workers_that_lost_each_others_rings_agree_by_a_hash_for_as_long_as_news_counts() {
+    let homes = |rings_lost: bool, later_ms: u64| {
+        let world = World::new(3, "");
+        let prompt = |number: usize| format!("{number} once upon a time ").repeat(200);
+        // The second reads the first's ring at its first pick, so there must be more in it.
+        for (number, worker) in [1, 2, 1].into_iter().enumerate() {
+            world.request(worker, &prompt(number)).0.on_done();
+        }
+        if rings_lost {
+            world.host.shared.borrow_mut().retain(|key, _| !key.contains("/ring/"));
+        }
+        for ms in [RINGS_AT_PICK_MS, later_ms] {
+            world.host.pass_ms(ms);
+            for worker in [1, 2] {
+                world.look(worker);
+            }
+        }
+        // Time stands still from here on, so neither hears of what the other is given.
+        [1, 2].map(|worker| {
+            let home = |number: usize| {
+                let (mut stream, list) = world.request(worker, &prompt(number));
+                stream.on_done();
+                list[0].clone()
+            };
+            (10..30).map(home).collect::<Vec<String>>()
+        })
+    };
+    let agree = |[one, two]: [Vec<String>; 2]| one == two;
+    assert!(!agree(homes(false, 0)), "where nothing is lost each spreads cold prompts as it likes");
+    assert!(agree(homes(true, 0)));
+    assert!(agree(homes(true, proto::SHARE_EXPIRY_MS - 1)));
+    assert!(!agree(homes(true, proto::SHARE_EXPIRY_MS)));
+}
+
+#[test]
 fn garbage_where_rows_are_counts_nothing() {
     let world = World::new(2, "");
     let _stream = world.request(0, "x");
