@@ -5,6 +5,8 @@
 
 use std::time::Duration;
 
+use serde_json::Value;
+
 use crate::load::{Load, Outcome};
 use crate::stack::Stack;
 use crate::{Result, wait_for};
@@ -12,8 +14,11 @@ use crate::{Result, wait_for};
 /// How long the last report of all VMs may take; promised is a second or two.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Reports that must have come since the end of the traffic: of one that is under way the beginning may be older.
+/// Reports that must have come of each proxy since the end of the traffic: of one that is under way the beginning may be older.
 const REPORTS: f64 = 2.0;
+
+/// What a ledger has of an endpoint.
+const ENTRIES: [&str; 5] = ["in_flight", "in_flight_prefill_tokens", "in_flight_decode_tokens", "in_flight_prompts", "in_flight_with_slo"];
 
 /// Ends a drill in which nobody may be failed.
 ///
@@ -45,6 +50,16 @@ pub fn note(drill: &str, seen: &str) {
     }
 }
 
+/// Holds failures against Envoy's own account of them: of its access log, which it writes once a second, as many lines are `lost` as are expected.
+///
+/// # Errors
+/// If it has more or fewer, with how many.
+pub async fn agree(stack: &Stack, expected: usize, lost: impl Fn(&Value) -> bool) -> Result<()> {
+    let count = || stack.envoy.access_log().iter().filter(|line| lost(line)).count();
+    let agrees = || async { (count() == expected).then_some(()) };
+    wait_for(LIMIT, "Envoy to have lost as many", agrees).await.map_err(|error| format!("{error}: {} and not {expected}", count()).into())
+}
+
 /// Waits until the proxy has nothing under way, and what its VMs report since then is nothing too.
 ///
 /// # Errors
@@ -55,7 +70,7 @@ pub async fn nothing_left(stack: &Stack) -> Result<()> {
     let before = Books::read(stack).await?;
     let empty = || async {
         let now = Books::read(stack).await.ok()?;
-        (now.reports >= before.reports + REPORTS && now.entries.is_empty()).then_some(())
+        (now.reports >= before.reports + REPORTS * before.proxies && now.entries.is_empty()).then_some(())
     };
     match wait_for(LIMIT, "the ledgers to be empty", empty).await {
         Ok(()) => Ok(()),
@@ -66,6 +81,8 @@ pub async fn nothing_left(stack: &Stack) -> Result<()> {
 /// What the daemon knows of ledgers.
 struct Books {
     reports: f64,
+    /// Proxies that the daemon hears.
+    proxies: f64,
     /// Everything that is not zero.
     entries: Vec<String>,
 }
@@ -80,12 +97,14 @@ impl Books {
         let running = page.lines().filter(|line| line.starts_with("llm_d_epp_request_running{") && number(line) != Some(0.0));
         let mut entries: Vec<String> = running.map(str::to_owned).collect();
         for endpoint in daemon.endpoints().await? {
-            for entry in ["in_flight", "in_flight_prefill_tokens", "in_flight_decode_tokens"] {
+            for entry in ENTRIES {
                 if endpoint[entry] != 0 {
                     entries.push(format!("{entry} {} at {}", endpoint[entry], endpoint["name"]));
                 }
             }
         }
-        Ok(Self { reports, entries })
+        let state: Value = serde_json::from_str(&daemon.admin("/debug/state").await?.text())?;
+        let proxies = state["proxies"].as_array().map_or(0, Vec::len) as f64;
+        Ok(Self { reports, proxies, entries })
     }
 }

@@ -129,6 +129,12 @@ pub async fn start(address: SocketAddr, mut request: Request<Body>) -> Result<Re
     Ok(timeout(REPLY_LIMIT, sender.send_request(request)).await??)
 }
 
+/// Did a reply of HTTP/1, by its error, begin and not come to its end?
+#[must_use]
+pub fn is_broken_off(error: &str) -> bool {
+    ["connection closed before message completed", "error reading a body from connection"].iter().any(|how| error.contains(how))
+}
+
 // === impl Http2 ===
 
 impl Http2 {

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use serde_json::{Value, json};
 
-use crate::{Result, root};
+use crate::{Result, client, root};
 
 /// The word that stops the VM that leads for some seconds when the daemon says it, once in a process; see `filter/src/drill.rs`.
 pub const STALL: &str = "x-drill-stall";
@@ -16,6 +16,18 @@ pub const TRAP: &str = "x-drill-trap";
 
 /// The request header that asks for what sharing costs a pick; its value is `peers/endpoints`.
 pub const COST: &str = "x-drill-cost";
+
+/// Did a client, by its own words, lose this request to a VM that trapped?
+#[must_use]
+pub fn is_of_a_trap(failure: &str) -> bool {
+    client::is_broken_off(failure) || (failure.starts_with("503 ") && failure.contains("the endpoint picker failed; retry"))
+}
+
+/// Was this line of Envoy's access log lost to one?
+#[must_use]
+pub fn is_lost_to_a_trap(line: &Value) -> bool {
+    line["details"] == "wasm_fail_stream"
+}
 
 /// Builds the module as the shipped one is, into a target folder of its own: nothing shipped is ever made from it. Quick when done before.
 ///

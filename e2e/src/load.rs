@@ -1,7 +1,7 @@
 //! Steady load in the background of a drill: what counts is what went wrong, not how fast the rest was.
 //!
 //! Each client has one request under way, each request a connection of its own (so that every worker of Envoy gets some) and a prompt of its own
-//! (so that no prefix draws them together).
+//! (so that no prefix draws them together). Every other has an SLO, which nobody can miss: it is there to be forgotten at the end. One that was failed rests for a moment.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use http::{Request, header};
 use serde_json::json;
 use tokio::task::JoinHandle;
 
@@ -16,6 +17,9 @@ use crate::{Result, client, wait_for};
 
 /// Between two requests of a client: a drill wants traffic all the time, not all of the machine.
 const PAUSE: Duration = Duration::from_millis(5);
+
+/// After a failure: longer than a worker takes to heal, so that each outage of a moment fails a client once at most.
+const REST: Duration = Duration::from_secs(2);
 
 /// Requests of one client, however long a test that forgot to stop its load goes on.
 const REQUESTS_MAX: usize = 20_000;
@@ -104,13 +108,18 @@ impl Shared {
         self.outcome.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn note(&self, reply: Result<client::Reply>) {
+    /// Was it served?
+    fn note(&self, reply: Result<client::Reply>) -> bool {
         let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
         match reply {
-            Ok(reply) if reply.status == 200 => *outcome.served.entry(reply.header("x-served-by").to_owned()).or_default() += 1,
+            Ok(reply) if reply.status == 200 => {
+                *outcome.served.entry(reply.header("x-served-by").to_owned()).or_default() += 1;
+                return true;
+            }
             Ok(reply) => outcome.failures.push(format!("{} {}", reply.status, reply.text())),
             Err(error) => outcome.failures.push(error.to_string()),
         }
+        false
     }
 }
 
@@ -135,6 +144,12 @@ impl Outcome {
     }
 }
 
+fn request(body: String, has_slo: bool) -> Result<Request<client::Body>> {
+    let builder = Request::post("/v1/chat/completions").header(header::CONTENT_TYPE, "application/json");
+    let builder = if has_slo { builder.header("x-slo-ttft-ms", "60000").header("x-slo-tpot-ms", "60000") } else { builder };
+    Ok(builder.body(client::full(body))?)
+}
+
 async fn run(address: SocketAddr, shared: Arc<Shared>, stream: bool) {
     for _ in 0..REQUESTS_MAX {
         if shared.over.load(Ordering::Relaxed) {
@@ -144,7 +159,9 @@ async fn run(address: SocketAddr, shared: Arc<Shared>, stream: bool) {
         let prompt = format!("{number} is the number of this request and of no other");
         let tokens = if stream { 8 } else { 2 };
         let body = json!({"model": "demo", "stream": stream, "max_tokens": tokens, "messages": [{"role": "user", "content": prompt}]});
-        shared.note(client::post(address, "/v1/chat/completions", body.to_string()).await);
-        tokio::time::sleep(PAUSE).await;
+        let request = request(body.to_string(), number.is_multiple_of(2));
+        let reply = async { client::send(address, request?).await };
+        let served = shared.note(reply.await);
+        tokio::time::sleep(if served { PAUSE } else { REST }).await;
     }
 }

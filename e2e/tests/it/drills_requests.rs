@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use e2e::client::{Http2, Raw};
+use e2e::client::{self, Http2, Raw};
 use e2e::explain::{Decision, pool_is};
 use e2e::load::Load;
 use e2e::model_server::{Fault, FaultMode};
@@ -121,7 +121,7 @@ async fn an_engine_that_breaks_off_fails_exactly_those_it_answered() -> Result<(
     let broken = || async { (load.so_far().failures.len() == BROKEN as usize).then_some(()) };
     wait_for(LIMIT, "seven streams to break", broken).await?;
     load.goes_on(60, LIMIT).await?;
-    let outcome = books::close_but("engine resets in the stream, seven times", load, &stack, |failure| !failure.starts_with("503")).await?;
+    let outcome = books::close_but("engine resets in the stream, seven times", load, &stack, client::is_broken_off).await?;
     assert_eq!(outcome.failures.len(), BROKEN as usize, "{:?}", outcome.failures);
     Ok(())
 }
@@ -177,10 +177,11 @@ async fn an_endpoint_removed_while_it_serves_ends_its_streams_itself() -> Result
 #[tokio::test]
 async fn an_endpoint_replaced_at_its_address_begins_anew() -> Result<()> {
     const STREAMS: usize = 24;
+    const CLIENTS: usize = 4;
     let builder =
         Stack::builder().servers_like(3, &slow(60)).concurrency(2).scored_by(&[("prefix-cache-scorer", 1), ("active-request-scorer", 1)]);
     let stack = builder.picker(json!({"explain": true})).start().await?;
-    let load = Load::start(stack.address(), 4);
+    let load = Load::start(stack.address(), CLIENTS);
     let home = stack.servers[0].addr().to_string();
     let mut known = Vec::new();
     for i in 0..60 {
@@ -210,8 +211,12 @@ async fn an_endpoint_replaced_at_its_address_begins_anew() -> Result<()> {
     assert!(believed.last().is_some_and(|last| last.is_none_or(|score| score == 0.0)), "its prompts died with it: {believed:?}");
     load.goes_on(60, LIMIT).await?;
     // Replies that had begun at the moment of death; a request that had not was sent on.
-    let outcome = books::close_but("endpoint replaced at its address", load, &stack, |failure| !failure.starts_with("503")).await?;
-    assert!(outcome.failures.len() <= 4, "at most what each client had under way: {:?}", outcome.failures);
+    let outcome = books::close_but("endpoint replaced at its address", load, &stack, client::is_broken_off).await?;
+    let failed = outcome.failures.len();
+    assert!(failed <= CLIENTS, "at most what each client had under way: {:?}", outcome.failures);
+    let had_begun =
+        |line: &Value| line["details"].as_str().is_some_and(|details| details.starts_with("upstream_reset_after_response_started"));
+    books::agree(&stack, failed + broken, had_begun).await?;
     books::note("endpoint replaced at its address", &format!("{lost} of {STREAMS} streams were its own and broke"));
     Ok(())
 }

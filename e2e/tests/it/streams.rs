@@ -28,7 +28,8 @@ pub(crate) fn chat(tag: &str, tokens: u32) -> Value {
 }
 
 pub(crate) fn request(tag: &str, tokens: u32) -> Result<Request<client::Body>> {
-    Ok(Request::post("/v1/chat/completions").body(client::full(chat(tag, tokens).to_string()))?)
+    // With an SLO, which nobody can miss: it is there to be forgotten at the end.
+    Ok(Request::post("/v1/chat/completions").header("x-slo-tpot-ms", "60000").body(client::full(chat(tag, tokens).to_string()))?)
 }
 
 async fn begin(address: SocketAddr, request: Request<client::Body>, http2: bool) -> Result<Running> {

@@ -1,5 +1,6 @@
 //! The VM that leads is lost, to a message of the daemon and without one. The module is a test build that traps on demand.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use e2e::client;
@@ -52,6 +53,7 @@ async fn a_message_that_kills_costs_one_vm_once() -> Result<()> {
 
 #[tokio::test]
 async fn a_leader_that_serves_is_lost_and_replaced() -> Result<()> {
+    const CLIENTS: usize = 4;
     let mut stack = trappable()?.servers(3).concurrency(4).start().await?;
     // The main thread's VM is lost first, as above: then a worker leads.
     let poison = labelled(&stack, &[0, 1, 2], drill::TRAP);
@@ -61,8 +63,10 @@ async fn a_leader_that_serves_is_lost_and_replaced() -> Result<()> {
     stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
 
     // Now whichever worker gets the connection traps, until it was the one that leads.
-    let load = Load::start(stack.address(), 4);
+    let load = Load::start(stack.address(), CLIENTS);
+    let traps = Cell::new(0);
     let replaced = || async {
+        traps.set(traps.get() + 1);
         let request = Request::post("/v1/chat/completions").header(drill::TRAP, "1").body(client::full("{}")).ok()?;
         stack.send(request).await.ok()?;
         tokio::time::sleep(Duration::from_millis(500)).await;
@@ -72,7 +76,11 @@ async fn a_leader_that_serves_is_lost_and_replaced() -> Result<()> {
     stack.set_pool(&[1, 2])?;
     pool_is(&stack, &[1, 2]).await?;
     load.goes_on(100, LIMIT).await?;
-    books::close_but("leader lost", load, &stack, |failure| failure.contains("the endpoint picker failed; retry")).await?;
+    let outcome = books::close_but("leader lost", load, &stack, drill::is_of_a_trap).await?;
+    let (failed, traps) = (outcome.failures.len(), traps.get());
+    assert!(failed <= CLIENTS * traps, "{traps} traps: {:?}", outcome.failures);
+    books::agree(&stack, failed + traps, drill::is_lost_to_a_trap).await?;
+    books::note("leader lost", &format!("{traps} traps until it was the one that leads"));
     assert_eq!(stack.envoy.picker_stat("switchpoint_state_connected").await?, 1);
     Ok(())
 }
