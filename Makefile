@@ -177,6 +177,7 @@ sim-full: $(RUST_READY) ## every workload and setting, highest rates too; prints
 	cargo run --quiet --locked --release --manifest-path simulator/aisimulate/Cargo.toml --target-dir target/aisimulate -- run second-engine
 	$(SIMULATOR) rates
 	$(SIMULATOR) recover
+	$(SIMULATOR) slo
 	$(SIMULATOR) report --docs docs
 
 .PHONY: predictor-eval

@@ -29,7 +29,7 @@ use std::time::Instant;
 use clap::{Parser, Subcommand};
 
 use crate::grid::Grid;
-use crate::slo::By;
+use crate::slo::{Attained, By};
 use crate::store::Store;
 use crate::workload::Kind;
 
@@ -92,7 +92,7 @@ enum Task {
         #[arg(long, default_value = "docs")]
         docs: PathBuf,
     },
-    /// Requests of three SLO classes at a share of the capacity of a pool of two speeds: how many of each class are in time.
+    /// Requests of three SLO classes at a share of the capacity of a pool of two speeds: prints how many of each class are in time, adds that to FILE.
     Slo {
         /// Who picks: slo, newer, default, weighed, turns; separated by semicolons, the first two with parameters.
         #[arg(long, value_delimiter = ';', default_values_t = ["slo", "slo:headroomSelectionStrategy=most", "default", "weighed", "turns"].map(str::to_owned))]
@@ -103,6 +103,9 @@ enum Task {
         /// Seeds.
         #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 3, 4, 5])]
         seeds: Vec<u64>,
+        /// Where results are kept.
+        #[arg(long, default_value = QUALITY)]
+        file: PathBuf,
     },
     /// Runs policies over workloads and prints a line of figures for each.
     Try {
@@ -154,7 +157,7 @@ fn run(args: Args) -> Result<(), String> {
             keep(&file, Store { recoveries, ..Store::default() })
         }
         Task::Report { file, docs } => report::write(&Store::read(&file)?, &validate::all(VALIDATION_TRIES)?, &docs),
-        Task::Slo { by, load, seeds } => attainment(&by, load, &seeds, args.threads),
+        Task::Slo { by, load, seeds, file } => keep(&file, Store { slo: attainment(&by, load, &seeds, args.threads)?, ..Store::default() }),
         Task::Try { workloads, loads, policies, seeds, setting } => {
             let campaign = named(&setting)?;
             let kinds = if workloads.is_empty() { campaign.kinds.clone() } else { kinds(&workloads)? };
@@ -222,28 +225,31 @@ fn campaigns(
 }
 
 /// Prints how many of each class are in time, over all seeds and of the worst.
-fn attainment(by: &[String], load: f64, seeds: &[u64], threads: usize) -> Result<(), String> {
+fn attainment(by: &[String], load: f64, seeds: &[u64], threads: usize) -> Result<Vec<Attained>, String> {
     let rate = load * slo::capacity()?;
-    let mut out = std::io::stdout().lock();
+    let (mut out, mut all) = (std::io::stdout().lock(), Vec::new());
     let _ = writeln!(out, "{rate:.1} requests/s, seeds {seeds:?}: in time % (of the worst seed), shed %");
     for name in by {
         let policy = By::named(name)?;
         let runs = grid::parallel(threads, seeds, |seed| slo::run(&policy, rate, *seed))?;
-        let cell = |class: &slo::Class| {
-            let of: Vec<slo::Outcome> = runs.iter().filter_map(|run| run.get(class.name).copied()).collect();
-            let sum = |count: fn(&slo::Outcome) -> u32| f64::from(of.iter().map(count).sum::<u32>());
-            let (sent, worst) = (sum(|o| o.sent), of.iter().map(|o| o.attainment()).fold(1.0, f64::min));
-            format!(
-                "{:>10} {:>5.1} ({:>5.1}) {:>5.1}",
-                class.name,
-                100.0 * sum(|o| o.in_time) / sent,
-                100.0 * worst,
-                100.0 * sum(|o| o.shed) / sent
-            )
-        };
-        let _ = writeln!(out, "{name:<44}{}", slo::CLASSES.map(|class| cell(&class)).concat());
+        let _ = write!(out, "{name:<44}");
+        for slo::Class { name: class, .. } in slo::CLASSES {
+            let of: Vec<slo::Outcome> = runs.iter().filter_map(|run| run.get(class).copied()).collect();
+            let (in_time, shed) = (100.0 * slo::share(&of, |o| o.in_time), 100.0 * slo::share(&of, |o| o.shed));
+            let worst = 100.0 * of.iter().map(|o| o.attainment()).fold(1.0, f64::min);
+            let _ = write!(out, "{class:>10} {in_time:>5.1} ({worst:>5.1}) {shed:>5.1}");
+            let (by, class) = (name.clone(), class.to_owned());
+            all.extend(of.iter().zip(seeds).map(|(&outcome, &seed)| Attained {
+                by: by.clone(),
+                load,
+                class: class.clone(),
+                seed,
+                outcome,
+            }));
+        }
+        let _ = writeln!(out);
     }
-    Ok(())
+    Ok(all)
 }
 
 /// The campaign of this name.

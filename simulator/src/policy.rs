@@ -28,13 +28,14 @@ pub(crate) const GOODPUT: &str = "ours-goodput";
 pub(crate) const TOLD: &str = "ours-told";
 
 /// The policies of the main table, ours first.
-pub(crate) const MAIN: [&str; 14] = [
+pub(crate) const MAIN: [&str; 15] = [
     OURS,
     GOODPUT,
     "2/2/3",
     "2/2/3/2",
     "2/2/3+active",
     "affinity+token-load",
+    "session-affinity",
     "lmetric",
     "lmetric-new",
     "dynamo",
@@ -80,6 +81,11 @@ impl Policy {
             }
             "2/2/3" => weighted(&[]),
             "2/2/3/2" => weighted(&[("no-hit-lru-scorer", 2.0)]),
+            "session-affinity" => profile(
+                [("queue-scorer", 2.0), ("kv-cache-utilization-scorer", 2.0), ("session-affinity-scorer", 3.0)]
+                    .map(|(plugin_type, weight)| scorer(plugin_type, weight))
+                    .into(),
+            ),
             "2/2/3+lora" => weighted(&[("lora-affinity-scorer", 3.0)]),
             "random" => profile(vec![scorer("random-picker", 1.0)]),
             "2/2/3+active" => weighted(&[("active-request-scorer", 2.0)]),

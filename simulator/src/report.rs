@@ -5,6 +5,7 @@ mod figures;
 mod ratios;
 mod text;
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::Path;
 
@@ -12,6 +13,7 @@ use crate::campaign::{MAIN_TABLE, SECOND_ENGINE};
 use crate::grid::Grid;
 use crate::measure::{LESS_IS_BETTER, Measure, mean_ci};
 use crate::policy::{GOODPUT, LLM_D, LMETRIC, MAIN, OURS, TOLD};
+use crate::slo::{Attained, CLASSES, Outcome, share};
 use crate::store::Store;
 use crate::validate::Row;
 use crate::workload::Kind;
@@ -51,6 +53,7 @@ fn page(store: &Store, validation: &[Row]) -> String {
     page.push_str(&rates(store));
     page.push_str(&settings(store));
     page.push_str(&changes::section(store));
+    page.push_str(&classes(store));
     page.push_str(&agreement(&main, &Runs::of(store, SECOND_ENGINE)));
     page.push_str(&validated(validation));
     page.push_str(text::LIMITS);
@@ -88,6 +91,18 @@ fn aims(store: &Store, main: &Runs<'_>) -> String {
             );
         }
     }
+    let rate = |kind: Kind, policy: &str| Some(mean_ci(&rate_values(store, kind, policy)?).0);
+    let rates: Vec<String> = Kind::MAIN
+        .iter()
+        .filter_map(|&kind| Some(format!("{} {:.2}", kind.name(), rate(kind, GOODPUT)? / rate(kind, "oracle")?)))
+        .collect();
+    if !rates.is_empty() {
+        let _ = writeln!(
+            out,
+            "| highest rate with nine of ten in SLO, goodput setting: at least the greedy oracle's | {} of it |",
+            rates.join(", ")
+        );
+    }
     out.push_str(&changes::aims(store));
     out
 }
@@ -98,7 +113,7 @@ fn losses(runs: &Runs<'_>, kinds: &[Kind], measures: &[Measure], rivals: &[&str]
     let mut over: Vec<(f64, String)> = each
         .filter_map(|(kind, measure)| {
             let (ratio, rival) = runs.against_best(kind, measure, OURS, rivals)?;
-            (ratio.mean > 1.03).then(|| (ratio.mean, format!("{kind} {} {:.2} ({rival})", measure.0, ratio.mean)))
+            (ratio.mean > 1.03).then(|| (ratio.mean, format!("{kind} {} {ratio} ({rival})", measure.0)))
         })
         .collect();
     over.sort_by(|a, b| b.0.total_cmp(&a.0));
@@ -171,14 +186,22 @@ fn rates(store: &Store) -> String {
     let kinds: Vec<&str> = Kind::MAIN.iter().map(|kind| kind.name()).collect();
     let _ = writeln!(out, "| policy | {} |\n|---|{}", kinds.join(" | "), "---|".repeat(kinds.len()));
     for policy in MAIN.into_iter().filter(|name| store.rates.iter().any(|rate| rate.policy == *name)) {
-        let cell = |kind: &&str| {
-            let of = store.rates.iter().filter(|rate| rate.workload == **kind && rate.policy == policy);
-            let values: Vec<f64> = of.map(|rate| rate.requests_per_s).collect();
-            if values.is_empty() { "-".to_owned() } else { format!("{:.1}", mean_ci(&values).0) }
+        let cell = |kind: &Kind| {
+            rate_values(store, *kind, policy).map_or("-".to_owned(), |values| {
+                let (mean, half) = mean_ci(&values);
+                format!("{mean:.1} ± {half:.1}")
+            })
         };
-        let _ = writeln!(out, "| {policy} | {} |", kinds.iter().map(cell).collect::<Vec<_>>().join(" | "));
+        let _ = writeln!(out, "| {policy} | {} |", Kind::MAIN.iter().map(cell).collect::<Vec<_>>().join(" | "));
     }
     out
+}
+
+/// The highest rates of a policy, one for each seed.
+fn rate_values(store: &Store, kind: Kind, policy: &str) -> Option<Vec<f64>> {
+    let of = store.rates.iter().filter(|rate| rate.workload == kind.name() && rate.policy == policy);
+    let values: Vec<f64> = of.map(|rate| rate.requests_per_s).collect();
+    (!values.is_empty()).then_some(values)
 }
 
 /// Each further setting.
@@ -203,11 +226,10 @@ fn further(grid: &Grid, runs: &Runs<'_>) -> String {
     let run: Vec<&str> = grid.policies.iter().map(String::as_str).filter(|name| !runs.loads(name).is_empty()).collect();
     for policy in &run {
         let cell = |kind: &&str| {
-            let [ttft, p99, e2e] = [ttft, p99, e2e].map(|measure| runs.mean(kind, measure, policy));
-            match (ttft, p99, e2e) {
-                (Some(ttft), Some(p99), Some(e2e)) => format!("{ttft:.0} ({p99:.0}; {:.2})", e2e / 1e3),
-                _ => "-".to_owned(),
-            }
+            let [ttft, p99, e2e] = [ttft, p99, e2e].map(|measure| runs.mean_ci(kind, measure, policy));
+            let (Some(ttft), Some(p99), Some((e2e, e2e_half))) = (ttft, p99, e2e) else { return "-".to_owned() };
+            let whole = |(mean, half): (f64, f64)| format!("{mean:.0} ± {half:.0}");
+            format!("{} ({}; {:.2} ± {:.2})", whole(ttft), whole(p99), e2e / 1e3, e2e_half / 1e3)
         };
         let _ = writeln!(out, "| {policy} | {} |", kinds.iter().map(cell).collect::<Vec<_>>().join(" | "));
     }
@@ -215,6 +237,29 @@ fn further(grid: &Grid, runs: &Runs<'_>) -> String {
     let over = losses(runs, &grid.kinds, &[ttft, p99, e2e], &rivals);
     let over = if over.is_empty() { "nowhere".to_owned() } else { over };
     let _ = writeln!(out, "\nOurs is worse than the best of them by more than 3 %: {over}.");
+    out
+}
+
+/// What share of each SLO class is in time, and is shed.
+fn classes(store: &Store) -> String {
+    let mut out = text::CLASSES.to_owned();
+    if store.slo.is_empty() {
+        out.push_str("\nNot run for this edition.\n");
+        return out;
+    }
+    let names = CLASSES.map(|class| class.name);
+    let _ = writeln!(out, "\n| by | load | {} |\n|---|---|{}", names.join(" | "), "---|".repeat(names.len()));
+    let runs: BTreeSet<(&str, u64)> = store.slo.iter().map(|row| (&*row.by, (row.load * 100.0).round() as u64)).collect();
+    for (by, hundredths) in runs {
+        let load = hundredths as f64 / 100.0;
+        let cell = |class: &&str| {
+            let there = |row: &&Attained| row.by == by && row.class == **class && (row.load - load).abs() < 1e-9;
+            let of: Vec<Outcome> = store.slo.iter().filter(there).map(|row| row.outcome).collect();
+            let (mean, half) = mean_ci(&of.iter().map(|outcome| 100.0 * outcome.attainment()).collect::<Vec<_>>());
+            format!("{mean:.1} ± {half:.1}, shed {:.1}", 100.0 * share(&of, |outcome| outcome.shed))
+        };
+        let _ = writeln!(out, "| {by} | {load} | {} |", names.iter().map(cell).collect::<Vec<_>>().join(" | "));
+    }
     out
 }
 

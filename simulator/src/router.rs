@@ -10,6 +10,9 @@ use crate::policy::{Policy, View};
 /// Entries of a prefix index: twice what eight engines hold.
 const INDEX_ENTRIES: usize = 1 << 17;
 
+/// Where a client sends back the token of its session, by default.
+const SESSION_HEADER: &str = "x-session-token";
+
 #[derive(Debug)]
 pub(crate) struct Router {
     ledger: InFlight,
@@ -89,12 +92,12 @@ impl Router {
         self.ledger.scraped(refs);
     }
 
-    /// Picks by the policy and records it; `None` when the scheduler has nobody to name.
+    /// Picks by the policy and records it, for a client that holds this session token; `None` when the scheduler has nobody to name.
     pub(crate) fn pick<'w>(
         &mut self,
         policy: &Policy,
         snapshot: &Snapshot,
-        job: &Job<'w>,
+        (job, token): (&Job<'w>, Option<&str>),
         engines: &[Box<dyn Model<'w> + 'w>],
         now: f64,
     ) -> Option<Picked> {
@@ -103,7 +106,7 @@ impl Router {
         self.matched.clear();
         self.matched.extend(self.known.iter().map(|&known| blocks_of(job.hashes, known as usize)));
         let (at, prefill) = match policy {
-            Policy::Config(_) | Policy::Told(_) => self.scheduled(snapshot, job)?,
+            Policy::Config(_) | Policy::Told(_) => self.scheduled(snapshot, job, token)?,
             Policy::Rival(rival) => {
                 self.turn += 1;
                 let loads: Vec<Load> = refs.iter().map(|endpoint| self.ledger.load(*endpoint)).collect();
@@ -164,11 +167,13 @@ impl Router {
     }
 
     /// Who decodes, and who works through the prompt before.
-    fn scheduled(&mut self, snapshot: &Snapshot, job: &Job<'_>) -> Option<(usize, Option<usize>)> {
+    fn scheduled(&mut self, snapshot: &Snapshot, job: &Job<'_>, token: Option<&str>) -> Option<(usize, Option<usize>)> {
         self.look(snapshot, job);
         let model = adapter_name(job.adapter);
+        let headers: Vec<(&str, &str)> = token.iter().map(|token| (SESSION_HEADER, *token)).collect();
         let request = Request {
             model: &model,
+            headers: &headers,
             prompt_tokens: job.prompt,
             prefix_blocks: job.hashes,
             prefix_block_tokens: BLOCK_TOKENS as u32,

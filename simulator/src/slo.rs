@@ -40,6 +40,17 @@ pub(crate) const CLASSES: [Class; 3] = [
     Class { name: "batch", priority: -1, tenths: 3, ttft_ms: 5_000.0, tpot_ms: 150.0 },
 ];
 
+/// What became of a class in one run.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Attained {
+    pub(crate) by: String,
+    /// Share of the pool's capacity.
+    pub(crate) load: f64,
+    pub(crate) class: String,
+    pub(crate) seed: u64,
+    pub(crate) outcome: Outcome,
+}
+
 /// What became of the requests of a class.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Outcome {
@@ -131,6 +142,12 @@ pub(crate) fn capacity() -> Result<f64, String> {
         Ok(done * 1e3 / LASTING_MS)
     };
     SLOWDOWNS.iter().map(|slowdown| of_engine(*slowdown)).sum()
+}
+
+/// Of all that were sent in these runs, the share that is counted.
+pub(crate) fn share(runs: &[Outcome], count: fn(&Outcome) -> u32) -> f64 {
+    let sum = |count: fn(&Outcome) -> u32| f64::from(runs.iter().map(count).sum::<u32>());
+    sum(count) / sum(|outcome| outcome.sent).max(1.0)
 }
 
 /// What becomes of each class at `rate` requests a second.

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use crate::grid::Cell;
 use crate::measure::Measures;
 use crate::recovery::{Recovered, Recovery};
+use crate::slo::{Attained, Outcome};
 
 /// The highest rate with nine of ten requests in their SLO.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,6 +23,7 @@ pub(crate) struct Store {
     pub(crate) cells: Vec<Cell>,
     pub(crate) rates: Vec<HighestRate>,
     pub(crate) recoveries: Vec<Recovered>,
+    pub(crate) slo: Vec<Attained>,
 }
 
 // === impl Store ===
@@ -37,12 +39,13 @@ impl Store {
             cells: rows("rows").iter().map(cell).collect::<Option<_>>().ok_or_else(wrong)?,
             rates: rows("highest_rates").iter().map(rate).collect::<Option<_>>().ok_or_else(wrong)?,
             recoveries: rows("recoveries").iter().map(recovered).collect::<Option<_>>().ok_or_else(wrong)?,
+            slo: rows("slo_classes").iter().map(attained).collect::<Option<_>>().ok_or_else(wrong)?,
         })
     }
 
     /// Takes in what was run.
     pub(crate) fn put(&mut self, new: Self) {
-        let Self { cells, rates, recoveries } = new;
+        let Self { cells, rates, recoveries, slo } = new;
         let run = |cell: &Cell| (cell.setting.clone(), cell.workload.clone(), cell.load.to_bits(), cell.policy.clone(), cell.seed);
         let new: std::collections::BTreeSet<_> = cells.iter().map(run).collect();
         self.cells.retain(|cell| !new.contains(&run(cell)));
@@ -52,6 +55,9 @@ impl Store {
         let names = |row: &Recovered| (row.setting.clone(), row.workload.clone(), row.policy.clone());
         self.recoveries.retain(|old| !recoveries.iter().any(|new| names(new) == names(old)));
         self.recoveries.extend(recoveries);
+        let run = |row: &Attained| (row.by.clone(), row.load.to_bits(), row.class.clone(), row.seed);
+        self.slo.retain(|old| !slo.iter().any(|new| run(new) == run(old)));
+        self.slo.extend(slo);
     }
 
     pub(crate) fn write(&self, path: &Path) -> Result<(), String> {
@@ -61,7 +67,8 @@ impl Store {
         let rows: Vec<Value> = self.cells.iter().map(cell_json).collect();
         let rates: Vec<Value> = self.rates.iter().map(rate_json).collect();
         let recoveries: Vec<Value> = self.recoveries.iter().map(recovered_json).collect();
-        let parts = [("rows", rows), ("highest_rates", rates), ("recoveries", recoveries)].map(|(name, rows)| {
+        let slo: Vec<Value> = self.slo.iter().map(attained_json).collect();
+        let parts = [("rows", rows), ("highest_rates", rates), ("recoveries", recoveries), ("slo_classes", slo)].map(|(name, rows)| {
             let lines: Vec<String> = rows.iter().map(Value::to_string).collect();
             format!("\"{name}\":[\n{}\n]", lines.join(",\n"))
         });
@@ -135,6 +142,19 @@ fn recovery(value: &Value) -> Option<Recovery> {
     Some(Recovery { seconds: value.get("seconds")?.as_u64(), worst: value.get("worst")?.as_f64()? })
 }
 
+fn attained_json(Attained { by, load, class, seed, outcome }: &Attained) -> Value {
+    let Outcome { sent, in_time, shed } = outcome;
+    json!({"by": by, "load": load, "class": class, "seed": seed, "sent": sent, "in_time": in_time, "shed": shed})
+}
+
+fn attained(value: &Value) -> Option<Attained> {
+    let text = |name: &str| value.get(name)?.as_str().map(str::to_owned);
+    let count = |name: &str| u32::try_from(value.get(name)?.as_u64()?).ok();
+    let outcome = Outcome { sent: count("sent")?, in_time: count("in_time")?, shed: count("shed")? };
+    let (load, seed) = (value.get("load")?.as_f64()?, value.get("seed")?.as_u64()?);
+    Some(Attained { by: text("by")?, load, class: text("class")?, seed, outcome })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -158,15 +178,22 @@ mod tests {
             all: Recovery { seconds, worst: 1.25 },
             by_seed: vec![Recovery { seconds: None, worst: 3.0 }],
         };
+        let attained = |in_time| Attained {
+            by: "slo".into(),
+            load: 0.9,
+            class: "batch".into(),
+            seed: 2,
+            outcome: Outcome { sent: 10, in_time, shed: 1 },
+        };
         let mut store = Store::default();
         let (rates, recoveries) = (vec![rate.clone()], vec![recovered(None)]);
-        store.put(Store { cells: vec![of(0.5, 1.0), of(0.7, 2.0)], rates: rates.clone(), recoveries });
-        store.put(Store { cells: vec![of(0.7, 3.0)], rates, recoveries: vec![recovered(Some(31))] });
+        store.put(Store { cells: vec![of(0.5, 1.0), of(0.7, 2.0)], rates: rates.clone(), recoveries, slo: vec![attained(3)] });
+        store.put(Store { cells: vec![of(0.7, 3.0)], rates, recoveries: vec![recovered(Some(31))], slo: vec![attained(9)] });
         let path = std::env::temp_dir().join(format!("simulator-store-{}.json", std::process::id()));
         store.write(&path).unwrap();
         let read = Store::read(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         assert_eq!((read.cells, read.rates), (vec![of(0.5, 1.0), of(0.7, 3.0)], vec![rate]));
-        assert_eq!(read.recoveries, [recovered(Some(31))]);
+        assert_eq!((read.recoveries, read.slo), (vec![recovered(Some(31))], vec![attained(9)]));
     }
 }

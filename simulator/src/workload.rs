@@ -1,5 +1,7 @@
 //! Workloads: real traces, rotated and jittered by the seed, and synthetic ones. Times are at the trace's own rate; a run compresses them.
 
+use std::collections::BTreeMap;
+
 use scheduler::Rng;
 use scheduler::prefix::{BLOCK_BYTES_MIN, BlockHasher};
 
@@ -24,6 +26,8 @@ pub(crate) struct Request {
     pub(crate) prompt: u32,
     pub(crate) output: u32,
     pub(crate) adapter: u16,
+    /// The first request of its session.
+    pub(crate) session: u32,
     /// Where its blocks and its hashes begin, and how many there are.
     blocks: (usize, usize),
     hashes: (usize, usize),
@@ -54,8 +58,30 @@ pub(crate) enum Kind {
     Adapters,
 }
 
+/// Who goes on with what. Traces do not say; a prompt that begins with all of an earlier one (but its last, broken id) is of the same session.
+#[derive(Default)]
+struct Sessions(BTreeMap<u64, u32>);
+
 /// Draws from a generator of the scheduler's.
 pub(crate) struct Dice(Rng);
+
+// === impl Sessions ===
+
+impl Sessions {
+    /// Ids that are more than a system prompt.
+    const IDS_MIN: usize = 2;
+
+    /// The session of the next line; its own number where it goes on with nothing.
+    fn of(&mut self, line: &Line, number: u32) -> u32 {
+        let whole = line.ids.get(..line.prompt as usize / ID_TOKENS).unwrap_or(&line.ids);
+        let longest = whole.iter().skip(Self::IDS_MIN - 1).rev().find_map(|id| self.0.get(id));
+        let session = longest.copied().unwrap_or(number);
+        if let Some(last) = whole.last().filter(|_| whole.len() >= Self::IDS_MIN) {
+            self.0.insert(*last, session);
+        }
+        session
+    }
+}
 
 // === impl Dice ===
 
@@ -181,6 +207,7 @@ impl Kind {
 impl Workload {
     pub(crate) fn of(lines: &[Line]) -> Self {
         let (mut requests, mut blocks, mut hashes) = (Vec::with_capacity(lines.len()), Vec::new(), Vec::new());
+        let mut sessions = Sessions::default();
         let start = lines.first().map_or(0.0, |line| line.at);
         for (number, line) in lines.iter().enumerate() {
             let (first_block, first_hash) = (blocks.len(), hashes.len());
@@ -192,7 +219,8 @@ impl Workload {
             hash(line.prompt as usize, content, &mut hashes);
             let Line { at, prompt, output, adapter, .. } = *line;
             let (blocks, hashes) = ((first_block, blocks.len() - first_block), (first_hash, hashes.len() - first_hash));
-            requests.push(Request { at: at - start, prompt, output, adapter, blocks, hashes });
+            let session = sessions.of(line, number as u32);
+            requests.push(Request { at: at - start, prompt, output, adapter, session, blocks, hashes });
         }
         let span_s = requests.last().map_or(1.0, |last| last.at / 1e3).max(1e-3);
         let rate = requests.len().saturating_sub(1) as f64 / span_s;
@@ -348,6 +376,21 @@ mod tests {
         let blocks = |request| workload.job(request).unwrap().blocks.to_vec();
         let shared = |a: u32, b: u32| blocks(a).iter().zip(blocks(b)).take_while(|(a, b)| **a == *b).count();
         assert_eq!((blocks(0).len(), shared(0, 1), shared(0, 2), shared(2, 3)), (15, 8, 0, 0));
+    }
+
+    #[test]
+    fn who_repeats_all_of_an_earlier_prompt_goes_on_with_its_session() {
+        let of = |prompt, ids: &[u64]| Line { prompt, output: 1, ids: ids.to_vec(), ..Line::default() };
+        let lines = [
+            of(1_600, &[1, 2, 3, 4]),
+            of(1_600, &[1, 2, 5, 6]),
+            of(2_700, &[1, 2, 3, 7, 8, 9]),
+            of(3_000, &[1, 2, 3, 7, 8, 10]),
+            of(600, &[1, 11]),
+            of(1_100, &[1, 12, 13]),
+        ];
+        let sessions: Vec<u32> = Workload::of(&lines).requests().iter().map(|request| request.session).collect();
+        assert_eq!(sessions, [0, 1, 0, 0, 4, 5]);
     }
 
     #[test]

@@ -18,6 +18,7 @@ use scheduler::in_flight::{Load, Ticket};
 use scheduler::prefix::Belief;
 use scheduler::{
     Endpoint, EndpointMetrics, EndpointRef, Incarnation, LoraMetrics, Pipeline, ROLE_LABEL, Readiness, Slot, Snapshot, Version,
+    session_token,
 };
 
 use crate::agenda::Agenda;
@@ -83,6 +84,8 @@ struct World<'w> {
     refs: Vec<EndpointRef>,
     learning: Learning,
     records: Vec<Record>,
+    /// Who served each session last, by the session's first request.
+    sessions: Vec<Option<usize>>,
     /// Those under way.
     flights: Vec<Option<Flight>>,
     agenda: Agenda<What>,
@@ -130,6 +133,7 @@ impl<'w> World<'w> {
             refs,
             learning: Learning::new(count),
             records: Vec::with_capacity(requests),
+            sessions: vec![None; requests],
             flights: (0..requests).map(|_| None).collect(),
             agenda: Agenda::default(),
         })
@@ -206,8 +210,12 @@ impl<'w> World<'w> {
         let (Some(job), Some(router)) = (self.workload.job(request), self.routers.get_mut(proxy)) else {
             return Err(format!("no request {request} or no proxy {proxy}"));
         };
-        let picked = router.pick(self.policy, &self.snapshot, &job, &self.engines, now).ok_or("nobody was picked")?;
+        let session = self.workload.requests().get(request as usize).and_then(|of| self.sessions.get_mut(of.session as usize));
+        let token = session.as_ref().and_then(|at| self.snapshot.endpoints().get((**at)?)).map(|endpoint| session_token(&endpoint.name));
+        let asked = (&job, token.as_deref());
+        let picked = router.pick(self.policy, &self.snapshot, asked, &self.engines, now).ok_or("nobody was picked")?;
         let Picked { at, ticket, belief, matched_tokens, prefill } = picked;
+        session.into_iter().for_each(|session| *session = Some(at));
         self.records.push(Record { at: now, prompt: job.prompt, output: job.output, ..Record::default() });
         let first = prefill.as_ref().map_or(at, |(first, _)| *first);
         // As in a proxy: the times of a request that two engines work on are nobody's alone.

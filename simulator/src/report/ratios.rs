@@ -1,6 +1,6 @@
 //! Ratios between policies, with what seeds say of their spread.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use crate::grid::Cell;
@@ -57,10 +57,18 @@ impl<'s> Runs<'s> {
     }
 
     /// Mean over loads and seeds.
-    pub(super) fn mean(&self, kind: &str, (_, of): Measure, policy: &str) -> Option<f64> {
-        let values: Vec<f64> =
-            self.cells.iter().filter(|cell| cell.workload == kind && cell.policy == policy).map(|cell| of(&cell.measures)).collect();
-        (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+    pub(super) fn mean(&self, kind: &str, measure: Measure, policy: &str) -> Option<f64> {
+        self.mean_ci(kind, measure, policy).map(|(mean, _)| mean)
+    }
+
+    /// The same, and half the width of its confidence interval over seeds.
+    pub(super) fn mean_ci(&self, kind: &str, (_, of): Measure, policy: &str) -> Option<(f64, f64)> {
+        let mut by_seed: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
+        for cell in self.cells.iter().filter(|cell| cell.workload == kind && cell.policy == policy) {
+            by_seed.entry(cell.seed).or_default().push(of(&cell.measures));
+        }
+        let means: Vec<f64> = by_seed.values().map(|values| mean_ci(values).0).collect();
+        (!means.is_empty()).then(|| mean_ci(&means))
     }
 
     /// `ours` over the best of `rivals` on a workload, and who that is: the one with the lowest geometric mean over loads and seeds.
@@ -98,7 +106,7 @@ impl<'s> Runs<'s> {
                 |cell: &&&Cell| cell.workload == kind && cell.policy == policy && cell.seed == seed && (cell.load - load).abs() < 1e-9;
             self.cells.iter().find(there).map(|cell| of(&cell.measures))
         };
-        let mut by_seed: std::collections::BTreeMap<u64, Vec<f64>> = std::collections::BTreeMap::new();
+        let mut by_seed: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
         for cell in self.cells.iter().filter(|cell| cell.workload == kind && cell.policy == ours) {
             let theirs = find(rival, cell.load, cell.seed)?;
             by_seed.entry(cell.seed).or_default().push((of(&cell.measures).max(1e-9) / theirs.max(1e-9)).ln());

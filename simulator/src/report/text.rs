@@ -17,6 +17,14 @@ plugins:
 - type: marginal-cost-scorer
 ```
 
+For the most requests within their SLOs rather than the lowest latency, below `ours-goodput`:
+
+```yaml
+plugins:
+- type: marginal-cost-scorer
+  parameters: {queueExternality: 0.1, ownBatchShare: 0.5}
+```
+
 ![Mean TTFT by workload and policy](routing-quality/ttft.svg)
 ![p99 TTFT by workload and policy](routing-quality/ttft-p99.svg)
 ![Mean end-to-end time by workload and policy](routing-quality/e2e.svg)
@@ -42,8 +50,9 @@ plugins:
 
 pub(super) const MAIN: &str = "\
 Llama-3.1-8B on H100, loads LOADS. Below 1 ours is better. `2/2/3` are llm-d's queue, KV-cache and prefix scorers with these weights,
-the last 2 of `2/2/3/2` is its no-hit-lru scorer; `affinity+token-load` is what llm-d has recommended since August 2026. `2/2/3+active` was our own
-default before.
+the last 2 of `2/2/3/2` is its no-hit-lru scorer; `affinity+token-load` is what llm-d has recommended since August 2026. `session-affinity` is its
+scorer of that name with weight 3 in place of the prefix scorer: a prompt that begins with all of an earlier one is of the same session.
+`2/2/3+active` was our own default before.
 ";
 
 /// What looking at single requests and tuning found.
@@ -67,7 +76,7 @@ Looked at on the tuning seeds, and left as it is, since what mends one costs ano
 pub(super) const RATES: &str = "
 ### Highest rate with nine of ten requests in SLO, requests a second
 
-Mean of three seeds, by bisection to 1 % of capacity. The oracle sees true caches, step times and output lengths, but is greedy, and does not look
+Mean of the seeds, by bisection to 1 % of capacity. The oracle sees true caches, step times and output lengths, but is greedy, and does not look
 at KV memory: no bound.
 
 ";
@@ -94,6 +103,14 @@ brackets the shortest and longest of one, then the worst 20 s against that pool.
 fast a policy gets used to the change, not how well it then does. `one-restarts` counts from when the engine leaves, so up to 30 s of it is its absence.
 ";
 
+pub(super) const CLASSES: &str = "
+### slo-classes
+
+Three classes of requests, on two engines that are three times as fast as two others, after a minute to learn: critical (three of ten; TTFT 1.5 s, 45 ms a token,
+which the slow ones just miss or just meet), standard (four) and batch (three; both 5 s and 150 ms). Share of each in time, %, and shed. `default` is ours,
+which knows of no SLO; `slo` is by predicted latency ([slo.md](slo.md)); `weighed` is 2/2/3 with requests in flight weighed 2; `turns` is round robin.
+";
+
 pub(super) const VALIDATION: &str = "
 ## Against real engines
 
@@ -108,7 +125,7 @@ pub(super) const LIMITS: &str = "
 ## What this does not show
 
 Step times without noise; no aborts, failures and priorities; output is never a prefix of a later prompt, as traces do not say which; prompt tokens
-are known exactly; first tokens are seen at once. SLO classes are not simulated here. The second engine model has the step times of the first.
+are known exactly; first tokens are seen at once. The second engine model has the step times of the first.
 ";
 
 /// How far the engine models agree.

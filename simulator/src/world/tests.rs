@@ -65,6 +65,25 @@ fn prefixes_are_found_where_policies_look_for_them() {
 }
 
 #[test]
+fn a_session_goes_where_it_was() {
+    // Forty sessions of ten turns, one turn of each after the other.
+    let turn = |number: u32| Line {
+        at: f64::from(number) * 400.0,
+        prompt: 512 * (2 + number / 40),
+        output: 5,
+        ids: (0..u64::from(2 + number / 40)).map(|id| u64::from(number % 40) * 100 + id).collect(),
+        adapter: 0,
+    };
+    let workload = Workload::of(&(0..400).map(turn).collect::<Vec<_>>());
+    let hits = |policy: &str| {
+        let records = run(&workload, workload.rate, &Policy::named(policy).unwrap(), &Setting::plain(LLAMA_8B_H100), 7).unwrap();
+        records.iter().map(|record| f64::from(record.cached)).sum::<f64>()
+            / records.iter().map(|record| f64::from(record.prompt)).sum::<f64>()
+    };
+    assert!(hits("session-affinity") > 0.8 && hits("least-request") < 0.4, "{} {}", hits("session-affinity"), hits("least-request"));
+}
+
+#[test]
 fn proxies_that_hear_of_each_other_at_once_are_as_one() {
     let of = |sharing| Setting { proxies: 4, sharing, ..Setting::plain(LLAMA_8B_H100) };
     let mean = |records: &[Record]| records.iter().map(|record| record.ttft).sum::<f64>() / records.len() as f64;
