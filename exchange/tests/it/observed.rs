@@ -185,6 +185,23 @@ fn what_several_endpoints_work_on_is_no_measure_of_any() {
 }
 
 #[test]
+fn another_tokenizer_is_learned_of_what_replies_tell_and_prompts_count_by_it() {
+    let mut pool = pool(1);
+    let usage = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1200,\"completion_tokens\":5}}\n\n";
+    let mut prompt_tokens = || {
+        let mut exchange = sent_prompt(&mut pool, "words ", at_ms(0));
+        answered(&mut exchange, &mut pool, ("10.0.0.0:8000", 1), 200, at_ms(1));
+        exchange.response_chunk(&mut pool, TOKEN.as_bytes(), false, at_ms(40));
+        exchange.response_chunk(&mut pool, usage.as_bytes(), true, at_ms(50));
+        exchange.end(&mut pool, at_ms(50));
+        only(&mut pool).observation.conditions.prompt_tokens
+    };
+    assert_eq!(prompt_tokens(), 600.0, "2,400 bytes, four to a token");
+    let learned = (0..80).map(|_| prompt_tokens()).last().unwrap_or(0.0);
+    assert!((1_150.0..=1_200.0).contains(&learned), "two to a token: {learned}");
+}
+
+#[test]
 fn a_request_without_a_prompt_is_no_measure() {
     let (settings, mut pool, mut exchange) = (Settings::default(), pool(1), Exchange::new(at_ms(0)));
     exchange.request_headers(&settings, [(&b":method"[..], &b"GET"[..]), (b":path", b"/v1/models")], true);

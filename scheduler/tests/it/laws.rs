@@ -164,6 +164,16 @@ proptest! {
     }
 
     #[test]
+    fn of_marginal_costs_engines_that_report_nothing_are_as_those_that_do(case in pools::case(Just(of_marginal_cost()))) {
+        let mut silent = case.clone();
+        for metrics in silent.pool.iter_mut().map(|row| &mut row.metrics) {
+            // Which adapters run is asked where there are some, and is not of load.
+            *metrics = EndpointMetrics { lora: metrics.lora.take(), ..EndpointMetrics::default() };
+        }
+        prop_assert_eq!(case.decide().unwrap(), silent.decide().unwrap());
+    }
+
+    #[test]
     fn nonsense_counts_as_unknown(case in pools::case(pools::any_pipeline())) {
         let without = metrics_unknown_where(&case, |value| !(value.is_finite() && value >= 0.0));
         prop_assert_eq!(case.decide().unwrap(), without.decide().unwrap());

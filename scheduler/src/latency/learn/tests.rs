@@ -206,9 +206,12 @@ fn what_cannot_be_and_what_was_cut_short_teaches_nothing() {
     for bad in &absurd {
         assert_eq!(world.learner.observe(bad, None), Verdict::Refused, "{bad:?}");
     }
+    let step = world.learner.step();
+    let first_token = Some(FirstToken { uncached_tokens: 900.0, prompt_tokens: 900.0, service_ms: 2_000.0 });
     for ended in [Ended::Aborted, Ended::Failed] {
-        assert_eq!(world.learner.observe(&Observation { ended, ..good }, None), Verdict::Censored);
+        assert_eq!(world.learner.observe(&Observation { ended, first_token, ..good }, None), Verdict::Censored);
     }
+    assert_eq!(world.learner.step(), step, "nor of steps");
     assert_eq!(world.learner.model().unwrap().words(), words);
     let after = world.learner.standing();
     assert_eq!(after, Standing { refused: absurd.len() as u64, censored: 2, ..before });

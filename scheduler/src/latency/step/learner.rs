@@ -383,6 +383,22 @@ mod tests {
     }
 
     #[test]
+    fn one_in_fifty_that_stalls_for_ten_seconds_does_not_spoil_it() {
+        let mut learner = Learner::default();
+        for round in 0..100_u16 {
+            taught(&mut learner, &h100(), (u64::from(round), 50), |_| 1.0);
+            let tokens = f32::from(round % 10) * 400.0;
+            let sample = FirstToken { uncached_tokens: tokens, prompt_tokens: tokens + 400.0, service_ms: 10_000.0 };
+            assert!(learner.first_token(endpoint(round % 4, 1), &sample));
+            let gap = Gap { batch: 1.0 + tokens / 60.0, context_tokens: 25.0 * tokens, gap_ms: 10_000.0 };
+            assert!(learner.gap(endpoint(round % 4, 1), &gap));
+        }
+        let (model, speeds) = (learner.model(), [0, 1, 2, 3].map(|slot| learner.model().speed(endpoint(slot, 1))));
+        assert!(off(&model, &h100()) < 0.2, "{model:?}");
+        assert!(speeds.iter().all(|(prefill, decode)| (0.9..1.1).contains(prefill) && (0.9..1.1).contains(decode)), "{speeds:?}");
+    }
+
+    #[test]
     fn the_mean_output_is_followed() {
         let mut learner = Learner::default();
         (0..2_000).for_each(|_| learner.ended(50));
