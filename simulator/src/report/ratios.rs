@@ -62,13 +62,26 @@ impl<'s> Runs<'s> {
     }
 
     /// The same, and half the width of its confidence interval over seeds.
-    pub(super) fn mean_ci(&self, kind: &str, (_, of): Measure, policy: &str) -> Option<(f64, f64)> {
+    pub(super) fn mean_ci(&self, kind: &str, measure: Measure, policy: &str) -> Option<(f64, f64)> {
+        let means: Vec<f64> = self.by_seed(kind, measure, policy).into_values().collect();
+        (!means.is_empty()).then(|| mean_ci(&means))
+    }
+
+    /// A policy here over another in another setting, by the seeds that both were run on.
+    pub(super) fn against_elsewhere(&self, (kind, measure): (&str, Measure), policy: &str, (other, rival): (&Self, &str)) -> Option<Ratio> {
+        let theirs = other.by_seed(kind, measure, rival);
+        let both = self.by_seed(kind, measure, policy).into_iter().filter_map(|(seed, ours)| Some((ours / theirs.get(&seed)?).ln()));
+        let logs: Vec<f64> = both.collect();
+        (!logs.is_empty()).then(|| ratio(&logs))
+    }
+
+    /// Mean over loads, for each seed.
+    fn by_seed(&self, kind: &str, (_, of): Measure, policy: &str) -> BTreeMap<u64, f64> {
         let mut by_seed: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
         for cell in self.cells.iter().filter(|cell| cell.workload == kind && cell.policy == policy) {
             by_seed.entry(cell.seed).or_default().push(of(&cell.measures));
         }
-        let means: Vec<f64> = by_seed.values().map(|values| mean_ci(values).0).collect();
-        (!means.is_empty()).then(|| mean_ci(&means))
+        by_seed.into_iter().map(|(seed, values)| (seed, mean_ci(&values).0)).collect()
     }
 
     /// `ours` over the best of `rivals` on a workload, and who that is: the one with the lowest geometric mean over loads and seeds.
@@ -141,6 +154,8 @@ mod tests {
         let best = |measure: Measure| runs.against_best("code", measure, "ours", &["a", "b"]).map(|(ratio, who)| (ratio.to_string(), who));
         assert_eq!(best(("TTFT", |m| m.ttft_mean)), Some(("0.80 [0.80, 0.80]".to_owned(), "a")));
         assert_eq!(best(("E2E", |m| m.e2e_mean)), Some(("0.90 [0.90, 0.90]".to_owned(), "b")));
+        let elsewhere = runs.against_elsewhere(("code", ("TTFT", |m| m.ttft_mean)), "ours", (&runs, "b"));
+        assert_eq!(elsewhere.map(|ratio| ratio.to_string()), Some("0.40 [0.40, 0.40]".to_owned()));
         assert!(runs.against_best("chat", ("TTFT", |m| m.ttft_mean), "ours", &["a"]).is_none());
     }
 }
