@@ -93,12 +93,14 @@ pub(crate) fn recoveries(policies: &[String], threads: usize) -> Result<Vec<Reco
         }
         recovered.extend(jobs.iter().enumerate().map(|(at, (grid, policy))| {
             let series: Vec<&Series> = by_seed.iter().filter_map(|of_seed| of_seed.get(at)).collect();
+            let all = Series::together(&series);
             Recovered {
                 setting: grid.name.clone(),
                 workload: kind.name().to_owned(),
                 policy: (*policy).clone(),
-                all: Series::together(&series).recovery(),
+                all: all.recovery(),
                 by_seed: series.iter().map(|series| series.recovery()).collect(),
+                curve: all.curve(),
             }
         }));
     }

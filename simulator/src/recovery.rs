@@ -10,6 +10,10 @@ const HOLD_S: usize = 30;
 /// How near, as a ratio.
 const NEAR: f64 = 1.1;
 
+/// Seconds between the points of a curve, and its length.
+pub(crate) const CURVE_S: usize = 5;
+const CURVE_LENGTH_S: usize = 120;
+
 /// TTFT of the requests that came in each second from the change on, summed, and that of the same requests where the pool was so from the start.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Series(Vec<[f64; 2]>);
@@ -31,6 +35,8 @@ pub(crate) struct Recovered {
     pub(crate) policy: String,
     pub(crate) all: Recovery,
     pub(crate) by_seed: Vec<Recovery>,
+    /// The ratio of all seeds together, for the windows that begin 0, [`CURVE_S`], … seconds after the change.
+    pub(crate) curve: Vec<f64>,
 }
 
 // === impl Series ===
@@ -61,6 +67,11 @@ impl Series {
     fn ratios(&self) -> Vec<f64> {
         let sums = self.0.windows(WINDOW_S).map(|window| sum(window.iter()));
         sums.map(|[ttft, without]| if without > 0.0 { ttft / without } else { 1.0 }).collect()
+    }
+
+    /// The ratio every few seconds, for as long as a plot shows.
+    pub(crate) fn curve(&self) -> Vec<f64> {
+        self.ratios().into_iter().take(CURVE_LENGTH_S + 1).step_by(CURVE_S).collect()
     }
 
     pub(crate) fn recovery(&self) -> Recovery {
@@ -98,6 +109,8 @@ mod tests {
     fn a_policy_is_back_when_the_window_to_come_is_near() {
         // Twice as much for 30 s: of the window from second 28 on, two of twenty count double.
         assert_eq!(recovery(|second| if second < 30 { 200.0 } else { 100.0 }), Recovery { seconds: Some(28), worst: 2.0 });
+        let curve = Series::of(&records(|second| if second < 10 { 200.0 } else { 100.0 }), &records(|_| 100.0), 10).curve();
+        assert_eq!(curve.iter().take(4).copied().collect::<Vec<_>>(), [1.5, 1.25, 1.0, 1.0], "ten of twenty, then five");
         assert_eq!(recovery(|_| 111.0).seconds, None, "near it is not");
         assert_eq!(recovery(|_| 109.0).seconds, Some(0), "near it is");
     }

@@ -30,6 +30,9 @@ pub(crate) fn write(store: &Store, validation: &[Row], docs: &Path) -> Result<()
     figures::ratios(&main, &folder.join("ttft.svg"), "Mean TTFT against ours (log scale)", LESS_IS_BETTER[0])?;
     figures::ratios(&main, &folder.join("ttft-p99.svg"), "p99 TTFT against ours (log scale)", LESS_IS_BETTER[3])?;
     figures::ratios(&main, &folder.join("e2e.svg"), "Mean end-to-end time against ours (log scale)", LESS_IS_BETTER[4])?;
+    for (setting, title) in changes::FIGURES {
+        figures::recovery(&store.recoveries, setting, &folder.join(format!("{setting}.svg")), title)?;
+    }
     let path = docs.join("routing-quality.md");
     std::fs::write(&path, page(store, validation)).map_err(|error| format!("{}: {error}", path.display()))
 }
@@ -104,6 +107,7 @@ fn aims(store: &Store, main: &Runs<'_>) -> String {
         );
     }
     out.push_str(&changes::aims(store));
+    out.push_str(text::SCORER);
     out
 }
 

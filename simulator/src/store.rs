@@ -116,21 +116,17 @@ fn rate(value: &Value) -> Option<HighestRate> {
 }
 
 fn recovered_json(row: &Recovered) -> Value {
-    let Recovered { setting, workload, policy, all, by_seed } = row;
+    let Recovered { setting, workload, policy, all, by_seed, curve } = row;
     let by_seed: Vec<Value> = by_seed.iter().map(recovery_json).collect();
-    json!({"setting": setting, "workload": workload, "policy": policy, "all": recovery_json(all), "by_seed": by_seed})
+    json!({"setting": setting, "workload": workload, "policy": policy, "all": recovery_json(all), "by_seed": by_seed, "curve": curve})
 }
 
 fn recovered(value: &Value) -> Option<Recovered> {
     let text = |name: &str| value.get(name)?.as_str().map(str::to_owned);
     let by_seed = value.get("by_seed")?.as_array()?.iter().map(recovery).collect::<Option<_>>()?;
-    Some(Recovered {
-        setting: text("setting")?,
-        workload: text("workload")?,
-        policy: text("policy")?,
-        all: recovery(value.get("all")?)?,
-        by_seed,
-    })
+    let curve = value.get("curve")?.as_array()?.iter().map(Value::as_f64).collect::<Option<_>>()?;
+    let (setting, workload, policy) = (text("setting")?, text("workload")?, text("policy")?);
+    Some(Recovered { setting, workload, policy, all: recovery(value.get("all")?)?, by_seed, curve })
 }
 
 /// `null` seconds: not within the run.
@@ -177,6 +173,7 @@ mod tests {
             policy: "ours".into(),
             all: Recovery { seconds, worst: 1.25 },
             by_seed: vec![Recovery { seconds: None, worst: 3.0 }],
+            curve: vec![1.5, 1.0],
         };
         let attained = |in_time| Attained {
             by: "slo".into(),

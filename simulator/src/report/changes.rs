@@ -16,6 +16,13 @@ const SETTINGS: [&str; 4] = ["mixed-speeds", "one-slows-3x", "one-restarts", "tw
 /// Mean TTFT, p99 TTFT, mean E2E.
 const MEASURES: [Measure; 3] = [LESS_IS_BETTER[0], LESS_IS_BETTER[3], LESS_IS_BETTER[4]];
 
+/// What is drawn of each, and what it is called there.
+pub(super) const FIGURES: [(&str, &str); 3] = [
+    ("one-slows-3x", "One engine of eight becomes three times as slow"),
+    ("one-restarts", "One engine of eight leaves for 30 s and comes back with an empty cache"),
+    ("two-join", "Two engines join six"),
+];
+
 pub(super) fn section(store: &Store) -> String {
     let mut out = text::CHANGES.to_owned();
     let kinds: Vec<&str> = Kind::MAIN.iter().map(|kind| kind.name()).collect();
@@ -88,8 +95,14 @@ mod tests {
     #[test]
     fn a_seed_that_is_never_back_is_the_longest() {
         let of = |seconds| Recovery { seconds, worst: 1.5 };
-        let row =
-            |by_seed| Recovered { setting: String::new(), workload: String::new(), policy: String::new(), all: of(Some(31)), by_seed };
+        let row = |by_seed| Recovered {
+            setting: String::new(),
+            workload: String::new(),
+            policy: String::new(),
+            all: of(Some(31)),
+            by_seed,
+            curve: Vec::new(),
+        };
         assert_eq!(cell(&row(vec![of(Some(40)), of(None), of(Some(7))])), "31 [7, never] 1.50x");
     }
 }

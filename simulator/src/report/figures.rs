@@ -2,11 +2,13 @@
 
 use std::path::Path;
 
+use plotters::coord::CoordTranslate;
 use plotters::prelude::*;
 
 use super::ratios::Runs;
 use crate::measure::Measure;
 use crate::policy::OURS;
+use crate::recovery::{CURVE_S, Recovered};
 use crate::workload::Kind;
 
 const SIZE: (u32, u32) = (900, 380);
@@ -63,13 +65,61 @@ fn draw(runs: &Runs<'_>, path: &Path, title: &str, measure: Measure) -> Result<(
         });
         chart.draw_series(dots)?.label(*policy).legend(move |(x, y)| Circle::new((x + 8, y), 6, colour.filled()));
     }
+    legend(&mut chart)?;
+    root.present()?;
+    Ok(())
+}
+
+/// The policies whose way back is shown.
+const BACK: [&str; 6] = [OURS, "2/2/3/2", "2/2/3+active", "affinity+token-load", "lmetric", "least-request"];
+
+/// How far off each policy is from the moment a pool changes, geometric mean over workloads.
+pub(super) fn recovery(rows: &[Recovered], setting: &str, path: &Path, title: &str) -> Result<(), String> {
+    let of = |policy: &str| {
+        let rows = rows.iter().filter(|row| row.setting == setting && row.policy == policy);
+        let curves: Vec<&Vec<f64>> = rows.map(|row| &row.curve).collect();
+        let length = curves.iter().map(|curve| curve.len()).min().unwrap_or(0);
+        let log = |at: usize| curves.iter().filter_map(|curve| curve.get(at)).map(|ratio| ratio.ln()).sum::<f64>();
+        (0..length).map(|at| ((at * CURVE_S) as f64, (log(at) / curves.len() as f64).exp())).collect()
+    };
+    draw_recovery(&BACK.map(of), path, title).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+fn draw_recovery(curves: &[Vec<(f64, f64)>], path: &Path, title: &str) -> Result<(), Box<dyn std::error::Error>> {
+    let root = SVGBackend::new(path, SIZE).into_drawing_area();
+    root.fill(&WHITE)?;
+    let end = curves.iter().filter_map(|curve| curve.last()).map(|(at, _)| *at).fold(1.0, f64::max);
+    let highest = curves.iter().flatten().map(|(_, ratio)| *ratio).fold(1.5, f64::max);
+    let mut chart = ChartBuilder::on(&root)
+        .caption(title, ("sans-serif", 20))
+        .margin(12)
+        .x_label_area_size(36)
+        .y_label_area_size(60)
+        .build_cartesian_2d(0.0..end, (0.8..highest * 1.1).log_scale())?;
+    chart
+        .configure_mesh()
+        .x_desc("seconds after the change")
+        .y_desc("mean TTFT, times that of a pool that was so before")
+        .y_label_formatter(&|ratio| format!("{ratio:.1}x"))
+        .draw()?;
+    chart.draw_series(LineSeries::new([(0.0, 1.0), (end, 1.0)], BLACK))?;
+    for ((policy, curve), colour) in BACK.iter().zip(curves).zip(COLOURS) {
+        let line = LineSeries::new(curve.iter().map(|&(at, ratio)| (at, ratio.max(0.8))), colour.stroke_width(2));
+        chart.draw_series(line)?.label(*policy).legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
+    }
+    legend(&mut chart)?;
+    root.present()?;
+    Ok(())
+}
+
+fn legend<'a, B: DrawingBackend + 'a, C: CoordTranslate>(
+    chart: &mut ChartContext<'a, B, C>,
+) -> Result<(), DrawingAreaErrorKind<B::ErrorType>> {
     chart
         .configure_series_labels()
         .position(SeriesLabelPosition::UpperRight)
         .background_style(WHITE.mix(0.9))
         .border_style(BLACK.mix(0.4))
         .label_font(("sans-serif", 13))
-        .draw()?;
-    root.present()?;
-    Ok(())
+        .draw()
 }
