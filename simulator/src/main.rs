@@ -133,6 +133,9 @@ const VALIDATION_TRIES: usize = 150;
 /// From the root of the tree, where `make` runs.
 const QUALITY: &str = "target/bench/quality.json";
 
+/// Beside it, what `make bench` part `quality` found.
+const QUALITY_REAL: &str = "quality-real.json";
+
 fn main() -> ExitCode {
     match run(Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -156,7 +159,9 @@ fn run(args: Args) -> Result<(), String> {
             let recoveries = campaign::recoveries(&policies, args.threads)?;
             keep(&file, Store { recoveries, ..Store::default() })
         }
-        Task::Report { file, docs } => report::write(&Store::read(&file)?, &validate::all(VALIDATION_TRIES)?, &docs),
+        Task::Report { file, docs } => {
+            report::write(&Store::read(&file)?, &validate::all(VALIDATION_TRIES)?, &file.with_file_name(QUALITY_REAL), &docs)
+        }
         Task::Slo { by, load, seeds, file } => keep(&file, Store { slo: attainment(&by, load, &seeds, args.threads)?, ..Store::default() }),
         Task::Try { workloads, loads, policies, seeds, setting } => {
             let campaign = named(&setting)?;

@@ -3,6 +3,7 @@
 mod changes;
 mod figures;
 mod ratios;
+mod real;
 mod text;
 
 use std::collections::BTreeSet;
@@ -22,8 +23,8 @@ use ratios::{Ratio, Runs};
 /// The figures of the page, beside it.
 const FIGURES: &str = "routing-quality";
 
-/// Writes the page into `docs`.
-pub(crate) fn write(store: &Store, validation: &[Row], docs: &Path) -> Result<(), String> {
+/// Writes the page into `docs`; `real` is what was found in real time, if it is there.
+pub(crate) fn write(store: &Store, validation: &[Row], real: &Path, docs: &Path) -> Result<(), String> {
     let folder = docs.join(FIGURES);
     std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let main = Runs::of(store, MAIN_TABLE);
@@ -34,11 +35,11 @@ pub(crate) fn write(store: &Store, validation: &[Row], docs: &Path) -> Result<()
         figures::recovery(&store.recoveries, setting, &folder.join(format!("{setting}.svg")), title)?;
     }
     let path = docs.join("routing-quality.md");
-    std::fs::write(&path, page(store, validation)).map_err(|error| format!("{}: {error}", path.display()))
+    std::fs::write(&path, page(store, validation, real)).map_err(|error| format!("{}: {error}", path.display()))
 }
 
 // Writing to a String cannot fail.
-fn page(store: &Store, validation: &[Row]) -> String {
+fn page(store: &Store, validation: &[Row], real: &Path) -> String {
     let main = Runs::of(store, MAIN_TABLE);
     let mut page = text::HEAD.to_owned();
     page.push_str(&aims(store, &main));
@@ -59,6 +60,7 @@ fn page(store: &Store, validation: &[Row]) -> String {
     page.push_str(&classes(store));
     page.push_str(&agreement(&main, &Runs::of(store, SECOND_ENGINE)));
     page.push_str(&validated(validation));
+    page.push_str(&real::section(&main, real));
     page.push_str(text::LIMITS);
     page
 }

@@ -56,6 +56,12 @@ impl<'s> Runs<'s> {
         self.cells.iter().filter(there).map(|cell| of(&cell.measures)).collect()
     }
 
+    /// Its mean over seeds at one load.
+    pub(super) fn at_load(&self, kind: &str, load: f64, of: fn(&Measures) -> f64, policy: &str) -> Option<f64> {
+        let values = self.values(kind, load, of, policy);
+        (!values.is_empty()).then(|| mean_ci(&values).0)
+    }
+
     /// Mean over loads and seeds.
     pub(super) fn mean(&self, kind: &str, measure: Measure, policy: &str) -> Option<f64> {
         self.mean_ci(kind, measure, policy).map(|(mean, _)| mean)

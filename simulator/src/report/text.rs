@@ -130,6 +130,14 @@ requests, figures of the odd ones. Both are of one run, so this speaks for the e
 |---|---|---|---|---|
 ";
 
+pub(super) const REAL: &str = "
+## In real time, through Envoy
+
+`make bench` part `quality`: the conversation trace, three times as fast as recorded (0.7 of what eight engines sustain), through Envoy, the filter
+and the daemon to eight simulated servers that take real time. The last column is the simulator's, of the whole trace at that load.
+
+";
+
 pub(super) const LIMITS: &str = "
 ## What this does not show
 
