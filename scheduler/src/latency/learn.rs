@@ -14,6 +14,7 @@
 
 mod errors;
 mod fit;
+mod ninth;
 mod offset;
 mod window;
 
@@ -105,6 +106,8 @@ pub struct Learner {
     /// The most seen of each feature.
     most: Features,
     standing: Standing,
+    /// Outcomes of an endpoint that come between the pick of a request and its own, on average.
+    delay: f32,
     fitted_at_ms: Option<u64>,
     published_at_ms: Option<u64>,
     /// Anything new since the last publication?
@@ -162,6 +165,10 @@ const FORGET_SAMPLES: f32 = 3_000.0;
 const DRIFT: f32 = 0.2;
 const BEFORE_DRIFT: f32 = 0.1;
 
+/// Outcomes over which it is averaged how many come between a pick and its own; below the latter, what was told is what would be told now.
+const DELAY_OUTCOMES: f32 = 20.0;
+const DELAY_FRESH: f32 = 1.0;
+
 // === impl Learner ===
 
 impl Learner {
@@ -185,6 +192,12 @@ impl Learner {
 
     /// Learns from what one request saw; `predicted` is what was said of it at the pick, if anything was.
     pub fn observe(&mut self, observation: &Observation, predicted: Option<&Prediction>) -> Verdict {
+        // As many requests end, while one is there, as there were when it came: Little's law.
+        self.observe_after(observation, predicted, observation.conditions.requests)
+    }
+
+    /// The same, where it is known how many outcomes of its endpoint came between its pick and its own: by so many, what was said of it is old.
+    pub fn observe_after(&mut self, observation: &Observation, predicted: Option<&Prediction>, delay: f32) -> Verdict {
         let verdict = self.judge(observation);
         match verdict {
             Verdict::Learned => self.standing.learned += 1,
@@ -192,6 +205,7 @@ impl Learner {
             Verdict::Refused => self.standing.refused += 1,
         }
         if verdict == Verdict::Learned {
+            self.delay += (delay - self.delay) / DELAY_OUTCOMES;
             self.learn(observation, predicted);
         }
         verdict
@@ -220,8 +234,10 @@ impl Learner {
         }
         let mut sample = Sample::new(endpoint, conditions, ttft_ms.map(libm::logf), tpot_ms.map(libm::logf));
         let said = |of: fn(&Prediction) -> [f32; 2]| predicted.map(|predicted| of(predicted).map(libm::logf));
-        self.standing.drifts += u64::from(self.ttft.observe(&mut sample, Which::Ttft, &x, said(|p| [p.ttft_ms, p.ttft_p90_ms])));
-        self.standing.drifts += u64::from(self.tpot.observe(&mut sample, Which::Tpot, &x, said(|p| [p.tpot_ms, p.tpot_p90_ms])));
+        self.standing.drifts +=
+            u64::from(self.ttft.observe(&mut sample, Which::Ttft, &x, (said(|p| [p.ttft_ms, p.ttft_p90_ms]), self.delay)));
+        self.standing.drifts +=
+            u64::from(self.tpot.observe(&mut sample, Which::Tpot, &x, (said(|p| [p.tpot_ms, p.tpot_p90_ms]), self.delay)));
         self.window.push(sample);
         self.changed = true;
     }
@@ -294,7 +310,7 @@ impl Learner {
                 if candidate.shape.is_some() {
                     target.shape = candidate.shape;
                     target.errors.start(&candidate.errors);
-                    target.replay(which, &mut samples, &self.step);
+                    target.replay(which, &mut samples, (&self.step, self.delay));
                 }
             }
             self.window.refresh(&samples);
@@ -318,23 +334,24 @@ struct Candidate {
 // === impl Target ===
 
 impl Target {
-    /// Learns from a sample; `said` are the middle and the ninth decile it was told, as logarithms. Was its endpoint found to have changed?
-    fn observe(&mut self, sample: &mut Sample, which: Which, x: &Features, said: Option<[f32; 2]>) -> bool {
+    /// Learns from a sample; `said` are the middle and the ninth decile it was told, as logarithms, and so many outcomes came between. Was its endpoint
+    /// found to have changed?
+    fn observe(&mut self, sample: &mut Sample, which: Which, x: &Features, (said, delay): (Option<[f32; 2]>, f32)) -> bool {
         let Some(log) = sample.log(which) else { return false };
         (self.samples, self.fresh) = (self.samples.saturating_add(1), self.fresh + 1);
         let Some(shape) = &self.shape else { return false };
         let middle = log_of(shape, which, x);
         match said.filter(|said| said.iter().all(|log| log.is_finite())) {
-            Some([said, _]) => {
+            Some([said, ninth]) => {
                 self.offsets.proved(said - middle, log - middle);
-                self.errors.push(said, log - said);
+                self.errors.push(said, log - said, (delay < DELAY_FRESH).then_some(log > ninth), delay);
             }
             None => {
                 let would_say = middle + self.offsets.trust() * self.offsets.of(sample.endpoint);
-                self.errors.push(would_say, log - would_say);
+                self.errors.push(would_say, log - would_say, None, delay);
             }
         }
-        let changed = self.offsets.push(sample.endpoint, log - middle);
+        let changed = self.offsets.push(sample.endpoint, log - middle, delay);
         *sample.relative_mut(which) = self.offsets.relative(sample.endpoint);
         changed
     }
@@ -368,13 +385,13 @@ impl Target {
     }
 
     /// Learns the offsets of endpoints anew, against another shape.
-    fn replay(&mut self, which: Which, samples: &mut [Sample], step: &StepModel) {
+    fn replay(&mut self, which: Which, samples: &mut [Sample], (step, delay): (&StepModel, f32)) {
         let Some(shape) = &self.shape else { return };
         self.offsets = Offsets::afresh(&self.offsets);
         for sample in samples {
             let Some(log) = sample.log(which) else { continue };
             let x = features(&sample.conditions, step);
-            self.offsets.push(sample.endpoint, log - log_of(shape, which, &x));
+            self.offsets.push(sample.endpoint, log - log_of(shape, which, &x), delay);
             *sample.relative_mut(which) = self.offsets.relative(sample.endpoint);
         }
     }

@@ -10,6 +10,7 @@
 use std::collections::VecDeque;
 
 use super::super::shape::{BINS, FACTORS, LEVELS, Spread};
+use super::ninth::{Losses, Ninth, Outcome, SHARE};
 
 /// The newest errors of one time, and the candidates for its ninth decile.
 #[derive(Clone, Debug)]
@@ -21,19 +22,11 @@ pub(super) struct Errors {
     /// How many times the middle the decile was among `errors`; until there are enough, what was assumed.
     multiple: Spread,
     /// One decile for all requests, as a logarithm.
-    level: Option<Tracked>,
+    level: Option<Ninth>,
     /// What is added to the logarithm of both mixed.
-    moved: Tracked,
-    /// Mean pinball losses of the two candidates, ms.
-    losses: [f32; 2],
-}
-
-/// A number that is moved until a tenth of outcomes are above it.
-#[derive(Clone, Copy, Debug)]
-struct Tracked {
-    at: f32,
-    /// How far outcomes are from it, absolute, on average.
-    scale: f32,
+    moved: Ninth,
+    /// Of the two candidates.
+    losses: Losses,
 }
 
 /// Errors kept: few enough to follow, enough for a decile of each bin.
@@ -45,40 +38,11 @@ const FRESH_MAX: usize = 16;
 /// Errors of a bin, at least.
 const BIN_MIN: usize = 40;
 
-/// What is meant to be within the ninth decile.
-const SHARE: f32 = 0.9;
-
-/// How far an outcome moves what is tracked, as a share of its scale.
-const GAIN: f32 = 0.1;
-
-/// Outcomes over which scales and losses are averaged.
-const SCALE_OUTCOMES: f32 = 100.0;
-const LOSS_OUTCOMES: f32 = 100.0;
-
-/// How strictly the better candidate is preferred: shares are as losses to minus this.
-const STRICTNESS: f32 = 4.0;
-
-/// A scale before anything is known, and the least: what is exact so far need not stay so.
-const SCALE_PRIOR: f32 = 0.1;
-const SCALE_MIN: f32 = 0.001;
-
 /// The farthest that the mix is moved, as a logarithm.
 const MOVED_MAX: f32 = 2.0;
 
 /// The ninth decile before anything is known.
 const FACTOR_PRIOR: f32 = 1.5;
-
-// === impl Tracked ===
-
-impl Tracked {
-    const UNMOVED: Self = Self { at: 0.0, scale: SCALE_PRIOR };
-
-    fn outcome(&mut self, value: f32) {
-        let off = value - self.at;
-        self.scale += (off.abs().clamp(SCALE_MIN, 1.0) - self.scale) / SCALE_OUTCOMES;
-        self.at += GAIN * self.scale * if off > 0.0 { SHARE } else { SHARE - 1.0 };
-    }
-}
 
 // === impl Errors ===
 
@@ -89,8 +53,8 @@ impl Default for Errors {
             fresh: 0,
             multiple: Spread::of(FACTOR_PRIOR),
             level: None,
-            moved: Tracked::UNMOVED,
-            losses: [0.0; 2],
+            moved: Ninth::starting_at(0.0),
+            losses: Losses::default(),
         }
     }
 }
@@ -107,25 +71,21 @@ impl Errors {
         self.refresh();
     }
 
-    /// What was said of a time, and how far off that was, as logarithms.
-    pub(super) fn push(&mut self, said: f32, error: f32) {
+    /// What was said of a time, and how far off that was, as logarithms; was it above the decile that was told, where that is told now too, and how many
+    /// outcomes came between.
+    pub(super) fn push(&mut self, said: f32, error: f32, above_told: Option<bool>, delay: f32) {
         let log = said + error;
-        let mut level = self.level.unwrap_or(Tracked { at: log, scale: SCALE_PRIOR });
+        let mut level = self.level.unwrap_or(Ninth::starting_at(log));
         let by_multiple = self.by_multiple(said);
-        let mixed = self.mixed(by_multiple, level.at);
+        let mixed = self.mixed(by_multiple, level.at());
         if !mixed.is_finite() {
             return; // nobody said that
         }
-        let (ms, first) = (libm::expf(log), self.level.is_none());
-        for (loss, candidate) in self.losses.iter_mut().zip([by_multiple, level.at]) {
-            let off = ms - libm::expf(candidate);
-            let pinball = (SHARE * off).max((SHARE - 1.0) * off);
-            *loss += (pinball - *loss) / if first { 1.0 } else { LOSS_OUTCOMES };
-        }
-        self.moved.outcome(log - mixed);
+        self.losses.add(log, [by_multiple, level.at()]);
+        self.moved.outcome(Outcome { value: log - mixed, base: mixed, above_told, delay });
         // No decile is below the middle, so there is nothing to gain from moving further than there.
-        self.moved.at = self.moved.at.clamp((said - mixed).clamp(-MOVED_MAX, 0.0), MOVED_MAX);
-        level.outcome(log);
+        self.moved.clamp((said - mixed).clamp(-MOVED_MAX, 0.0), MOVED_MAX);
+        level.outcome(Outcome { value: log, base: 0.0, above_told: None, delay });
         self.level = Some(level);
         if self.errors.len() >= ERRORS_MAX {
             self.errors.pop_front();
@@ -142,23 +102,16 @@ impl Errors {
         libm::logf(self.multiple.ninth_ms(libm::expf(said)).max(f32::MIN_POSITIVE))
     }
 
-    /// How much the level counts in the mix, 0 to 1.
-    fn level_share(&self) -> f32 {
-        let [multiple, level] = self.losses;
-        let odds = libm::powf(multiple / level.max(f32::MIN_POSITIVE), STRICTNESS);
-        if odds.is_finite() { odds / (1.0 + odds) } else { 1.0 }
-    }
-
     fn mixed(&self, by_multiple: f32, level: f32) -> f32 {
-        let share = self.level_share();
+        let share = self.losses.second_counts();
         libm::logf((1.0 - share) * libm::expf(by_multiple) + share * libm::expf(level))
     }
 
     /// As proxies are told.
     pub(super) fn spread(&self) -> Spread {
-        let share = self.level.map_or(0.0, |_| self.level_share());
-        let by_multiple = (1.0 - share) * libm::expf(self.moved.at);
-        let level = self.level.map_or(0.0, |level| share * libm::expf(level.at + self.moved.at));
+        let share = self.level.map_or(0.0, |_| self.losses.second_counts());
+        let by_multiple = (1.0 - share) * libm::expf(self.moved.at());
+        let level = self.level.map_or(0.0, |level| share * libm::expf(level.at() + self.moved.at()));
         Spread {
             ends: self.multiple.ends,
             factors: self.multiple.factors.map(|factor| (factor * by_multiple).clamp(*FACTORS.start(), *FACTORS.end())),

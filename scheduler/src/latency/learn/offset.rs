@@ -33,7 +33,8 @@ struct Row {
 
 const NOTHING: Row = Row { incarnation: Incarnation(0), count: 0.0, slow: 0.0, fast: 0.0 };
 
-/// Samples that the slow average remembers, and the fast one.
+/// Samples that the slow average remembers, at most, and the fast one. What is told by an average comes true as many outcomes later as come between a
+/// pick and its own; one that follows faster than that swings. So the slow one remembers ten times as many, where that is less.
 const SLOW: f32 = 100.0;
 const FAST: f32 = 10.0;
 
@@ -55,6 +56,9 @@ const NOISE_SAMPLES: f32 = 200.0;
 const TRUST_KEEP: f32 = 0.995;
 const TRUST_PRIOR: f32 = 0.05;
 
+/// The least trust: an offset of which nothing is told can never prove true again.
+const TRUST_MIN: f32 = 0.2;
+
 // === impl Trust ===
 
 impl Trust {
@@ -64,7 +68,7 @@ impl Trust {
     }
 
     fn share(self) -> f32 {
-        ((self.products + TRUST_PRIOR) / (self.squares + TRUST_PRIOR)).clamp(0.0, 1.0)
+        ((self.products + TRUST_PRIOR) / (self.squares + TRUST_PRIOR)).clamp(TRUST_MIN, 1.0)
     }
 }
 
@@ -92,8 +96,9 @@ impl Offsets {
         self.trust.share()
     }
 
-    /// A sample of `endpoint` took this much longer than the shape says, as a logarithm. Was the endpoint found to have changed?
-    pub(super) fn push(&mut self, endpoint: EndpointRef, error: f32) -> bool {
+    /// A sample of `endpoint` took this much longer than the shape says, as a logarithm, and so many outcomes came between its pick and itself. Was the
+    /// endpoint found to have changed?
+    pub(super) fn push(&mut self, endpoint: EndpointRef, error: f32, delay: f32) -> bool {
         let slot = usize::from(endpoint.slot.0);
         if slot >= ENDPOINTS_MAX {
             return false;
@@ -110,7 +115,7 @@ impl Offsets {
         self.noise += ((error - row.slow).abs().max(NOISE_MIN) - self.noise) / NOISE_SAMPLES;
         row.count += 1.0;
         row.fast += (error - row.fast) / (row.count + 2.0).min(FAST);
-        row.slow += (error - row.slow) / (row.count + SHRINK).min(SLOW);
+        row.slow += (error - row.slow) / (row.count + SHRINK).min((FAST * (1.0 + delay)).min(SLOW));
         let changed = row.count > FAST && (row.fast - row.slow).abs() > CHANGED * self.noise;
         if changed {
             (row.slow, row.count) = (row.fast, FAST);

@@ -1,3 +1,4 @@
+use super::ninth::{Ninth, Outcome};
 use super::*;
 use crate::latency::{Abstention, InvalidModel, SAMPLES_MIN, WORDS_MAX};
 use crate::rng::Rng;
@@ -105,19 +106,17 @@ fn at_first_it_says_nothing_then_that_it_knows_too_little_then_what_is_so() {
 
 #[test]
 fn what_is_predicted_is_within_the_noise_and_nine_of_ten_are_within_the_decile() {
-    let mut world = World::new(2);
-    world.run(1_500, 1, 0);
     let mut calibration = [crate::latency::Calibration::default(); 2];
-    for _ in 0..1_000 {
-        let conditions = world.conditions();
-        let said = world.model.as_ref().unwrap().predict(endpoint(1, 1), &conditions).unwrap();
-        let noise = 0.9 + 0.2 * world.rng.open01();
-        calibration[0].add(
-            said.ttft_ms,
-            said.ttft_p90_ms,
-            noise * (25.0 + 0.04 * (conditions.uncached_tokens + conditions.prefill_tokens)),
-        );
-        calibration[1].add(said.tpot_ms, said.tpot_p90_ms, noise * (8.0 + 0.3 * conditions.requests));
+    for seed in 2..6 {
+        let mut world = World::new(seed);
+        world.run(1_500, 1, 0);
+        for _ in 0..500 {
+            let conditions = world.conditions();
+            let said = world.model.as_ref().unwrap().predict(endpoint(1, 1), &conditions).unwrap();
+            let (ttft_ms, tpot_ms) = world.takes(1, &conditions);
+            calibration[0].add(said.ttft_ms, said.ttft_p90_ms, ttft_ms);
+            calibration[1].add(said.tpot_ms, said.tpot_p90_ms, tpot_ms);
+        }
     }
     for calibration in calibration {
         let (mape, coverage) = (calibration.mape().unwrap(), calibration.coverage90().unwrap());
@@ -328,11 +327,57 @@ fn a_loss_is_the_mean_of_what_rows_are_off_by_and_of_two_equal_ones_the_shorter_
 #[test]
 fn who_is_not_known_is_as_all_are() {
     let mut offsets = Offsets::default();
-    (0..20).for_each(|_| _ = offsets.push(endpoint(1, 1), 1.0));
-    (0..20).for_each(|_| _ = offsets.push(endpoint(2, 1), 0.0));
+    (0..20).for_each(|_| _ = offsets.push(endpoint(1, 1), 1.0, 5.0));
+    (0..20).for_each(|_| _ = offsets.push(endpoint(2, 1), 0.0, 5.0));
     assert_eq!([endpoint(1, 2), endpoint(0, 0), endpoint(9, 1)].map(|unknown| offsets.of(unknown)), [offsets.mean(); 3]);
     assert!(offsets.of(endpoint(1, 1)) > offsets.mean() && offsets.of(endpoint(2, 1)) < offsets.mean());
     assert!(offsets.at(0).is_none() && offsets.at(1).is_some());
+}
+
+#[test]
+fn what_comes_at_once_is_followed_at_once_and_what_comes_late_is_not() {
+    let after_a_change = |delay: f32| {
+        let mut offsets = Offsets::default();
+        (0..40).for_each(|_| _ = offsets.push(endpoint(1, 1), 0.0, delay));
+        (0..20).for_each(|_| _ = offsets.push(endpoint(1, 1), 0.2, delay)); // no more than chance explains, so it is no jump
+        offsets.of(endpoint(1, 1))
+    };
+    assert!(after_a_change(0.0) > 0.16, "{}", after_a_change(0.0));
+    assert!(after_a_change(50.0) < 0.08, "{}", after_a_change(50.0));
+}
+
+#[test]
+fn an_offset_that_once_proved_wrong_can_prove_true_again() {
+    let mut offsets = Offsets::default();
+    (0..20).for_each(|_| offsets.proved(-0.2, 1.5));
+    let least = offsets.trust();
+    assert!(least < 0.5, "{least}");
+    // What is told of an offset is as much of it as is believed.
+    (0..30).for_each(|_| offsets.proved(1.4 * offsets.trust(), 1.4));
+    assert!(offsets.trust() > 0.9, "{}", offsets.trust());
+}
+
+/// How many of the last 300 of so many outcomes that fall by so much each were within their ninth decile.
+fn within_while_falling(step: f32, delay: f32) -> usize {
+    let (mut ninth, mut rng) = (Ninth::starting_at(0.0), Rng::seeded(7));
+    let outcome = |at: usize| {
+        let value = 0.1 * rng.open01() - step * at as f32;
+        let within = value <= ninth.at();
+        ninth.outcome(Outcome { value, base: 0.0, above_told: (delay < DELAY_FRESH).then_some(!within), delay });
+        within
+    };
+    let all: Vec<bool> = (0..600).map(outcome).collect();
+    all[300..].iter().filter(|within| **within).count()
+}
+
+#[test]
+fn a_decile_comes_down_as_fast_as_it_goes_up() {
+    for step in [0.0, 0.001, -0.001] {
+        let within = within_while_falling(step, 0.0);
+        assert!((255..=285).contains(&within), "85 to 95 % of 300, by steps of {step}: {within}");
+    }
+    let within = within_while_falling(0.001, 100.0);
+    assert!(within > 285, "it does not swing after what is known late: {within}");
 }
 
 #[test]

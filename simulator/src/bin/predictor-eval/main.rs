@@ -147,7 +147,9 @@ fn ours(trace: &Trace, lines: &mut Vec<Line>) {
                         count(&mut results, row, predicted);
                     }
                     if at < split || view != View::Frozen {
-                        learner.observe(&observation(row), predicted.as_ref());
+                        // In order, each request ended before the next came.
+                        let delay = if at_pick { trace.delay(row) } else { 0.0 };
+                        learner.observe_after(&observation(row), predicted.as_ref(), delay);
                         model = learner.publish(row.known_ms).or(model);
                     }
                 }

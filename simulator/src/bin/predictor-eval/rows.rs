@@ -191,6 +191,11 @@ impl Trace {
         self.rows.truncate(self.split(part));
     }
 
+    /// Rows between the pick of one and its outcome.
+    pub(crate) fn delay(&self, row: &Row) -> f32 {
+        narrow((row.known_ms - row.picked_ms) as f64 / TICK_MS as f64)
+    }
+
     /// All picks and outcomes, by time; what becomes known at the moment of a pick, the pick does not see.
     pub(crate) fn events(&self) -> Vec<Event> {
         let events = |(at, row): (usize, &Row)| [(row.picked_ms, 0, at, Event::Picked(at)), (row.known_ms, 1, at, Event::Known(at))];
