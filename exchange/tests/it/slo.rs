@@ -95,6 +95,22 @@ fn refused(headers: &[(&str, &str)], pipeline: &PipelineSpec) -> Option<(u16, St
     to.err().map(|reply| (reply.status, String::from_utf8(reply.body).unwrap()))
 }
 
+/// The profile that ran, or the status of the refusal; and how many requests are tracked meanwhile.
+fn cell(prediction: bool, slo: Option<&str>, header: Option<&str>) -> (String, usize) {
+    let mut pool = pool_of(&pipeline(prediction, "refuse", 1), [20.0, 20.0]);
+    let told = [("x-slo-tpot-ms", slo), ("predictionbasedrouting", header), ("x-switchpoint-explain", Some("1"))];
+    let headers: Vec<(&str, &str)> = told.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
+    let settings = Settings { explain: true, ..Settings::default() };
+    let (mut exchange, step) = ask(&mut pool, "/v1/completions", &headers, &settings);
+    let tracked = [0, 1].map(|slot| pool.in_flight().running(at(slot)).len()).iter().sum();
+    let what = match step {
+        Step::Reply(reply) => reply.status.to_string(),
+        _ => serde_json::from_str::<serde_json::Value>(exchange.reasons().unwrap()).unwrap()["profile"].as_str().unwrap().to_owned(),
+    };
+    exchange.end(&mut pool, Time(0));
+    (what, tracked)
+}
+
 fn lowest(pool: &Pool, slot: u16) -> Slo {
     let load = pool.in_flight().load(at(slot));
     Slo { ttft_us: load.ttft_slo_us, tpot_us: load.tpot_slo_us }
@@ -128,6 +144,68 @@ fn what_cannot_be_is_told_by_its_header_and_only_while_it_matters() {
         let (status, body) = refused(headers, &pipeline(true, "refuse", 1)).unwrap();
         assert!(status == 400 && body.contains(&format!("the header {header} must be")), "{status} {body}");
         assert_eq!(refused(headers, &pipeline(false, "refuse", 1)), None, "{header} changes nothing while prediction is off");
+    }
+}
+
+#[test]
+fn flag_slo_and_header_decide_cell_by_cell() {
+    let (some, wrong) = (Some("80"), Some("-1"));
+    for header in [None, Some("false"), Some("true"), Some("perhaps")] {
+        for slo in [None, some, wrong] {
+            assert_eq!(cell(false, slo, header), ("default".to_owned(), 0), "off: {slo:?} and {header:?} change nothing");
+        }
+    }
+    let table = [
+        (None, None, "400", 0),
+        (None, Some("false"), "400", 0),
+        (None, Some("true"), "400", 0),
+        (some, None, "default", 1),
+        (some, Some("false"), "default", 1),
+        (some, Some("true"), "slo", 1),
+        (wrong, Some("true"), "400", 0),
+        (some, Some("perhaps"), "400", 0),
+    ];
+    for (slo, header, what, tracked) in table {
+        assert_eq!(cell(true, slo, header), (what.to_owned(), tracked), "on: {slo:?}, {header:?}");
+    }
+}
+
+#[test]
+fn whatever_ends_a_request_its_slo_ends_with_it() {
+    const TOKEN: &[u8] = b"data: {\"choices\":[{\"text\":\"hi\"}]}\n\n";
+    let head = |origin, status| ResponseHead { origin, status, content_type: Some(b"text/event-stream"), ..ResponseHead::default() };
+    type End<'f> = &'f dyn Fn(&mut Exchange, &mut Pool);
+    let ends: [(&str, u32, End<'_>); 4] = [
+        ("its last token", 1, &|exchange, pool| {
+            exchange.response_headers(pool, &head(Origin::Upstream, 200), Time(0).plus_ms(5));
+            exchange.response_chunk(pool, TOKEN, true, Time(0).plus_ms(9));
+            exchange.end(pool, Time(0).plus_ms(9));
+        }),
+        ("a client that leaves in the middle of it", 1, &|exchange, pool| {
+            exchange.response_headers(pool, &head(Origin::Upstream, 200), Time(0).plus_ms(5));
+            exchange.response_chunk(pool, TOKEN, false, Time(0).plus_ms(9));
+            exchange.end(pool, Time(0).plus_ms(9));
+        }),
+        ("an endpoint that cannot be reached", 1, &|exchange, pool| {
+            exchange.response_headers(pool, &head(Origin::Proxy, 503), Time(0).plus_ms(5));
+            exchange.end(pool, Time(0).plus_ms(5));
+        }),
+        ("the crash of its endpoint", 2, &|_, pool| {
+            pool.install(roster(2, 2), 8, 10_000);
+            pool.count_anew([]);
+        }),
+    ];
+    for (what, life, end) in ends {
+        let mut pool = pool([20.0, 20.0]);
+        let (mut exchange, to) = sent(&mut pool, &ASKED);
+        let slot = u16::from(to.unwrap() != "10.0.0.0:8000");
+        assert_eq!((lowest(&pool, slot), pool.in_flight().running(at(slot)).len()), (tpot(80_000), 1), "before {what}");
+        end(&mut exchange, &mut pool);
+        let now = EndpointRef { incarnation: Incarnation(life), ..at(slot) };
+        let load = pool.in_flight().load(now);
+        assert_eq!((load.tpot_slo_us, pool.in_flight().running(now).len()), (None, 0), "after {what}");
+        exchange.end(&mut pool, Time(0).plus_ms(20));
+        assert_eq!(pool.in_flight().rows().count(), 0, "after {what}");
     }
 }
 
