@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use scheduler::objects::{ObjectsSpec, TargetSpec};
-use scheduler::{EndpointMetrics, Version};
+use scheduler::{EndpointMetrics, Incarnation, Slot, Version};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -197,7 +197,7 @@ async fn state(State(Admin { shared, snapshot, .. }): State<Admin>) -> Json<Valu
         "schema": proto::SCHEMA,
         "term": shared.term,
         "snapshot_written": written.map(|ms| rfc3339(SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(ms))),
-        "pools": pools.iter().map(pool_row).collect::<Vec<_>>(),
+        "pools": pools.iter().map(|view| pool_row(view, &shared.counters().totals(&view.name, Instant::now()))).collect::<Vec<_>>(),
         "proxies": proxies.values().map(proxy_row).collect::<Vec<_>>(),
         "eds_streams": eds.open.values().map(eds_row).collect::<Vec<_>>(),
     }))
@@ -244,12 +244,14 @@ fn objects_row(view: &PoolView) -> Value {
     row
 }
 
-fn pool_row(view: &PoolView) -> Value {
+fn pool_row(view: &PoolView, totals: &Totals) -> Value {
+    let is_member = |at: &(Incarnation, Slot)| view.members.iter().any(|member| (member.id.incarnation, member.id.slot) == *at);
     json!({
         "name": &*view.name,
         "complete": view.complete,
         "generation": view.generation,
         "endpoints": view.members.len(),
+        "in_flight_at_former_endpoints": totals.endpoints.iter().filter(|(at, _)| !is_member(at)).map(|(_, row)| row.requests).sum::<u64>(),
         "departing": view.absent.iter().filter(|a| matches!(a.absence, Absence::Departing(_))).count(),
         "waiting": view.absent.iter().filter(|a| !matches!(a.absence, Absence::Departing(_))).count(),
         "eds_generation": view.eds.generation,

@@ -70,7 +70,7 @@ pub async fn nothing_left(stack: &Stack) -> Result<()> {
     let before = Books::read(stack).await?;
     let empty = || async {
         let now = Books::read(stack).await.ok()?;
-        (now.reports >= before.reports + REPORTS * before.proxies && now.entries.is_empty()).then_some(())
+        (now.reports >= before.reports + REPORTS * before.proxies.max(1.0) && now.entries.is_empty()).then_some(())
     };
     match wait_for(LIMIT, "the ledgers to be empty", empty).await {
         Ok(()) => Ok(()),
@@ -104,6 +104,9 @@ impl Books {
             }
         }
         let state: Value = serde_json::from_str(&daemon.admin("/debug/state").await?.text())?;
+        for pool in state["pools"].as_array().into_iter().flatten().filter(|pool| pool["in_flight_at_former_endpoints"] != 0) {
+            entries.push(format!("{} in flight at former endpoints of pool {}", pool["in_flight_at_former_endpoints"], pool["name"]));
+        }
         let proxies = state["proxies"].as_array().map_or(0, Vec::len) as f64;
         Ok(Self { reports, proxies, entries })
     }

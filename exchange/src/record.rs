@@ -42,6 +42,7 @@ impl Record {
             });
             w.name("rng").plain(rng.state());
             w.name("metrics_stale").plain(local.metrics_stale);
+            w.name("out_of_touch").plain(local.out_of_touch);
             w.name("request").object(|w| request_members(w, request));
             let prospects = scheduler::prospects(snapshot, request, local);
             w.name("endpoints").array(|w| {
@@ -121,6 +122,8 @@ fn request_members(w: &mut Writer, request: &Request<'_>) {
 fn endpoint_members(w: &mut Writer, endpoint: &Endpoint, load: Load) {
     w.name("endpoint").string(&endpoint.address);
     w.name("name").string(&endpoint.name);
+    w.name("slot").plain(endpoint.id.slot.0);
+    w.name("incarnation").plain(endpoint.id.incarnation.0);
     w.name("ready").plain(endpoint.readiness == Readiness::Ready);
     w.name("age_ms").plain(endpoint.age_ms);
     w.name("requests").plain(load.requests);

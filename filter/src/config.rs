@@ -9,6 +9,7 @@ use std::fmt;
 
 use exchange::json::JsonError;
 use exchange::{DecideAt, DestinationFormat, FailureMode, ObjectiveHeader, Settings};
+use scheduler::plugin::for_people;
 use scheduler::prefix::{ENTRIES_DEFAULT, ENTRIES_MAX};
 use value::{Fields, Value};
 
@@ -138,11 +139,11 @@ const OBJECTIVE_HEADERS: &[&str] = &["ignore", "trust"];
 
 /// Every plain field. Defaults are those of [`FilterConfig::default`].
 const FIELDS: &[Field] = &[
-    Field { path: "state.cluster", kind: text!(Name, state.cluster), about: "Envoy cluster of the daemon's state port" },
+    Field { path: "state.cluster", kind: text!(Name, state.cluster), about: for_people("Envoy cluster of the daemon's state port") },
     Field {
         path: "state.authority",
         kind: text!(OptionalName, state.authority),
-        about: ":authority of the stream; empty: the cluster's name",
+        about: for_people(":authority of the stream; empty: the cluster's name"),
     },
     Field {
         path: "state.transport",
@@ -151,17 +152,17 @@ const FIELDS: &[Field] = &[
             get: |c| if c.state.transport == Transport::Http { "http" } else { "grpc" },
             set: |c, v| c.state.transport = if v == "http" { Transport::Http } else { Transport::Grpc },
         },
-        about: "one gRPC stream, or HTTP calls (long polls) where a proxy allows its filters nothing else",
+        about: for_people("one gRPC stream, or HTTP calls (long polls) where a proxy allows its filters nothing else"),
     },
     Field {
         path: "state.silence_max_ms",
         kind: number!(1_000, 600_000, state.silence_max_ms: u64),
-        about: "a stream silent for this long is opened anew (the daemon speaks at least every 500 ms)",
+        about: for_people("a stream silent for this long is opened anew (the daemon speaks at least every 500 ms)"),
     },
     Field {
         path: "state.backoff_max_ms",
         kind: number!(100, 600_000, state.backoff_max_ms: u64),
-        about: "longest pause between attempts to reach the daemon",
+        about: for_people("longest pause between attempts to reach the daemon"),
     },
     Field {
         path: "failure_mode",
@@ -170,12 +171,12 @@ const FIELDS: &[Field] = &[
             get: |c| if c.settings.failure_mode == FailureMode::Open { "open" } else { "close" },
             set: |c, v| c.settings.failure_mode = if v == "open" { FailureMode::Open } else { FailureMode::Close },
         },
-        about: "what happens to a request while there has never been state: 503, or any endpoint",
+        about: for_people("what happens to a request while there has never been state: 503, or any endpoint"),
     },
     Field {
         path: "cold_start_wait_ms",
         kind: number!(0, 60_000, settings.cold_start_wait_ms: u64),
-        about: "how long a request may wait for the first state",
+        about: for_people("how long a request may wait for the first state"),
     },
     Field {
         path: "decide_at",
@@ -184,17 +185,17 @@ const FIELDS: &[Field] = &[
             get: |c| if c.settings.decide_at == DecideAt::Headers { "headers" } else { "body" },
             set: |c, v| c.settings.decide_at = if v == "headers" { DecideAt::Headers } else { DecideAt::Body },
         },
-        about: "a request is decided at its last byte, or at its headers, its body unread: where the proxy cannot hold a body",
+        about: for_people("a request is decided at its last byte, or at its headers, its body unread: where the proxy cannot hold a body"),
     },
     Field {
         path: "model_header",
         kind: text!(Header, settings.model_header),
-        about: "header that names the model where the body is not read",
+        about: for_people("header that names the model where the body is not read"),
     },
     Field {
         path: "body_limit_bytes",
         kind: number!(1_024, 1 << 30, settings.body_limit_bytes: usize),
-        about: "largest request body on an inference path; keep Envoy's own limit above it",
+        about: for_people("largest request body on an inference path; keep Envoy's own limit above it"),
     },
     Field {
         path: "destination_format",
@@ -205,18 +206,26 @@ const FIELDS: &[Field] = &[
                 c.settings.destination_format = if v == "single" { DestinationFormat::Single } else { DestinationFormat::List };
             },
         },
-        about: "all ranked endpoints in one header, or the first there and the second in the fallback header",
+        about: for_people("all ranked endpoints in one header, or the first there and the second in the fallback header"),
     },
-    Field { path: "destination_header", kind: text!(Header, settings.destination_header), about: "header of the destination" },
-    Field { path: "fallback_header", kind: text!(Header, settings.fallback_header), about: "header of the second choice" },
-    Field { path: "subset_namespace", kind: text!(Key, settings.subset_namespace), about: "metadata namespace of the subset hint" },
-    Field { path: "subset_key", kind: text!(Key, settings.subset_key), about: "key of the subset hint in it" },
-    Field { path: "ready_path", kind: text!(Path, settings.ready_path), about: "path that answers 200 once every pool has state" },
-    Field { path: "explain", kind: flag!(settings.explain), about: "clients may ask for the reasons of a decision" },
+    Field { path: "destination_header", kind: text!(Header, settings.destination_header), about: for_people("header of the destination") },
+    Field { path: "fallback_header", kind: text!(Header, settings.fallback_header), about: for_people("header of the second choice") },
+    Field {
+        path: "subset_namespace",
+        kind: text!(Key, settings.subset_namespace),
+        about: for_people("metadata namespace of the subset hint"),
+    },
+    Field { path: "subset_key", kind: text!(Key, settings.subset_key), about: for_people("key of the subset hint in it") },
+    Field {
+        path: "ready_path",
+        kind: text!(Path, settings.ready_path),
+        about: for_people("path that answers 200 once every pool has state"),
+    },
+    Field { path: "explain", kind: flag!(settings.explain), about: for_people("clients may ask for the reasons of a decision") },
     Field {
         path: "decision_log_one_in",
         kind: number!(0, 1_000_000_000, settings.decision_log_one_in: u32),
-        about: "one of so many decisions is written whole to the access log, for `switchpointd explain`; 0: none",
+        about: for_people("one of so many decisions is written whole to the access log, for `switchpointd explain`; 0: none"),
     },
     Field {
         path: "objective_header",
@@ -227,24 +236,24 @@ const FIELDS: &[Field] = &[
                 c.settings.objective_header = if v == "trust" { ObjectiveHeader::Trust } else { ObjectiveHeader::Ignore };
             },
         },
-        about: "does x-llm-d-inference-objective give a request its priority; trust it only where clients cannot set it",
+        about: for_people("does x-llm-d-inference-objective give a request its priority; trust it only where clients cannot set it"),
     },
-    Field { path: "retry", kind: flag!(settings.retry), about: "failed attempts go on to the next ranked endpoint" },
+    Field { path: "retry", kind: flag!(settings.retry), about: for_people("failed attempts go on to the next ranked endpoint") },
     Field {
         path: "per_try_timeout_ms",
         kind: number!(0, 3_600_000, settings.per_try_timeout_ms: u64),
-        about: "time one attempt of a streamed request may take to its response headers; 0: no limit",
+        about: for_people("time one attempt of a streamed request may take to its response headers; 0: no limit"),
     },
     Field {
         path: "prefix_entries",
         kind: number!(0, ENTRIES_MAX as u64, prefix_entries: usize),
-        about: "entries of each pool's prefix index, in each worker; about 8 bytes each",
+        about: for_people("entries of each pool's prefix index, in each worker; about 8 bytes each"),
     },
-    Field { path: "lease_ms", kind: number!(500, 60_000, lease_ms: u64), about: "how long a VM leads without a sign of life" },
+    Field { path: "lease_ms", kind: number!(500, 60_000, lease_ms: u64), about: for_people("how long a VM leads without a sign of life") },
     Field {
         path: "sharing",
         kind: flag!(sharing),
-        about: "workers and proxies tell each other what they picked and who failed; off only to measure what that brings",
+        about: for_people("workers and proxies tell each other what they picked and who failed; off only to measure what that brings"),
     },
 ];
 

@@ -2,6 +2,8 @@
 //!
 //! Counters and histograms are of all VMs of a process together; the gauges are set by the VM that leads.
 
+use scheduler::plugin::for_people;
+
 use crate::host::{Host, MetricKind};
 
 /// A statistic.
@@ -20,7 +22,7 @@ macro_rules! metrics {
         pub enum Stat { $(#[doc = $about] $id,)+ }
 
         /// The table, in the order of [`Stat`].
-        const METRICS: &[Metric] = &[$(Metric { name: $name, kind: MetricKind::$kind, about: $about },)+];
+        const METRICS: &[Metric] = &[$(Metric { name: $name, kind: MetricKind::$kind, about: for_people($about) },)+];
     };
 }
 

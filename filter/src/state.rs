@@ -174,9 +174,10 @@ impl<H: Host> Vm<H> {
     pub fn hear(&self, replica: &mut Replica, now: Time, moment: Moment) {
         if let Some(me) = self.me() {
             let lost = replica.sharing.hear(&self.host, me, &mut replica.pool, now, moment);
-            let out_of_touch = replica.sharing.is_out_of_touch(replica.metrics_at(), now);
-            replica.pool.set_out_of_touch(out_of_touch);
+            replica.pool.set_out_of_touch(replica.sharing.is_out_of_touch(replica.metrics_at(), now));
             self.metrics.add(Stat::PlacementsLost, lost);
+        } else {
+            replica.sharing.hear_no_more(&mut replica.pool);
         }
     }
 

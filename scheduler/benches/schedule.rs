@@ -223,6 +223,7 @@ impl Pool {
             ejected: &[],
             last_cold_picks: &[],
             adapter_rooms: &[],
+            out_of_touch: false,
             metrics_stale: false,
         };
         let batch = if self.snapshot.latency().is_some() { PREDICTION_BATCH } else { BATCH };

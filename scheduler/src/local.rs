@@ -18,6 +18,9 @@ pub struct Local<'a> {
     /// Whether each endpoint is believed to have the adapter that the request is for in GPU memory, parallel to the snapshot's endpoints;
     /// empty when nothing is known of that.
     pub adapter_rooms: &'a [AdapterRoom],
+    /// Others pick too, and where they place prompts is not known here: one that nobody is believed to hold anything of belongs to its home
+    /// ([`crate::prefix::home`]).
+    pub out_of_touch: bool,
     /// Scraped metrics are too old to be used: they count as unknown.
     pub metrics_stale: bool,
 }

@@ -1,13 +1,15 @@
 //! Parsers: the APIs whose requests are read. Reading is not done here; a pipeline only says whose are left alone.
 
-use crate::plugin::{Kind, Parameters, Plugin, PluginType};
+use crate::plugin::{Kind, Parameters, Plugin, PluginType, for_people};
 
-const SOURCE: &str = "llm-d-router, requesthandling/parsers";
+const SOURCE: &str = for_people("llm-d-router, requesthandling/parsers");
 
 pub(crate) const OPENAI: PluginType = PluginType {
     name: "openai-parser",
     kind: Kind::Parser,
-    doc: "Requests of OpenAI's API are read: chat completions, completions, responses, conversations, embeddings, image generations, renderings.",
+    doc: for_people(
+        "Requests of OpenAI's API are read: chat completions, completions, responses, conversations, embeddings, image generations, renderings.",
+    ),
     source: SOURCE,
     parameters: &[],
     needs: &[],
@@ -16,42 +18,44 @@ pub(crate) const OPENAI: PluginType = PluginType {
 
 pub(crate) const ANTHROPIC: PluginType = PluginType {
     name: "anthropic-parser",
-    doc: "Requests of Anthropic's API are read: messages and their count_tokens.",
+    doc: for_people("Requests of Anthropic's API are read: messages and their count_tokens."),
     build: |_: &Parameters<'_>| Ok(Plugin::Parser("anthropic-parser")),
     ..OPENAI
 };
 
 pub(crate) const VLLM_HTTP: PluginType = PluginType {
     name: "vllmhttp-parser",
-    doc: "Requests of vLLM's own API are read: inference/v1/generate.",
+    doc: for_people("Requests of vLLM's own API are read: inference/v1/generate."),
     build: |_: &Parameters<'_>| Ok(Plugin::Parser("vllmhttp-parser")),
     ..OPENAI
 };
 
 pub(crate) const VLLM_GRPC: PluginType = PluginType {
     name: "vllmgrpc-parser",
-    doc: "Requests of vLLM's gRPC API go as they are: nothing of them is read here.",
+    doc: for_people("Requests of vLLM's gRPC API go as they are: nothing of them is read here."),
     build: |_: &Parameters<'_>| Ok(Plugin::Parser("vllmgrpc-parser")),
     ..OPENAI
 };
 
 pub(crate) const SGLANG_HTTP: PluginType = PluginType {
     name: "sglanghttp-parser",
-    doc: "Requests of SGLang's own API are read: generate.",
+    doc: for_people("Requests of SGLang's own API are read: generate."),
     build: |_: &Parameters<'_>| Ok(Plugin::Parser("sglanghttp-parser")),
     ..OPENAI
 };
 
 pub(crate) const VERTEX_AI: PluginType = PluginType {
     name: "vertexai-parser",
-    doc: "Requests of Vertex AI's gRPC API are read: chats and raw predictions.",
+    doc: for_people("Requests of Vertex AI's gRPC API are read: chats and raw predictions."),
     build: |_: &Parameters<'_>| Ok(Plugin::Parser("vertexai-parser")),
     ..OPENAI
 };
 
 pub(crate) const PASSTHROUGH: PluginType = PluginType {
     name: "passthrough-parser",
-    doc: "Requests that no other parser reads go as they are, by load, sessions and labels. They always do; alone it means that none is read.",
+    doc: for_people(
+        "Requests that no other parser reads go as they are, by load, sessions and labels. They always do; alone it means that none is read.",
+    ),
     build: |_: &Parameters<'_>| Ok(Plugin::Parser("passthrough-parser")),
     ..OPENAI
 };

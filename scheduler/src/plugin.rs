@@ -50,6 +50,8 @@ pub struct Context<'a> {
     pub local: Local<'a>,
     /// What the request would see at each endpoint, once somebody asks.
     pub prospects: &'a Prospects,
+    /// See [`Self::drawing_blocks`]; parallel to the snapshot's endpoints.
+    pub(crate) drawing: &'a [u32],
 }
 
 /// Narrows the candidates.
@@ -191,7 +193,8 @@ pub enum Kind {
 }
 
 /// Words that only people read: where nobody does, in the module inside the proxy, they take no memory.
-pub(crate) const fn for_people(words: &'static str) -> &'static str {
+#[must_use]
+pub const fn for_people(words: &'static str) -> &'static str {
     if cfg!(target_arch = "wasm32") { "" } else { words }
 }
 
@@ -216,13 +219,13 @@ pub struct PluginType {
 
 /// A reference from a plugin to who produces what it reads. There is one of each kind here, declared or not, so the name changes nothing.
 pub(crate) const PRODUCER_NAME: Parameter =
-    Parameter { name: "", default: Default::Text(""), doc: "no effect: there is one of each producer, declared or not" };
+    Parameter { name: "", default: Default::Text(""), doc: for_people("no effect: there is one of each producer, declared or not") };
 
 /// Who produces an endpoint's attributes.
 pub(crate) const METRICS_EXTRACTOR: Parameter = Parameter {
     name: "producer",
     default: Default::Text(""),
-    doc: "core-metrics-extractor, also when empty: no other plugin produces attributes here",
+    doc: for_people("core-metrics-extractor, also when empty: no other plugin produces attributes here"),
 };
 
 /// The key of an attribute. With a slash it is the older spelling `KEY/PRODUCER`, which would match nothing, unless the producer is given.
@@ -399,8 +402,24 @@ impl<'a> Context<'a> {
     /// Prompt tokens of the request that the endpoint is not believed to hold already.
     #[must_use]
     pub fn uncached_tokens(&self, endpoint: EndpointIndex) -> u32 {
-        let cached = self.local.matched_blocks(endpoint).saturating_mul(self.request.prefix_block_tokens);
-        self.request.prompt_tokens.saturating_sub(cached)
+        self.tokens_without(self.local.matched_blocks(endpoint))
+    }
+
+    /// Blocks of the request's prefix that draw it to the endpoint: what it is believed to hold, and of its home what others may have put there.
+    /// For those who weigh caches; what is computed, and how long that takes, goes by what is believed.
+    #[must_use]
+    pub fn drawing_blocks(&self, endpoint: EndpointIndex) -> u32 {
+        self.drawing.get(endpoint.get()).copied().unwrap_or(0)
+    }
+
+    /// Prompt tokens of the request beyond those.
+    #[must_use]
+    pub fn tokens_not_drawing(&self, endpoint: EndpointIndex) -> u32 {
+        self.tokens_without(self.drawing_blocks(endpoint))
+    }
+
+    fn tokens_without(&self, blocks: u32) -> u32 {
+        self.request.prompt_tokens.saturating_sub(blocks.saturating_mul(self.request.prefix_block_tokens))
     }
 
     /// What the request would see there; `None` where nothing is predicted, or the model abstains.

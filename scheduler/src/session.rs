@@ -13,7 +13,7 @@ use crate::plugin::{Context, Default, InvalidParameter, Parameter, Parameters, f
 use crate::prefix::xxh64;
 use crate::snapshot::EndpointIndex;
 
-pub(crate) const SOURCE: &str = "llm-d-router, scheduling/util/sessionaffinity";
+pub(crate) const SOURCE: &str = for_people("llm-d-router, scheduling/util/sessionaffinity");
 
 /// Parameters of the scorer and the filter alike.
 pub(crate) const PARAMETERS: &[Parameter] = &[

@@ -185,6 +185,7 @@ impl Router {
             ejected: &[],
             last_cold_picks: &self.cold_picks,
             adapter_rooms: &self.rooms,
+            out_of_touch: false,
             metrics_stale: false,
         };
         match schedule(snapshot, &request, local, &mut self.rng, None) {

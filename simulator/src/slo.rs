@@ -294,6 +294,7 @@ impl<'w> World<'w> {
             ejected: &[],
             last_cold_picks: &[],
             adapter_rooms: &[],
+            out_of_touch: false,
             metrics_stale: false,
         };
         let picked = match self.by {

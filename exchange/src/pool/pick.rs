@@ -3,9 +3,9 @@
 //! A request may be worked on by several endpoints. The one that serves holds a ticket to the end; those of earlier stages (encode, prefill)
 //! hold theirs until the serving one answers, since by then its sidecar has had what it asked of them.
 
-use scheduler::in_flight::{InFlight, Ticket};
+use scheduler::in_flight::Ticket;
 use scheduler::prefix::{self, Belief};
-use scheduler::{Decision, EndpointIndex, EndpointRef, Explanation, Local, Promise, Readiness, Request, Route, Snapshot, session_token};
+use scheduler::{Decision, EndpointIndex, EndpointRef, Explanation, Local, Promise, Request, Route, Snapshot, session_token};
 
 use super::watch::Watch;
 use super::{Pool, State, adapters};
@@ -14,9 +14,6 @@ use crate::record::Record;
 use crate::reply::Refusal;
 use crate::time::Time;
 use crate::usage::Usage;
-
-/// How much of a prompt its home is assumed to hold when nobody can be heard: as a prior of 60 % it halved what private state costs.
-const ASSUMED_PERCENT: u32 = 60;
 
 /// A pick that was made and recorded.
 #[derive(Debug)]
@@ -66,17 +63,13 @@ impl Pool {
         self.matched.extend(self.known.iter().map(|&known| prefix::blocks_of(request.prefix_blocks, known as usize)));
         self.ejections.mark(&state.snapshot, now, &mut self.ejected);
         self.adapters.look(state.snapshot.metrics(), request.model);
-        let home = if self.out_of_touch { state.home(request, &self.matched, &self.in_flight) } else { None };
-        let assumed = home.and_then(|at| self.matched.get_mut(at));
-        if let Some(blocks) = assumed {
-            *blocks = request.blocks().saturating_mul(ASSUMED_PERCENT) / 100;
-        }
         let local = Local {
             in_flight: &self.in_flight,
             matched_blocks: &self.matched,
             ejected: &self.ejected,
             last_cold_picks: &self.cold_picks,
             adapter_rooms: self.adapters.rooms(),
+            out_of_touch: self.out_of_touch,
             metrics_stale: state.metrics_stale(now),
         };
         let record = why.recorded.then(|| Record::of(&state.snapshot, request, local, &self.rng)).flatten();
@@ -84,10 +77,6 @@ impl Pool {
         let decision = scheduler::schedule(&state.snapshot, request, local, &mut self.rng, explanation.as_mut());
         if explanation.is_some() || record.is_some() {
             why.tell(&state.snapshot, &decision, explanation.as_ref(), record);
-        }
-        // What was assumed is not believed: it is not counted, nor charged less for.
-        if let Some(blocks) = home.and_then(|at| self.matched.get_mut(at)) {
-            *blocks = 0;
         }
         match (Refusal::of(&decision), decision) {
             (None, Decision::Route(route)) => self.record(request, &route, now).ok_or(Refusal::NoState),
@@ -208,6 +197,7 @@ impl Pool {
         let local = Local {
             in_flight: &self.in_flight,
             matched_blocks: &self.matched,
+            out_of_touch: false,
             metrics_stale: state.metrics_stale(now),
             ejected: &[],
             last_cold_picks: &[],
@@ -258,15 +248,6 @@ impl Pool {
 // === impl State ===
 
 impl State {
-    /// The home of a prompt of which nobody is believed to hold anything: its position in the snapshot.
-    fn home(&self, request: &Request<'_>, matched: &[u32], in_flight: &InFlight) -> Option<usize> {
-        let head = *request.prefix_blocks.first().filter(|_| matched.iter().all(|&blocks| blocks == 0))?;
-        prefix::home(head, &self.refs, |at| {
-            let endpoint = self.snapshot.endpoints().get(at).filter(|e| e.readiness == Readiness::Ready)?;
-            Some(in_flight.requests(endpoint.id))
-        })
-    }
-
     fn endpoint(&self, index: EndpointIndex) -> Option<(EndpointRef, Box<str>)> {
         self.snapshot.endpoint(index).map(|e| (e.id, e.address.clone()))
     }

@@ -109,6 +109,7 @@ impl Pool {
         let local = Local {
             in_flight: &self.in_flight,
             matched_blocks: &self.matched,
+            out_of_touch: false,
             metrics_stale: state.metrics_stale(now),
             ejected: &[],
             last_cold_picks: &[],

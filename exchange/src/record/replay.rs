@@ -85,6 +85,7 @@ impl Recorded {
             ejected: &pool.ejected,
             last_cold_picks: &pool.cold_picks,
             adapter_rooms: &pool.adapter_rooms,
+            out_of_touch: self.value.get("out_of_touch").and_then(Value::as_bool).unwrap_or(false),
             metrics_stale: flag(&self.value, "metrics_stale")?,
         };
         let mut rng = Rng::seeded(number(&self.value, "rng")?);
@@ -159,21 +160,23 @@ impl PoolRows {
         let Some([term, sequence]) = version else { return Err(InvalidRecord::Field("version")) };
         let mut pool =
             Self { version: Version { term: term.as_u64().unwrap_or(0), sequence: sequence.as_u64().unwrap_or(0) }, ..Self::default() };
-        for (slot, row) in (0..=u16::MAX).zip(rows) {
+        for row in rows {
             let address = row.get("endpoint").and_then(Value::as_str).ok_or(InvalidRecord::Field("endpoints.endpoint"))?;
             if !without.iter().any(|gone| gone == address) {
-                pool.push(slot, address, row, live)?;
+                pool.push(address, row, live)?;
             }
         }
         Ok(pool)
     }
 
-    fn push(&mut self, slot: u16, address: &str, row: &Value, live: &Snapshot) -> Result<(), InvalidRecord> {
+    fn push(&mut self, address: &str, row: &Value, live: &Snapshot) -> Result<(), InvalidRecord> {
         let known = live.endpoints().iter().find(|e| &*e.address == address);
         let ready = if flag(row, "ready")? { Readiness::Ready } else { Readiness::NotReady };
         self.endpoints.push(Endpoint {
-            // Only what is in the record counts here, so any identity that tells its endpoints apart will do.
-            id: scheduler::EndpointRef { slot: scheduler::Slot(slot), incarnation: scheduler::Incarnation(0) },
+            id: scheduler::EndpointRef {
+                slot: scheduler::Slot(number(row, "slot")?),
+                incarnation: scheduler::Incarnation(number(row, "incarnation")?),
+            },
             name: row.get("name").and_then(Value::as_str).unwrap_or(address).into(),
             address: address.into(),
             readiness: ready,

@@ -151,8 +151,12 @@ fn what_is_no_record_says_why() {
     assert_eq!(Recorded::from_json(r#"{"model":"m"}"#), Err(InvalidRecord::Field("rng")));
     let replay = |text: &str| Recorded::from_json(text).unwrap().replay(&snapshot(&[None]), &[]).map(|_| ()).unwrap_err().to_string();
     assert_eq!(replay(r#"{"rng":1}"#), "not a decision record: `request` is missing, or not what it should be");
-    let twice =
-        r#"{"endpoint":"a","ready":true,"age_ms":0,"requests":0,"prefill_tokens":0,"decode_tokens":0,"matched_blocks":0,"cold_pick":0}"#;
-    let text = format!(r#"{{"rng":1,"version":[1,2],"metrics_stale":false,"request":{{"blocks":0}},"endpoints":[{twice},{twice}]}}"#);
+    let twice = |slot: u16| {
+        format!(
+            r#"{{"endpoint":"a","slot":{slot},"incarnation":1,"ready":true,"age_ms":0,"requests":0,"prefill_tokens":0,"decode_tokens":0,"matched_blocks":0,"cold_pick":0}}"#
+        )
+    };
+    let text =
+        format!(r#"{{"rng":1,"version":[1,2],"metrics_stale":false,"request":{{"blocks":0}},"endpoints":[{},{}]}}"#, twice(0), twice(1));
     assert_eq!(replay(&text), "its endpoints make no pool: address `a` is claimed by two endpoints");
 }

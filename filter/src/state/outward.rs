@@ -12,7 +12,7 @@ use crate::host::Host;
 
 /// A row in which nothing changed is told again after so long, in ms: four times before it would count no more.
 const AGAIN_MS: u64 = proto::SHARE_EXPIRY_MS / 4;
-/// Blocks of placements in one message: 1.6 MB a second at most. Under more, rings run over before they are read, which is counted.
+/// Blocks of placements in one message, and one record more: 1.6 to 3 MB a second at most. Under more, rings run over before they are read, which is counted.
 const BLOCKS_MAX: usize = 1_024;
 /// After so long without a change, in ms, there is no traffic.
 const QUIET_MS: u64 = 1_000;
@@ -117,6 +117,7 @@ impl Outward {
                     if !record.new.is_empty() {
                         placements::push(&mut told, record.endpoint, record.new);
                     }
+                    record.new.len()
                 });
             }
         }

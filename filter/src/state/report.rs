@@ -82,7 +82,10 @@ fn endpoints(pool: &Pool, counters: &Counters) -> Vec<state::EndpointCounters> {
         failed: c.failed,
         ..row(c.endpoint, pool.in_flight().own(c.endpoint))
     });
-    counted.collect()
+    // Of those that are gone what is still under way there.
+    let is_gone = |at: &EndpointRef| counters.endpoints().iter().all(|c| c.endpoint != *at);
+    let gone = pool.in_flight().rows().filter(|(at, _)| is_gone(at)).map(|(at, load)| row(at, load));
+    counted.chain(gone).collect()
 }
 
 fn model(m: &ModelCounters) -> state::ModelCounters {

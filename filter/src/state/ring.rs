@@ -48,6 +48,8 @@ pub struct Writer {
 pub struct Reader {
     vm: u64,
     at: Position,
+    /// The newest segment when it met that VM. What is overwritten of older ones was never to be read here.
+    met: u32,
 }
 
 /// A placement, or a piece of a long one.
@@ -64,7 +66,7 @@ pub struct Record<'r> {
 /// What a reader may spend, and what it found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// Blocks it may still take in.
+    /// Blocks it may still take in; the record that goes beyond is the last.
     pub blocks: usize,
     /// Segments that were gone before they were read.
     pub gaps: u32,
@@ -173,21 +175,21 @@ impl Writer {
 
 impl Reader {
     /// Takes in what the VM `vm` at `seat` wrote since the last time, up to `end` and within the budget; a VM met for the first time, from its
-    /// oldest segment on. True when nothing was left.
+    /// oldest segment on. `take` says how many blocks it cost. True when nothing was left.
     pub fn read<H: Host>(
         &mut self,
         host: &H,
         (pool, seat, vm): (&str, u16, u64),
         end: Position,
         budget: &mut Budget,
-        mut take: impl FnMut(Record<'_>),
+        mut take: impl FnMut(Record<'_>) -> usize,
     ) -> bool {
         let oldest = end.segment.saturating_sub(SEGMENTS.saturating_sub(1)).max(1);
         if self.vm != vm {
-            *self = Self { vm, at: Position { segment: oldest, bytes: 0 } };
+            *self = Self { vm, at: Position { segment: oldest, bytes: 0 }, met: end.segment };
         }
         if self.at.segment < oldest {
-            budget.gaps = budget.gaps.saturating_add(oldest.saturating_sub(self.at.segment));
+            budget.gaps = budget.gaps.saturating_add(oldest.saturating_sub(self.at.segment.max(self.met)));
             self.at = Position { segment: oldest, bytes: 0 };
         }
         while self.at < end {
@@ -198,7 +200,7 @@ impl Reader {
             match self.segment(host, &key(pool, seat, self.at.segment), budget, &mut take) {
                 Some(false) => return false,
                 Some(true) => {}
-                None => budget.gaps = budget.gaps.saturating_add(1),
+                None => budget.gaps = budget.gaps.saturating_add(u32::from(self.at.segment >= self.met)),
             }
             if self.at.segment >= end.segment {
                 self.at = self.at.max(end);
@@ -210,7 +212,7 @@ impl Reader {
     }
 
     /// Takes in what is new of a segment. False when the budget ended before it; `None` when it is not the one it should be.
-    fn segment<H: Host>(&mut self, host: &H, key: &str, budget: &mut Budget, take: &mut impl FnMut(Record<'_>)) -> Option<bool> {
+    fn segment<H: Host>(&mut self, host: &H, key: &str, budget: &mut Budget, take: &mut impl FnMut(Record<'_>) -> usize) -> Option<bool> {
         let shared = host.shared(key).ok()??;
         let ([vm, number], _) = words::split::<HEAD>(&shared.bytes)?;
         if (vm, number) != (self.vm, u64::from(self.at.segment)) {
@@ -229,8 +231,8 @@ impl Reader {
             let (body, tail) = tail.split_at_checked(count.checked_mul(WORD)?)?;
             blocks.clear();
             blocks.extend(body.as_chunks::<WORD>().0.iter().map(|word| u64::from_le_bytes(*word)));
-            take(Record { endpoint: endpoint(at)?, blocks: &blocks, new: blocks.get(known as usize..).unwrap_or_default() });
-            budget.blocks = budget.blocks.saturating_sub(count.max(1));
+            let taken = take(Record { endpoint: endpoint(at)?, blocks: &blocks, new: blocks.get(known as usize..).unwrap_or_default() });
+            budget.blocks = budget.blocks.saturating_sub(taken.max(1));
             rest = tail;
             self.at.bytes = u32::try_from(shared.bytes.len().saturating_sub(rest.len())).ok()?;
         }
@@ -265,7 +267,10 @@ mod tests {
     /// All that is new, with the gaps.
     fn read(host: &FakeHost, reader: &mut Reader, end: Position, blocks: usize) -> (Vec<(u16, Vec<u64>)>, u32, bool) {
         let (mut budget, mut read) = (Budget { blocks, gaps: 0 }, Vec::new());
-        let all = reader.read(host, ("p", 2, 7), end, &mut budget, |record| read.push((record.endpoint.slot.0, record.blocks.to_vec())));
+        let all = reader.read(host, ("p", 2, 7), end, &mut budget, |record| {
+            read.push((record.endpoint.slot.0, record.blocks.to_vec()));
+            record.blocks.len()
+        });
         (read, budget.gaps, all)
     }
 
@@ -299,6 +304,21 @@ mod tests {
     }
 
     #[test]
+    fn what_was_overwritten_before_a_reader_came_is_no_loss_of_its_own() {
+        let (host, mut writer, mut reader) = (FakeHost::new(), writer(), Reader::default());
+        for i in 0..u64::from(SEGMENTS) + 9 {
+            tell(&host, &mut writer, 2, &vec![i; 600]);
+        }
+        let (_, gaps, all) = read(&host, &mut reader, writer.position(), 600);
+        assert_eq!((gaps, all), (0, false), "it has met the ring and read a little of it");
+        for i in 0..u64::from(SEGMENTS) {
+            tell(&host, &mut writer, 2, &vec![i; 600]);
+        }
+        let (_, gaps, all) = read(&host, &mut reader, writer.position(), PLENTY);
+        assert_eq!((gaps, all), (1, true), "the segment that was the newest then");
+    }
+
+    #[test]
     fn a_budget_ends_a_reading_between_two_records_and_the_next_goes_on_there() {
         let (host, mut writer, mut reader) = (FakeHost::new(), writer(), Reader::default());
         for i in 0..10 {
@@ -326,6 +346,7 @@ mod tests {
             let (mut budget, mut counts) = (Budget { blocks: PLENTY, gaps: 0 }, (0, 0));
             reader.read(&host, ("p", 2, 7), writer.position(), &mut budget, |record| {
                 counts = (counts.0 + record.blocks.len(), counts.1 + record.new.len());
+                record.blocks.len()
             });
             assert_eq!(counts, (2_500, new), "{known}");
         }
@@ -343,7 +364,11 @@ mod tests {
         new.append(&host, at(4), &[44], 0);
         new.flush(&host);
         let (mut budget, mut read) = (Budget { blocks: PLENTY, gaps: 0 }, Vec::new());
-        assert!(reader.read(&host, ("p", 2, 8), new.position(), &mut budget, |record| read.push(record.endpoint.slot.0)));
+        let mut take = |record: Record<'_>| {
+            read.push(record.endpoint.slot.0);
+            record.blocks.len()
+        };
+        assert!(reader.read(&host, ("p", 2, 8), new.position(), &mut budget, &mut take));
         assert_eq!((read, budget.gaps), (vec![4], 0));
     }
 

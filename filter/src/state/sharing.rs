@@ -183,12 +183,13 @@ impl Sharing {
         self.ring.flush(host);
     }
 
-    /// Do others pick whose placements are not known here? Another proxy, and the daemon spoke last at `heard`, which is long ago; or whoever wrote a
-    /// ring of which something was lost of late.
+    /// Do others pick whose placements are not known here? Another proxy, and long ago it was when it told anything, and when the daemon told of
+    /// endpoints, which was last at `heard`; or whoever wrote a ring of which something was lost of late.
     #[must_use]
     pub fn is_out_of_touch(&self, heard: Option<Time>, now: Time) -> bool {
         let long_since = |at: Option<Time>| at.is_none_or(|at| now.ms_since(at) >= proto::SHARE_EXPIRY_MS);
-        (self.others().proxies > 1 && long_since(heard)) || !long_since(self.lost_at)
+        let told = self.outside.row.head().written;
+        (self.others().proxies > 1 && long_since(heard) && long_since(Some(told))) || !long_since(self.lost_at)
     }
 
     /// The rows of the other VMs of this process, as last read.
@@ -224,6 +225,15 @@ impl Sharing {
             self.hear_rows(host, me, pool, now, slow);
         }
         if rings { self.hear_rings(host, pool, now, moment) } else { 0 }
+    }
+
+    /// This VM shares nothing any more, or has no seat: nobody else counts here.
+    #[cold]
+    pub fn hear_no_more(&mut self, pool: &mut Pool) {
+        if std::mem::take(&mut self.summed) {
+            pool.count_anew([]);
+            pool.set_out_of_touch(false);
+        }
     }
 
     /// As if nothing had been told or heard for long, for measurements.
@@ -278,9 +288,10 @@ impl Sharing {
         for (seat, peer) in (0_u16..).zip(&mut self.peers) {
             if peer.is_seated() {
                 let end = Position::of_word(peer.row.head().ring);
-                all &= peer
-                    .ring
-                    .read(host, (&self.pool, seat, peer.vm), end, &mut budget, |record| pool.placed(record.endpoint, record.blocks));
+                all &= peer.ring.read(host, (&self.pool, seat, peer.vm), end, &mut budget, |record| {
+                    pool.placed(record.endpoint, record.blocks);
+                    record.blocks.len()
+                });
             }
         }
         if all {

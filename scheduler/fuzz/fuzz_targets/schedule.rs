@@ -36,6 +36,7 @@ struct Input {
     last_cold_picks: Vec<u64>,
     adapter_rooms: Vec<Option<Option<u64>>>,
     metrics_stale: bool,
+    out_of_touch: bool,
     seed: u64,
     slo: (Option<u32>, Option<u32>),
     prediction_based: bool,
@@ -170,6 +171,7 @@ fn decide(input: &Input, snapshot: &Snapshot) {
         ejected: &input.ejected,
         last_cold_picks: &input.last_cold_picks,
         adapter_rooms: &adapter_rooms,
+        out_of_touch: input.out_of_touch,
         metrics_stale: input.metrics_stale,
     };
     let mut explanation = Explanation::default();

@@ -88,7 +88,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 
 impl PrefixCacheAffinity {
     fn holds(&self, context: &Context<'_>, endpoint: EndpointIndex) -> bool {
-        let (matched, blocks) = (context.local.matched_blocks(endpoint), context.request.blocks());
+        let (matched, blocks) = (context.drawing_blocks(endpoint), context.request.blocks());
         f64::from(matched) >= self.threshold * f64::from(blocks)
     }
 

@@ -18,7 +18,7 @@ const ROLES: [(&str, [bool; 3]); 8] = [
     ("encode-prefill-decode", [true, true, true]),
 ];
 
-const SOURCE: &str = "llm-d-router, filter/bylabel";
+const SOURCE: &str = for_people("llm-d-router, filter/bylabel");
 
 pub(crate) const ENCODE: PluginType = PluginType {
     name: "encode-filter",

@@ -80,6 +80,7 @@ mod tests {
             ejected: &[],
             last_cold_picks: &[],
             adapter_rooms: &[],
+            out_of_touch: false,
             metrics_stale: false,
         };
         let request = Request { prompt_tokens: 200, prefix_block_tokens: 64, ..Request::default() };

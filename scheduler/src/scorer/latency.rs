@@ -214,8 +214,7 @@ impl Latency {
         let free = |endpoint| context.metric(endpoint, |m| m.kv_cache_utilization).map(|used| 1.0 - used.min(1.0));
         let short = |endpoint| queue(endpoint).map(|queue| if longest > 0.0 { (longest - queue) / longest } else { 1.0 });
         #[expect(clippy::cast_precision_loss, reason = "prompts have far fewer blocks than an f32 has digits")]
-        let held =
-            |endpoint| Some(if blocks == 0 { 0.0 } else { (context.local.matched_blocks(endpoint) as f32 / blocks as f32).min(1.0) });
+        let held = |endpoint| Some(if blocks == 0 { 0.0 } else { (context.drawing_blocks(endpoint) as f32 / blocks as f32).min(1.0) });
         let ratings: [&dyn Fn(EndpointIndex) -> Option<f32>; 3] = [&free, &short, &held];
         let mut column = vec![0.0; scores.len()];
         for (weight, rating) in self.composite.into_iter().zip(ratings) {

@@ -168,7 +168,7 @@ impl Scorer for MarginalCost {
             let place = Place {
                 load: context.load(endpoint),
                 speed: context.snapshot.endpoint(endpoint).map_or((1.0, 1.0), |e| asked.step.speed(e.id)),
-                uncached_tokens: whole(u64::from(context.uncached_tokens(endpoint))),
+                uncached_tokens: whole(u64::from(context.tokens_not_drawing(endpoint))),
                 adapter_ms: self.adapter_ms(context, endpoint),
             };
             requests += u64::from(place.load.requests);

@@ -52,7 +52,7 @@ impl NoHitLru {
 
 impl Scorer for NoHitLru {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
-        if endpoints.iter().any(|&endpoint| context.local.matched_blocks(endpoint) > 0) {
+        if endpoints.iter().any(|&endpoint| context.drawing_blocks(endpoint) > 0) {
             return scores.fill(UNKNOWN);
         }
         let picks: Vec<u64> = endpoints.iter().map(|&endpoint| context.local.last_cold_pick(endpoint)).collect();

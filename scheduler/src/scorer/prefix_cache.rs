@@ -59,7 +59,7 @@ impl Scorer for PrefixCache {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
         let blocks = context.request.blocks();
         for (score, &endpoint) in scores.iter_mut().zip(endpoints) {
-            *score = self.rate(context.local.matched_blocks(endpoint), blocks, context.request.prefix_block_tokens);
+            *score = self.rate(context.drawing_blocks(endpoint), blocks, context.request.prefix_block_tokens);
         }
     }
 }

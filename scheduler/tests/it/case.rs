@@ -360,6 +360,7 @@ impl Case {
             ejected: &ejected,
             last_cold_picks: &last_cold_picks,
             adapter_rooms: &adapter_rooms,
+            out_of_touch: false,
             metrics_stale: self.metrics_stale,
         };
         schedule(snapshot, &request, local, &mut Rng::seeded(self.seed), explanation)

@@ -177,6 +177,21 @@ fn sharing_switched_off_tells_and_hears_nothing() {
 }
 
 #[test]
+fn once_sharing_is_switched_off_nobody_else_counts_any_more() {
+    let world = World::new(3, "");
+    let _theirs = world.request(0, &"x".repeat(4_000));
+    world.host.pass_ms(ROWS_MS);
+    assert_eq!(world.look(1).requests, 1);
+    let alone = FilterConfig::parse(br#"{"pools": [{"name": "default"}], "prefix_entries": 4096, "sharing": false}"#).unwrap();
+    world.workers[1].borrow_mut().configure(1, Rc::new(alone));
+    world.host.pass_ms(ROWS_MS);
+    assert_eq!((world.look(1).requests, world.look(2).requests), (0, 1));
+    world.workers[1].borrow_mut().configure(1, Rc::clone(&world.config));
+    world.host.pass_ms(ROWS_MS);
+    assert_eq!(world.look(1).requests, 1, "and on again");
+}
+
+#[test]
 fn a_vm_that_trapped_leaves_no_ghosts_and_its_seat_no_row() {
     let mut world = World::new(3, "");
     let _ghosts: Vec<_> = (0..10).map(|i| world.request(2, &format!("{i}"))).collect();

@@ -1,0 +1,64 @@
+//! Two proxies that cannot hear each other, as the daemon is away.
+
+use std::time::Duration;
+
+use e2e::fleet::{Fleet, Shape};
+use e2e::load::Load;
+use e2e::model_server::Options;
+use e2e::{Result, books, client};
+
+use crate::echo;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const PROMPTS: usize = 12;
+
+/// Who serves a prompt sent to this proxy.
+async fn served(fleet: &Fleet, proxy: std::net::SocketAddr, prompt: &str) -> Result<usize> {
+    let body = echo::chat(&prompt.repeat(200)).to_string();
+    fleet.stack.server_of(&client::post(proxy, "/v1/chat/completions", body).await?)
+}
+
+#[tokio::test]
+async fn without_the_daemon_two_proxies_send_cold_prompts_to_the_same_and_with_it_they_tell_again() -> Result<()> {
+    let mut fleet = Fleet::start(Shape { proxies: 2, workers: 1 }, true, 4, &Options::default()).await?;
+    let [one, two] = [fleet.stack.address(), fleet.seconds[0].envoy.listener()];
+    let (load, their_load) = (Load::start(one, 2), Load::start(two, 2));
+    load.goes_on(20, LIMIT).await?;
+    fleet.stack.daemon()?.process().kill()?;
+    for proxy in [&fleet.stack.envoy, &fleet.seconds[0].envoy] {
+        proxy.picker_stat_until("switchpoint_state_age_ms", |age_ms| age_ms > 2_500, LIMIT).await?;
+    }
+    load.goes_on(50, LIMIT).await?;
+    their_load.goes_on(50, LIMIT).await?;
+    their_load.stop().await?.check_all_served()?;
+    let outcome = load.stop().await?;
+    outcome.check_all_served()?;
+
+    let prompts: Vec<String> = (0..PROMPTS).map(|number| format!("{number} is where it begins. ")).collect();
+    let (mut here, mut there) = (Vec::new(), Vec::new());
+    for prompt in &prompts {
+        here.push(served(&fleet, one, prompt).await?);
+    }
+    // The other way round, so that who takes turns in the same order does not agree.
+    for prompt in prompts.iter().rev() {
+        there.insert(0, served(&fleet, two, prompt).await?);
+    }
+    assert_eq!(here, there, "by chance that is one in sixteen million");
+    assert!(here.iter().any(|server| *server != here[0]), "and not because all go to one: {here:?}");
+
+    fleet.stack.daemon()?.start_again()?;
+    for proxy in [&fleet.stack.envoy, &fleet.seconds[0].envoy] {
+        proxy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
+    }
+    let load = Load::start(one, 2);
+    load.goes_on(50, LIMIT).await?;
+    books::close("two proxies, their daemon killed and started again", load, &fleet.stack).await?;
+    for round in 0..8 {
+        let prompt = format!("{round} is told again. ");
+        let server = served(&fleet, one, &prompt).await?;
+        // Ten times what is promised.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(served(&fleet, two, &prompt).await?, server, "round {round}");
+    }
+    Ok(())
+}
