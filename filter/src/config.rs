@@ -210,17 +210,9 @@ const FIELDS: &[Field] = &[
     },
     Field { path: "destination_header", kind: text!(Header, settings.destination_header), about: for_people("header of the destination") },
     Field { path: "fallback_header", kind: text!(Header, settings.fallback_header), about: for_people("header of the second choice") },
-    Field {
-        path: "subset_namespace",
-        kind: text!(Key, settings.subset_namespace),
-        about: for_people("metadata namespace of the subset hint"),
-    },
+    Field { path: "subset_namespace", kind: text!(Key, settings.subset_namespace), about: for_people("namespace of the subset hint") },
     Field { path: "subset_key", kind: text!(Key, settings.subset_key), about: for_people("key of the subset hint in it") },
-    Field {
-        path: "ready_path",
-        kind: text!(Path, settings.ready_path),
-        about: for_people("path that answers 200 once every pool has state"),
-    },
+    Field { path: "ready_path", kind: text!(Path, settings.ready_path), about: for_people("answers 200 once every pool has state") },
     Field { path: "explain", kind: flag!(settings.explain), about: for_people("clients may ask for the reasons of a decision") },
     Field {
         path: "decision_log_one_in",
