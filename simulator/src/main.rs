@@ -100,6 +100,9 @@ enum Task {
         /// Share of capacity.
         #[arg(long, default_value_t = 0.9)]
         load: f64,
+        /// What critical requests ask for, ms a token; results of another than the default are not kept.
+        #[arg(long, default_value_t = slo::CRITICAL_TPOT_MS)]
+        critical_tpot_ms: f64,
         /// Seeds.
         #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 3, 4, 5])]
         seeds: Vec<u64>,
@@ -162,7 +165,10 @@ fn run(args: Args) -> Result<(), String> {
         Task::Report { file, docs } => {
             report::write(&Store::read(&file)?, &validate::all(VALIDATION_TRIES)?, &file.with_file_name(QUALITY_REAL), &docs)
         }
-        Task::Slo { by, load, seeds, file } => keep(&file, Store { slo: attainment(&by, load, &seeds, args.threads)?, ..Store::default() }),
+        Task::Slo { by, load, critical_tpot_ms, seeds, file } => {
+            let slo = attainment(&by, (load, critical_tpot_ms), &seeds, args.threads)?;
+            if critical_tpot_ms == slo::CRITICAL_TPOT_MS { keep(&file, Store { slo, ..Store::default() }) } else { Ok(()) }
+        }
         Task::Try { workloads, loads, policies, seeds, setting } => {
             let campaign = named(&setting)?;
             let kinds = if workloads.is_empty() { campaign.kinds.clone() } else { kinds(&workloads)? };
@@ -230,13 +236,13 @@ fn campaigns(
 }
 
 /// Prints how many of each class are in time, over all seeds and of the worst.
-fn attainment(by: &[String], load: f64, seeds: &[u64], threads: usize) -> Result<Vec<Attained>, String> {
+fn attainment(by: &[String], (load, critical_tpot_ms): (f64, f64), seeds: &[u64], threads: usize) -> Result<Vec<Attained>, String> {
     let rate = load * slo::capacity()?;
     let (mut out, mut all) = (std::io::stdout().lock(), Vec::new());
     let _ = writeln!(out, "{rate:.1} requests/s, seeds {seeds:?}: in time % (of the worst seed), shed %");
     for name in by {
         let policy = By::named(name)?;
-        let runs = grid::parallel(threads, seeds, |seed| slo::run(&policy, rate, *seed))?;
+        let runs = grid::parallel(threads, seeds, |seed| slo::run(&policy, (rate, critical_tpot_ms), *seed))?;
         let _ = write!(out, "{name:<44}");
         for slo::Class { name: class, .. } in slo::CLASSES {
             let of: Vec<slo::Outcome> = runs.iter().filter_map(|run| run.get(class).copied()).collect();

@@ -99,7 +99,13 @@ async fn the_proposals_example_runs_as_it_is() -> Result<()> {
 async fn busy(stack: &Stack, headers: &[(&str, &str)], streams: usize) -> Result<Vec<Events>> {
     let mut open = Vec::new();
     for at in 0..streams {
-        let response = client::start(stack.address(), chat(&format!("stream {at}"), 4_000, headers)?).await?;
+        let asked = json!({
+            "model": "demo", "max_tokens": 4_000, "ignore_eos": true, "stream": true,
+            "messages": [{"role": "user", "content": format!("stream {at}")}],
+        });
+        let request =
+            headers.iter().fold(http::Request::post("/v1/chat/completions"), |request, (name, value)| request.header(*name, *value));
+        let response = client::start(stack.address(), request.body(client::full(asked.to_string()))?).await?;
         assert_eq!(response.status(), 200);
         let mut events = Events::new(response);
         events.next().await?;
@@ -141,13 +147,36 @@ async fn the_lowest_slo_of_a_server_is_the_lowest_at_any_proxy_until_its_request
 }
 
 #[tokio::test]
+async fn the_lowest_slo_of_a_server_is_the_lowest_at_any_worker() -> Result<()> {
+    let stack = by_example(Stack::builder().servers_like(1, &engine()).concurrency(4))?.start().await?;
+    learn(&stack).await?;
+    let limit_ms = || async {
+        let reply = asked(&stack, &LOOSE).await.ok()?;
+        reasons(&reply).ok()?["candidates"][0]["predicted"]["tpot"]["limit_ms"].as_f64()
+    };
+    wait_for(LIMIT, "the proxy to predict", limit_ms).await?;
+    // One stream is at one worker; each question is a connection of its own, at any worker.
+    let open = busy(&stack, &[("x-slo-tpot-ms", "1234")], 1).await?;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    for at in 0..40 {
+        assert_eq!(limit_ms().await, Some(1234.0), "question {at}");
+    }
+    drop(open);
+    wait_for(LIMIT, "the stream to be forgotten", || async { (limit_ms().await == Some(5000.0)).then_some(()) }).await?;
+    for at in 0..40 {
+        assert_eq!(limit_ms().await, Some(5000.0), "question {at}, nobody else being there");
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn only_requests_that_are_not_critical_are_shed_on_a_pool_of_two_speeds() -> Result<()> {
     let experiment = Experiment {
         servers: [1, 1],
         engine: Options { max_num_seqs: 4, speed: 0.5, ..engine() },
         slowdown: 3.0,
         classes: vec![
-            Class { name: "critical", priority: 1, tenths: 3, ttft_ms: 1_500.0, tpot_ms: 45.0 },
+            Class { name: "critical", priority: 1, tenths: 3, ttft_ms: 1_500.0, tpot_ms: 30.0 },
             Class { name: "standard", priority: 0, tenths: 4, ttft_ms: 5_000.0, tpot_ms: 150.0 },
             Class { name: "batch", priority: -1, tenths: 3, ttft_ms: 5_000.0, tpot_ms: 150.0 },
         ],

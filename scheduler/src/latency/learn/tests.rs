@@ -143,17 +143,20 @@ fn nine_of_ten_are_within_the_decile_while_the_whole_pool_slows_down_without_end
 
 #[test]
 fn an_endpoint_that_slows_down_threefold_is_known_within_two_hundred_requests() {
-    for seed in 3..6 {
+    let (mut before, mut after, mut others) = ([0.0; 2], [0.0; 2], [0.0; 2]);
+    let add = |sums: &mut [f32; 2], errors: (f32, f32)| *sums = [sums[0] + errors.0, sums[1] + errors.1];
+    for seed in 3..9 {
         let mut world = World::new(seed);
-        let before = world.run(1_000, 150, 2);
+        add(&mut before, world.run(1_000, 150, 2));
         world.factors[2] = 3.0;
         // Of the two hundred, some fifty are of the endpoint itself.
         world.run(200, 1, 2);
-        let after = world.run(400, 100, 2);
-        assert!(after.0 < before.0 * 1.2 + 0.01 && after.1 < before.1 * 1.2 + 0.01, "seed {seed}: {before:?} -> {after:?}");
-        let others = world.run(400, 100, 1);
-        assert!(others.0 < before.0 * 1.2 + 0.01, "seed {seed}: the others are as they were: {before:?} -> {others:?}");
+        add(&mut after, world.run(400, 100, 2));
+        add(&mut others, world.run(400, 100, 1));
         assert!(world.learner.standing().drifts > 0);
+    }
+    for (errors, whose) in [(after, "its own"), (others, "the others'")] {
+        assert!(errors[0] <= 1.2 * before[0] && errors[1] <= 1.2 * before[1], "{whose}, of six seeds: {before:?} -> {errors:?}");
     }
 }
 
