@@ -103,9 +103,14 @@ async fn a_storm_of_updates_is_weathered() -> Result<()> {
     let followed = Followed::new()?;
     let stack = followed.of(Stack::builder().servers(2).concurrency(2)).start().await?;
     let load = Load::start(stack.address(), 4);
+    let taken = || async {
+        let stats = stack.envoy.stats("extension_config_discovery\\..*config_reload$").await?;
+        Ok::<_, e2e::Error>(stats.values().sum::<i64>())
+    };
     for round in 0..100 {
+        let before = taken().await?;
         followed.set(&json!({"ready_path": format!("/ready/{round}")}))?;
-        tokio::time::sleep(Duration::from_millis(30)).await;
+        wait_for(LIMIT, "Envoy to take the configuration", || async { taken().await.ok().filter(|now| *now > before) }).await?;
     }
     in_force(&stack, "/ready/99").await?;
     load.goes_on(50, LIMIT).await?;

@@ -3,6 +3,7 @@
 #![allow(clippy::expect_used, reason = "a test stops where it cannot go on")]
 
 mod affinity;
+mod apart;
 mod bodies;
 mod clients;
 #[path = "../../../discovery/tests/it/cluster.rs"]

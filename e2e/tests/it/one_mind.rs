@@ -13,7 +13,6 @@ use serde_json::json;
 
 use crate::echo;
 
-mod apart;
 mod outsider;
 mod secrecy;
 use outsider::{Outsider, tells_apart};
