@@ -56,9 +56,9 @@ fn page(store: &Store, validation: &[Row], real: &Path) -> String {
     page.push_str(text::LOSSES);
     page.push_str(&rates(store));
     page.push_str(&settings(store));
+    page.push_str(&agreement(&main, &Runs::of(store, SECOND_ENGINE)));
     page.push_str(&changes::section(store));
     page.push_str(&classes(store));
-    page.push_str(&agreement(&main, &Runs::of(store, SECOND_ENGINE)));
     page.push_str(&validated(validation));
     page.push_str(&real::section(&main, real));
     page.push_str(text::LIMITS);
