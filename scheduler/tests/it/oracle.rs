@@ -134,8 +134,7 @@ fn marginal_cost(case: &Case, allowed: &[usize]) -> Vec<(usize, f64)> {
         let (row, batch) = (&case.pool[at], requests(at));
         let waiting = if row.in_flight == 0 { 0.0 } else { f64::from(row.prefill_tokens) };
         // The ledger counts attention by 256 x 256 tokens.
-        // One prompt, which counts for four fifths of its constant.
-        let w = if waiting > 0.0 { service(waiting, (attention(waiting, waiting) / 65_536.0).ceil() * 65_536.0) - 2.0 } else { 0.0 };
+        let w = if waiting > 0.0 { service(waiting, (attention(waiting, waiting) / 65_536.0).ceil() * 65_536.0) } else { 0.0 };
         let loaded = !case.metrics_stale
             && row.metrics.lora.as_ref().is_some_and(|lora| lora.running.iter().any(|adapter| **adapter == *case.model));
         let adapter = match row.adapter_room {
@@ -147,10 +146,9 @@ fn marginal_cost(case: &Case, allowed: &[usize]) -> Vec<(usize, f64)> {
         let uncached = (prompt - cached).max(0.0);
         let s = service(uncached, attention(uncached, prompt)) + adapter;
         let step = 11.0 + 0.025 * (batch + 1.0) + 8e-5 * (waiting + prompt);
-        let decode = 0.6 * 200.0 * (step + batch * (0.025 + 8e-5 * prompt) / 2.0);
+        let decode = 0.5 * 200.0 * (step + batch * (0.025 + 8e-5 * prompt) / 2.0);
         let coming = batch * w / (200.0 * step + w + s);
-        let held_up = 0.2 * (1.0 - 11.0 / step) * batch + 0.8 * mean;
-        w + s + 0.125 * (batch + mean) * w + 1.7 * held_up * s + coming * s + 30.0 * 0.05 * uncached + decode
+        w + s + 0.2 * batch * w + 2.0 * (mean + 0.15 * (batch - mean)) * s + coming * s + decode
     };
     let lowest = allowed.iter().map(|&at| cost(at)).fold(f64::INFINITY, f64::min);
     allowed.iter().map(|&at| (at, lowest / cost(at))).collect()
