@@ -172,10 +172,12 @@ impl PoolRows {
     fn push(&mut self, address: &str, row: &Value, live: &Snapshot) -> Result<(), InvalidRecord> {
         let known = live.endpoints().iter().find(|e| &*e.address == address);
         let ready = if flag(row, "ready")? { Readiness::Ready } else { Readiness::NotReady };
+        // Older records do not say, and any identity that tells its endpoints apart will do for them.
+        let position = u16::try_from(self.endpoints.len()).unwrap_or(u16::MAX);
         self.endpoints.push(Endpoint {
             id: scheduler::EndpointRef {
-                slot: scheduler::Slot(number(row, "slot")?),
-                incarnation: scheduler::Incarnation(number(row, "incarnation")?),
+                slot: scheduler::Slot(number(row, "slot").unwrap_or(position)),
+                incarnation: scheduler::Incarnation(number(row, "incarnation").unwrap_or(0)),
             },
             name: row.get("name").and_then(Value::as_str).unwrap_or(address).into(),
             address: address.into(),

@@ -230,8 +230,10 @@ impl Sharing {
     /// This VM shares nothing any more, or has no seat: nobody else counts here.
     #[cold]
     pub fn hear_no_more(&mut self, pool: &mut Pool) {
-        if std::mem::take(&mut self.summed) {
+        if self.rows_at.take().is_some() {
+            self.summed = false;
             pool.count_anew([]);
+            pool.stand_for(0, 0, Time(0));
             pool.set_out_of_touch(false);
         }
     }

@@ -64,7 +64,7 @@ scorer of that name with weight 3 in place of the prefix scorer: a prompt that b
 pub(super) const LOSSES: &str = "
 ### Why it loses where it loses
 
-Looked at on the tuning seeds, and left as it is, since what mends one costs another:
+Looked at on the tuning seeds (figures below are of those, unless it says otherwise), and left as it is: what mends one costs another, here or elsewhere.
 
 - **Tenants, TTFT p99.** A question takes 70 ms where its system prompt is cached and 170 ms where it is not, so p99 says whether more or fewer than one
   in a hundred finds nothing. With ours it is a few more: 1.67, 0.87 and 0.34 % at loads 0.5, 0.7 and 0.9 (seed 101). At 0.5 half of them are sent away on
