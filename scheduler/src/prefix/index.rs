@@ -621,6 +621,18 @@ mod tests {
     }
 
     #[test]
+    fn a_table_with_room_for_forty_times_what_an_endpoint_holds_still_knows_what_is_gone() {
+        let (mut index, a) = (PrefixIndex::with_capacity(100_000), endpoint(0));
+        index.set_capacity(a, 1_000);
+        let chains: Vec<Vec<u64>> = (0..400).map(|seed| chain(seed, 100)).collect();
+        for blocks in &chains {
+            index.record(a, blocks);
+        }
+        let held: u32 = chains.iter().map(|blocks| length(&index, blocks, a)).sum();
+        assert!((800..=1_000).contains(&held), "of 40,000 blocks {held} are believed to be there");
+    }
+
+    #[test]
     fn what_stands_for_four_blocks_takes_the_room_of_four() {
         let (mut index, few, many) = (PrefixIndex::with_capacity(100_000), endpoint(0), endpoint(1));
         let chains: Vec<Vec<u64>> = (0..40).map(|seed| chain(seed, 100)).collect();

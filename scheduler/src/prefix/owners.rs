@@ -305,7 +305,7 @@ impl Owner {
             return;
         }
         if self.len == GENERATIONS {
-            self.merge_smallest();
+            self.merge();
         }
         if let Some(next) = self.generations.get_mut(self.len) {
             *next = Generation { start: epoch + 1, blocks: 0 };
@@ -313,10 +313,13 @@ impl Owner {
         }
     }
 
-    /// Joins the two neighbours that have the fewest blocks together.
-    fn merge_smallest(&mut self) {
-        let sums = self.live().iter().zip(self.live().iter().skip(1)).map(|(older, newer)| older.blocks.saturating_add(newer.blocks));
-        let Some((at, sum)) = (0..).zip(sums).min_by_key(|&(_, sum): &(usize, u32)| sum) else { return };
+    /// Joins two neighbours: the oldest where neither counts as held, for how old they are does not matter; else those with the fewest blocks together.
+    fn merge(&mut self) {
+        let (older, newer) = (self.live().iter(), self.live().iter().skip(1));
+        let mut sums = (0..).zip(older.zip(newer).map(|(older, newer)| older.blocks.saturating_add(newer.blocks)));
+        let unheld = self.live().get(1).is_some_and(|second| second.start < self.oldest);
+        let joined = if unheld { sums.next() } else { sums.min_by_key(|&(_, sum): &(usize, u32)| sum) };
+        let Some((at, sum)) = joined else { return };
         let live = self.live_mut();
         if let Some(older) = live.get_mut(at) {
             older.blocks = sum;
