@@ -264,10 +264,10 @@ impl Learner {
         let (ttft, tpot) = (self.ttft.head()?, self.tpot.head()?);
         let slots = self.ttft.offsets.slots().max(self.tpot.offsets.slots());
         let offset = |slot| {
-            let (ttft, tpot) = (self.ttft.offsets.at(slot), self.tpot.offsets.at(slot));
+            let (ttft, tpot) = (self.ttft.offsets.told(slot), self.tpot.offsets.told(slot));
             let incarnation = ttft.or(tpot).map_or(Incarnation(0), |(incarnation, _)| incarnation);
-            let of = |row: Option<_>, trust: f32| row.filter(|(life, _)| *life == incarnation).map_or(0.0, |(_, offset)| trust * offset);
-            Offset { incarnation, ttft: of(ttft, self.ttft.offsets.trust()), tpot: of(tpot, self.tpot.offsets.trust()) }
+            let of = |row: Option<_>| row.filter(|(life, _)| *life == incarnation).map_or(0.0, |(_, offset)| offset);
+            Offset { incarnation, ttft: of(ttft), tpot: of(tpot) }
         };
         let mut limits = [0.0; FEATURES_COUNT];
         for ((limit, most), feature) in limits.iter_mut().zip(&self.most).zip(&FEATURES) {
@@ -343,7 +343,7 @@ impl Target {
         let middle = log_of(shape, which, x);
         match said.filter(|said| said.iter().all(|log| log.is_finite())) {
             Some([said, ninth]) => {
-                self.offsets.proved(said - middle, log - middle);
+                self.offsets.proved(sample.endpoint, said - middle, log - middle);
                 self.errors.push(said, log - said, (delay < DELAY_FRESH).then_some(log > ninth), delay);
             }
             None => {
@@ -483,6 +483,8 @@ fn rows(samples: &[Sample], which: Which, step: &StepModel, since: usize) -> Vec
     known.enumerate().map(row).collect()
 }
 
+#[cfg(test)]
+mod coverage;
 #[cfg(test)]
 mod golden;
 #[cfg(test)]

@@ -10,7 +10,7 @@
 use std::collections::VecDeque;
 
 use super::super::shape::{BINS, FACTORS, LEVELS, Spread};
-use super::ninth::{Losses, Ninth, Outcome, SHARE};
+use super::ninth::{Integrator, Losses, Ninth, Outcome, SHARE};
 
 /// The newest errors of one time, and the candidates for its ninth decile.
 #[derive(Clone, Debug)]
@@ -25,6 +25,8 @@ pub(super) struct Errors {
     level: Option<Ninth>,
     /// What is added to the logarithm of both mixed.
     moved: Ninth,
+    /// What is added to that for those above what was told.
+    integrator: Integrator,
     /// Of the two candidates.
     losses: Losses,
 }
@@ -54,6 +56,7 @@ impl Default for Errors {
             multiple: Spread::of(FACTOR_PRIOR),
             level: None,
             moved: Ninth::starting_at(0.0),
+            integrator: Integrator::default(),
             losses: Losses::default(),
         }
     }
@@ -82,10 +85,11 @@ impl Errors {
             return; // nobody said that
         }
         self.losses.add(log, [by_multiple, level.at()]);
-        self.moved.outcome(Outcome { value: log - mixed, base: mixed, above_told, delay });
+        self.integrator.outcome(log - mixed - self.moved.at(), above_told);
+        self.moved.outcome(Outcome { value: log - mixed, base: mixed, delay });
         // No decile is below the middle, so there is nothing to gain from moving further than there.
         self.moved.clamp((said - mixed).clamp(-MOVED_MAX, 0.0), MOVED_MAX);
-        level.outcome(Outcome { value: log, base: 0.0, above_told: None, delay });
+        level.outcome(Outcome { value: log, base: 0.0, delay });
         self.level = Some(level);
         if self.errors.len() >= ERRORS_MAX {
             self.errors.pop_front();
@@ -110,8 +114,9 @@ impl Errors {
     /// As proxies are told.
     pub(super) fn spread(&self) -> Spread {
         let share = self.level.map_or(0.0, |_| self.losses.second_counts());
-        let by_multiple = (1.0 - share) * libm::expf(self.moved.at());
-        let level = self.level.map_or(0.0, |level| share * libm::expf(level.at() + self.moved.at()));
+        let moved = self.moved.at() + self.integrator.at();
+        let by_multiple = (1.0 - share) * libm::expf(moved);
+        let level = self.level.map_or(0.0, |level| share * libm::expf(level.at() + moved));
         Spread {
             ends: self.multiple.ends,
             factors: self.multiple.factors.map(|factor| (factor * by_multiple).clamp(*FACTORS.start(), *FACTORS.end())),

@@ -3,6 +3,9 @@
 //! A tracked number goes up by nine where an outcome is above it and down by one where it is not, so in the long run a tenth are, whatever outcomes
 //! do. How long that run is, is the size of a step: large ones follow what drifts, and tremble where nothing does. So there are two, and the one
 //! that lost less of late counts more.
+//!
+//! What few outcomes are within what they were told is still left to chance. Where nothing comes between a pick and its outcome, how many were above is
+//! known at the next pick, and the integrator of a controller makes up for it (conformal PID control).
 
 /// What is meant to be within the ninth decile.
 pub(super) const SHARE: f32 = 0.9;
@@ -17,6 +20,16 @@ const SCALE_OUTCOMES_FAST: f32 = 20.0;
 
 /// Outcomes over which losses are averaged.
 const LOSS_OUTCOMES: f32 = 100.0;
+
+/// How far one outcome too many above moves what is told, as a share of the integrator's scale, in the first so many outcomes. What is to be right is a share,
+/// and the more outcomes it is of, the more may be too many: so in a run that is longer it is less, by the square of how many times as long, up to the last.
+const INTEGRAL_GAIN: f32 = 0.5;
+const INTEGRAL_OUTCOMES: f32 = 300.0;
+const INTEGRAL_LONGEST: f32 = 3.0;
+
+/// The most outcomes too many, or too few, that are made up for in the first ones, and as many times as that later: what is beyond was a change, which is
+/// followed, not paid back.
+const INTEGRAL_MAX: f32 = 3.0;
 
 /// A scale before anything is known, and the least: what is exact so far need not stay so.
 const SCALE_PRIOR: f32 = 0.1;
@@ -38,6 +51,16 @@ struct Tracked {
     scale: f32,
 }
 
+/// What makes up for outcomes that were above what they had been told, and for those that should have been.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Integrator {
+    /// Outcomes above, less a tenth of all.
+    sum: f32,
+    outcomes: f32,
+    /// How far outcomes are from where it starts, absolute, on average.
+    scale: f32,
+}
+
 /// Mean pinball losses of two candidates for a decile, ms.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Losses([f32; 2]);
@@ -49,8 +72,6 @@ pub(super) struct Outcome {
     pub(super) value: f32,
     /// What the decile is added to.
     pub(super) base: f32,
-    /// Was it above what had been told? Known where that was told by what is known now.
-    pub(super) above_told: Option<bool>,
     /// Outcomes that came between its pick and itself.
     pub(super) delay: f32,
 }
@@ -70,11 +91,11 @@ impl Ninth {
 
     /// Moves it by an outcome. The faster what is told follows outcomes that were told of by something older, the more it swings about where it
     /// should be: so the fast one is the slower, the more outcomes come between.
-    pub(super) fn outcome(&mut self, Outcome { value, base, above_told, delay }: Outcome) {
+    pub(super) fn outcome(&mut self, Outcome { value, base, delay }: Outcome) {
         self.losses.add(base + value, [base + self.slow.at, base + self.fast.at]);
-        self.slow.outcome(value, value > self.slow.at, GAIN, SCALE_OUTCOMES);
+        self.slow.outcome(value, GAIN, SCALE_OUTCOMES);
         let (gain, outcomes) = ((GAIN_FAST / (1.0 + delay)).max(GAIN), (SCALE_OUTCOMES_FAST * (1.0 + delay)).min(SCALE_OUTCOMES));
-        self.fast.outcome(value, above_told.unwrap_or(value > self.fast.at), gain, outcomes);
+        self.fast.outcome(value, gain, outcomes);
     }
 
     pub(super) fn clamp(&mut self, low: f32, high: f32) {
@@ -83,12 +104,46 @@ impl Ninth {
     }
 }
 
+/// What an outcome counts for: nine tenths where it is above, less a tenth where it is not; where one in ten is above, nothing in sum.
+fn up(above: bool) -> f32 {
+    if above { SHARE } else { SHARE - 1.0 }
+}
+
 // === impl Tracked ===
 
 impl Tracked {
-    fn outcome(&mut self, value: f32, above: bool, gain: f32, scale_outcomes: f32) {
+    fn outcome(&mut self, value: f32, gain: f32, scale_outcomes: f32) {
         self.scale += ((value - self.at).abs().clamp(SCALE_MIN, 1.0) - self.scale) / scale_outcomes;
-        self.at += gain * self.scale * if above { SHARE } else { SHARE - 1.0 };
+        self.at += gain * self.scale * up(value > self.at);
+    }
+}
+
+// === impl Integrator ===
+
+impl Default for Integrator {
+    fn default() -> Self {
+        Self { sum: 0.0, outcomes: 0.0, scale: SCALE_PRIOR }
+    }
+}
+
+impl Integrator {
+    /// As a logarithm.
+    pub(super) fn at(&self) -> f32 {
+        INTEGRAL_GAIN * self.scale * self.sum / (self.longer() * self.longer())
+    }
+
+    /// How many times as many as the first outcomes there were.
+    fn longer(&self) -> f32 {
+        (self.outcomes / INTEGRAL_OUTCOMES).clamp(1.0, INTEGRAL_LONGEST)
+    }
+
+    /// An outcome was so far from where the integrator starts; was it above what it had been told? Where that was told by what is no longer so, there is
+    /// nothing to make up for.
+    pub(super) fn outcome(&mut self, off: f32, above_told: Option<bool>) {
+        self.scale += (off.abs().clamp(SCALE_MIN, 1.0) - self.scale) / SCALE_OUTCOMES_FAST;
+        self.outcomes += 1.0;
+        let most = INTEGRAL_MAX * self.longer();
+        self.sum = above_told.map_or(0.0, |above| (self.sum + up(above)).clamp(-most, most));
     }
 }
 

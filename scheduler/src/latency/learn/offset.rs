@@ -2,8 +2,12 @@
 //!
 //! Two averages follow the errors of an endpoint, a slow one that hardly trembles and a fast one. While they agree within what chance explains, the slow
 //! one counts. When they do not, the endpoint has changed: the slow one jumps to the fast one.
+//!
+//! Where nothing comes between a pick and its outcome, a third, of the newest two, leads it: what they are off by besides, the next is off by again, as far as
+//! that has proved true.
 
 use super::super::model::OFFSETS;
+use super::DELAY_FRESH;
 use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation};
 
 /// Offsets of one time, by slot.
@@ -13,6 +17,7 @@ pub(super) struct Offsets {
     /// How far single samples are off, absolute, on average.
     noise: f32,
     trust: Trust,
+    persistence: Persistence,
 }
 
 /// How much of an offset is true by the time a request is served: a slow pod is slow then, too, but a passing hour has passed. By least squares of
@@ -23,20 +28,32 @@ struct Trust {
     squares: f32,
 }
 
+/// How much of what the newest outcomes were off by, the next one is off by, too: nothing where outcomes tremble, all where they come in long runs, and
+/// more than that where they drift. By least squares of what outcomes were off by, on what those before them were.
+#[derive(Clone, Copy, Debug)]
+struct Persistence {
+    products: f32,
+    squares: f32,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Row {
     incarnation: Incarnation,
     count: f32,
     slow: f32,
     fast: f32,
+    newest: f32,
+    /// How far the newest lead the slow one, where that can still be so at the next pick; else nothing.
+    lead: f32,
 }
 
-const NOTHING: Row = Row { incarnation: Incarnation(0), count: 0.0, slow: 0.0, fast: 0.0 };
+const NOTHING: Row = Row { incarnation: Incarnation(0), count: 0.0, slow: 0.0, fast: 0.0, newest: 0.0, lead: 0.0 };
 
 /// Samples that the slow average remembers, at most, and the fast one. What is told by an average comes true as many outcomes later as come between a
 /// pick and its own; one that follows faster than that swings. So the slow one remembers ten times as many, where that is less.
 const SLOW: f32 = 100.0;
 const FAST: f32 = 10.0;
+const NEWEST: f32 = 2.0;
 
 /// Samples that "as all others" counts for.
 const SHRINK: f32 = 8.0;
@@ -59,6 +76,13 @@ const TRUST_PRIOR: f32 = 0.05;
 /// The least trust: an offset of which nothing is told can never prove true again.
 const TRUST_MIN: f32 = 0.2;
 
+/// Outcomes that persistence remembers, as a share kept by each, and how many outcomes that are off by chance alone count beforehand.
+const PERSISTENCE_KEEP: f32 = 0.98;
+const PERSISTENCE_PRIOR: f32 = 3.0;
+
+/// The most of a lead that is told. An average lags a steady drift by what it remembers: this much of their difference makes up for the lag of both.
+const PERSISTENCE_MAX: f32 = FAST / (FAST - NEWEST);
+
 // === impl Trust ===
 
 impl Trust {
@@ -72,11 +96,25 @@ impl Trust {
     }
 }
 
+// === impl Persistence ===
+
+impl Persistence {
+    fn learn(&mut self, lead: f32, error: f32) {
+        self.products = PERSISTENCE_KEEP * self.products + lead * error;
+        self.squares = PERSISTENCE_KEEP * self.squares + lead * lead;
+    }
+
+    fn share(self, noise: f32) -> f32 {
+        (self.products / (self.squares + PERSISTENCE_PRIOR * noise * noise)).clamp(0.0, PERSISTENCE_MAX)
+    }
+}
+
 // === impl Offsets ===
 
 impl Default for Offsets {
     fn default() -> Self {
-        Self { rows: Vec::new(), noise: NOISE_PRIOR, trust: Trust { products: 0.0, squares: 0.0 } }
+        let (trust, persistence) = (Trust { products: 0.0, squares: 0.0 }, Persistence { products: 0.0, squares: 0.0 });
+        Self { rows: Vec::new(), noise: NOISE_PRIOR, trust, persistence }
     }
 }
 
@@ -86,8 +124,11 @@ impl Offsets {
         Self { rows: Vec::new(), ..*before }
     }
 
-    /// A request that was picked when `offset` was in force was off by `error` of what the shape says.
-    pub(super) fn proved(&mut self, offset: f32, error: f32) {
+    /// A request of `endpoint` that was picked when `offset` was in force was off by `error` of what the shape says.
+    pub(super) fn proved(&mut self, endpoint: EndpointRef, offset: f32, error: f32) {
+        if let Some(row) = self.row(endpoint) {
+            self.persistence.learn(row.lead, (error - row.slow).clamp(-ERROR_MAX, ERROR_MAX));
+        }
         self.trust.learn(offset.clamp(-ERROR_MAX, ERROR_MAX), error.clamp(-ERROR_MAX, ERROR_MAX));
     }
 
@@ -109,25 +150,30 @@ impl Offsets {
         let mean = self.mean();
         let Some(row) = self.rows.get_mut(slot) else { return false };
         if row.incarnation != endpoint.incarnation || row.count == 0.0 {
-            *row = Row { incarnation: endpoint.incarnation, slow: mean, fast: mean, ..NOTHING };
+            *row = Row { incarnation: endpoint.incarnation, slow: mean, fast: mean, newest: mean, ..NOTHING };
         }
         let error = error.clamp(row.slow - ERROR_MAX, row.slow + ERROR_MAX);
         self.noise += ((error - row.slow).abs().max(NOISE_MIN) - self.noise) / NOISE_SAMPLES;
         row.count += 1.0;
+        row.newest += (error - row.newest) / NEWEST;
         row.fast += (error - row.fast) / (row.count + 2.0).min(FAST);
         row.slow += (error - row.slow) / (row.count + SHRINK).min((FAST * (1.0 + delay)).min(SLOW));
         let changed = row.count > FAST && (row.fast - row.slow).abs() > CHANGED * self.noise;
         if changed {
             (row.slow, row.count) = (row.fast, FAST);
         }
+        row.lead = if delay < DELAY_FRESH { row.newest - row.slow } else { 0.0 };
         changed
+    }
+
+    fn row(&self, endpoint: EndpointRef) -> Option<&Row> {
+        let row = self.rows.get(usize::from(endpoint.slot.0));
+        row.filter(|row| row.count > 0.0 && row.incarnation == endpoint.incarnation)
     }
 
     /// What `endpoint` is off by; what all are, when nothing is known of it.
     pub(super) fn of(&self, endpoint: EndpointRef) -> f32 {
-        let row = self.rows.get(usize::from(endpoint.slot.0));
-        let known = row.filter(|row| row.count > 0.0 && row.incarnation == endpoint.incarnation);
-        known.map_or_else(|| self.mean(), |row| row.slow).clamp(*OFFSETS.start(), *OFFSETS.end())
+        self.row(endpoint).map_or_else(|| self.mean(), |row| row.slow).clamp(*OFFSETS.start(), *OFFSETS.end())
     }
 
     /// What all endpoints are off by, on average.
@@ -148,9 +194,10 @@ impl Offsets {
         self.rows.len()
     }
 
-    /// Who is known at a slot, and what it is off by more than all are.
-    pub(super) fn at(&self, slot: usize) -> Option<(Incarnation, f32)> {
+    /// Who is known at a slot, and what is told of it: by what it is off more than all are, as far as that is believed, and what leads that.
+    pub(super) fn told(&self, slot: usize) -> Option<(Incarnation, f32)> {
         let row = self.rows.get(slot).filter(|row| row.count > 0.0)?;
-        Some((row.incarnation, (row.slow - self.mean()).clamp(*OFFSETS.start(), *OFFSETS.end())))
+        let offset = self.trust() * (row.slow - self.mean()) + self.persistence.share(self.noise) * row.lead;
+        Some((row.incarnation, offset.clamp(*OFFSETS.start(), *OFFSETS.end())))
     }
 }

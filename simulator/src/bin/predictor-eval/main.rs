@@ -12,6 +12,7 @@ mod rivals;
 mod rows;
 
 use std::io::Write;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -44,6 +45,9 @@ struct Args {
 /// The part of a file that is learned from first.
 const FIRST: f64 = 0.7;
 
+/// How many times as long as a row is between rows in order: a second, after which all that was learned has been published.
+const IN_ORDER_SLOWER: u64 = 10;
+
 /// Rows after which rivals are fitted again.
 const REFIT_ROWS: usize = 100;
 
@@ -75,6 +79,9 @@ struct Line {
 
 const OURS: &str = "switchpoint";
 
+/// What the coverage of every file must be, in order.
+const COVERAGE: RangeInclusive<f64> = 0.88..=0.92;
+
 // === impl View ===
 
 impl View {
@@ -84,6 +91,11 @@ impl View {
             Self::InOrder => "in order",
             Self::Frozen => "frozen",
         }
+    }
+
+    /// When something is known, ms: in order, a request comes after the one before it has ended, seconds later, and has been told of.
+    fn clock(self, known_ms: u64) -> u64 {
+        if self == Self::InOrder { known_ms * IN_ORDER_SLOWER } else { known_ms }
     }
 }
 
@@ -114,6 +126,7 @@ fn run(args: &Args) -> Result<(), String> {
         }
     }
     print(&lines);
+    print_required(&lines);
     if !args.tune {
         write(&lines, Path::new(&args.out))?;
     }
@@ -150,7 +163,7 @@ fn ours(trace: &Trace, lines: &mut Vec<Line>) {
                         // In order, each request ended before the next came.
                         let delay = if at_pick { trace.delay(row) } else { 0.0 };
                         learner.observe_after(&observation(row), predicted.as_ref(), delay);
-                        model = learner.publish(row.known_ms).or(model);
+                        model = learner.publish(view.clock(row.known_ms)).or(model);
                     }
                 }
             }
@@ -264,6 +277,22 @@ fn print(lines: &[Line]) {
     }
 }
 
+/// What is required of every file and time, in order, and whether it is reached.
+fn print_required(lines: &[Line]) {
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "\nrequired in order: pinball loss below the constant's and the ridge's, coverage 88 to 92 %");
+    for line in lines.iter().filter(|line| line.model == OURS && line.view == View::InOrder) {
+        let (pinball, coverage) = (line.calibration.pinball90_ms(), line.calibration.coverage90());
+        let rivals: Vec<&Line> = others(line, lines).filter(|other| ["constant", "ridge"].contains(&other.model.as_str())).collect();
+        let below = |other: &&Line| pinball.zip(other.calibration.pinball90_ms()).is_some_and(|(ours, theirs)| ours < theirs);
+        let said = |reached: bool| if reached { "reached" } else { "MISSED" };
+        let loss = if rivals.is_empty() { "not compared" } else { said(rivals.iter().all(below)) };
+        let within = coverage.is_some_and(|coverage| COVERAGE.contains(&coverage));
+        let (name, percent) = (format!("{} {}", line.trace, line.target.name()), 100.0 * coverage.unwrap_or(f64::NAN));
+        let _ = writeln!(out, "  {name:<54}pinball loss {loss:<14}coverage {percent:5.1} % {}", said(within));
+    }
+}
+
 /// Between which shares the true coverage lies, at 95 %, were outcomes independent (Wilson's interval); they are less so than that, so it is rather wider.
 fn interval95(calibration: &Calibration) -> Option<[f64; 2]> {
     const Z: f64 = 1.96;
@@ -275,11 +304,15 @@ fn interval95(calibration: &Calibration) -> Option<[f64; 2]> {
 
 /// Is a line of ours, by its pinball loss or by its MAPE, worse than another's?
 fn is_worse(line: &Line, lines: &[Line]) -> bool {
-    let alike = |other: &&Line| (&other.trace, other.target, other.view) == (&line.trace, line.target, line.view);
     let above = |a: Option<f64>, b: Option<f64>| a.zip(b).is_some_and(|(a, b)| a > b);
     let c = &line.calibration;
     let better = |other: &Line| above(c.pinball90_ms(), other.calibration.pinball90_ms()) || above(c.mape(), other.calibration.mape());
-    line.model == OURS && lines.iter().filter(alike).any(better)
+    line.model == OURS && others(line, lines).any(better)
+}
+
+/// The lines of what this one is of.
+fn others<'l>(line: &'l Line, lines: &'l [Line]) -> impl Iterator<Item = &'l Line> {
+    lines.iter().filter(|other| (&other.trace, other.target, other.view) == (&line.trace, line.target, line.view))
 }
 
 fn write(lines: &[Line], path: &Path) -> Result<(), String> {
