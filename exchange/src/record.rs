@@ -43,6 +43,7 @@ impl Record {
             w.name("rng").plain(rng.state());
             w.name("metrics_stale").plain(local.metrics_stale);
             w.name("out_of_touch").plain(local.out_of_touch);
+            w.name("prefix_idle").plain(local.prefix_idle);
             w.name("request").object(|w| request_members(w, request));
             let prospects = scheduler::prospects(snapshot, request, local);
             w.name("endpoints").array(|w| {

@@ -220,6 +220,7 @@ impl Pool {
         let local = Local {
             in_flight: &self.in_flight,
             matched_blocks: &self.matched_blocks,
+            prefix_idle: 0.0,
             ejected: &[],
             last_cold_picks: &[],
             adapter_rooms: &[],

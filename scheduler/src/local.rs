@@ -10,6 +10,9 @@ pub struct Local<'a> {
     pub in_flight: &'a InFlight,
     /// Prefix blocks of this request each endpoint is believed to hold, parallel to the snapshot's endpoints; empty when the request has none.
     pub matched_blocks: &'a [u32],
+    /// How little is asked for the longest of those prefixes: how many prompts like this one each endpoint was given, on average, since it was last
+    /// ([`crate::prefix::PrefixIndex::idle`]).
+    pub prefix_idle: f32,
     /// Endpoints ejected here for the moment, parallel to the snapshot's endpoints; empty when none is.
     pub ejected: &'a [bool],
     /// When each endpoint was last given a request that nobody held a prefix of, in numbers that grow with every such pick, parallel to the

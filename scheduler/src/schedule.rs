@@ -312,6 +312,7 @@ mod tests {
         Local {
             in_flight,
             matched_blocks: &[],
+            prefix_idle: 0.0,
             ejected,
             last_cold_picks: &[],
             adapter_rooms: &[],

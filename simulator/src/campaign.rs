@@ -59,6 +59,7 @@ pub(crate) fn all() -> Vec<Grid> {
     vec![
         grid(MAIN_TABLE, &plain, &LOADS, &MAIN),
         Grid { kinds: Kind::FURTHER.to_vec(), ..grid("further-workloads", &plain, &[0.5, 0.7], &FEW) },
+        Grid { kinds: vec![Kind::Assistants], ..grid("light-load", &plain, &[0.1, 0.25], &FEW) },
         grid("budget-2048", &small_budget, &[0.5, 0.7], &FEW),
         Grid { capacity: 0.75, ..grid("mixed-speeds", &mixed, &[0.5, 0.7], &CHANGING) },
         // What the two GPUs do with these prompts differs by as much on every workload but code, where it is two times more.

@@ -1,14 +1,11 @@
 //! One proxy: the real ledger and prefix index around the real `schedule()`, kept as `exchange`'s pool keeps them. Both change at the pick.
 
 use scheduler::in_flight::{InFlight, Load, Ticket};
-use scheduler::prefix::{Belief, PrefixIndex, blocks_of};
+use scheduler::prefix::{Belief, ENTRIES_DEFAULT, PrefixIndex, blocks_of};
 use scheduler::{AdapterRoom, Decision, EndpointIndex, EndpointRef, Local, Request, Rng, Snapshot, schedule};
 
 use crate::engine::{BLOCK_TOKENS, Job, Model};
 use crate::policy::{Policy, View};
-
-/// Entries of a prefix index: twice what eight engines hold.
-const INDEX_ENTRIES: usize = 1 << 17;
 
 /// Where a client sends back the token of its session, by default.
 const SESSION_HEADER: &str = "x-session-token";
@@ -21,6 +18,7 @@ pub(crate) struct Router {
     /// How many hashes of the prompt each endpoint is believed to hold, and blocks that those stand for.
     known: Vec<u32>,
     matched: Vec<u32>,
+    prefix_idle: f32,
     cold_picks: Vec<u64>,
     cold_picks_made: u64,
     /// Adapters given to each endpoint and when, by the count of picks, the last given last.
@@ -55,10 +53,11 @@ impl Router {
     pub(crate) fn new(seed: u64, number: usize, of: usize) -> Self {
         Self {
             ledger: InFlight::default(),
-            prefixes: PrefixIndex::with_capacity(INDEX_ENTRIES),
+            prefixes: PrefixIndex::with_capacity(ENTRIES_DEFAULT),
             rng: Rng::seeded(seed),
             known: Vec::new(),
             matched: Vec::new(),
+            prefix_idle: 0.0,
             cold_picks: Vec::new(),
             cold_picks_made: 0,
             given: Vec::new(),
@@ -103,6 +102,7 @@ impl Router {
     ) -> Option<Picked> {
         let refs: Vec<EndpointRef> = snapshot.endpoints().iter().map(|endpoint| endpoint.id).collect();
         self.prefixes.matched(job.hashes, &refs, &mut self.known);
+        self.prefix_idle = self.prefixes.idle(job.hashes, &refs, &self.known);
         self.matched.clear();
         self.matched.extend(self.known.iter().map(|&known| blocks_of(job.hashes, known as usize)));
         let (at, prefill) = match policy {
@@ -182,6 +182,7 @@ impl Router {
         let local = Local {
             in_flight: &self.ledger,
             matched_blocks: &self.matched,
+            prefix_idle: self.prefix_idle,
             ejected: &[],
             last_cold_picks: &self.cold_picks,
             adapter_rooms: &self.rooms,

@@ -296,6 +296,7 @@ impl<'w> World<'w> {
         let local = Local {
             in_flight: &self.ledger,
             matched_blocks: &unmatched,
+            prefix_idle: 0.0,
             ejected: &[],
             last_cold_picks: &[],
             adapter_rooms: &[],

@@ -56,6 +56,8 @@ pub(crate) enum Kind {
     Clients,
     /// 64 LoRA adapters, few of them much used, each with a system prompt of 512 tokens.
     Adapters,
+    /// Four assistants, each with a system prompt of 1,024 tokens: conversations of eight turns, a second or two apart, with short replies.
+    Assistants,
 }
 
 /// Who goes on with what. Traces do not say; a prompt that begins with all of an earlier one (but its last, broken id) is of the same session.
@@ -142,7 +144,7 @@ impl Dice {
 
 impl Kind {
     pub(crate) const MAIN: [Self; 5] = [Self::Conversation, Self::PrefixHeavy, Self::Code, Self::Chat, Self::Tenants];
-    pub(crate) const FURTHER: [Self; 4] = [Self::TenantsRepeated, Self::TenantsZipf, Self::Agents, Self::Clients];
+    pub(crate) const FURTHER: [Self; 5] = [Self::TenantsRepeated, Self::TenantsZipf, Self::Agents, Self::Assistants, Self::Clients];
 
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         Self::MAIN.into_iter().chain(Self::FURTHER).chain([Self::Adapters])
@@ -158,6 +160,7 @@ impl Kind {
             Self::TenantsRepeated => "tenants-repeated",
             Self::TenantsZipf => "tenants-zipf",
             Self::Agents => "agents",
+            Self::Assistants => "assistants",
             Self::Clients => "clients",
             Self::Adapters => "adapters",
         }
@@ -173,6 +176,7 @@ impl Kind {
             Self::Chat => 209.0,
             Self::Tenants | Self::TenantsRepeated | Self::TenantsZipf => 18.7,
             Self::Agents => 60.0,
+            Self::Assistants => 570.0,
             Self::Clients => 1_900.0,
             Self::Adapters => 200.0,
         }
@@ -195,6 +199,7 @@ impl Kind {
             Self::TenantsRepeated => tenants(Some(5), 0.0, dice),
             Self::TenantsZipf => tenants(None, 1.0, dice),
             Self::Agents => agents(dice),
+            Self::Assistants => assistants(dice),
             Self::Clients => clients(&trace::servegen()?, dice),
             Self::Adapters => adapters(dice),
         };
@@ -350,6 +355,26 @@ fn agents(dice: &mut Dice) -> Vec<Line> {
             lines.push(Line { at, prompt: prompt as u32, output, ids, adapter: 0 });
             prompt = (prompt + f64::from(output) + f64::from(dice.tokens(900.0, 1.0, (50.0, 12_000.0)))).min(120_000.0);
             at += 2_000.0 + f64::from(output) * 12.0 + dice.exponential() * 3_000.0;
+        }
+    }
+    in_order(lines)
+}
+
+/// Each turn's prompt is all before it and 512 tokens more. Conversations begin so often that 120 go on at a time.
+fn assistants(dice: &mut Dice) -> Vec<Line> {
+    const CONVERSATIONS: u64 = 2_000;
+    const TURNS: u64 = 8;
+    const APART_MS: f64 = 1_500.0;
+    let (mut lines, mut begins) = (Vec::new(), 0.0);
+    for conversation in 0..CONVERSATIONS {
+        begins += dice.exponential() * TURNS as f64 * APART_MS / 120.0;
+        let (mut at, assistant) = (begins, dice.below(4) as u64);
+        for turn in 1..=TURNS {
+            let said = (0..turn).map(|turn| (conversation + 1) << 20 | turn);
+            let ids: Vec<u64> = [2 * assistant, 2 * assistant + 1].into_iter().chain(said).collect();
+            let output = 16 + dice.below(32) as u32;
+            lines.push(Line { at, prompt: (ids.len() * ID_TOKENS) as u32, output, ids, adapter: 0 });
+            at += APART_MS * (2.0 / 3.0 + dice.unit() * 2.0 / 3.0);
         }
     }
     in_order(lines)

@@ -66,6 +66,7 @@ impl Pool {
         let local = Local {
             in_flight: &self.in_flight,
             matched_blocks: &self.matched,
+            prefix_idle: self.prefixes.idle(request.prefix_blocks, &state.refs, &self.known),
             ejected: &self.ejected,
             last_cold_picks: &self.cold_picks,
             adapter_rooms: self.adapters.rooms(),
@@ -197,6 +198,7 @@ impl Pool {
         let local = Local {
             in_flight: &self.in_flight,
             matched_blocks: &self.matched,
+            prefix_idle: 0.0,
             out_of_touch: false,
             metrics_stale: state.metrics_stale(now),
             ejected: &[],

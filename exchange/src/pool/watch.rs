@@ -109,6 +109,7 @@ impl Pool {
         let local = Local {
             in_flight: &self.in_flight,
             matched_blocks: &self.matched,
+            prefix_idle: 0.0,
             out_of_touch: false,
             metrics_stale: state.metrics_stale(now),
             ejected: &[],

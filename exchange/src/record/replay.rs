@@ -85,6 +85,7 @@ impl Recorded {
             ejected: &pool.ejected,
             last_cold_picks: &pool.cold_picks,
             adapter_rooms: &pool.adapter_rooms,
+            prefix_idle: real(self.value.get("prefix_idle")).unwrap_or(0.0),
             out_of_touch: self.value.get("out_of_touch").and_then(Value::as_bool).unwrap_or(false),
             metrics_stale: flag(&self.value, "metrics_stale")?,
         };

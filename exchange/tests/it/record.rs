@@ -25,6 +25,7 @@ fn pipeline() -> Pipeline {
         "token-load-scorer",
         "lora-affinity-scorer",
         "no-hit-lru-scorer",
+        "marginal-cost-scorer",
         "weighted-random-picker",
     ];
     let plugins = types.into_iter().map(plugin).chain([(session, 1.0)]).collect();
@@ -105,6 +106,21 @@ proptest! {
             let _ = record.replay(&snapshot(&[None]), &[]);
         }
     }
+}
+
+#[test]
+fn how_little_a_prefix_is_asked_for_is_in_the_record() {
+    let mut pool = Pool::new(7, 8_192);
+    pool.install(snapshot(&[Some(1), Some(1)]), 7, 1_000);
+    let mut idle = |prompt: u32| {
+        let body = format!(r#"{{"model":"m","prompt":"{}"}}"#, format!("prompt {prompt} ").repeat(60));
+        let record: serde_json::Value = serde_json::from_str(&decide(&mut pool, &body, None).1.unwrap()).unwrap();
+        record["prefix_idle"].as_f64().unwrap()
+    };
+    assert_eq!(idle(0), 0.0, "nobody holds any of it");
+    let others: Vec<f64> = (1..=10).map(&mut idle).collect();
+    assert!(others.iter().all(|&idle| idle == 0.0), "{others:?}");
+    assert!((5.0..6.0).contains(&idle(0)), "ten others, to two endpoints");
 }
 
 #[test]

@@ -32,6 +32,7 @@ struct Input {
     block_tokens: u32,
     /// May be shorter or longer than the pool.
     matched_blocks: Vec<u32>,
+    prefix_idle: f32,
     ejected: Vec<bool>,
     last_cold_picks: Vec<u64>,
     adapter_rooms: Vec<Option<Option<u64>>>,
@@ -168,6 +169,7 @@ fn decide(input: &Input, snapshot: &Snapshot) {
     let local = Local {
         in_flight: &in_flight,
         matched_blocks: &input.matched_blocks,
+        prefix_idle: input.prefix_idle,
         ejected: &input.ejected,
         last_cold_picks: &input.last_cold_picks,
         adapter_rooms: &adapter_rooms,

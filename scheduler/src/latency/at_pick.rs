@@ -77,6 +77,7 @@ mod tests {
         let local = Local {
             in_flight: &ledger,
             matched_blocks: &matched,
+            prefix_idle: 0.0,
             ejected: &[],
             last_cold_picks: &[],
             adapter_rooms: &[],

@@ -24,9 +24,10 @@ pub const ENTRIES_DEFAULT: usize = 1_572_864;
 /// The most entries: 512 MB, far beyond what a VM should hold, and well within 32 bits of buckets.
 pub const ENTRIES_MAX: usize = 1 << 26;
 
-/// Epochs in which as many blocks are touched as the table has places. A finer clock tells ages better apart, a coarser one reaches further
-/// back before its 16 bits end: [`AGE_MAX`] is 32 tables full of touches, 50 million at the default.
-const EPOCHS_PER_TABLE: usize = 1024;
+/// Epochs in which as many blocks are touched as the table has places. A finer clock tells ages better apart, and how often a prefix is asked for:
+/// at the default an epoch is 192 blocks, two or three prompts. A coarser one reaches further back before its 16 bits end: [`AGE_MAX`] is four
+/// tables full of touches, 6 million at the default, ten times what the endpoints it is made for can hold.
+const EPOCHS_PER_TABLE: usize = 8192;
 
 /// Entries not touched for as many epochs are dropped: half of what a stamp can tell.
 const AGE_MAX: u16 = 1 << 15;
@@ -146,6 +147,21 @@ impl PrefixIndex {
         let owner = self.owners.get(endpoint)?;
         let (_, entry) = self.table.find(self.table.key(block, region(owner)), owner)?;
         self.owners.reuse(owner, epoch_of(entry.stamp, self.epoch))
+    }
+
+    /// How little is asked for the longest prefix of these that anybody holds: how many prompts of as many hashes each of `endpoints` was given, on
+    /// average, since it was last. 0 when nobody holds any; `known` is what [`matched`](Self::matched) found, parallel to `endpoints`.
+    #[must_use]
+    pub fn idle(&self, blocks: &[u64], endpoints: &[EndpointRef], known: &[u32]) -> f32 {
+        let longest = known.iter().copied().max().unwrap_or(0);
+        let holders = || endpoints.iter().zip(known).filter(|&(_, &known)| known == longest);
+        let last = (longest as usize).checked_sub(1).and_then(|last| blocks.get(last));
+        let (Some(&last), Some((&holder, _))) = (last, holders().next()) else { return 0.0 };
+        let Some(owner) = self.owners.get(holder) else { return 0.0 };
+        let Some((_, entry)) = self.table.find(self.table.key(last, region(owner)), owner) else { return 0.0 };
+        let touches = (self.epoch - epoch_of(entry.stamp, self.epoch)) * self.epoch_touches;
+        // Of several holders each is asked in turn.
+        touches as f32 / (blocks.len() * endpoints.len() * holders().count()) as f32
     }
 
     /// The engine said of a block given so long ago that it was `there`, or gone: what its cache really holds is learned. Whatever is as old as a
@@ -630,6 +646,33 @@ mod tests {
         }
         let held: u32 = chains.iter().map(|blocks| length(&index, blocks, a)).sum();
         assert!((800..=1_000).contains(&held), "of 40,000 blocks {held} are believed to be there");
+    }
+
+    #[test]
+    fn a_prefix_is_the_longer_idle_the_more_prompts_each_endpoint_was_given_since() {
+        // Sixteen touches are an epoch.
+        let mut index = PrefixIndex::with_capacity(131_072);
+        let endpoints: Vec<_> = (0..4).map(endpoint).collect();
+        let (asked, others) = (chain(1, 16), (2..).map(|seed| chain(seed, 16)));
+        let idle = |index: &PrefixIndex| {
+            let mut known = Vec::new();
+            index.matched(&asked, &endpoints, &mut known);
+            index.idle(&asked, &endpoints, &known)
+        };
+        assert_eq!(idle(&index), 0.0, "nobody holds any of it");
+        index.record(endpoints[2], &asked);
+        assert!(idle(&index) <= 0.25);
+        for (number, other) in others.take(40).enumerate() {
+            index.record(endpoints[number % 4], &other);
+        }
+        assert!((10.0..10.3).contains(&idle(&index)), "{}", idle(&index));
+        index.record(endpoints[3], &asked[..8]);
+        assert!(idle(&index) >= 10.0, "asked for by half of it");
+        index.record(endpoints[3], &asked);
+        index.record(endpoints[2], &asked);
+        assert!(idle(&index) <= 0.25);
+        assert_eq!(index.idle(&[], &endpoints, &[]), 0.0);
+        assert_eq!(index.idle(&asked, &[], &[]), 0.0);
     }
 
     #[test]

@@ -2,13 +2,15 @@
 //!
 //! ```text
 //!  S  = v (c0 + c1 u + c2 (n² - (n-u)²)) + A     its prefill there, u of its n prompt tokens uncached; A: loading its adapter (below)
-//!  W  = the same of every prompt that waits there for its first token
+//!  W  = v (c0 P / (1 + P/4) + c1 U + c2 A)       that of the P prompts that wait there: what tokens cost adds up, but prompts share steps
 //!  D  = e0 + e1 (B+1) + e2 (K+n)                 a decode step there with it; B requests in flight with K tokens of context
 //!  J  = W + S                                    it waits for its first token
-//!     + η B W                                    a place behind a long queue is also a place in a long batch
-//!     + ψ (γ B S + (1-γ) Bavg (S + S/v) / 2)     its prefill holds up the others: there (γ), and by and by everywhere (Bavg, the mean B), where an
-//!                                                average endpoint does that work: an hour of a slow one is worth less
+//!     + η (B + Bavg) W / 2                       a place behind a long queue is also a place in a long batch (Bavg, the mean B)
+//!     + ψ γ (1 - e0/D) B S                       its prefill holds up the others: there, the more they slow a step already
+//!     + ψ (1-γ) Bavg (S + S/v) / 2               and by and by everywhere, where an average endpoint does that work: an hour of a slow one is
+//!                                                worth less
 //!     + ζ B W S / (o w D + W + S)                and those who come while it waits: B in each lifetime of a request there
+//!     + κ r / (1 + r) c1 u                       a copy of what few ask for takes the place of what others do
 //!     + φ o (w D + w B (e1 + e2 n) / 2)          o tokens of output: its own steps, and what it adds to those of others
 //! ```
 //!
@@ -22,7 +24,9 @@
 //! keeps requests in queues.
 //!
 //! The score is the lowest J over J: 1 is the best, and a half costs twice as much. ψ is what makes the policy: a miss on a full pool costs
-//! everyone, so hits are kept; with ψ, η and γ 1, ζ and φ 0 and tokens for times it is `LMetric`.
+//! everyone, so hits are kept; κ keeps them on an empty one, too, where a miss harms nobody yet. Not those of a prefix that everybody asks for: r
+//! prompts like this one were given to each endpoint, on average, since it was asked for last; where that is much less than one, every endpoint
+//! may as well have a copy.
 
 use crate::in_flight::{ATTENTION_UNIT, Load, Prefills};
 use crate::latency::step::StepModel;
@@ -35,19 +39,21 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "marginal-cost-scorer",
     kind: Kind::Scorer,
     doc: for_people(
-        "min J / J, J = W + S + queueExternality B W + externality (ownBatchShare B S + (1 - ownBatchShare) Bavg S') + arrivalExternality B W S / (o D + W + S) + decodeWeight o (D + B (e1 + e2 n) / 2): S its prefill there in ms, S' the mean of that and of its prefill at an average endpoint, W that of prompts waiting there, B requests in flight, D a decode step, o the output expected. For the most requests within their SLOs rather than the lowest latency: queueExternality 0.1, ownBatchShare 0.5.",
+        "min J / J, J = W + S + queueExternality (B + Bavg) W / 2 + externality (ownBatchShare (1 - e0 / D) B S + (1 - ownBatchShare) Bavg S') + arrivalExternality B W S / (o D + W + S) + displacement r / (1 + r) c1 u + decodeWeight o (D + B (e1 + e2 n) / 2): S its prefill there in ms, S' the mean of that and of its prefill at an average endpoint, u its uncached tokens, r the prompts each endpoint was given since the longest prefix of it was asked for, W the prefill of prompts waiting there, B requests in flight, D a decode step, o the output expected. For the most requests within their SLOs rather than the lowest latency: queueExternality 0.1, ownBatchShare 0.5.",
     ),
     source: for_people("ours; docs/routing-quality.md"),
     parameters: &[
         Parameter {
             name: "externality",
-            default: Default::Number(2.0),
+            default: Default::Number(1.5),
             doc: for_people("what a ms of prefill costs each request it holds up, 0 to 100"),
         },
         Parameter {
             name: "ownBatchShare",
-            default: Default::Number(0.15),
-            doc: for_people("how far those held up are the endpoint's own requests rather than the pool's mean, 0 to 1"),
+            default: Default::Number(0.2),
+            doc: for_people(
+                "how far those held up are the endpoint's own requests, where they slow its steps, rather than the pool's mean, 0 to 1",
+            ),
         },
         Parameter {
             name: "arrivalExternality",
@@ -56,12 +62,19 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         },
         Parameter {
             name: "queueExternality",
-            default: Default::Number(0.2),
-            doc: for_people("what a ms of waiting costs for each request in flight there, 0 to 100"),
+            default: Default::Number(0.3),
+            doc: for_people("what a ms of waiting costs for each request in flight, half of them there and half the pool's mean, 0 to 100"),
+        },
+        Parameter {
+            name: "displacement",
+            default: Default::Number(60.0),
+            doc: for_people(
+                "what a ms of computing uncached tokens costs for what is displaced from the cache, where few ask for the prefix, 0 to 1000",
+            ),
         },
         Parameter {
             name: "decodeWeight",
-            default: Default::Number(0.5),
+            default: Default::Number(0.6),
             doc: for_people("what a ms of decoding costs against one of waiting for the first token, 0 to 100"),
         },
         Parameter {
@@ -78,12 +91,16 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 /// Loads that one counts for where it displaces another adapter.
 const DISPLACING: f32 = 8.0;
 
+/// Prompts that however long a queue counts for at most, as to what each costs beside its tokens.
+const SHARING_PROMPTS: f32 = 4.0;
+
 #[derive(Debug)]
 struct MarginalCost {
     externality: f32,
     own_batch_share: f32,
     arrival_externality: f32,
     queue_externality: f32,
+    displacement: f32,
     decode_weight: f32,
     adapter_load_ms: f32,
 }
@@ -92,14 +109,15 @@ struct MarginalCost {
 struct Asked<'a> {
     step: &'a StepModel,
     prompt_tokens: f32,
+    /// What a ms of computing uncached tokens costs for what is displaced.
+    displacement: f32,
 }
 
-/// What the request would cost at one endpoint: J = fixed + externality of what it holds others up for x the pool's mean batch.
+/// What the request would cost at one endpoint: J = fixed + what it costs each of the pool's mean batch, times that.
 #[derive(Clone, Copy)]
 struct Cost {
     fixed: f32,
-    /// The mean of its prefill there and at an average endpoint.
-    held_up_ms: f32,
+    of_mean_batch: f32,
 }
 
 /// One endpoint as the formula sees it.
@@ -118,6 +136,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
         own_batch_share: number("ownBatchShare", 1.0)?,
         arrival_externality: number("arrivalExternality", 100.0)?,
         queue_externality: number("queueExternality", 100.0)?,
+        displacement: number("displacement", 1_000.0)?,
         decode_weight: number("decodeWeight", 100.0)?,
         adapter_load_ms: number("adapterLoadMs", 600_000.0)?,
     })))
@@ -127,26 +146,28 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 
 impl MarginalCost {
     fn cost(&self, asked: &Asked<'_>, place: &Place) -> Cost {
-        let ([_, e1, e2], output) = (asked.step.decode(), asked.step.output_tokens());
+        let ([e0, e1, e2], output) = (asked.step.decode(), asked.step.output_tokens());
+        let [_, c1, _] = asked.step.prefill();
         let (v, w) = place.speed;
         let batch = whole(u64::from(place.load.requests));
         let context = whole(place.load.decode_tokens.saturating_add(place.load.prefills.prompt_tokens));
         let work_ms = asked.step.prefill_ms(place.uncached_tokens, asked.prompt_tokens);
         let service_ms = v * work_ms + place.adapter_ms;
         let waiting_ms = v * prefills_ms(asked.step, &place.load.prefills);
-        let own_decode_ms = output * w * asked.step.decode_ms(batch + 1.0, context + asked.prompt_tokens);
+        let step_ms = asked.step.decode_ms(batch + 1.0, context + asked.prompt_tokens).max(f32::MIN_POSITIVE);
+        let own_decode_ms = output * w * step_ms;
         let others_decode_ms = output * w * batch * (e1 + e2 * asked.prompt_tokens) / 2.0;
         let lifetime_ms = (own_decode_ms + waiting_ms + service_ms).max(f32::MIN_POSITIVE);
         let coming = batch * (waiting_ms / lifetime_ms);
-        let fixed = waiting_ms * (1.0 + self.queue_externality * batch)
-            + service_ms * (1.0 + self.externality * self.own_batch_share * batch + self.arrival_externality * coming)
+        let queue_externality = self.queue_externality / 2.0;
+        let own_externality = self.externality * self.own_batch_share * (1.0 - e0 / step_ms);
+        let held_up_ms = (service_ms + work_ms + place.adapter_ms) / 2.0;
+        let fixed = waiting_ms * (1.0 + queue_externality * batch)
+            + service_ms * (1.0 + own_externality * batch + self.arrival_externality * coming)
+            + asked.displacement * c1 * place.uncached_tokens
             + self.decode_weight * (own_decode_ms + others_decode_ms);
-        Cost { fixed, held_up_ms: (service_ms + work_ms + place.adapter_ms) / 2.0 }
-    }
-
-    /// What a ms of prefill costs the rest of the pool.
-    fn shared(&self, mean_batch: f32) -> f32 {
-        self.externality * (1.0 - self.own_batch_share) * mean_batch
+        let of_mean_batch = queue_externality * waiting_ms + self.externality * (1.0 - self.own_batch_share) * held_up_ms;
+        Cost { fixed, of_mean_batch }
     }
 
     fn adapter_ms(&self, context: &Context<'_>, endpoint: EndpointIndex) -> f32 {
@@ -161,10 +182,13 @@ impl MarginalCost {
 
 impl Scorer for MarginalCost {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
-        let asked = Asked { step: context.snapshot.step(), prompt_tokens: whole(u64::from(context.request.prompt_tokens)) };
-        let mut held_up = vec![0.0_f32; endpoints.len()];
+        let (step, idle) = (context.snapshot.step(), context.local.prefix_idle.max(0.0));
+        let rarity = if idle.is_finite() { idle / (1.0 + idle) } else { 1.0 };
+        let prompt_tokens = whole(u64::from(context.request.prompt_tokens));
+        let asked = Asked { step, prompt_tokens, displacement: rarity * self.displacement };
+        let mut of_mean_batch = vec![0.0_f32; endpoints.len()];
         let mut requests = 0_u64;
-        for ((score, ms), &endpoint) in scores.iter_mut().zip(&mut held_up).zip(endpoints) {
+        for ((score, cost), &endpoint) in scores.iter_mut().zip(&mut of_mean_batch).zip(endpoints) {
             let place = Place {
                 load: context.load(endpoint),
                 speed: context.snapshot.endpoint(endpoint).map_or((1.0, 1.0), |e| asked.step.speed(e.id)),
@@ -172,12 +196,12 @@ impl Scorer for MarginalCost {
                 adapter_ms: self.adapter_ms(context, endpoint),
             };
             requests += u64::from(place.load.requests);
-            Cost { fixed: *score, held_up_ms: *ms } = self.cost(&asked, &place);
+            Cost { fixed: *score, of_mean_batch: *cost } = self.cost(&asked, &place);
         }
-        let shared = self.shared(whole(requests) / whole(endpoints.len() as u64).max(1.0));
+        let mean_batch = whole(requests) / whole(endpoints.len() as u64).max(1.0);
         let mut lowest = f32::INFINITY;
-        for (score, ms) in scores.iter_mut().zip(&held_up) {
-            *score += shared * ms;
+        for (score, cost) in scores.iter_mut().zip(&of_mean_batch) {
+            *score += mean_batch * cost;
             lowest = lowest.min(*score);
         }
         for score in scores {
@@ -192,10 +216,11 @@ fn runs(context: &Context<'_>, endpoint: EndpointIndex) -> bool {
     lora.is_some_and(|lora| lora.running.iter().any(|adapter| **adapter == *context.request.model))
 }
 
-/// How long these prompts take at an average endpoint, ms.
+/// How long these prompts take at an average endpoint, ms. The constant was learned of prompts that came one by one: those of a queue share steps.
 fn prefills_ms(step: &StepModel, prefills: &Prefills) -> f32 {
     let [c0, c1, c2] = step.prefill();
-    c0 * whole(u64::from(prefills.prompts))
+    let prompts = whole(u64::from(prefills.prompts));
+    c0 * prompts / (1.0 + prompts / SHARING_PROMPTS)
         + c1 * whole(prefills.uncached_tokens)
         + c2 * (whole(prefills.attention) * whole(ATTENTION_UNIT))
 }
@@ -213,17 +238,18 @@ mod tests {
     #[test]
     fn others_are_held_up_by_half_of_what_a_slow_endpoint_takes_longer() {
         let scorer = MarginalCost {
-            externality: 2.0,
-            own_batch_share: 0.15,
-            arrival_externality: 1.0,
-            queue_externality: 0.2,
-            decode_weight: 0.5,
+            externality: 1.0,
+            own_batch_share: 0.0,
+            arrival_externality: 0.0,
+            queue_externality: 0.0,
+            displacement: 0.0,
+            decode_weight: 0.0,
             adapter_load_ms: 100.0,
         };
         let step = StepModel::default();
         let held_up_ms = |speed| {
             let place = Place { load: Load::default(), speed: (speed, 1.0), uncached_tokens: 1_000.0, adapter_ms: 30.0 };
-            scorer.cost(&Asked { step: &step, prompt_tokens: 1_000.0 }, &place).held_up_ms
+            scorer.cost(&Asked { step: &step, prompt_tokens: 1_000.0, displacement: 0.0 }, &place).of_mean_batch
         };
         assert!(((held_up_ms(3.0) - 30.0) / (held_up_ms(1.0) - 30.0) - 2.0).abs() < 1e-5);
     }

@@ -31,6 +31,7 @@ fn with_local<R>(run: impl FnOnce(Local<'_>) -> R) -> R {
     run(Local {
         in_flight: &in_flight,
         matched_blocks: &[],
+        prefix_idle: 0.0,
         ejected: &[],
         last_cold_picks: &[],
         adapter_rooms: &[],

@@ -130,11 +130,14 @@ fn marginal_cost(case: &Case, allowed: &[usize]) -> Vec<(usize, f64)> {
     let requests = |at: usize| f64::from(case.pool[at].in_flight);
     #[expect(clippy::cast_precision_loss, reason = "a dozen")]
     let mean = allowed.iter().map(|&at| requests(at)).sum::<f64>() / allowed.len().max(1) as f64;
+    let idle = f64::from(case.prefix_idle);
+    let displacement = 60.0 * idle / (1.0 + idle);
     let cost = |at: usize| {
         let (row, batch) = (&case.pool[at], requests(at));
         let waiting = if row.in_flight == 0 { 0.0 } else { f64::from(row.prefill_tokens) };
         // The ledger counts attention by 256 x 256 tokens.
-        let w = if waiting > 0.0 { service(waiting, (attention(waiting, waiting) / 65_536.0).ceil() * 65_536.0) } else { 0.0 };
+        // One prompt, which counts for four fifths of its constant.
+        let w = if waiting > 0.0 { service(waiting, (attention(waiting, waiting) / 65_536.0).ceil() * 65_536.0) - 2.0 } else { 0.0 };
         let loaded = !case.metrics_stale
             && row.metrics.lora.as_ref().is_some_and(|lora| lora.running.iter().any(|adapter| **adapter == *case.model));
         let adapter = match row.adapter_room {
@@ -146,9 +149,10 @@ fn marginal_cost(case: &Case, allowed: &[usize]) -> Vec<(usize, f64)> {
         let uncached = (prompt - cached).max(0.0);
         let s = service(uncached, attention(uncached, prompt)) + adapter;
         let step = 11.0 + 0.025 * (batch + 1.0) + 8e-5 * (waiting + prompt);
-        let decode = 0.5 * 200.0 * (step + batch * (0.025 + 8e-5 * prompt) / 2.0);
+        let decode = 0.6 * 200.0 * (step + batch * (0.025 + 8e-5 * prompt) / 2.0);
         let coming = batch * w / (200.0 * step + w + s);
-        w + s + 0.2 * batch * w + 2.0 * (mean + 0.15 * (batch - mean)) * s + coming * s + decode
+        let held_up = 0.2 * (1.0 - 11.0 / step) * batch + 0.8 * mean;
+        w + s + 0.15 * (batch + mean) * w + 1.5 * held_up * s + coming * s + displacement * 0.05 * uncached + decode
     };
     let lowest = allowed.iter().map(|&at| cost(at)).fold(f64::INFINITY, f64::min);
     allowed.iter().map(|&at| (at, lowest / cost(at))).collect()

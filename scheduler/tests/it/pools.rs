@@ -130,17 +130,19 @@ fn hint() -> impl Strategy<Value = Option<Vec<String>>> {
 pub fn case(pipeline: impl Strategy<Value = PipelineSpec>) -> impl Strategy<Value = Case> {
     let request = (hint(), 0_u32..20_000, 0_u32..20, prop::sample::select(vec![0_u32, 16, 64, u32::MAX]));
     let model = prop::sample::select(vec!["", "llama", "sql"]);
+    let prefix_idle = prop::sample::select(vec![0.0_f32, 0.1, 1.0, 20.0, 1e6]);
     let token = (0_usize..14).prop_map(|at| ("X-Session-Token".to_owned(), scheduler::session_token(&format!("pod-{at}"))));
     let headers = prop::sample::subsequence(vec!["gold", "silver"], 0..2).prop_map(|tiers| tiers.into_iter().map(tier).collect::<Vec<_>>());
     let headers = (headers, prop::option::of(token)).prop_map(|(tiers, token)| tiers.into_iter().chain(token).collect());
-    (pipeline, pool(), request, (model, headers), prop::bool::weighted(0.1), any::<u64>()).prop_map(
-        |(pipeline, pool, (subset, prompt_tokens, blocks, block_tokens), (model, headers), metrics_stale, seed)| Case {
+    (pipeline, pool(), (request, prefix_idle), (model, headers), prop::bool::weighted(0.1), any::<u64>()).prop_map(
+        |(pipeline, pool, ((subset, prompt_tokens, blocks, block_tokens), prefix_idle), (model, headers), metrics_stale, seed)| Case {
             model: model.to_owned(),
             headers,
             subset,
             prompt_tokens,
             blocks,
             block_tokens,
+            prefix_idle,
             metrics_stale,
             seed,
             ..Case::new(pipeline, pool)

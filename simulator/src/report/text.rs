@@ -159,8 +159,11 @@ in the same order on these.
 pub(super) fn setting(name: &str) -> &'static str {
     match name {
         "further-workloads" => {
-            "Tenants with repeated questions, tenants of very different size, agents whose every turn carries all before it, and ServeGen's clients: many \
-             short prompts, each client with bursts and lengths of its own."
+            "Tenants with repeated questions, tenants of very different size, agents whose every turn carries all before it, four assistants \
+             whose system prompts all conversations begin with, and ServeGen's clients: many short prompts, each client with bursts and lengths of its own."
+        }
+        "light-load" => {
+            "The four assistants where nobody has to wait: what matters is that their few prompts are not kept to a few engines."
         }
         "budget-2048" => "Steps of at most 2,048 tokens.",
         "mixed-speeds" => "Every other engine is half as fast; nobody is told.",
