@@ -10,13 +10,16 @@
 /// What is meant to be within the ninth decile.
 pub(super) const SHARE: f32 = 0.9;
 
-/// How far an outcome moves the slow one, as a share of its scale; and the fast one where nothing comes between a pick and its outcome.
-const GAIN: f32 = 0.1;
+/// What is meant to be within the middle.
+pub(super) const HALF: f32 = 0.5;
+
+/// How far an outcome moves the slow one, and the middle, as a share of its scale; and the fast one where nothing comes between a pick and its outcome.
+pub(super) const GAIN: f32 = 0.1;
 const GAIN_FAST: f32 = 0.8;
 
-/// Outcomes over which the scale of the slow one is averaged, and of the fast one where nothing comes between.
+/// Outcomes over which the scale of the slow one is averaged; and of the fast one, and of the middle, where nothing comes between.
 const SCALE_OUTCOMES: f32 = 100.0;
-const SCALE_OUTCOMES_FAST: f32 = 20.0;
+pub(super) const SCALE_OUTCOMES_FAST: f32 = 20.0;
 
 /// Outcomes over which losses are averaged.
 const LOSS_OUTCOMES: f32 = 100.0;
@@ -43,9 +46,9 @@ pub(super) struct Ninth {
     losses: Losses,
 }
 
-/// A number that is moved until a tenth of outcomes are above it.
+/// A number that is moved until a share of outcomes are within it.
 #[derive(Clone, Copy, Debug)]
-struct Tracked {
+pub(super) struct Tracked {
     at: f32,
     /// How far outcomes are from it, absolute, on average.
     scale: f32,
@@ -80,7 +83,7 @@ pub(super) struct Outcome {
 
 impl Ninth {
     pub(super) fn starting_at(at: f32) -> Self {
-        let tracked = Tracked { at, scale: SCALE_PRIOR };
+        let tracked = Tracked::starting_at(at);
         Self { slow: tracked, fast: tracked, losses: Losses::default() }
     }
 
@@ -93,9 +96,9 @@ impl Ninth {
     /// should be: so the fast one is the slower, the more outcomes come between.
     pub(super) fn outcome(&mut self, Outcome { value, base, delay }: Outcome) {
         self.losses.add(base + value, [base + self.slow.at, base + self.fast.at]);
-        self.slow.outcome(value, GAIN, SCALE_OUTCOMES);
+        self.slow.outcome(value, SHARE, GAIN, SCALE_OUTCOMES);
         let (gain, outcomes) = ((GAIN_FAST / (1.0 + delay)).max(GAIN), (SCALE_OUTCOMES_FAST * (1.0 + delay)).min(SCALE_OUTCOMES));
-        self.fast.outcome(value, gain, outcomes);
+        self.fast.outcome(value, SHARE, gain, outcomes);
     }
 
     pub(super) fn clamp(&mut self, low: f32, high: f32) {
@@ -104,17 +107,26 @@ impl Ninth {
     }
 }
 
-/// What an outcome counts for: nine tenths where it is above, less a tenth where it is not; where one in ten is above, nothing in sum.
-fn up(above: bool) -> f32 {
-    if above { SHARE } else { SHARE - 1.0 }
+/// What an outcome counts for where this share is meant to be within: so much where it is above, so much less one where it is not; where as many are above as
+/// are meant to, nothing in sum.
+fn up(above: bool, share: f32) -> f32 {
+    if above { share } else { share - 1.0 }
 }
 
 // === impl Tracked ===
 
 impl Tracked {
-    fn outcome(&mut self, value: f32, gain: f32, scale_outcomes: f32) {
+    pub(super) const fn starting_at(at: f32) -> Self {
+        Self { at, scale: SCALE_PRIOR }
+    }
+
+    pub(super) fn at(&self) -> f32 {
+        self.at
+    }
+
+    pub(super) fn outcome(&mut self, value: f32, share: f32, gain: f32, scale_outcomes: f32) {
         self.scale += ((value - self.at).abs().clamp(SCALE_MIN, 1.0) - self.scale) / scale_outcomes;
-        self.at += gain * self.scale * up(value > self.at);
+        self.at += gain * self.scale * up(value > self.at, share);
     }
 }
 
@@ -143,7 +155,7 @@ impl Integrator {
         self.scale += (off.abs().clamp(SCALE_MIN, 1.0) - self.scale) / SCALE_OUTCOMES_FAST;
         self.outcomes += 1.0;
         let most = INTEGRAL_MAX * self.longer();
-        self.sum = above_told.map_or(0.0, |above| (self.sum + up(above)).clamp(-most, most));
+        self.sum = above_told.map_or(0.0, |above| (self.sum + up(above, SHARE)).clamp(-most, most));
     }
 }
 

@@ -4,10 +4,12 @@
 //! one counts. When they do not, the endpoint has changed: the slow one jumps to the fast one.
 //!
 //! Where nothing comes between a pick and its outcome, a third, of the newest two, leads it: what they are off by besides, the next is off by again, as far as
-//! that has proved true.
+//! that has proved true. Between the jumps of what comes in waves that still leaves the middle on one side of outcomes for long; so besides, it is moved a little
+//! with each, until half are above it.
 
 use super::super::model::OFFSETS;
 use super::DELAY_FRESH;
+use super::ninth::{GAIN, HALF, SCALE_OUTCOMES_FAST, Tracked};
 use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation};
 
 /// Offsets of one time, by slot.
@@ -22,7 +24,7 @@ pub(super) struct Offsets {
 
 /// How much of an offset is true by the time a request is served: a slow pod is slow then, too, but a passing hour has passed. By least squares of
 /// what requests were off by, on the offset that was in force when they were picked.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Trust {
     products: f32,
     squares: f32,
@@ -30,10 +32,13 @@ struct Trust {
 
 /// How much of what the newest outcomes were off by, the next one is off by, too: nothing where outcomes tremble, all where they come in long runs, and
 /// more than that where they drift. By least squares of what outcomes were off by, on what those before them were.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Persistence {
     products: f32,
     squares: f32,
+    /// Squares of what outcomes were off by, and how many outcomes those are of.
+    errors: f32,
+    outcomes: f32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -45,9 +50,12 @@ struct Row {
     newest: f32,
     /// How far the newest lead the slow one, where that can still be so at the next pick; else nothing.
     lead: f32,
+    /// What is added to what else is told, so that half of outcomes are above: where a lead can be, else nothing.
+    middle: Tracked,
 }
 
-const NOTHING: Row = Row { incarnation: Incarnation(0), count: 0.0, slow: 0.0, fast: 0.0, newest: 0.0, lead: 0.0 };
+const NOTHING: Row =
+    Row { incarnation: Incarnation(0), count: 0.0, slow: 0.0, fast: 0.0, newest: 0.0, lead: 0.0, middle: Tracked::starting_at(0.0) };
 
 /// Samples that the slow average remembers, at most, and the fast one. What is told by an average comes true as many outcomes later as come between a
 /// pick and its own; one that follows faster than that swings. So the slow one remembers ten times as many, where that is less.
@@ -78,7 +86,7 @@ const TRUST_MIN: f32 = 0.2;
 
 /// Outcomes that persistence remembers, as a share kept by each, and how many outcomes that are off by chance alone count beforehand.
 const PERSISTENCE_KEEP: f32 = 0.98;
-const PERSISTENCE_PRIOR: f32 = 3.0;
+const PERSISTENCE_PRIOR: f32 = 1.0;
 
 /// The most of a lead that is told. An average lags a steady drift by what it remembers: this much of their difference makes up for the lag of both.
 const PERSISTENCE_MAX: f32 = FAST / (FAST - NEWEST);
@@ -102,10 +110,14 @@ impl Persistence {
     fn learn(&mut self, lead: f32, error: f32) {
         self.products = PERSISTENCE_KEEP * self.products + lead * error;
         self.squares = PERSISTENCE_KEEP * self.squares + lead * lead;
+        self.errors = PERSISTENCE_KEEP * self.errors + error * error;
+        self.outcomes = PERSISTENCE_KEEP * self.outcomes + 1.0;
     }
 
-    fn share(self, noise: f32) -> f32 {
-        (self.products / (self.squares + PERSISTENCE_PRIOR * noise * noise)).clamp(0.0, PERSISTENCE_MAX)
+    fn share(self) -> f32 {
+        // Of these outcomes, not the noise of all: that is of hundreds, of which the first were told by nothing.
+        let chance = self.errors / self.outcomes.max(1.0);
+        (self.products / (self.squares + PERSISTENCE_PRIOR * chance).max(f32::MIN_POSITIVE)).clamp(0.0, PERSISTENCE_MAX)
     }
 }
 
@@ -113,8 +125,7 @@ impl Persistence {
 
 impl Default for Offsets {
     fn default() -> Self {
-        let (trust, persistence) = (Trust { products: 0.0, squares: 0.0 }, Persistence { products: 0.0, squares: 0.0 });
-        Self { rows: Vec::new(), noise: NOISE_PRIOR, trust, persistence }
+        Self { rows: Vec::new(), noise: NOISE_PRIOR, trust: Trust::default(), persistence: Persistence::default() }
     }
 }
 
@@ -147,12 +158,13 @@ impl Offsets {
         if self.rows.len() <= slot {
             self.rows.resize(slot + 1, NOTHING);
         }
-        let mean = self.mean();
+        let (mean, trust, share) = (self.mean(), self.trust(), self.persistence.share());
         let Some(row) = self.rows.get_mut(slot) else { return false };
         if row.incarnation != endpoint.incarnation || row.count == 0.0 {
             *row = Row { incarnation: endpoint.incarnation, slow: mean, fast: mean, newest: mean, ..NOTHING };
         }
         let error = error.clamp(row.slow - ERROR_MAX, row.slow + ERROR_MAX);
+        row.middle.outcome(error - trust * row.slow - share * row.lead, HALF, GAIN, SCALE_OUTCOMES_FAST);
         self.noise += ((error - row.slow).abs().max(NOISE_MIN) - self.noise) / NOISE_SAMPLES;
         row.count += 1.0;
         row.newest += (error - row.newest) / NEWEST;
@@ -162,7 +174,11 @@ impl Offsets {
         if changed {
             (row.slow, row.count) = (row.fast, FAST);
         }
-        row.lead = if delay < DELAY_FRESH { row.newest - row.slow } else { 0.0 };
+        if delay < DELAY_FRESH {
+            row.lead = row.newest - row.slow;
+        } else {
+            (row.lead, row.middle) = (0.0, NOTHING.middle);
+        }
         changed
     }
 
@@ -197,7 +213,7 @@ impl Offsets {
     /// Who is known at a slot, and what is told of it: by what it is off more than all are, as far as that is believed, and what leads that.
     pub(super) fn told(&self, slot: usize) -> Option<(Incarnation, f32)> {
         let row = self.rows.get(slot).filter(|row| row.count > 0.0)?;
-        let offset = self.trust() * (row.slow - self.mean()) + self.persistence.share(self.noise) * row.lead;
+        let offset = self.trust() * (row.slow - self.mean()) + self.persistence.share() * row.lead + row.middle.at();
         Some((row.incarnation, offset.clamp(*OFFSETS.start(), *OFFSETS.end())))
     }
 }
