@@ -462,9 +462,9 @@ mod tests {
         index.learn(a, Reuse { at_least: 0, at_most: 40 }, false);
         assert_eq!(index.capacity(a), Some(1_000), "its prefill is not done yet");
         index.learn(a, Reuse { at_least: 300, at_most: 400 }, false);
-        assert_eq!(index.capacity(a), Some(500), "by half at most");
+        assert_eq!(index.capacity(a), Some(875), "by an eighth at most");
         index.set_capacity(a, 1_000);
-        assert_eq!(index.capacity(a), Some(500), "said again, it does not undo what was learned");
+        assert_eq!(index.capacity(a), Some(875), "said again, it does not undo what was learned");
         index.set_capacity(a, 2_000);
         assert_eq!(index.capacity(a), Some(2_000), "another engine configuration does");
         for _ in 0..50 {

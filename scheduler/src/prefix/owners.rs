@@ -286,13 +286,14 @@ impl Owner {
         self.settle();
     }
 
-    /// To what fits by the word of one hit, but by half at most: one engine that was asked for the same twice at once is no proof. A block given
-    /// so recently that it cannot have been evicted was not computed yet, and says nothing.
+    /// To what fits by the word of one hit, but by an eighth at most, as it grows: what runs takes memory from the cache for a while, and what is no longer
+    /// believed is no longer asked for, so nothing tells that there is room again. A block given so recently that it cannot have been evicted was not
+    /// computed yet, and says nothing.
     fn shrink(&mut self, Reuse { at_least, at_most }: Reuse) {
         let held = self.live().iter().fold(0_u32, |sum, generation| sum.saturating_add(generation.blocks));
         let believed = self.capacity.min(held);
         if at_least >= believed / PARTS && at_most < believed {
-            self.capacity = at_most.max(believed / 2);
+            self.capacity = at_most.max(believed - believed / PARTS);
             self.settle();
         }
     }
