@@ -51,7 +51,7 @@ plugins:
 
 /// Of no simulated run.
 pub(super) const SCORER: &str = "\
-| cost of the scorer at 100 endpoints in wasm: at most 5 µs | 1.8 µs (`scheduler/benches/both.py`) |
+| cost of the scorer at 100 endpoints in wasm: at most 5 µs | 2.1 µs (`scheduler/benches/both.py`) |
 ";
 
 pub(super) const MAIN: &str = "\
