@@ -138,7 +138,7 @@ pub(super) const REAL: &str = "
 ## In real time, through Envoy
 
 `make bench` part `quality`: the conversation trace, three times as fast as recorded (0.7 of what eight engines sustain), through Envoy, the filter
-and the daemon to eight simulated servers that take real time. The last column is the simulator's, of the whole trace at that load.
+and the daemon to eight simulated servers that take real time. The last column is the simulator's, of the whole trace at that load. Run before the scorer's and the index's last change.
 
 ";
 
