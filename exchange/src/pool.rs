@@ -32,7 +32,7 @@ use scheduler::in_flight::{InFlight, Load};
 use scheduler::latency::LatencyModel;
 use scheduler::latency::step::StepModel;
 use scheduler::objects::{Asked, UnknownModel};
-use scheduler::prefix::PrefixIndex;
+use scheduler::prefix::{Matched, PrefixIndex};
 use scheduler::{ENDPOINTS_MAX, EndpointMetrics, EndpointRef, PrefixSettings, Rng, Snapshot, TokenSettings};
 use token_rate::TokenRate;
 
@@ -55,7 +55,7 @@ pub struct Pool {
     counters: Counters,
     rng: Rng,
     /// How many hashes of the prompt each endpoint was found to hold at the last pick, and for how many blocks they stand.
-    known: Vec<u32>,
+    known: Vec<Matched>,
     matched: Vec<u32>,
     ejected: Vec<bool>,
     /// When each endpoint was last given a prompt that nobody held a block of, by the count of such picks, parallel to the snapshot's

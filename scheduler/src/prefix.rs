@@ -15,6 +15,7 @@ mod home;
 pub use home::home;
 
 mod lookup;
+pub use lookup::Matched;
 mod owners;
 pub use owners::Reuse;
 mod table;

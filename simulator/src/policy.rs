@@ -73,7 +73,13 @@ impl Policy {
             }
             OURS | GOODPUT => {
                 if name == GOODPUT {
-                    let setting = [("queueExternality", 0.1), ("ownBatchShare", 0.5)];
+                    let setting = [
+                        ("externality", 2.0),
+                        ("ownBatchShare", 1.0),
+                        ("queueExternality", 0.0),
+                        ("arrivalExternality", 0.0),
+                        ("decodeWeight", 1.5),
+                    ];
                     numbers.splice(0..0, setting.map(|(key, number)| (key.to_owned(), Value::Number(number))));
                 }
                 let plugin = PluginSpec { parameters: numbers, ..PluginSpec::of_type("marginal-cost-scorer") };

@@ -1,7 +1,7 @@
 //! One proxy: the real ledger and prefix index around the real `schedule()`, kept as `exchange`'s pool keeps them. Both change at the pick.
 
 use scheduler::in_flight::{InFlight, Load, Ticket};
-use scheduler::prefix::{Belief, ENTRIES_DEFAULT, PrefixIndex, blocks_of};
+use scheduler::prefix::{Belief, ENTRIES_DEFAULT, Matched, PrefixIndex, blocks_of};
 use scheduler::{AdapterRoom, Decision, EndpointIndex, EndpointRef, Local, Request, Rng, Snapshot, schedule};
 
 use crate::engine::{BLOCK_TOKENS, Job, Model};
@@ -16,7 +16,7 @@ pub(crate) struct Router {
     prefixes: PrefixIndex,
     rng: Rng,
     /// How many hashes of the prompt each endpoint is believed to hold, and blocks that those stand for.
-    known: Vec<u32>,
+    known: Vec<Matched>,
     matched: Vec<u32>,
     prefix_idle: f32,
     cold_picks: Vec<u64>,
@@ -104,7 +104,7 @@ impl Router {
         self.prefixes.matched(job.hashes, &refs, &mut self.known);
         self.prefix_idle = self.prefixes.idle(job.hashes, &refs, &self.known);
         self.matched.clear();
-        self.matched.extend(self.known.iter().map(|&known| blocks_of(job.hashes, known as usize)));
+        self.matched.extend(self.known.iter().map(|known| known.blocks(job.hashes)));
         let (at, prefill) = match policy {
             Policy::Config(_) | Policy::Told(_) => self.scheduled(snapshot, job, token)?,
             Policy::Rival(rival) => {
@@ -141,7 +141,7 @@ impl Router {
     }
 
     fn place(&mut self, at: usize, endpoint: EndpointRef, job: &Job<'_>) -> Belief {
-        self.prefixes.place(endpoint, job.hashes, self.known.get(at).copied().unwrap_or(0))
+        self.prefixes.place(endpoint, job.hashes, self.known.get(at).copied().unwrap_or_default())
     }
 
     /// The endpoint was given a request: its adapter is there from now on.

@@ -4,7 +4,7 @@
 //! hold theirs until the serving one answers, since by then its sidecar has had what it asked of them.
 
 use scheduler::in_flight::Ticket;
-use scheduler::prefix::{self, Belief};
+use scheduler::prefix::{Belief, Matched};
 use scheduler::{Decision, EndpointIndex, EndpointRef, Explanation, Local, Promise, Request, Route, Snapshot, session_token};
 
 use super::watch::Watch;
@@ -60,7 +60,7 @@ impl Pool {
         let Some(state) = &self.state else { return Err(Refusal::NoState) };
         self.prefixes.matched(request.prefix_blocks, &state.refs, &mut self.known);
         self.matched.clear();
-        self.matched.extend(self.known.iter().map(|&known| prefix::blocks_of(request.prefix_blocks, known as usize)));
+        self.matched.extend(self.known.iter().map(|known| known.blocks(request.prefix_blocks)));
         self.ejections.mark(&state.snapshot, now, &mut self.ejected);
         self.adapters.look(state.snapshot.metrics(), request.model);
         let local = Local {
@@ -212,17 +212,17 @@ impl Pool {
     fn place_anew(&mut self, endpoint: EndpointRef, hashes: &[u64]) -> Belief {
         let mut known = Vec::new();
         self.prefixes.matched(hashes, &[endpoint], &mut known);
-        self.place(endpoint, hashes, known.first().copied().unwrap_or(0))
+        self.place(endpoint, hashes, known.first().copied().unwrap_or_default())
     }
 
-    /// Records that `endpoint` is given a prompt of these hashes, of which it holds the first `known`; what was believed of it before.
-    fn place(&mut self, endpoint: EndpointRef, hashes: &[u64], known: u32) -> Belief {
-        self.untold.keep(endpoint, hashes, known);
+    /// Records that `endpoint` is given a prompt of these hashes, of which it holds `known`; what was believed of it before.
+    fn place(&mut self, endpoint: EndpointRef, hashes: &[u64], known: Matched) -> Belief {
+        self.untold.keep(endpoint, hashes, known.held);
         self.prefixes.place(endpoint, hashes, known)
     }
 
-    fn known_by(&self, endpoint: EndpointIndex) -> u32 {
-        self.known.get(endpoint.get()).copied().unwrap_or(0)
+    fn known_by(&self, endpoint: EndpointIndex) -> Matched {
+        self.known.get(endpoint.get()).copied().unwrap_or_default()
     }
 
     fn matched_tokens(&self, request: &Request<'_>, endpoint: EndpointIndex) -> u32 {

@@ -11,7 +11,7 @@
 //! buckets are looked through and what is too old for its stamp is dropped, so that no old entry ever looks young.
 
 use super::hash::{BLOCKS_MAX, is_wide};
-use super::lookup::Lookup;
+use super::lookup::{Lookup, Matched};
 use super::owners::{Owners, REGION_OWNERS, REGIONS, Reuse, region};
 use super::table::{Entry, LANES, NOBODY, Table, age, epoch_of};
 use crate::snapshot::EndpointRef;
@@ -108,18 +108,20 @@ impl PrefixIndex {
     }
 
     /// Writes to `out` how many of these hashes, counted from the first, each of `endpoints` is believed to hold: replaces what `out` had,
-    /// runs parallel to `endpoints`. An endpoint never recorded holds 0. [`super::blocks_of`] says for how many blocks they stand.
-    pub fn matched(&self, blocks: &[u64], endpoints: &[EndpointRef], out: &mut Vec<u32>) {
+    /// runs parallel to `endpoints`. An endpoint never recorded holds 0. [`Matched::blocks`] says for how many blocks they stand.
+    pub fn matched(&self, blocks: &[u64], endpoints: &[EndpointRef], out: &mut Vec<Matched>) {
         out.clear();
-        out.extend(endpoints.iter().map(|&endpoint| u32::from(self.owners.get(endpoint).unwrap_or(NOBODY))));
+        // Who they are in the index, until it is known what they hold.
+        let owner = |endpoint: &EndpointRef| u32::from(self.owners.get(*endpoint).unwrap_or(NOBODY));
+        out.extend(endpoints.iter().map(|endpoint| Matched { held: owner(endpoint), may_hold: 0 }));
         let mut asked = [false; REGIONS];
-        for &owner in out.iter() {
-            if let Some(asked) = asked.get_mut(owner as usize / REGION_OWNERS) {
+        for owner in out.iter() {
+            if let Some(asked) = asked.get_mut(owner.held as usize / REGION_OWNERS) {
                 *asked = true;
             }
         }
-        let regions = out.iter().max().map_or(0, |&last| last as usize / REGION_OWNERS + 1);
-        let mut lengths = vec![[0_u32; REGION_OWNERS]; regions];
+        let regions = out.iter().map(|owner| owner.held).max().map_or(0, |last| last as usize / REGION_OWNERS + 1);
+        let mut lengths = vec![[Matched::default(); REGION_OWNERS]; regions];
         let asked: Vec<u16> = (0_u16..).zip(asked).filter_map(|(region, asked)| asked.then_some(region)).collect();
         self.table.fetch(asked.iter().zip(blocks.first().into_iter().cycle()).map(|(&region, &first)| (first, region)));
         for region in asked {
@@ -127,8 +129,8 @@ impl PrefixIndex {
                 Lookup { table: &self.table, owners: &self.owners, epoch: self.epoch, blocks, region }.run(lengths);
             }
         }
-        for length in out.iter_mut() {
-            *length = lengths.as_flattened().get(*length as usize).copied().unwrap_or(0);
+        for known in out.iter_mut() {
+            *known = lengths.as_flattened().get(known.held as usize).copied().unwrap_or_default();
         }
     }
 
@@ -152,9 +154,9 @@ impl PrefixIndex {
     /// How little is asked for the longest prefix of these that anybody holds: how many prompts of as many hashes each of `endpoints` was given, on
     /// average, since it was last. 0 when nobody holds any; `known` is what [`matched`](Self::matched) found, parallel to `endpoints`.
     #[must_use]
-    pub fn idle(&self, blocks: &[u64], endpoints: &[EndpointRef], known: &[u32]) -> f32 {
-        let longest = known.iter().copied().max().unwrap_or(0);
-        let holders = || endpoints.iter().zip(known).filter(|&(_, &known)| known == longest);
+    pub fn idle(&self, blocks: &[u64], endpoints: &[EndpointRef], known: &[Matched]) -> f32 {
+        let longest = known.iter().map(|known| known.held).max().unwrap_or(0);
+        let holders = || endpoints.iter().zip(known).filter(|(_, known)| known.held == longest);
         let last = (longest as usize).checked_sub(1).and_then(|last| blocks.get(last));
         let (Some(&last), Some((&holder, _))) = (last, holders().next()) else { return 0.0 };
         let Some(owner) = self.owners.get(holder) else { return 0.0 };
@@ -250,7 +252,7 @@ impl PrefixIndex {
             }
             return;
         }
-        let rank = |entry: Entry| match self.owners.holds(entry.owner, epoch_of(entry.stamp, epoch)) {
+        let rank = |entry: Entry| match self.owners.holding(entry.owner, epoch_of(entry.stamp, epoch)).may_hold {
             true => u32::from(age(entry.stamp, epoch)),
             false => u32::MAX,
         };
@@ -298,6 +300,7 @@ impl fmt::Debug for PrefixIndex {
 
 #[cfg(test)]
 mod tests {
+    use super::super::owners::Holding;
     use super::*;
     use crate::rng::Rng;
     use crate::snapshot::{ENDPOINTS_MAX, Incarnation, Slot};
@@ -318,9 +321,15 @@ mod tests {
     }
 
     fn matched(index: &PrefixIndex, blocks: &[u64], endpoints: &[EndpointRef]) -> Vec<u32> {
-        let mut out = vec![7; 3];
+        let mut out = vec![Matched { held: 7, may_hold: 7 }; 3];
         index.matched(blocks, endpoints, &mut out);
-        out
+        out.into_iter().map(|known| known.held).collect()
+    }
+
+    fn doubted(index: &PrefixIndex, blocks: &[u64], endpoint: EndpointRef) -> Matched {
+        let mut out = Vec::new();
+        index.matched(blocks, &[endpoint], &mut out);
+        out[0]
     }
 
     fn length(index: &PrefixIndex, blocks: &[u64], endpoint: EndpointRef) -> u32 {
@@ -496,7 +505,7 @@ mod tests {
         let (small, large) = (PrefixIndex::with_capacity(8_000).bytes(), PrefixIndex::with_capacity(16_000).bytes());
         assert_eq!(large - small, 1_000 * 64, "a bucket of eight entries takes a cache line");
         let owners = small - 1_000 * 64;
-        assert_eq!(owners, 499_776, "of all endpoints there may be, and what aligns the buckets");
+        assert_eq!(owners, 581_696, "of all endpoints there may be, and what aligns the buckets");
         assert!(format!("{:?}", PrefixIndex::with_capacity(0)).contains("entries"));
     }
 
@@ -634,6 +643,43 @@ mod tests {
         assert_eq!(reach(&index, small), vec![0; 40]);
         index.set_capacity(small, u32::MAX);
         assert_eq!(reach(&index, small), vec![100; 40], "nothing was thrown away");
+    }
+
+    #[test]
+    fn what_was_given_one_to_two_capacities_ago_is_doubted_and_counts_half() {
+        let (mut index, a) = (PrefixIndex::with_capacity(100_000), endpoint(0));
+        index.set_capacity(a, 1_000);
+        let chains: Vec<Vec<u64>> = (0..100).map(|seed| chain(seed, 100)).collect();
+        for blocks in &chains {
+            index.record(a, blocks);
+        }
+        let found: Vec<Matched> = chains.iter().map(|blocks| doubted(&index, blocks, a)).collect();
+        assert!(found[..78].iter().all(|&found| found == Matched::default()), "gone: {found:?}");
+        let (held, may_hold) = found.iter().fold((0, 0), |(held, all), found| (held + found.held, all + found.may_hold));
+        assert!((800..=1_000).contains(&held) && (1_900..=2_300).contains(&may_hold), "{held} of 1,000, and {may_hold}");
+        assert!(found[82..89].iter().all(|&found| found == Matched { held: 0, may_hold: 100 }), "{found:?}");
+        assert_eq!(Matched { held: 40, may_hold: 100 }.blocks(&chains[0]), 70);
+        let old = index.reuse(a, chains[85][99]).unwrap();
+        index.learn(a, old, false);
+        assert_eq!(index.capacity(a), Some(1_000), "that it is gone was to be expected");
+        index.learn(a, old, true);
+        assert_eq!(index.capacity(a), Some(1_125), "that it was there was not");
+    }
+
+    #[test]
+    fn what_is_doubted_of_a_chain_begins_where_what_is_held_ends() {
+        let common = chain(1, 300);
+        for shared in [1, 2, 57, 150, 298, 299] {
+            let (mut index, a) = (PrefixIndex::with_capacity(100_000), endpoint(0));
+            index.set_capacity(a, 1_000);
+            index.record(a, &common);
+            (2..14).for_each(|seed| index.record(a, &chain(seed, 100)));
+            index.record(a, &common[..shared]);
+            let longer = [&common[..], &chain(20, 50)].concat();
+            for blocks in [&common, &longer] {
+                assert_eq!(doubted(&index, blocks, a), Matched { held: shared as u32, may_hold: 300 });
+            }
+        }
     }
 
     #[test]
@@ -854,7 +900,35 @@ mod tests {
         }
     }
 
+    /// The deepest block of which this holds of its entry, and one more, by looking at each.
+    fn deepest(index: &PrefixIndex, blocks: &[u64], endpoint: EndpointRef, of: fn(Holding) -> bool) -> u32 {
+        let Some(owner) = index.owners.get(endpoint) else { return 0 };
+        let holding = |&block: &u64| {
+            let entry = index.table.find(index.table.key(block, region(owner)), owner);
+            entry.is_some_and(|(_, entry)| of(index.owners.holding(owner, epoch_of(entry.stamp, index.epoch))))
+        };
+        blocks.iter().rposition(holding).map_or(0, |at| at as u32 + 1)
+    }
+
     proptest! {
+        /// Where nothing makes holes, what is found without walking a chain is what is found by it.
+        #[test]
+        fn bisection_finds_what_a_walk_finds(ops in prop::collection::vec(op(), 0..120)) {
+            let (mut index, mut twin) = (PrefixIndex::with_capacity(60_000), Twin::new());
+            for op in &ops {
+                twin.apply(&mut index, op);
+            }
+            let all = twin.everybody();
+            for blocks in &twin.trees {
+                let mut found = Vec::new();
+                index.matched(blocks, &all, &mut found);
+                for (&found, &at) in found.iter().zip(&all) {
+                    let held = deepest(&index, blocks, at, |holding| holding.held);
+                    prop_assert_eq!(found, Matched { held, may_hold: deepest(&index, blocks, at, |holding| holding.may_hold) });
+                }
+            }
+        }
+
         /// With room for all, and nothing to make holes, the index is the naive twin.
         #[test]
         fn with_room_it_is_exact(ops in prop::collection::vec(op(), 0..60)) {
@@ -877,9 +951,10 @@ mod tests {
             let bytes = index.bytes();
             for (turn, op) in ops.iter().enumerate() {
                 twin.apply(&mut index, op);
-                let (all, blocks) = (twin.everybody(), &twin.trees[turn % CHAINS]);
-                let claimed = matched(&index, blocks, &all);
-                prop_assert!(claimed.iter().zip(&all).all(|(&claimed, &at)| claimed <= twin.reach(blocks, at)), "{claimed:?}");
+                let (all, blocks, mut claimed) = (twin.everybody(), &twin.trees[turn % CHAINS], Vec::new());
+                index.matched(blocks, &all, &mut claimed);
+                prop_assert!(claimed.iter().zip(&all).all(|(claimed, &at)| claimed.may_hold <= twin.reach(blocks, at)), "{claimed:?}");
+                prop_assert!(claimed.iter().all(|claimed| claimed.held <= claimed.may_hold), "{claimed:?}");
                 let stats = index.stats();
                 prop_assert_eq!(stats.entries, count(&mut index));
                 prop_assert!(stats.entries <= stats.entries_max && stats.entries_max < entries + LANES);

@@ -5,7 +5,8 @@
 //!
 //! An engine's cache is close to least-recently-used. So for each owner we count the blocks of its entries by the epoch of their last touch, in a few
 //! *generations*: the newest ones that together fill its capacity count as held, older ones as evicted. Only whole generations are told
-//! apart, so what counts is seven to eight eighths of the capacity: short rather than long, since the engine needs room for output too.
+//! apart, so what counts is seven to eight eighths of the capacity: short rather than long, since the engine needs room for output too. How much
+//! that takes varies, so the end is not sharp: of what is older, up to twice the capacity, something like half is still there.
 //!
 //! The capacity that an engine tells is nominal: its blocks hold more or less text than ours, and output fills it as well. What its replies tell
 //! of true hits corrects it: a block that was gone sets a bound to what fits, one that was there though it was about to stop counting lifts it.
@@ -28,8 +29,15 @@ pub(super) const REGIONS: usize = OWNERS_MAX / REGION_OWNERS;
 /// An owner's capacity is cut into this many generations ...
 const PARTS: u32 = 8;
 
-/// ... and this many are kept: those, the one being filled, and some that have shrunk because their entries were touched again.
-const GENERATIONS: usize = 12;
+/// ... and this many are kept: those, the one being filled, four for what is doubted, and one for all that is gone. Any may have shrunk because its
+/// entries were touched again.
+const GENERATIONS: usize = 14;
+
+/// Capacities within which an entry may be held.
+const DOUBTED_CAPACITIES: u32 = 2;
+
+/// Of an entry: gone, doubted, held.
+const STAGES: u32 = 3;
 
 /// How far the true capacity may be above the nominal: text of two bytes a token where ours has four.
 const CAPACITY_FACTOR_MAX: u32 = 2;
@@ -62,10 +70,19 @@ struct Owner {
     capacity: u32,
     /// Entries touched in this epoch or later count as held.
     oldest: u64,
+    /// Those touched in this or later may be.
+    oldest_doubted: u64,
     /// Oldest first; those from `len` on are unused. Never empty for a live owner.
     generations: [Generation; GENERATIONS],
     len: usize,
     entries: u32,
+}
+
+/// Does an entry count as held, and may it be at least?
+#[derive(Clone, Copy, Default)]
+pub(super) struct Holding {
+    pub(super) held: bool,
+    pub(super) may_hold: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -159,9 +176,9 @@ impl Owners {
         self.row(id).is_some_and(|row| row.life == Life::Live)
     }
 
-    /// Does an entry of `id` last touched in `epoch` count as held? Never, when the owner is not live.
-    pub(super) fn holds(&self, id: u16, epoch: u64) -> bool {
-        self.row(id).is_some_and(|row| epoch >= row.oldest)
+    /// What is believed of an entry of `id` last touched in `epoch`. Nothing, when the owner is not live.
+    pub(super) fn holding(&self, id: u16, epoch: u64) -> Holding {
+        self.row(id).map_or(Holding::default(), |row| Holding { held: epoch >= row.oldest, may_hold: epoch >= row.oldest_doubted })
     }
 
     /// Counts an entry touched in `epoch`.
@@ -252,13 +269,14 @@ impl Owner {
         nominal: u32::MAX,
         capacity: u32::MAX,
         oldest: u64::MAX,
+        oldest_doubted: u64::MAX,
         generations: [Generation { start: 0, blocks: 0 }; GENERATIONS],
         len: 0,
         entries: 0,
     };
 
     fn new(epoch: u64) -> Self {
-        let mut new = Self { life: Life::Live, len: 1, oldest: epoch, ..Self::FREE };
+        let mut new = Self { life: Life::Live, len: 1, oldest: epoch, oldest_doubted: epoch, ..Self::FREE };
         if let Some(first) = new.generations.first_mut() {
             first.start = epoch;
         }
@@ -314,13 +332,17 @@ impl Owner {
         }
     }
 
-    /// Joins two neighbours: the oldest where neither counts as held, for how old they are does not matter; else those with the fewest blocks together.
+    /// Joins two neighbours: where both are gone, for how old they are does not matter; else of those that count alike the two with the fewest blocks
+    /// together, the doubted before the held.
     fn merge(&mut self) {
-        let (older, newer) = (self.live().iter(), self.live().iter().skip(1));
-        let mut sums = (0..).zip(older.zip(newer).map(|(older, newer)| older.blocks.saturating_add(newer.blocks)));
-        let unheld = self.live().get(1).is_some_and(|second| second.start < self.oldest);
-        let joined = if unheld { sums.next() } else { sums.min_by_key(|&(_, sum): &(usize, u32)| sum) };
-        let Some((at, sum)) = joined else { return };
+        let stage = |start| u32::from(start >= self.oldest_doubted) + u32::from(start >= self.oldest);
+        let pairs = (0..).zip(self.live().iter().zip(self.live().iter().skip(1)));
+        let costs = pairs.map(|(at, (older, newer))| {
+            let (of_older, of_newer) = (stage(older.start), stage(newer.start));
+            let sum = older.blocks.saturating_add(newer.blocks);
+            (if of_older == of_newer { of_newer } else { STAGES }, sum, at)
+        });
+        let Some((_, sum, at)) = costs.min() else { return };
         let live = self.live_mut();
         if let Some(older) = live.get_mut(at) {
             older.blocks = sum;
@@ -329,17 +351,22 @@ impl Owner {
         self.len -= 1;
     }
 
-    /// Counts back from the newest generation until the capacity is used but for less than one more eighth.
+    /// Decides what counts as held: what fills the capacity but for less than one more eighth.
     fn settle(&mut self) {
-        let enough = self.capacity - self.capacity / PARTS;
+        self.oldest = self.newest_of(self.capacity - self.capacity / PARTS);
+        self.oldest_doubted = self.newest_of(self.capacity.saturating_mul(DOUBTED_CAPACITIES));
+    }
+
+    /// The first epoch of the newest generations that together have so many blocks, or of all.
+    fn newest_of(&self, blocks: u32) -> u64 {
         let (mut sum, mut oldest) = (0_u32, u64::MAX);
         for generation in self.live().iter().rev() {
-            if sum >= enough {
+            if sum >= blocks {
                 break;
             }
             sum = sum.saturating_add(generation.blocks);
             oldest = generation.start;
         }
-        self.oldest = oldest;
+        oldest
     }
 }

@@ -6,7 +6,7 @@
 //!  D  = e0 + e1 (B+1) + e2 (K+n)                 a decode step there with it; B requests in flight with K tokens of context
 //!  J  = W + S                                    it waits for its first token
 //!     + η (B + Bavg) W / 2                       a place behind a long queue is also a place in a long batch (Bavg, the mean B)
-//!     + ψ γ (1 - e0/D) B S                       its prefill holds up the others: there, the more they slow a step already
+//!     + ψ γ B S                                  its prefill holds up the others: there
 //!     + ψ (1-γ) Bavg (S + S/v) / 2               and by and by everywhere, where an average endpoint does that work: an hour of a slow one is
 //!                                                worth less
 //!     + ζ B W S / (o w D + W + S)                and those who come while it waits: B in each lifetime of a request there
@@ -18,9 +18,9 @@
 //! each endpoint's speeds v, w from the step model ([`crate::latency::step`]), learned online. No engine has to report anything. Tokens are
 //! estimates, and the step model is learned in the same estimates, so another tokeniser is another c1 and e2 and nothing else.
 //!
-//! A is 0 where the engine runs the adapter or was given it lately, what a load takes where there is a place for it, and eight times that where another
+//! A is 0 where the engine runs the adapter or was given it lately, what a load takes where there is a place for it, and sixteen times that where another
 //! adapter has to go. That one is wanted again as well, goes where a third has to make room for it, and so on; and a place is had only when nobody
-//! there uses its adapter any more. How often is simulated, not derived: four times is too little where loads take twice as long as thought, sixteen
+//! there uses its adapter any more. How often is simulated, not derived: eight times is too little where loads take twice as long as thought, thirty-two
 //! keeps requests in queues.
 //!
 //! The score is the lowest J over J: 1 is the best, and a half costs twice as much. ψ is what makes the policy: a miss on a full pool costs
@@ -39,35 +39,33 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "marginal-cost-scorer",
     kind: Kind::Scorer,
     doc: for_people(
-        "min J / J, J = W + S + queueExternality (B + Bavg) W / 2 + externality (ownBatchShare (1 - e0 / D) B S + (1 - ownBatchShare) Bavg S') + arrivalExternality B W S / (o D + W + S) + displacement r / (1 + r) c1 u + decodeWeight o (D + B (e1 + e2 n) / 2): S its prefill there in ms, S' the mean of that and of its prefill at an average endpoint, u its uncached tokens, r the prompts each endpoint was given since the longest prefix of it was asked for, W the prefill of prompts waiting there, B requests in flight, D a decode step, o the output expected. For the most requests within their SLOs rather than the lowest latency: queueExternality 0.1, ownBatchShare 0.5.",
+        "min J / J, J = W + S + queueExternality (B + Bavg) W / 2 + externality (ownBatchShare B S + (1 - ownBatchShare) Bavg S') + arrivalExternality B W S / (o D + W + S) + displacement r / (1 + r) c1 u + decodeWeight o (D + B (e1 + e2 n) / 2): S its prefill there in ms, S' the mean of that and of its prefill at an average endpoint, u its uncached tokens, r the prompts each endpoint was given since the longest prefix of it was asked for, W the prefill of prompts waiting there, B requests in flight, D a decode step, o the output expected. For the most requests within their SLOs rather than the lowest latency: externality 2, ownBatchShare 1, queueExternality 0, arrivalExternality 0, decodeWeight 1.5.",
     ),
     source: for_people("ours; docs/routing-quality.md"),
     parameters: &[
         Parameter {
             name: "externality",
-            default: Default::Number(1.5),
+            default: Default::Number(1.6),
             doc: for_people("what a ms of prefill costs each request it holds up, 0 to 100"),
         },
         Parameter {
             name: "ownBatchShare",
-            default: Default::Number(0.2),
-            doc: for_people(
-                "how far those held up are the endpoint's own requests, where they slow its steps, rather than the pool's mean, 0 to 1",
-            ),
+            default: Default::Number(0.22),
+            doc: for_people("how far those held up are the endpoint's own requests rather than the pool's mean, 0 to 1"),
         },
         Parameter {
             name: "arrivalExternality",
-            default: Default::Number(1.0),
+            default: Default::Number(2.5),
             doc: for_people("what a ms of prefill costs each request that comes while it waits, 0 to 100"),
         },
         Parameter {
             name: "queueExternality",
-            default: Default::Number(0.3),
+            default: Default::Number(0.35),
             doc: for_people("what a ms of waiting costs for each request in flight, half of them there and half the pool's mean, 0 to 100"),
         },
         Parameter {
             name: "displacement",
-            default: Default::Number(60.0),
+            default: Default::Number(55.0),
             doc: for_people(
                 "what a ms of computing uncached tokens costs for what is displaced from the cache, where few ask for the prefix, 0 to 1000",
             ),
@@ -80,7 +78,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "adapterLoadMs",
             default: Default::Number(100.0),
-            doc: for_people("what loading a LoRA adapter takes, ms; counts eight times where another has to go; 0 to 600000"),
+            doc: for_people("what loading a LoRA adapter takes, ms; counts sixteen times where another has to go; 0 to 600000"),
         },
         PREFIX_PRODUCER,
     ],
@@ -89,7 +87,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 };
 
 /// Loads that one counts for where it displaces another adapter.
-const DISPLACING: f32 = 8.0;
+const DISPLACING: f32 = 16.0;
 
 /// Prompts that however long a queue counts for at most, as to what each costs beside its tokens.
 const SHARING_PROMPTS: f32 = 4.0;
@@ -146,7 +144,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 
 impl MarginalCost {
     fn cost(&self, asked: &Asked<'_>, place: &Place) -> Cost {
-        let ([e0, e1, e2], output) = (asked.step.decode(), asked.step.output_tokens());
+        let ([_, e1, e2], output) = (asked.step.decode(), asked.step.output_tokens());
         let [_, c1, _] = asked.step.prefill();
         let (v, w) = place.speed;
         let batch = whole(u64::from(place.load.requests));
@@ -160,7 +158,7 @@ impl MarginalCost {
         let lifetime_ms = (own_decode_ms + waiting_ms + service_ms).max(f32::MIN_POSITIVE);
         let coming = batch * (waiting_ms / lifetime_ms);
         let queue_externality = self.queue_externality / 2.0;
-        let own_externality = self.externality * self.own_batch_share * (1.0 - e0 / step_ms);
+        let own_externality = self.externality * self.own_batch_share;
         let held_up_ms = (service_ms + work_ms + place.adapter_ms) / 2.0;
         let fixed = waiting_ms * (1.0 + queue_externality * batch)
             + service_ms * (1.0 + own_externality * batch + self.arrival_externality * coming)

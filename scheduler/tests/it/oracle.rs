@@ -131,7 +131,7 @@ fn marginal_cost(case: &Case, allowed: &[usize]) -> Vec<(usize, f64)> {
     #[expect(clippy::cast_precision_loss, reason = "a dozen")]
     let mean = allowed.iter().map(|&at| requests(at)).sum::<f64>() / allowed.len().max(1) as f64;
     let idle = f64::from(case.prefix_idle);
-    let displacement = 60.0 * idle / (1.0 + idle);
+    let displacement = 55.0 * idle / (1.0 + idle);
     let cost = |at: usize| {
         let (row, batch) = (&case.pool[at], requests(at));
         let waiting = if row.in_flight == 0 { 0.0 } else { f64::from(row.prefill_tokens) };
@@ -142,7 +142,7 @@ fn marginal_cost(case: &Case, allowed: &[usize]) -> Vec<(usize, f64)> {
             && row.metrics.lora.as_ref().is_some_and(|lora| lora.running.iter().any(|adapter| **adapter == *case.model));
         let adapter = match row.adapter_room {
             AdapterRoom::Free if !loaded => 100.0,
-            AdapterRoom::Full { .. } if !loaded => 800.0,
+            AdapterRoom::Full { .. } if !loaded => 1_600.0,
             _ => 0.0,
         };
         let cached = f64::from(row.matched_blocks) * f64::from(case.block_tokens);
@@ -151,8 +151,8 @@ fn marginal_cost(case: &Case, allowed: &[usize]) -> Vec<(usize, f64)> {
         let step = 11.0 + 0.025 * (batch + 1.0) + 8e-5 * (waiting + prompt);
         let decode = 0.6 * 200.0 * (step + batch * (0.025 + 8e-5 * prompt) / 2.0);
         let coming = batch * w / (200.0 * step + w + s);
-        let held_up = 0.2 * (1.0 - 11.0 / step) * batch + 0.8 * mean;
-        w + s + 0.15 * (batch + mean) * w + 1.5 * held_up * s + coming * s + displacement * 0.05 * uncached + decode
+        let held_up = 0.22 * batch + 0.78 * mean;
+        w + s + 0.175 * (batch + mean) * w + 1.6 * held_up * s + 2.5 * coming * s + displacement * 0.05 * uncached + decode
     };
     let lowest = allowed.iter().map(|&at| cost(at)).fold(f64::INFINITY, f64::min);
     allowed.iter().map(|&at| (at, lowest / cost(at))).collect()

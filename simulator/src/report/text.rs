@@ -22,7 +22,7 @@ For the most requests within their SLOs rather than the lowest latency, below `o
 ```yaml
 plugins:
 - type: marginal-cost-scorer
-  parameters: {queueExternality: 0.1, ownBatchShare: 0.5}
+  parameters: {externality: 2, ownBatchShare: 1, queueExternality: 0, arrivalExternality: 0, decodeWeight: 1.5}
 ```
 
 ![Mean TTFT by workload and policy](routing-quality/ttft.svg)

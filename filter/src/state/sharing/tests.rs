@@ -103,7 +103,7 @@ impl World {
         let (replica, mut out) = (replica.borrow(), Vec::new());
         let refs: Vec<EndpointRef> = replica.pool.snapshot().unwrap().endpoints().iter().map(|e| e.id).collect();
         replica.pool.prefixes().matched(blocks, &refs, &mut out);
-        out.into_iter().max().unwrap()
+        out.into_iter().map(|known| known.held).max().unwrap()
     }
 }
 
