@@ -73,13 +73,13 @@ impl Lookup<'_> {
         // Most regions hold nothing and are done. The second block in case the first is lost, which it can be only where there was no room.
         let mut any = self.seen(0);
         if self.blocks.first().is_some_and(|&first| self.table.was_full(self.table.key(first, self.region))) {
-            any = any.or(self.seen(1));
+            any = any.or(self.seen_once(1));
         }
         if any.may_hold == 0 {
             return;
         }
         let mut perhaps = Reach { held: false, lengths: [0; REGION_OWNERS], doubted: any.may_hold & !any.held };
-        let end = self.seen(last);
+        let end = self.seen_once(last);
         let whole = end.may_hold & any.may_hold;
         perhaps.note(end, whole);
         perhaps.set(whole, last + 1);
@@ -115,12 +115,18 @@ impl Lookup<'_> {
         let last = self.blocks.len() - 1;
         let mut holed = 0;
         if holes_left > 0 && low + 1 < last {
-            let seen = self.seen(low + 1);
+            let seen = self.seen_once(low + 1);
             holed = reach.of(seen) & wanted;
             reach.note(seen, holed);
         }
         reach.set(wanted & !holed, low);
         self.bisect((low + 2, last), holed, holes_left.saturating_sub(1), reach);
+    }
+
+    /// [`Self::seen`] where it is not asked again and again.
+    #[inline(never)]
+    fn seen_once(&self, at: usize) -> Seen {
+        self.seen(at)
     }
 
     /// Which owners of the region hold the block at `at`.
