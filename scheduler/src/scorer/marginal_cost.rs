@@ -11,7 +11,8 @@
 //!                                                worth less
 //!     + ζ B W S / (o w D + W + S)                and those who come while it waits: B in each lifetime of a request there
 //!     + κ r / (1 + r) c1 u                       a copy of what few ask for takes the place of what others do
-//!     + φ o (w D + w B (e1 + e2 n) / 2)          o tokens of output: its own steps, and what it adds to those of others
+//!     + φ o (w D + w B (e1 + e2 n) / 2)          o tokens of output: its own steps, and what it adds to those of others; none where only the
+//!                                                prompt is worked through
 //! ```
 //!
 //! All of it is known at the pick: n, u, B, K and the sums of W from the ledger and the prefix index, which change at the pick; c, e, o and
@@ -33,7 +34,7 @@ use crate::latency::step::StepModel;
 use crate::local::AdapterRoom;
 use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State, for_people};
 use crate::scorer::PREFIX_PRODUCER;
-use crate::snapshot::EndpointIndex;
+use crate::snapshot::{Endpoint, EndpointIndex};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "marginal-cost-scorer",
@@ -107,6 +108,8 @@ struct MarginalCost {
 struct Asked<'a> {
     step: &'a StepModel,
     prompt_tokens: f32,
+    /// Expected of it here.
+    output_tokens: f32,
     /// What a ms of computing uncached tokens costs for what is displaced.
     displacement: f32,
 }
@@ -144,7 +147,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 
 impl MarginalCost {
     fn cost(&self, asked: &Asked<'_>, place: &Place) -> Cost {
-        let ([_, e1, e2], output) = (asked.step.decode(), asked.step.output_tokens());
+        let ([_, e1, e2], output) = (asked.step.decode(), asked.output_tokens);
         let [_, c1, _] = asked.step.prefill();
         let (v, w) = place.speed;
         let batch = whole(u64::from(place.load.requests));
@@ -183,7 +186,8 @@ impl Scorer for MarginalCost {
         let (step, idle) = (context.snapshot.step(), context.local.prefix_idle.max(0.0));
         let rarity = if idle.is_finite() { idle / (1.0 + idle) } else { 1.0 };
         let prompt_tokens = whole(u64::from(context.request.prompt_tokens));
-        let asked = Asked { step, prompt_tokens, displacement: rarity * self.displacement };
+        let asked =
+            Asked { step, prompt_tokens, output_tokens: output_tokens(context, endpoints), displacement: rarity * self.displacement };
         let mut of_mean_batch = vec![0.0_f32; endpoints.len()];
         let mut requests = 0_u64;
         for ((score, cost), &endpoint) in scores.iter_mut().zip(&mut of_mean_batch).zip(endpoints) {
@@ -212,6 +216,12 @@ impl Scorer for MarginalCost {
 fn runs(context: &Context<'_>, endpoint: EndpointIndex) -> bool {
     let lora = context.metrics(endpoint).and_then(|metrics| metrics.lora.as_ref());
     lora.is_some_and(|lora| lora.running.iter().any(|adapter| **adapter == *context.request.model))
+}
+
+/// What the request is expected to put out at one of these: nothing at a stage before decode.
+fn output_tokens(context: &Context<'_>, endpoints: &[EndpointIndex]) -> f32 {
+    let decodes = |&endpoint: &EndpointIndex| context.snapshot.endpoint(endpoint).is_none_or(Endpoint::decodes);
+    if endpoints.iter().any(decodes) { context.snapshot.step().output_tokens() } else { 0.0 }
 }
 
 /// How long these prompts take at an average endpoint, ms. The constant was learned of prompts that came one by one: those of a queue share steps.
@@ -247,7 +257,8 @@ mod tests {
         let step = StepModel::default();
         let held_up_ms = |speed| {
             let place = Place { load: Load::default(), speed: (speed, 1.0), uncached_tokens: 1_000.0, adapter_ms: 30.0 };
-            scorer.cost(&Asked { step: &step, prompt_tokens: 1_000.0, displacement: 0.0 }, &place).of_mean_batch
+            let asked = Asked { step: &step, prompt_tokens: 1_000.0, output_tokens: 200.0, displacement: 0.0 };
+            scorer.cost(&asked, &place).of_mean_batch
         };
         assert!(((held_up_ms(3.0) - 30.0) / (held_up_ms(1.0) - 30.0) - 2.0).abs() < 1e-5);
     }
