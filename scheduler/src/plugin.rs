@@ -52,6 +52,8 @@ pub struct Context<'a> {
     pub prospects: &'a Prospects,
     /// See [`Self::drawing_blocks`]; parallel to the snapshot's endpoints.
     pub(crate) drawing: &'a [u32],
+    /// Is it a stage before decode that is picked for, where nothing is put out?
+    pub(crate) early_stage: bool,
 }
 
 /// Narrows the candidates.

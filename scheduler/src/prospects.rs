@@ -149,7 +149,7 @@ fn settings_in_force(snapshot: &Snapshot) -> Option<LatencySettings> {
 #[must_use]
 pub fn prospects(snapshot: &Snapshot, request: &Request<'_>, local: Local<'_>) -> Vec<Result<Prospect, Abstention>> {
     let prospects = Prospects::default();
-    prospects.predict(&Context { snapshot, request, local, prospects: &prospects, drawing: local.matched_blocks })
+    prospects.predict(&Context { snapshot, request, local, prospects: &prospects, drawing: local.matched_blocks, early_stage: false })
 }
 
 /// What `request` is promised by being sent to `endpoint`, where it is not counted yet.

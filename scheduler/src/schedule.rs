@@ -52,7 +52,11 @@ pub fn schedule(
     rng: &mut Rng,
     explanation: Option<&mut Explanation>,
 ) -> Decision {
-    decide(Context { snapshot, request, local, prospects: &Prospects::default(), drawing: local.matched_blocks }, rng, explanation)
+    decide(
+        Context { snapshot, request, local, prospects: &Prospects::default(), drawing: local.matched_blocks, early_stage: false },
+        rng,
+        explanation,
+    )
 }
 
 /// A decision made before, made again: as [`schedule`], with what was `predicted` then of each endpoint in place of what the model says now.
@@ -66,7 +70,7 @@ pub fn schedule_again(
     explanation: Option<&mut Explanation>,
 ) -> Decision {
     decide(
-        Context { snapshot, request, local, prospects: &Prospects::recorded(predicted), drawing: local.matched_blocks },
+        Context { snapshot, request, local, prospects: &Prospects::recorded(predicted), drawing: local.matched_blocks, early_stage: false },
         rng,
         explanation,
     )
@@ -166,12 +170,15 @@ impl<'r> Run<'r> {
         self.pipeline.profile(profile).ok_or(NOBODY).and_then(|profile| self.run(profile, profile.ranked_max, Some(decoder)))
     }
 
-    /// Runs a profile for as many as its picker is told to list, or else for one.
+    /// Runs a profile for a stage before decode, for as many as its picker is told to list, or else for one.
     ///
     /// # Errors
     /// The decision when it leaves nobody, is not there, or sheds the request.
-    pub fn picked(&mut self, profile: &str) -> Result<Ranked, Decision> {
-        self.pipeline.profile(profile).ok_or(NOBODY).and_then(|profile| self.run(profile, profile.listed.unwrap_or(1), None))
+    pub fn early(&mut self, profile: &str) -> Result<Ranked, Decision> {
+        self.context.early_stage = true;
+        let ranked = self.pipeline.profile(profile).ok_or(NOBODY).and_then(|profile| self.run(profile, profile.listed.unwrap_or(1), None));
+        self.context.early_stage = false;
+        ranked
     }
 
     /// Does this decider want the request disaggregated, where `decode` would do the rest?

@@ -86,7 +86,7 @@ impl Elsewhere {
         if !run.disaggregates(&self.decider, decode) {
             return Vec::new();
         }
-        run.picked(&self.profile).map_or_else(|_| Vec::new(), |ranked| ranked.iter().filter(|&index| index != next).collect())
+        run.early(&self.profile).map_or_else(|_| Vec::new(), |ranked| ranked.iter().filter(|&index| index != next).collect())
     }
 }
 

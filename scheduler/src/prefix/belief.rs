@@ -40,7 +40,9 @@ impl PrefixIndex {
         let Some(held) = (u64::from(cached) * u64::from(blocks)).checked_div(u64::from(prompt)) else { return };
         let slack = |part: Part| 1 + u64::from(part.blocks / 16);
         let has = |part: Part| held + slack(part) >= u64::from(part.blocks);
-        let part = if has(belief.may_hold) { belief.may_hold } else { belief.held };
+        // Less than the slack cannot be told apart.
+        let doubts = u64::from(belief.may_hold.blocks) > u64::from(belief.held.blocks) + slack(belief.may_hold);
+        let part = if doubts && has(belief.may_hold) { belief.may_hold } else { belief.held };
         if held > u64::from(belief.may_hold.blocks) + slack(belief.may_hold) {
             self.learn_more(belief.endpoint);
         } else if let Some(reuse) = part.reuse {
@@ -77,6 +79,26 @@ mod tests {
         assert!(capacity(0) < 1_000, "it was gone");
         assert_eq!(capacity(6_400), 1_000, "it was there");
         assert_eq!(capacity(6_000), 1_000, "but for a sixteenth, which is templates and block ends");
+    }
+
+    #[test]
+    fn so_little_doubted_that_a_block_end_is_as_much_says_nothing() {
+        for (held, cached) in [(0, 0), (95, 95 * 64)] {
+            let mut index = PrefixIndex::with_capacity(100_000);
+            index.set_capacity(ENGINE, 1_000);
+            let (prompt, other): (Vec<u64>, Vec<u64>) =
+                ((1..=100).map(|block| block << 1).collect(), (201..=1_401).map(|block| block << 1).collect());
+            index.record(ENGINE, &prompt);
+            other.chunks(100).for_each(|blocks| index.record(ENGINE, blocks));
+            index.record(ENGINE, &prompt[..held]);
+            let blocks = if held == 0 { &prompt[..1] } else { &prompt };
+            let mut known = Vec::new();
+            index.matched(blocks, &[ENGINE], &mut known);
+            assert_eq!(known, [Matched { held: held as u32, may_hold: blocks.len() as u32 }]);
+            let belief = index.place(ENGINE, blocks, known[0]);
+            index.told(&belief, blocks.len() as u32, cached, 64 * blocks.len() as u32);
+            assert_eq!(index.capacity(ENGINE), Some(1_000), "{held} held");
+        }
     }
 
     #[test]

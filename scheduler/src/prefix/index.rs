@@ -12,13 +12,13 @@
 
 use super::hash::{BLOCKS_MAX, is_wide};
 use super::lookup::{Lookup, Matched};
-use super::owners::{Owners, REGION_OWNERS, REGIONS, Reuse, region};
+use super::owners::{Holding, Owners, REGION_OWNERS, REGIONS, Reuse, region};
 use super::table::{Entry, LANES, NOBODY, Table, age, epoch_of};
 use crate::snapshot::EndpointRef;
 use std::fmt;
 
 /// Entries of an index when nothing else is configured. 100 endpoints of 6,600 blocks (64 tokens each: 422,000 tokens of KV cache) are
-/// 660,000; with 2.4 places for each, 0.005 % are lost. 13.1 MB with the books of the owners, in every VM that picks.
+/// 660,000; with 2.4 places for each, 0.005 % are lost. As many again may be doubted, and give way to those. 13.2 MB with the books of the owners, in every VM that picks.
 pub const ENTRIES_DEFAULT: usize = 1_572_864;
 
 /// The most entries: 512 MB, far beyond what a VM should hold, and well within 32 bits of buckets.
@@ -34,6 +34,9 @@ const AGE_MAX: u16 = 1 << 15;
 
 /// Epochs in which the whole table is looked through once: [`AGE_MAX`] and this together stay below 2^16, where stamps repeat.
 const EPOCHS_PER_SWEEP: usize = 1 << 14;
+
+/// What is doubted goes before anything that is held: beyond any age.
+const DOUBTED: u32 = 1 << 16;
 
 /// Blocks whose cache lines are fetched together. The table is far larger than the caches, so nearly every block is a miss, and the processor
 /// waits for some ten of them at a time when none depends on another.
@@ -136,7 +139,7 @@ impl PrefixIndex {
 
     /// How many blocks of KV cache `endpoint` has, of the size that prompts are cut into (from `cache_config_info`: engine blocks times
     /// tokens of each, over the tokens of one of ours); unlimited until said. Beyond it the least recently touched of the endpoint's
-    /// blocks stop counting, in steps of an eighth of the capacity. Output that fills the cache too is not known here.
+    /// blocks are doubted, in steps of an eighth of the capacity, and beyond twice as many they stop counting. Output that fills the cache too is not known here.
     pub fn set_capacity(&mut self, endpoint: EndpointRef, blocks: u32) {
         if let Some(owner) = self.owner(endpoint) {
             self.owners.set_capacity(owner, blocks);
@@ -163,11 +166,11 @@ impl PrefixIndex {
         let Some((_, entry)) = self.table.find(self.table.key(last, region(owner)), owner) else { return 0.0 };
         let touches = (self.epoch - epoch_of(entry.stamp, self.epoch)) * self.epoch_touches;
         // Of several holders each is asked in turn.
-        touches as f32 / (blocks.len() * endpoints.len() * holders().count()) as f32
+        touches as f32 / blocks.len() as f32 / (endpoints.len() * holders().count()) as f32
     }
 
-    /// The engine said of a block given so long ago that it was `there`, or gone: what its cache really holds is learned. Whatever is as old as a
-    /// block that was gone stops counting at once.
+    /// The engine said of a block given so long ago that it was `there`, or gone: what its cache really holds is learned, an eighth of it at a
+    /// time.
     pub fn learn(&mut self, endpoint: EndpointRef, reuse: Reuse, there: bool) {
         if let Some(owner) = self.owners.get(endpoint) {
             self.owners.learn(owner, reuse, there);
@@ -252,9 +255,10 @@ impl PrefixIndex {
             }
             return;
         }
-        let rank = |entry: Entry| match self.owners.holding(entry.owner, epoch_of(entry.stamp, epoch)).may_hold {
-            true => u32::from(age(entry.stamp, epoch)),
-            false => u32::MAX,
+        let rank = |entry: Entry| match self.owners.holding(entry.owner, epoch_of(entry.stamp, epoch)) {
+            Holding { held: true, .. } => u32::from(age(entry.stamp, epoch)),
+            Holding { may_hold: true, .. } => DOUBTED + u32::from(age(entry.stamp, epoch)),
+            _ => u32::MAX,
         };
         let Some((place, old)) = self.table.choose(key, rank) else { return };
         if self.owners.is_live(old.owner) {
@@ -300,7 +304,6 @@ impl fmt::Debug for PrefixIndex {
 
 #[cfg(test)]
 mod tests {
-    use super::super::owners::Holding;
     use super::*;
     use crate::rng::Rng;
     use crate::snapshot::{ENDPOINTS_MAX, Incarnation, Slot};
@@ -587,6 +590,23 @@ mod tests {
     }
 
     #[test]
+    fn a_hole_in_what_is_doubted_does_not_cut_it_either() {
+        let (a, common) = (endpoint(3), chain(1, 120));
+        for (shared, hole) in [(40, 20), (40, 39), (40, 40), (40, 80), (1, 60), (119, 60)] {
+            let mut index = PrefixIndex::with_capacity(20_000);
+            index.set_capacity(a, 1_000);
+            index.record(a, &common);
+            (2..14).for_each(|seed| index.record(a, &chain(seed, 100)));
+            index.record(a, &common[..shared]);
+            let owner = index.owners.get(a).unwrap();
+            let (place, _) = index.table.find(index.table.key(common[hole], region(owner)), owner).unwrap();
+            index.table.free(place);
+            let held = if hole + 1 == shared { shared - 1 } else { shared };
+            assert_eq!(doubted(&index, &common, a), Matched { held: held as u32, may_hold: 120 }, "{shared} held, block {hole} lost");
+        }
+    }
+
+    #[test]
     fn a_first_block_that_had_to_go_does_not_hide_the_others() {
         let (mut index, a, blocks) = (PrefixIndex::with_capacity(LANES), endpoint(3), chain(1, LANES));
         index.record(a, &blocks);
@@ -664,6 +684,8 @@ mod tests {
         assert_eq!(index.capacity(a), Some(1_000), "that it is gone was to be expected");
         index.learn(a, old, true);
         assert_eq!(index.capacity(a), Some(1_125), "that it was there was not");
+        let may_hold: u32 = chains.iter().map(|blocks| doubted(&index, blocks, a).may_hold).sum();
+        assert!(may_hold <= 2_300, "a larger capacity brings back nothing that was given up: {may_hold}");
     }
 
     #[test]

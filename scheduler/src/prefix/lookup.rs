@@ -6,8 +6,9 @@
 //! a hole, and beyond a hole it goes on.
 
 //!
-//! What was given long ago is doubted, and no block of a chain was touched later than those before it: so the held end where the doubted begin, which
-//! is looked for only where the last of all is doubted.
+//! What was given long ago is doubted, and who is given a block is given all before it: so the held end where the doubted begin, which is looked for
+//! only where the last of all is doubted. (Other proxies tell the end of a prompt alone when they have told its head before. A head that is asked
+//! for through them only ages here, and takes what hangs on it along.)
 
 use super::hash::blocks_of;
 use super::owners::{Holding, Owners, REGION_OWNERS, region, region_bit};

@@ -9,7 +9,7 @@
 //! that takes varies, so the end is not sharp: of what is older, up to twice the capacity, something like half is still there.
 //!
 //! The capacity that an engine tells is nominal: its blocks hold more or less text than ours, and output fills it as well. What its replies tell
-//! of true hits corrects it: a block that was gone sets a bound to what fits, one that was there though it was about to stop counting lifts it.
+//! of true hits corrects it: a block that was gone sets a bound to what fits, one that was there though it no longer counted as held lifts it.
 
 use super::table::{Entry, NOBODY};
 use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation};
@@ -203,7 +203,7 @@ impl Owners {
     /// The capacity the endpoint says it has. What was learned stands as long as that does not change.
     pub(super) fn set_capacity(&mut self, id: u16, nominal: u32) {
         if let Some(row) = self.rows.get_mut(usize::from(id)).filter(|row| row.nominal != nominal) {
-            (row.nominal, row.capacity) = (nominal, nominal);
+            (row.nominal, row.capacity, row.oldest_doubted) = (nominal, nominal, 0);
             row.settle();
         }
     }
@@ -354,7 +354,8 @@ impl Owner {
     /// Decides what counts as held: what fills the capacity but for less than one more eighth.
     fn settle(&mut self) {
         self.oldest = self.newest_of(self.capacity - self.capacity / PARTS);
-        self.oldest_doubted = self.newest_of(self.capacity.saturating_mul(DOUBTED_CAPACITIES));
+        // Never back: what has been given up may be in one generation with all that is gone.
+        self.oldest_doubted = self.newest_of(self.capacity.saturating_mul(DOUBTED_CAPACITIES)).max(self.oldest_doubted);
     }
 
     /// The first epoch of the newest generations that together have so many blocks, or of all.

@@ -1,18 +1,20 @@
 //! `marginal-cost-scorer`: the best is where the request costs least, its own time and what it imposes on those already there.
 //!
 //! ```text
-//!  S  = v (c0 + c1 u + c2 (n² - (n-u)²)) + A     its prefill there, u of its n prompt tokens uncached; A: loading its adapter (below)
-//!  W  = v (c0 P / (1 + P/4) + c1 U + c2 A)       that of the P prompts that wait there: what tokens cost adds up, but prompts share steps
+//!  S  = v (c0 + c1 u + c2 (n² - (n-u)²)) + A     its prefill there, u of its n prompt tokens uncached; A: loading its adapter (below);
+//!                                                S', the same at an average endpoint
+//!  W  = v (c0 P / (1 + P/4) + c1 U + c2 Q)       that of the P prompts that wait there, of U uncached tokens and Q pairs of tokens: what tokens
+//!                                                cost adds up, but prompts share steps
 //!  D  = e0 + e1 (B+1) + e2 (K+n)                 a decode step there with it; B requests in flight with K tokens of context
 //!  J  = W + S                                    it waits for its first token
 //!     + η (B + Bavg) W / 2                       a place behind a long queue is also a place in a long batch (Bavg, the mean B)
 //!     + ψ γ B S                                  its prefill holds up the others: there
-//!     + ψ (1-γ) Bavg (S + S/v) / 2               and by and by everywhere, where an average endpoint does that work: an hour of a slow one is
+//!     + ψ (1-γ) Bavg (S + S') / 2                and by and by everywhere, where an average endpoint does that work: an hour of a slow one is
 //!                                                worth less
 //!     + ζ B W S / (o w D + W + S)                and those who come while it waits: B in each lifetime of a request there
 //!     + κ r / (1 + r) c1 u                       a copy of what few ask for takes the place of what others do
-//!     + φ o (w D + w B (e1 + e2 n) / 2)          o tokens of output: its own steps, and what it adds to those of others; none where only the
-//!                                                prompt is worked through
+//!     + φ o (w D + w B (e1 + e2 n) / 2)          o tokens of output: its own steps, and what it adds to those of others; none at a stage that
+//!                                                only works through the prompt
 //! ```
 //!
 //! All of it is known at the pick: n, u, B, K and the sums of W from the ledger and the prefix index, which change at the pick; c, e, o and
@@ -34,13 +36,13 @@ use crate::latency::step::StepModel;
 use crate::local::AdapterRoom;
 use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State, for_people};
 use crate::scorer::PREFIX_PRODUCER;
-use crate::snapshot::{Endpoint, EndpointIndex};
+use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "marginal-cost-scorer",
     kind: Kind::Scorer,
     doc: for_people(
-        "min J / J, J = W + S + queueExternality (B + Bavg) W / 2 + externality (ownBatchShare B S + (1 - ownBatchShare) Bavg S') + arrivalExternality B W S / (o D + W + S) + displacement r / (1 + r) c1 u + decodeWeight o (D + B (e1 + e2 n) / 2): S its prefill there in ms, S' the mean of that and of its prefill at an average endpoint, u its uncached tokens, r the prompts each endpoint was given since the longest prefix of it was asked for, W the prefill of prompts waiting there, B requests in flight, D a decode step, o the output expected. For the most requests within their SLOs rather than the lowest latency: externality 2, ownBatchShare 1, queueExternality 0, arrivalExternality 0, decodeWeight 1.5.",
+        "min J / J, J = W + S + queueExternality (B + Bavg) W / 2 + externality (ownBatchShare B S + (1 - ownBatchShare) Bavg S') + arrivalExternality B W S / (o D + W + S) + displacement r / (1 + r) c1 u + decodeWeight o (D + B (e1 + e2 n) / 2): S its prefill there in ms, S' the mean of that and of its prefill at an average endpoint, u its uncached tokens, r the prompts each endpoint was given since the longest prefix of it was asked for, W the prefill of prompts waiting there, B requests in flight, D a decode step, o the output expected, none at a stage before decode. For the most requests within their SLOs rather than the lowest latency: externality 2, ownBatchShare 1, queueExternality 0, arrivalExternality 0, decodeWeight 1.5.",
     ),
     source: for_people("ours; docs/routing-quality.md"),
     parameters: &[
@@ -186,8 +188,8 @@ impl Scorer for MarginalCost {
         let (step, idle) = (context.snapshot.step(), context.local.prefix_idle.max(0.0));
         let rarity = if idle.is_finite() { idle / (1.0 + idle) } else { 1.0 };
         let prompt_tokens = whole(u64::from(context.request.prompt_tokens));
-        let asked =
-            Asked { step, prompt_tokens, output_tokens: output_tokens(context, endpoints), displacement: rarity * self.displacement };
+        let output_tokens = if context.early_stage { 0.0 } else { step.output_tokens() };
+        let asked = Asked { step, prompt_tokens, output_tokens, displacement: rarity * self.displacement };
         let mut of_mean_batch = vec![0.0_f32; endpoints.len()];
         let mut requests = 0_u64;
         for ((score, cost), &endpoint) in scores.iter_mut().zip(&mut of_mean_batch).zip(endpoints) {
@@ -218,12 +220,6 @@ fn runs(context: &Context<'_>, endpoint: EndpointIndex) -> bool {
     lora.is_some_and(|lora| lora.running.iter().any(|adapter| **adapter == *context.request.model))
 }
 
-/// What the request is expected to put out at one of these: nothing at a stage before decode.
-fn output_tokens(context: &Context<'_>, endpoints: &[EndpointIndex]) -> f32 {
-    let decodes = |&endpoint: &EndpointIndex| context.snapshot.endpoint(endpoint).is_none_or(Endpoint::decodes);
-    if endpoints.iter().any(decodes) { context.snapshot.step().output_tokens() } else { 0.0 }
-}
-
 /// How long these prompts take at an average endpoint, ms. The constant was learned of prompts that came one by one: those of a queue share steps.
 fn prefills_ms(step: &StepModel, prefills: &Prefills) -> f32 {
     let [c0, c1, c2] = step.prefill();
@@ -243,23 +239,52 @@ fn whole(count: u64) -> f32 {
 mod tests {
     use super::*;
 
+    const NOTHING_BUT_ITSELF: MarginalCost = MarginalCost {
+        externality: 0.0,
+        own_batch_share: 0.0,
+        arrival_externality: 0.0,
+        queue_externality: 0.0,
+        displacement: 0.0,
+        decode_weight: 0.0,
+        adapter_load_ms: 100.0,
+    };
+
+    /// A prompt of 1,000 tokens, all uncached.
+    fn asked(step: &StepModel) -> Asked<'_> {
+        Asked { step, prompt_tokens: 1_000.0, output_tokens: 200.0, displacement: 0.0 }
+    }
+
+    fn place(load: Load, speed: (f32, f32), adapter_ms: f32) -> Place {
+        Place { load, speed, uncached_tokens: 1_000.0, adapter_ms }
+    }
+
+    fn near(found: f32, expected: f32) {
+        assert!((found / expected - 1.0).abs() < 1e-5, "{found}, not {expected}");
+    }
+
     #[test]
     fn others_are_held_up_by_half_of_what_a_slow_endpoint_takes_longer() {
-        let scorer = MarginalCost {
-            externality: 1.0,
-            own_batch_share: 0.0,
-            arrival_externality: 0.0,
-            queue_externality: 0.0,
-            displacement: 0.0,
-            decode_weight: 0.0,
-            adapter_load_ms: 100.0,
-        };
+        let (scorer, step) = (MarginalCost { externality: 1.0, ..NOTHING_BUT_ITSELF }, StepModel::default());
+        let held_up_ms = |speed| scorer.cost(&asked(&step), &place(Load::default(), (speed, 1.0), 30.0)).of_mean_batch;
+        near((held_up_ms(3.0) - 30.0) / (held_up_ms(1.0) - 30.0), 2.0);
+    }
+
+    #[test]
+    fn prompts_that_wait_share_steps_and_add_up_in_tokens() {
+        let step = StepModel::of([12.0, 0.05, 0.0], [11.0, 0.025, 8e-5], 200.0);
+        let prefills = |prompts, uncached_tokens| Prefills { prompts, uncached_tokens, ..Prefills::default() };
+        near(prefills_ms(&step, &prefills(1, 400)), 12.0 / 1.25 + 20.0);
+        near(prefills_ms(&step, &prefills(8, 3_200)), 12.0 * 8.0 / 3.0 + 160.0);
+    }
+
+    #[test]
+    fn a_slow_endpoint_costs_as_many_times_more_of_what_is_done_there() {
         let step = StepModel::default();
-        let held_up_ms = |speed| {
-            let place = Place { load: Load::default(), speed: (speed, 1.0), uncached_tokens: 1_000.0, adapter_ms: 30.0 };
-            let asked = Asked { step: &step, prompt_tokens: 1_000.0, output_tokens: 200.0, displacement: 0.0 };
-            scorer.cost(&asked, &place).of_mean_batch
-        };
-        assert!(((held_up_ms(3.0) - 30.0) / (held_up_ms(1.0) - 30.0) - 2.0).abs() < 1e-5);
+        let load = Load { requests: 5, prefills: Prefills { prompts: 2, uncached_tokens: 700, ..Prefills::default() }, ..Load::default() };
+        let fixed = |scorer: &MarginalCost, speed| scorer.cost(&asked(&step), &place(load, speed, 0.0)).fixed;
+        near(fixed(&NOTHING_BUT_ITSELF, (2.0, 3.0)), 2.0 * fixed(&NOTHING_BUT_ITSELF, (1.0, 1.0)));
+        let decoding = MarginalCost { decode_weight: 1.0, ..NOTHING_BUT_ITSELF };
+        let decode = |speed| fixed(&decoding, (1.0, speed)) - fixed(&NOTHING_BUT_ITSELF, (1.0, speed));
+        near(decode(3.0), 3.0 * decode(1.0));
     }
 }

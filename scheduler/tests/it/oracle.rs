@@ -131,8 +131,6 @@ fn marginal_cost(case: &Case, allowed: &[usize]) -> Vec<(usize, f64)> {
     #[expect(clippy::cast_precision_loss, reason = "a dozen")]
     let mean = allowed.iter().map(|&at| requests(at)).sum::<f64>() / allowed.len().max(1) as f64;
     let idle = f64::from(case.prefix_idle);
-    // Nothing is put out where only prompts are worked through.
-    let output = if allowed.iter().any(|&at| case.pool[at].endpoint.decodes()) { 200.0 } else { 0.0 };
     let displacement = 55.0 * idle / (1.0 + idle);
     let cost = |at: usize| {
         let (row, batch) = (&case.pool[at], requests(at));
@@ -151,8 +149,8 @@ fn marginal_cost(case: &Case, allowed: &[usize]) -> Vec<(usize, f64)> {
         let uncached = (prompt - cached).max(0.0);
         let s = service(uncached, attention(uncached, prompt)) + adapter;
         let step = 11.0 + 0.025 * (batch + 1.0) + 8e-5 * (waiting + prompt);
-        let decode = 0.6 * output * (step + batch * (0.025 + 8e-5 * prompt) / 2.0);
-        let coming = batch * w / (output * step + w + s);
+        let decode = 0.6 * 200.0 * (step + batch * (0.025 + 8e-5 * prompt) / 2.0);
+        let coming = batch * w / (200.0 * step + w + s);
         let held_up = 0.22 * batch + 0.78 * mean;
         w + s + 0.175 * (batch + mean) * w + 1.6 * held_up * s + 2.5 * coming * s + displacement * 0.05 * uncached + decode
     };
