@@ -72,7 +72,7 @@ impl Lookup<'_> {
     pub(super) fn run(&self, found: &mut Lengths) {
         let Some(last) = self.blocks.len().checked_sub(1) else { return };
         // Most regions hold nothing and are done. The second block in case the first is lost, which it can be only where there was no room.
-        let mut any = self.seen(0);
+        let mut any = self.seen_once(0);
         if self.blocks.first().is_some_and(|&first| self.table.was_full(self.table.key(first, self.region))) {
             any = any.or(self.seen_once(1));
         }
