@@ -6,6 +6,7 @@
 mod closest;
 mod parameters;
 mod reference;
+mod show;
 mod state;
 
 pub use crate::producer::Producer;
@@ -38,6 +39,7 @@ use crate::scorer::{
 };
 use crate::session::SessionToken;
 use crate::snapshot::{EndpointIndex, EndpointMetrics, Snapshot};
+use show::Show;
 
 /// All a plugin may look at.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +59,7 @@ pub struct Context<'a> {
 }
 
 /// Narrows the candidates.
-pub trait Filter: std::fmt::Debug + Send + Sync {
+pub trait Filter: Show + Send + Sync {
     /// Drops whom the request must not or should not go to.
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, rng: &mut Rng);
 
@@ -73,7 +75,7 @@ pub trait Filter: std::fmt::Debug + Send + Sync {
 }
 
 /// Rates the candidates.
-pub trait Scorer: std::fmt::Debug + Send + Sync {
+pub trait Scorer: Show + Send + Sync {
     /// Writes one score in 0..=1 for each of `endpoints` into `scores`, which runs parallel and comes filled with 0. More is better.
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]);
 
@@ -94,13 +96,13 @@ pub trait Scorer: std::fmt::Debug + Send + Sync {
 }
 
 /// Draws the ranked list.
-pub trait Picker: std::fmt::Debug + Send + Sync {
+pub trait Picker: Show + Send + Sync {
     /// The best `max` of the candidates, best first; `None` only when there are none.
     fn pick(&self, candidates: &Candidates, max: usize, rng: &mut Rng) -> Option<Ranked>;
 }
 
 /// Chooses the profiles a request runs and makes one decision of their picks.
-pub trait ProfileHandler: std::fmt::Debug + Send + Sync {
+pub trait ProfileHandler: Show + Send + Sync {
     /// What it refers to by name; checked when the pipeline is built.
     fn references(&self) -> Vec<Reference<'_>>;
 
@@ -129,7 +131,7 @@ pub trait ProfileHandler: std::fmt::Debug + Send + Sync {
 }
 
 /// Says whether a request is worth a stage of its own (prefill, encode) elsewhere.
-pub trait Decider: std::fmt::Debug + Send + Sync {
+pub trait Decider: Show + Send + Sync {
     /// Is it, where `decode` would do the rest?
     fn disaggregates(&self, context: &Context<'_>, decode: EndpointIndex) -> bool;
 }
@@ -141,7 +143,7 @@ pub trait Detector: Filter {
 }
 
 /// May refuse a request that could be served.
-pub trait Admitter: std::fmt::Debug + Send + Sync {
+pub trait Admitter: Show + Send + Sync {
     /// Is it admitted, when `endpoints` could serve it?
     fn admits(&self, context: &Context<'_>, endpoints: &[EndpointIndex], rng: &mut Rng) -> bool;
 }
