@@ -57,6 +57,8 @@ pub struct Pool {
     /// How many hashes of the prompt each endpoint was found to hold at the last pick, and for how many blocks they stand.
     known: Vec<Matched>,
     matched: Vec<u32>,
+    /// Where several hold the longest of it: how near each is to losing that.
+    prefix_ages: Vec<f32>,
     ejected: Vec<bool>,
     /// When each endpoint was last given a prompt that nobody held a block of, by the count of such picks, parallel to the snapshot's
     /// endpoints; 0 is never. Each worker has its own: what matters is that each spreads such prompts.
@@ -138,6 +140,7 @@ impl Pool {
             rng: Rng::seeded(seed),
             known: Vec::new(),
             matched: Vec::new(),
+            prefix_ages: Vec::new(),
             ejected: Vec::new(),
             cold_picks: Vec::new(),
             cold_picks_made: 0,

@@ -51,6 +51,7 @@ impl Record {
                     w.object(|w| {
                         endpoint_members(w, endpoint, local.in_flight.load(endpoint.id));
                         w.name("matched_blocks").plain(local.matched_blocks(index));
+                        w.name("prefix_age").plain(local.prefix_age(index));
                         w.name("cold_pick").plain(local.last_cold_pick(index));
                         w.name("ejected").plain(local.ejected(index));
                         w.name("adapter_room");

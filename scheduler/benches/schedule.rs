@@ -221,6 +221,7 @@ impl Pool {
             in_flight: &self.in_flight,
             matched_blocks: &self.matched_blocks,
             prefix_idle: 0.0,
+            prefix_ages: &[],
             ejected: &[],
             last_cold_picks: &[],
             adapter_rooms: &[],

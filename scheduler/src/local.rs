@@ -13,6 +13,9 @@ pub struct Local<'a> {
     /// How little is asked for the longest of those prefixes: how many prompts like this one each endpoint was given, on average, since it was last
     /// ([`crate::prefix::PrefixIndex::idle`]).
     pub prefix_idle: f32,
+    /// Where several endpoints hold the longest of those prefixes alike: how near each is to losing it, 0 to 1, parallel to the snapshot's endpoints
+    /// ([`crate::prefix::PrefixIndex::ages`]); empty where at most one holds it.
+    pub prefix_ages: &'a [f32],
     /// Endpoints ejected here for the moment, parallel to the snapshot's endpoints; empty when none is.
     pub ejected: &'a [bool],
     /// When each endpoint was last given a request that nobody held a prefix of, in numbers that grow with every such pick, parallel to the
@@ -51,6 +54,12 @@ impl Local<'_> {
     #[must_use]
     pub fn matched_blocks(&self, index: EndpointIndex) -> u32 {
         self.matched_blocks.get(index.get()).copied().unwrap_or(0)
+    }
+
+    /// How near this endpoint is to losing a prefix that others hold as well, 0 to 1; 0 where it holds none.
+    #[must_use]
+    pub fn prefix_age(&self, index: EndpointIndex) -> f32 {
+        self.prefix_ages.get(index.get()).filter(|age| age.is_finite()).map_or(0.0, |age| age.clamp(0.0, 1.0))
     }
 
     /// When this endpoint was last given a request that nobody held a prefix of; 0: never.

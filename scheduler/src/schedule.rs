@@ -320,6 +320,7 @@ mod tests {
             in_flight,
             matched_blocks: &[],
             prefix_idle: 0.0,
+            prefix_ages: &[],
             ejected,
             last_cold_picks: &[],
             adapter_rooms: &[],

@@ -78,7 +78,7 @@ impl Policy {
                         ("ownBatchShare", 1.0),
                         ("queueExternality", 0.0),
                         ("arrivalExternality", 0.0),
-                        ("decodeWeight", 1.5),
+                        ("decodeWeight", 1.3),
                     ];
                     numbers.splice(0..0, setting.map(|(key, number)| (key.to_owned(), Value::Number(number))));
                 }

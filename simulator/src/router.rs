@@ -19,6 +19,7 @@ pub(crate) struct Router {
     known: Vec<Matched>,
     matched: Vec<u32>,
     prefix_idle: f32,
+    prefix_ages: Vec<f32>,
     cold_picks: Vec<u64>,
     cold_picks_made: u64,
     /// Adapters given to each endpoint and when, by the count of picks, the last given last.
@@ -58,6 +59,7 @@ impl Router {
             known: Vec::new(),
             matched: Vec::new(),
             prefix_idle: 0.0,
+            prefix_ages: Vec::new(),
             cold_picks: Vec::new(),
             cold_picks_made: 0,
             given: Vec::new(),
@@ -103,6 +105,7 @@ impl Router {
         let refs: Vec<EndpointRef> = snapshot.endpoints().iter().map(|endpoint| endpoint.id).collect();
         self.prefixes.matched(job.hashes, &refs, &mut self.known);
         self.prefix_idle = self.prefixes.idle(job.hashes, &refs, &self.known);
+        self.prefixes.ages(job.hashes, &refs, &self.known, &mut self.prefix_ages);
         self.matched.clear();
         self.matched.extend(self.known.iter().map(|known| known.blocks(job.hashes)));
         let (at, prefill) = match policy {
@@ -183,6 +186,7 @@ impl Router {
             in_flight: &self.ledger,
             matched_blocks: &self.matched,
             prefix_idle: self.prefix_idle,
+            prefix_ages: &self.prefix_ages,
             ejected: &[],
             last_cold_picks: &self.cold_picks,
             adapter_rooms: &self.rooms,

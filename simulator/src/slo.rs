@@ -297,6 +297,7 @@ impl<'w> World<'w> {
             in_flight: &self.ledger,
             matched_blocks: &unmatched,
             prefix_idle: 0.0,
+            prefix_ages: &[],
             ejected: &[],
             last_cold_picks: &[],
             adapter_rooms: &[],

@@ -61,12 +61,14 @@ impl Pool {
         self.prefixes.matched(request.prefix_blocks, &state.refs, &mut self.known);
         self.matched.clear();
         self.matched.extend(self.known.iter().map(|known| known.blocks(request.prefix_blocks)));
+        self.prefixes.ages(request.prefix_blocks, &state.refs, &self.known, &mut self.prefix_ages);
         self.ejections.mark(&state.snapshot, now, &mut self.ejected);
         self.adapters.look(state.snapshot.metrics(), request.model);
         let local = Local {
             in_flight: &self.in_flight,
             matched_blocks: &self.matched,
             prefix_idle: self.prefixes.idle(request.prefix_blocks, &state.refs, &self.known),
+            prefix_ages: &self.prefix_ages,
             ejected: &self.ejected,
             last_cold_picks: &self.cold_picks,
             adapter_rooms: self.adapters.rooms(),
@@ -199,6 +201,7 @@ impl Pool {
             in_flight: &self.in_flight,
             matched_blocks: &self.matched,
             prefix_idle: 0.0,
+            prefix_ages: &[],
             out_of_touch: false,
             metrics_stale: state.metrics_stale(now),
             ejected: &[],

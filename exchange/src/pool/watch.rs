@@ -110,6 +110,7 @@ impl Pool {
             in_flight: &self.in_flight,
             matched_blocks: &self.matched,
             prefix_idle: 0.0,
+            prefix_ages: &[],
             out_of_touch: false,
             metrics_stale: state.metrics_stale(now),
             ejected: &[],

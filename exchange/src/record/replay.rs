@@ -82,6 +82,7 @@ impl Recorded {
         let local = Local {
             in_flight: &in_flight,
             matched_blocks: &pool.matched_blocks,
+            prefix_ages: &pool.prefix_ages,
             ejected: &pool.ejected,
             last_cold_picks: &pool.cold_picks,
             adapter_rooms: &pool.adapter_rooms,
@@ -113,6 +114,7 @@ struct PoolRows {
     metrics: Vec<EndpointMetrics>,
     loads: Vec<Load>,
     matched_blocks: Vec<u32>,
+    prefix_ages: Vec<f32>,
     ejected: Vec<bool>,
     cold_picks: Vec<u64>,
     adapter_rooms: Vec<AdapterRoom>,
@@ -197,6 +199,7 @@ impl PoolRows {
             tpot_slo_us: count(row, "tpot_slo_us"),
         });
         self.matched_blocks.push(number(row, "matched_blocks")?);
+        self.prefix_ages.push(real(row.get("prefix_age")).unwrap_or(0.0));
         self.ejected.push(row.get("ejected").and_then(Value::as_bool).unwrap_or(false));
         self.cold_picks.push(number(row, "cold_pick")?);
         self.adapter_rooms.push(row.get("adapter_room").map(read_adapter_room).unwrap_or_default());

@@ -33,6 +33,7 @@ struct Input {
     /// May be shorter or longer than the pool.
     matched_blocks: Vec<u32>,
     prefix_idle: f32,
+    prefix_ages: Vec<f32>,
     ejected: Vec<bool>,
     last_cold_picks: Vec<u64>,
     adapter_rooms: Vec<Option<Option<u64>>>,
@@ -170,6 +171,7 @@ fn decide(input: &Input, snapshot: &Snapshot) {
         in_flight: &in_flight,
         matched_blocks: &input.matched_blocks,
         prefix_idle: input.prefix_idle,
+        prefix_ages: &input.prefix_ages,
         ejected: &input.ejected,
         last_cold_picks: &input.last_cold_picks,
         adapter_rooms: &adapter_rooms,

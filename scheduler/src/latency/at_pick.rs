@@ -78,6 +78,7 @@ mod tests {
             in_flight: &ledger,
             matched_blocks: &matched,
             prefix_idle: 0.0,
+            prefix_ages: &[],
             ejected: &[],
             last_cold_picks: &[],
             adapter_rooms: &[],

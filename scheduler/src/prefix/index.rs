@@ -169,6 +169,24 @@ impl PrefixIndex {
         touches as f32 / blocks.len() as f32 / (endpoints.len() * holders().count()) as f32
     }
 
+    /// Where several of `endpoints` hold the longest prefix of these alike: how near each is to losing it, from 0, just asked for there, to 1, as much
+    /// given since as fits. 0 for those that hold less. Empties `out` where only one holds it, or nobody; `known` as in [`idle`](Self::idle).
+    pub fn ages(&self, blocks: &[u64], endpoints: &[EndpointRef], known: &[Matched], out: &mut Vec<f32>) {
+        out.clear();
+        let longest = known.iter().map(|known| known.held).max().unwrap_or(0);
+        let Some(&last) = (longest as usize).checked_sub(1).and_then(|last| blocks.get(last)) else { return };
+        if known.iter().filter(|known| known.held == longest).count() > 1 {
+            let age = |endpoint, known: &Matched| if known.held == longest { self.age(endpoint, last) } else { None };
+            out.extend(endpoints.iter().zip(known).map(|(&endpoint, known)| age(endpoint, known).unwrap_or(0.0)));
+        }
+    }
+
+    /// How much `endpoint` was given since this block, as a share of what it can hold; in whole eighths, short rather than long.
+    fn age(&self, endpoint: EndpointRef, block: u64) -> Option<f32> {
+        let (since, capacity) = (self.reuse(endpoint, block)?.at_least, self.capacity(endpoint)?);
+        Some((since as f32 / capacity.max(1) as f32).min(1.0))
+    }
+
     /// The engine said of a block given so long ago that it was `there`, or gone: what its cache really holds is learned, an eighth of it at a
     /// time.
     pub fn learn(&mut self, endpoint: EndpointRef, reuse: Reuse, there: bool) {
@@ -714,6 +732,34 @@ mod tests {
         }
         let held: u32 = chains.iter().map(|blocks| length(&index, blocks, a)).sum();
         assert!((800..=1_000).contains(&held), "of 40,000 blocks {held} are believed to be there");
+    }
+
+    #[test]
+    fn of_several_copies_each_is_as_old_as_much_was_given_since() {
+        let mut index = PrefixIndex::with_capacity(4096);
+        let endpoints = [endpoint(0), endpoint(1), endpoint(2)];
+        let ages = |index: &PrefixIndex, asked: &[u64]| {
+            let (mut known, mut ages) = (Vec::new(), vec![9.0]);
+            index.matched(asked, &endpoints, &mut known);
+            index.ages(asked, &endpoints, &known, &mut ages);
+            ages
+        };
+        for endpoint in endpoints {
+            index.set_capacity(endpoint, 400);
+        }
+        let asked = chain(1, 20);
+        assert!(ages(&index, &asked).is_empty(), "nobody holds any of it");
+        index.record(endpoint(0), &asked);
+        assert!(ages(&index, &asked).is_empty(), "there is one copy");
+        for other in 2..14 {
+            index.record(endpoint(0), &chain(other, 20));
+        }
+        index.record(endpoint(1), &asked);
+        index.record(endpoint(2), asked.get(..10).unwrap());
+        let [old, new, less] = ages(&index, &asked)[..] else { panic!("two hold it") };
+        assert!((0.45..=0.6).contains(&old), "{old} of what fits was given since");
+        assert_eq!((new, less), (0.0, 0.0));
+        assert!(ages(&index, &[]).is_empty());
     }
 
     #[test]

@@ -32,6 +32,7 @@ fn with_local<R>(run: impl FnOnce(Local<'_>) -> R) -> R {
         in_flight: &in_flight,
         matched_blocks: &[],
         prefix_idle: 0.0,
+        prefix_ages: &[],
         ejected: &[],
         last_cold_picks: &[],
         adapter_rooms: &[],

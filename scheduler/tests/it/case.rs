@@ -43,6 +43,8 @@ pub struct Row {
     pub in_flight: u32,
     pub prefill_tokens: u32,
     pub matched_blocks: u32,
+    /// How near it is to losing those, where others hold them as well.
+    pub prefix_age: f32,
     pub ejected: bool,
     pub last_cold_pick: u64,
     pub adapter_room: AdapterRoom,
@@ -110,6 +112,7 @@ impl Row {
             in_flight: 0,
             prefill_tokens: 0,
             matched_blocks: 0,
+            prefix_age: 0.0,
             ejected: false,
             last_cold_pick: 0,
             adapter_room: AdapterRoom::Unknown,
@@ -132,6 +135,8 @@ impl Row {
             "queue" => self.metrics.queue_depth = known(cell)?,
             "running" => self.metrics.running_requests = known(cell)?,
             "kv" => self.metrics.kv_cache_utilization = known(cell)?,
+            "kv_blocks" => self.metrics.kv_blocks = known(cell)?,
+            "kv_block_tokens" => self.metrics.kv_block_tokens = known(cell)?,
             "adapters" => self.lora().running = names(cell),
             "adapters_waiting" => self.lora().waiting = names(cell),
             "adapters_max" if cell == "-" => self.metrics.lora = None,
@@ -139,6 +144,7 @@ impl Row {
             "in_flight" => self.in_flight = number(cell)?,
             "prefill_tokens" => self.prefill_tokens = number(cell)?,
             "matched_blocks" => self.matched_blocks = number(cell)?,
+            "prefix_age" => self.prefix_age = number(cell)?,
             "ejected" => self.ejected = yes(cell)?,
             "adapter_room" => self.adapter_room = room(cell)?,
             "last_cold_pick" => self.last_cold_pick = number(cell)?,
@@ -339,6 +345,7 @@ impl Case {
     pub fn decide_with(&self, snapshot: &Snapshot, in_flight: &InFlight, explanation: Option<&mut Explanation>) -> Decision {
         let hint = self.subset.as_ref().map(|entries| SubsetHint::parse(entries.iter().map(String::as_str)));
         let matched_blocks: Vec<u32> = self.pool.iter().map(|row| row.matched_blocks).collect();
+        let prefix_ages: Vec<f32> = self.pool.iter().map(|row| row.prefix_age).collect();
         let ejected: Vec<bool> = self.pool.iter().map(|row| row.ejected).collect();
         let adapter_rooms: Vec<AdapterRoom> = self.pool.iter().map(|row| row.adapter_room).collect();
         let last_cold_picks: Vec<u64> = self.pool.iter().map(|row| row.last_cold_pick).collect();
@@ -361,6 +368,7 @@ impl Case {
             in_flight,
             matched_blocks: &matched_blocks,
             prefix_idle: self.prefix_idle,
+            prefix_ages: &prefix_ages,
             ejected: &ejected,
             last_cold_picks: &last_cold_picks,
             adapter_rooms: &adapter_rooms,
@@ -437,7 +445,7 @@ fn set(into: &mut Vec<(String, Value)>, path: &str, value: Value) {
     }
 }
 
-fn known(cell: &str) -> Result<Option<f32>, String> {
+fn known<T: std::str::FromStr>(cell: &str) -> Result<Option<T>, String> {
     if cell == "-" { Ok(None) } else { number(cell).map(Some) }
 }
 

@@ -164,13 +164,16 @@ proptest! {
     }
 
     #[test]
-    fn of_marginal_costs_engines_that_report_nothing_are_as_those_that_do(case in pools::case(Just(of_marginal_cost()))) {
+    fn of_marginal_costs_engines_that_report_nothing_are_as_those_with_room(case in pools::case(Just(of_marginal_cost()))) {
         let mut silent = case.clone();
-        for metrics in silent.pool.iter_mut().map(|row| &mut row.metrics) {
+        let mut roomy = case;
+        for (silent, roomy) in silent.pool.iter_mut().zip(&mut roomy.pool) {
             // Which adapters run is asked where there are some, and is not of load.
-            *metrics = EndpointMetrics { lora: metrics.lora.take(), ..EndpointMetrics::default() };
+            silent.metrics = EndpointMetrics { lora: silent.metrics.lora.take(), ..EndpointMetrics::default() };
+            let room = (Some(0.0), Some(1 << 20), Some(16));
+            (roomy.metrics.kv_cache_utilization, roomy.metrics.kv_blocks, roomy.metrics.kv_block_tokens) = room;
         }
-        prop_assert_eq!(case.decide().unwrap(), silent.decide().unwrap());
+        prop_assert_eq!(roomy.decide().unwrap(), silent.decide().unwrap());
     }
 
     #[test]

@@ -149,10 +149,22 @@ fn marginal_cost(case: &Case, allowed: &[usize]) -> Vec<(usize, f64)> {
         let uncached = (prompt - cached).max(0.0);
         let s = service(uncached, attention(uncached, prompt)) + adapter;
         let step = 11.0 + 0.025 * (batch + 1.0) + 8e-5 * (waiting + prompt);
+        let known = |value: Option<u32>| value.filter(|_| !case.metrics_stale).map_or(0.0, f64::from);
+        let capacity = known(row.metrics.kv_blocks) * known(row.metrics.kv_block_tokens);
+        let sane = |value: &f32| value.is_finite() && *value >= 0.0;
+        let in_use = row.metrics.kv_cache_utilization.filter(sane).filter(|_| capacity > 0.0).map(|used| f64::from(used.min(1.0)));
+        // Half of the prompts that wait, and half of the output of all, are still to come.
+        let coming_tokens = (waiting + 200.0 * (batch + 1.0)) / 2.0;
+        let lacking =
+            in_use.map_or(0.0, |used| (used * capacity + coming_tokens + uncached - 0.95 * capacity).clamp(0.0, uncached) / capacity);
+        let w = w + 2.0 * 200.0 * step * lacking;
+        let age = if row.prefix_age.is_finite() { f64::from(row.prefix_age.clamp(0.0, 1.0)) } else { 0.0 };
+        let refreshing = 1.0 - 0.6 * age * (1.0 - in_use.unwrap_or(0.0));
         let decode = 0.6 * 200.0 * (step + batch * (0.025 + 8e-5 * prompt) / 2.0);
         let coming = batch * w / (200.0 * step + w + s);
         let held_up = 0.22 * batch + 0.78 * mean;
-        w + s + 0.175 * (batch + mean) * w + 1.6 * held_up * s + 2.5 * coming * s + displacement * 0.05 * uncached + decode
+        let cost = w + s + 0.175 * (batch + mean) * w + 1.6 * held_up * s + 2.5 * coming * s + displacement * 0.05 * uncached + decode;
+        cost * refreshing
     };
     let lowest = allowed.iter().map(|&at| cost(at)).fold(f64::INFINITY, f64::min);
     allowed.iter().map(|&at| (at, lowest / cost(at))).collect()

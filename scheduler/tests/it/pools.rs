@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use scheduler::plugin::{Kind, PLUGINS};
-use scheduler::{AdapterRoom, LoraMetrics, PipelineSpec, PluginSpec, Readiness};
+use scheduler::{AdapterRoom, Endpoint, LoraMetrics, PipelineSpec, PluginSpec, Readiness};
 
 use crate::case::{self, Case, Row};
 
@@ -51,14 +51,18 @@ fn row() -> impl Strategy<Value = Row> {
         1 => Just(AdapterRoom::Free),
         2 => (0_u64..4).prop_map(|displaced_used| AdapterRoom::Full { displaced_used }),
     ];
-    let rest = (labels, roles, numbers, rooms);
+    let memory = (prop::option::of(0_u32..3_000), prop::option::of(prop::sample::select(vec![0_u32, 16, 64])));
+    let prefix_ages = prop::sample::select(vec![0.0_f32, 0.0, 0.5, 1.0, 7.0, f32::NAN]);
+    let rest = (labels, roles, numbers, (rooms, memory, prefix_ages));
     (ages, loads, own, lora(), rare(), rare(), rest).prop_map(|(age_ms, loads, own, lora, not_ready, ejected, rest)| {
-        let ((tier, range), role, (depth, last_cold_pick), room) = rest;
+        let ((tier, range), role, (depth, last_cold_pick), (room, memory, prefix_age)) = rest;
         let mut row = Row::new(0, "");
         row.endpoint.age_ms = age_ms;
         row.endpoint.readiness = if not_ready { Readiness::NotReady } else { Readiness::Ready };
         (row.metrics.queue_depth, row.metrics.running_requests, row.metrics.kv_cache_utilization) = loads;
         row.metrics.lora = lora;
+        (row.metrics.kv_blocks, row.metrics.kv_block_tokens) = memory;
+        row.prefix_age = prefix_age;
         (row.in_flight, row.prefill_tokens, row.matched_blocks) = own;
         row.ejected = ejected;
         row.last_cold_pick = last_cold_pick;
@@ -77,11 +81,9 @@ pub fn pool() -> impl Strategy<Value = Vec<Row>> {
 }
 
 fn placed(at: usize, row: Row) -> Row {
-    let Row { mut endpoint, metrics, in_flight, prefill_tokens, matched_blocks, ejected, last_cold_pick, adapter_room, predicted, slo } =
-        row;
     let place = Row::new(at, &format!("pod-{at}")).endpoint;
-    (endpoint.id, endpoint.name, endpoint.address) = (place.id, place.name, place.address);
-    Row { endpoint, metrics, in_flight, prefill_tokens, matched_blocks, ejected, last_cold_pick, adapter_room, predicted, slo }
+    let endpoint = Endpoint { id: place.id, name: place.name, address: place.address, ..row.endpoint };
+    Row { endpoint, ..row }
 }
 
 fn plugin(at: usize, plugin_type: &str) -> PluginSpec {

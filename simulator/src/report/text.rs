@@ -22,7 +22,7 @@ For the most requests within their SLOs rather than the lowest latency, below `o
 ```yaml
 plugins:
 - type: marginal-cost-scorer
-  parameters: {externality: 2, ownBatchShare: 1, queueExternality: 0, arrivalExternality: 0, decodeWeight: 1.5}
+  parameters: {externality: 2, ownBatchShare: 1, queueExternality: 0, arrivalExternality: 0, decodeWeight: 1.3}
 ```
 
 ![Mean TTFT by workload and policy](routing-quality/ttft.svg)
