@@ -62,9 +62,19 @@ struct EndpointReport {
 const NEEDED: [(Meaning, &str, bool, &str); 8] = [
     (Meaning::Queued, "requests waiting", true, "queue-scorer does not tell this server from others"),
     (Meaning::Running, "requests running", true, "running-requests-size-scorer does not tell this server from others"),
-    (Meaning::KvUtilization, "KV-cache utilisation", true, "kv-cache-utilization-scorer does not tell this server from others"),
+    (
+        Meaning::KvUtilization,
+        "KV-cache utilisation",
+        true,
+        "kv-cache-utilization-scorer does not tell this server from others, marginal-cost-scorer not whether a prompt finds memory",
+    ),
     (Meaning::BlockTokens, "tokens of a KV block", false, "the prefix index takes its default block size"),
-    (Meaning::Blocks, "KV blocks", false, "the prefix index takes its default capacity"),
+    (
+        Meaning::Blocks,
+        "KV blocks",
+        false,
+        "the prefix index takes its default capacity, and marginal-cost-scorer cannot tell whether a prompt finds memory",
+    ),
     (Meaning::Lora, "LoRA adapters", false, "lora-affinity-scorer does not tell this server from others (fine without adapters)"),
     (Meaning::ProcessStart, "start of the process", false, "a restart is noticed only by a counter that fell"),
     (Meaning::Counter, "a counter", false, "a restart is noticed only by the start of the process"),

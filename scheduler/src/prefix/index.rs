@@ -38,6 +38,9 @@ const EPOCHS_PER_SWEEP: usize = 1 << 14;
 /// What is doubted goes before anything that is held: beyond any age.
 const DOUBTED: u32 = 1 << 16;
 
+/// Copies of a prefix whose ages are told apart: each costs a probe, and what more hold is asked for too often to be lost.
+const COPIES_MAX: usize = 16;
+
 /// Blocks whose cache lines are fetched together. The table is far larger than the caches, so nearly every block is a miss, and the processor
 /// waits for some ten of them at a time when none depends on another.
 const AT_ONCE: usize = 64;
@@ -170,12 +173,12 @@ impl PrefixIndex {
     }
 
     /// Where several of `endpoints` hold the longest prefix of these alike: how near each is to losing it, from 0, just asked for there, to 1, as much
-    /// given since as fits. 0 for those that hold less. Empties `out` where only one holds it, or nobody; `known` as in [`idle`](Self::idle).
+    /// given since as fits. 0 for those that hold less. Empties `out` where only one holds it, or nobody, or more than sixteen; `known` as in [`idle`](Self::idle).
     pub fn ages(&self, blocks: &[u64], endpoints: &[EndpointRef], known: &[Matched], out: &mut Vec<f32>) {
         out.clear();
         let longest = known.iter().map(|known| known.held).max().unwrap_or(0);
         let Some(&last) = (longest as usize).checked_sub(1).and_then(|last| blocks.get(last)) else { return };
-        if known.iter().filter(|known| known.held == longest).count() > 1 {
+        if (2..=COPIES_MAX).contains(&known.iter().filter(|known| known.held == longest).count()) {
             let age = |endpoint, known: &Matched| if known.held == longest { self.age(endpoint, last) } else { None };
             out.extend(endpoints.iter().zip(known).map(|(&endpoint, known)| age(endpoint, known).unwrap_or(0.0)));
         }

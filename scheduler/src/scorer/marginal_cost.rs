@@ -5,8 +5,8 @@
 //!                                                S', the same at an average endpoint
 //!  W  = v (c0 P / (1 + P/4) + c1 U + c2 Q)       that of the P prompts that wait there, of U uncached tokens and Q pairs of tokens: what tokens
 //!                                                cost adds up, but prompts share steps
-//!                                                + μ o w D min(u, lack) / C: of C tokens of KV memory it lacks so many of those it needs, and
-//!                                                all there give back what they hold in the lifetime of a request
+//!                                                + μ o w D min(u, lack) / C: of C tokens of KV memory, U in use, it lacks so many of those it needs,
+//!                                                and all there give back what they hold in the lifetime of a request
 //!  D  = e0 + e1 (B+1) + e2 (K+n)                 a decode step there with it; B requests in flight with K tokens of context
 //!  J  = W + S                                    it waits for its first token
 //!     + η (B + Bavg) W / 2                       a place behind a long queue is also a place in a long batch (Bavg, the mean B)
@@ -17,20 +17,22 @@
 //!     + κ r / (1 + r) c1 u                       a copy of what few ask for takes the place of what others do
 //!     + φ o (w D + w B (e1 + e2 n) / 2)          o tokens of output: its own steps, and what it adds to those of others; none at a stage that
 //!                                                only works through the prompt
-//!  J (1 - χ a (1 - U/C))                         where others hold its prefix as well: a of what fits there was given since it was asked for;
-//!                                                U of C tokens of KV memory in use
+//!     - χ a (1 - U/C) (Sn - S) (1 + ψ (γ B + (1-γ) Bavg))
+//!                                                where others hold its prefix as well, of which a of what fits there was given since it was asked
+//!                                                for: what its copy will save, Sn - S of an uncached prompt's Sn; J is W + S at least
 //! ```
 //!
-//! All of it is known at the pick: n, u, B, K and the sums of W from the ledger and the prefix index, which change at the pick; c, e, o and
+//! All of it but U and C is known at the pick: n, u, B, K and the sums of W from the ledger and the prefix index, which change at the pick; c, e, o and
 //! each endpoint's speeds v, w from the step model ([`crate::latency::step`]), learned online. No engine has to report anything. Tokens are
 //! estimates, and the step model is learned in the same estimates, so another tokeniser is another c1 and e2 and nothing else.
 //!
-//! Where an engine does report its KV memory and how much of it is in use, a prompt that finds none free waits for requests to end, however short
-//! the queue. It lacks what it needs beyond the free, of which prompts that wait and the output of those who run take their part first. Never
-//! more than it needs: what is short beyond that is everybody's, and to flee from it to where a prefix is not held takes more memory still.
+//! Where engines do report their KV memory and how much of it is in use, a prompt that finds none free waits for requests to end, however short
+//! the queue. It lacks what it needs beyond the free, of which half of those that wait have theirs already. Never more than it needs: what is short
+//! beyond that is everybody's, and to flee from it to where a prefix is not held takes more memory still. One that does not report it is taken for
+//! the mean of those that do. (Where all requests decode after another engine's prefill, u is what is brought.)
 //!
 //! Several copies of a prefix are a choice between queues, as long as each is asked for before it is evicted. So the older copy is preferred (χ),
-//! where memory is not short.
+//! by no more than what making it again would cost, and where memory is not short.
 //!
 //! A is 0 where the engine runs the adapter or was given it lately, what a load takes where there is a place for it, and sixteen times that where another
 //! adapter has to go. That one is wanted again as well, goes where a third has to make room for it, and so on; and a place is had only when nobody
@@ -53,7 +55,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "marginal-cost-scorer",
     kind: Kind::Scorer,
     doc: for_people(
-        "min J / J, J = (1 - refresh a (1 - U / C)) (W + S + queueExternality (B + Bavg) W / 2 + externality (ownBatchShare B S + (1 - ownBatchShare) Bavg S') + arrivalExternality B W S / (o D + W + S) + displacement r / (1 + r) c1 u + decodeWeight o (D + B (e1 + e2 n) / 2)): S its prefill there in ms, S' the mean of that and of its prefill at an average endpoint, u its uncached tokens, r the prompts each endpoint was given since the longest prefix of it was asked for, W the prefill of prompts waiting there and, where the engine tells of its KV memory, memoryWeight o D min(u, lack) / C, U of its C tokens in use and lack of them not free for this prompt, B requests in flight, D a decode step, o the output expected, none at a stage before decode, a what the endpoint was given since it was asked for the prefix, as a share of what it holds, where others hold that as well. For the most requests within their SLOs rather than the lowest latency: externality 2, ownBatchShare 1, queueExternality 0, arrivalExternality 0, decodeWeight 1.3.",
+        "min J / J, J = W + S + queueExternality (B + Bavg) W / 2 + externality (ownBatchShare B S + (1 - ownBatchShare) Bavg S') + arrivalExternality B W S / (o D + W + S) + displacement r / (1 + r) c1 u + decodeWeight o (D + B (e1 + e2 n) / 2) - refresh a (1 - U / C) (Sn - S) (1 + externality (ownBatchShare B + (1 - ownBatchShare) Bavg)), at least W + S: S its prefill there in ms, Sn that of all its n tokens, S' the mean of S and of its prefill at an average endpoint, u its uncached tokens, r the prompts each endpoint was given since the longest prefix of it was asked for, W the prefill of prompts waiting there and, where engines tell of their KV memory, memoryWeight o D min(u, lack) / C, U of its C tokens in use and lack of them not free for this prompt, B requests in flight, D a decode step, o the output expected, none at a stage before decode, a what the endpoint was given since it was asked for the prefix, as a share of what fits, where others hold that as well. For the most requests within their SLOs rather than the lowest latency: externality 2, ownBatchShare 1, queueExternality 0, arrivalExternality 0, decodeWeight 1.3.",
     ),
     source: for_people("ours; docs/routing-quality.md"),
     parameters: &[
@@ -101,9 +103,9 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         },
         Parameter {
             name: "refresh",
-            default: Default::Number(0.6),
+            default: Default::Number(1.0),
             doc: for_people(
-                "how much less an endpoint costs when its copy of a prefix that others hold as well is about to be evicted, as a share, 0 to 1",
+                "what a ms of computing that a copy saves counts when it would be evicted soon and others hold the prefix as well, 0 to 100",
             ),
         },
         PREFIX_PRODUCER,
@@ -126,8 +128,8 @@ const DISPLACING: f32 = 16.0;
 /// Prompts that however long a queue counts for at most, as to what each costs beside its tokens.
 const SHARING_PROMPTS: f32 = 4.0;
 
-/// Of an engine's KV memory, what is there to be used: beyond it those who run have to make room for one another.
-const USABLE: f32 = 0.95;
+/// Of an engine's KV memory, what is there for new prompts: the rest is for the output of those who run.
+const USABLE: f32 = 0.9;
 
 #[derive(Debug)]
 struct MarginalCost {
@@ -150,13 +152,8 @@ struct Asked<'a> {
     output_tokens: f32,
     /// What a ms of computing uncached tokens costs for what is displaced.
     displacement: f32,
-}
-
-/// What the request would cost at one endpoint: J = fixed + what it costs each of the pool's mean batch, times that.
-#[derive(Clone, Copy)]
-struct Cost {
-    fixed: f32,
-    of_mean_batch: f32,
+    /// Requests in flight at an average endpoint.
+    mean_batch: f32,
 }
 
 /// One endpoint as the formula sees it.
@@ -171,6 +168,7 @@ struct Place {
 }
 
 /// KV memory of an engine, by its own word, in tokens.
+#[derive(Clone, Copy)]
 struct Memory {
     capacity: f32,
     used: f32,
@@ -188,14 +186,15 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
         decode_weight: number("decodeWeight", 100.0)?,
         adapter_load_ms: number("adapterLoadMs", 600_000.0)?,
         memory_weight: number("memoryWeight", 100.0)?,
-        refresh: number("refresh", 1.0)?,
+        refresh: number("refresh", 100.0)?,
     })))
 }
 
 // === impl MarginalCost ===
 
 impl MarginalCost {
-    fn cost(&self, asked: &Asked<'_>, place: &Place) -> Cost {
+    /// J, but for what only [`Self::score`] knows.
+    fn cost(&self, asked: &Asked<'_>, place: &Place) -> f32 {
         let ([_, e1, e2], output) = (asked.step.decode(), asked.output_tokens);
         let [_, c1, _] = asked.step.prefill();
         let (v, w) = place.speed;
@@ -205,22 +204,22 @@ impl MarginalCost {
         let service_ms = v * work_ms + place.adapter_ms;
         let step_ms = asked.step.decode_ms(batch + 1.0, context + asked.prompt_tokens).max(f32::MIN_POSITIVE);
         let own_decode_ms = output * w * step_ms;
-        let memory_ms = place.memory.as_ref().map_or(0.0, |memory| own_decode_ms * memory.lacking(asked, place));
+        let memory_ms = place.memory.map_or(0.0, |memory| own_decode_ms * memory.lacking(asked, place));
         let waiting_ms = v * prefills_ms(asked.step, &place.load.prefills) + self.memory_weight * memory_ms;
         let others_decode_ms = output * w * batch * (e1 + e2 * asked.prompt_tokens) / 2.0;
         let lifetime_ms = (own_decode_ms + waiting_ms + service_ms).max(f32::MIN_POSITIVE);
         let coming = batch * (waiting_ms / lifetime_ms);
-        let queue_externality = self.queue_externality / 2.0;
-        let own_externality = self.externality * self.own_batch_share;
-        let held_up_ms = (service_ms + work_ms + place.adapter_ms) / 2.0;
-        let fixed = waiting_ms * (1.0 + queue_externality * batch)
-            + service_ms * (1.0 + own_externality * batch + self.arrival_externality * coming)
+        let (own, others) = (self.own_batch_share * batch, (1.0 - self.own_batch_share) * asked.mean_batch);
+        let held_up_ms = own * service_ms + others * (service_ms + work_ms + place.adapter_ms) / 2.0;
+        let cost = waiting_ms * (1.0 + self.queue_externality * (batch + asked.mean_batch) / 2.0)
+            + service_ms * (1.0 + self.arrival_externality * coming)
+            + self.externality * held_up_ms
             + asked.displacement * c1 * place.uncached_tokens
             + self.decode_weight * (own_decode_ms + others_decode_ms);
-        let of_mean_batch = queue_externality * waiting_ms + self.externality * (1.0 - self.own_batch_share) * held_up_ms;
-        let in_use = place.memory.as_ref().map_or(0.0, |memory| memory.used / memory.capacity);
-        let refreshing = 1.0 - self.refresh * place.prefix_age * (1.0 - in_use);
-        Cost { fixed: fixed * refreshing, of_mean_batch: of_mean_batch * refreshing }
+        let saved_ms = v * (asked.step.prefill_ms(asked.prompt_tokens, asked.prompt_tokens) - work_ms);
+        let free = 1.0 - place.memory.map_or(0.0, |memory| memory.used / memory.capacity);
+        let refreshed_ms = self.refresh * place.prefix_age * free * saved_ms * (1.0 + self.externality * (own + others));
+        (cost - refreshed_ms).max(waiting_ms + service_ms)
     }
 
     fn adapter_ms(&self, context: &Context<'_>, endpoint: EndpointIndex) -> f32 {
@@ -239,25 +238,25 @@ impl Scorer for MarginalCost {
         let rarity = if idle.is_finite() { idle / (1.0 + idle) } else { 1.0 };
         let prompt_tokens = whole(u64::from(context.request.prompt_tokens));
         let output_tokens = if context.early_stage { 0.0 } else { step.output_tokens() };
-        let asked = Asked { step, prompt_tokens, output_tokens, displacement: rarity * self.displacement };
-        let mut of_mean_batch = vec![0.0_f32; endpoints.len()];
-        let mut requests = 0_u64;
-        for ((score, cost), &endpoint) in scores.iter_mut().zip(&mut of_mean_batch).zip(endpoints) {
-            let place = Place {
-                load: context.load(endpoint),
-                speed: context.snapshot.endpoint(endpoint).map_or((1.0, 1.0), |e| asked.step.speed(e.id)),
-                uncached_tokens: whole(u64::from(context.tokens_not_drawing(endpoint))),
-                adapter_ms: self.adapter_ms(context, endpoint),
-                memory: Memory::of(context, endpoint),
-                prefix_age: context.local.prefix_age(endpoint),
-            };
-            requests += u64::from(place.load.requests);
-            Cost { fixed: *score, of_mean_batch: *cost } = self.cost(&asked, &place);
-        }
+        let place = |&endpoint: &EndpointIndex| Place {
+            load: context.load(endpoint),
+            speed: context.snapshot.endpoint(endpoint).map_or((1.0, 1.0), |e| step.speed(e.id)),
+            uncached_tokens: whole(u64::from(context.tokens_not_drawing(endpoint))),
+            adapter_ms: self.adapter_ms(context, endpoint),
+            memory: Memory::of(context, endpoint),
+            prefix_age: context.local.prefix_age(endpoint),
+        };
+        let mut places: Vec<Place> = endpoints.iter().map(place).collect();
+        let requests = places.iter().map(|place| u64::from(place.load.requests)).sum();
         let mean_batch = whole(requests) / whole(endpoints.len() as u64).max(1.0);
+        let asked = Asked { step, prompt_tokens, output_tokens, displacement: rarity * self.displacement, mean_batch };
+        let (memory, chosen_of) = (Memory::mean(&places), has_copies(context, endpoints));
         let mut lowest = f32::INFINITY;
-        for (score, cost) in scores.iter_mut().zip(&of_mean_batch) {
-            *score += mean_batch * cost;
+        for (score, place) in scores.iter_mut().zip(&mut places) {
+            place.memory = place.memory.or(memory);
+            place.prefix_age = if chosen_of { place.prefix_age } else { 0.0 };
+            // Of absurd coefficients none is the best.
+            *score = Some(self.cost(&asked, place)).filter(|cost| cost.is_finite()).unwrap_or(f32::MAX);
             lowest = lowest.min(*score);
         }
         for score in scores {
@@ -276,14 +275,27 @@ impl Memory {
         (capacity > 0.0).then_some(Self { capacity, used })
     }
 
-    /// How much of it the request needs and does not find, as a share. Half of the prompts that are there without a first token have theirs already,
-    /// and those who run are half through with their output.
+    /// That of an average engine that tells; `None` where none does.
+    fn mean(places: &[Place]) -> Option<Self> {
+        let told = || places.iter().filter_map(|place| place.memory);
+        let count = whole(told().count() as u64);
+        let mean = |of: fn(Self) -> f32| told().map(of).sum::<f32>() / count;
+        (count > 0.0).then(|| Self { capacity: mean(|memory| memory.capacity), used: mean(|memory| memory.used) })
+    }
+
+    /// How much of it the request needs and does not find, as a share. Half of those that wait have theirs already.
     fn lacking(&self, asked: &Asked<'_>, place: &Place) -> f32 {
-        let output = asked.output_tokens * (whole(u64::from(place.load.requests)) + 1.0);
-        let taken = self.used + (whole(place.load.prefills.prompt_tokens) + output) / 2.0;
-        let lacking = taken + place.uncached_tokens - USABLE * self.capacity;
+        let taken = self.used + whole(place.load.prefills.uncached_tokens) / 2.0;
+        let lacking = taken + place.uncached_tokens + asked.output_tokens - USABLE * self.capacity;
         lacking.clamp(0.0, place.uncached_tokens) / self.capacity
     }
+}
+
+/// Is there a choice between copies of the longest prefix?
+fn has_copies(context: &Context<'_>, endpoints: &[EndpointIndex]) -> bool {
+    let held = || endpoints.iter().map(|&endpoint| context.local.matched_blocks(endpoint));
+    let longest = held().max().unwrap_or(0);
+    !context.local.prefix_ages.is_empty() && held().filter(|&held| held == longest).nth(1).is_some()
 }
 
 /// Does the engine say that it runs the adapter?
@@ -325,7 +337,7 @@ mod tests {
 
     /// A prompt of 1,000 tokens, all uncached.
     fn asked(step: &StepModel) -> Asked<'_> {
-        Asked { step, prompt_tokens: 1_000.0, output_tokens: 200.0, displacement: 0.0 }
+        Asked { step, prompt_tokens: 1_000.0, output_tokens: 200.0, displacement: 0.0, mean_batch: 0.0 }
     }
 
     fn place(load: Load, speed: (f32, f32), adapter_ms: f32) -> Place {
@@ -339,7 +351,10 @@ mod tests {
     #[test]
     fn others_are_held_up_by_half_of_what_a_slow_endpoint_takes_longer() {
         let (scorer, step) = (MarginalCost { externality: 1.0, ..NOTHING_BUT_ITSELF }, StepModel::default());
-        let held_up_ms = |speed| scorer.cost(&asked(&step), &place(Load::default(), (speed, 1.0), 30.0)).of_mean_batch;
+        let held_up_ms = |speed| {
+            let cost = |mean_batch| scorer.cost(&Asked { mean_batch, ..asked(&step) }, &place(Load::default(), (speed, 1.0), 30.0));
+            cost(1.0) - cost(0.0)
+        };
         near((held_up_ms(3.0) - 30.0) / (held_up_ms(1.0) - 30.0), 2.0);
     }
 
@@ -355,37 +370,58 @@ mod tests {
     fn a_prompt_waits_for_the_memory_it_lacks_and_never_for_more_than_it_needs() {
         let step = StepModel::default();
         let scorer = MarginalCost { memory_weight: 1.0, ..NOTHING_BUT_ITSELF };
-        let waits_ms = |used, prefills| {
-            let place =
-                Place { memory: Some(Memory { capacity: 10_000.0, used }), ..place(Load { prefills, ..Load::default() }, (1.0, 1.0), 0.0) };
-            let lifetime_ms = 200.0 * step.decode_ms(1.0, whole(prefills.prompt_tokens) + 1_000.0);
-            let queue_ms = prefills_ms(&step, &prefills);
-            (scorer.cost(&asked(&step), &place).fixed - queue_ms - step.prefill_ms(1_000.0, 1_000.0)) / lifetime_ms
+        let lifetimes_waited = |used, uncached_tokens| {
+            let prefills = Prefills { uncached_tokens, ..Prefills::default() };
+            let memory = Some(Memory { capacity: 10_000.0, used });
+            let place = Place { memory, ..place(Load { prefills, ..Load::default() }, (1.0, 1.0), 0.0) };
+            let at_once_ms = prefills_ms(&step, &prefills) + step.prefill_ms(1_000.0, 1_000.0);
+            (scorer.cost(&asked(&step), &place) - at_once_ms) / (200.0 * step.decode_ms(1.0, 1_000.0))
         };
-        // 9,500 are there to be used; 100 of its own output are counted.
-        near(1.0 + waits_ms(8_400.0, Prefills::default()), 1.0);
-        near(waits_ms(9_000.0, Prefills::default()), 0.06);
-        near(waits_ms(8_600.0, Prefills { prompt_tokens: 1_000, ..Prefills::default() }), 0.07);
-        near(waits_ms(10_000.0, Prefills { prompt_tokens: 90_000, ..Prefills::default() }), 0.1);
+        // 9,000 are there for prompts; the request needs 1,200 with its output.
+        assert!(lifetimes_waited(7_700.0, 0).abs() < 1e-5);
+        near(lifetimes_waited(8_000.0, 0), 0.02);
+        near(lifetimes_waited(7_600.0, 1_000), 0.03);
+        near(lifetimes_waited(10_000.0, 90_000), 0.1);
     }
 
     #[test]
-    fn an_older_copy_costs_less_where_memory_is_there() {
-        let (scorer, step) = (MarginalCost { refresh: 0.6, ..NOTHING_BUT_ITSELF }, StepModel::default());
-        let cost = |prefix_age, used| {
+    fn an_older_copy_is_worth_what_it_saves_where_memory_is_there() {
+        let (scorer, step) = (MarginalCost { decode_weight: 1.0, refresh: 1.0, ..NOTHING_BUT_ITSELF }, StepModel::default());
+        let cost = |prefix_age, used, uncached_tokens| {
             let memory = Some(Memory { capacity: 1e6, used });
-            scorer.cost(&asked(&step), &Place { prefix_age, memory, ..place(Load::default(), (1.0, 1.0), 0.0) }).fixed
+            scorer.cost(&asked(&step), &Place { uncached_tokens, prefix_age, memory, ..place(Load::default(), (1.0, 1.0), 0.0) })
         };
-        near(cost(0.5, 0.0) / cost(0.0, 0.0), 0.7);
-        near(cost(0.5, 5e5) / cost(0.0, 0.0), 0.85);
-        near(cost(0.5, 1e6) / cost(0.0, 0.0), 1.0);
+        let saved_ms = step.prefill_ms(1_000.0, 1_000.0) - step.prefill_ms(200.0, 1_000.0);
+        let worth_ms = |prefix_age, used| cost(0.0, used, 200.0) - cost(prefix_age, used, 200.0);
+        let near = |found: f32, expected: f32| assert!((found - expected).abs() < 0.01, "{found}, not {expected}");
+        near(worth_ms(0.5, 0.0), saved_ms / 2.0);
+        near(worth_ms(0.5, 5e5), saved_ms / 4.0);
+        near(worth_ms(0.5, 1e6), 0.0);
+        near(cost(1.0, 0.0, 1_000.0), cost(0.0, 0.0, 1_000.0));
+    }
+
+    #[test]
+    fn no_copy_is_worth_a_request_s_own_time() {
+        let (scorer, step) = (MarginalCost { refresh: 100.0, ..NOTHING_BUT_ITSELF }, StepModel::default());
+        let place = Place { uncached_tokens: 10.0, prefix_age: 1.0, ..place(Load::default(), (1.0, 1.0), 0.0) };
+        near(scorer.cost(&asked(&step), &place), step.prefill_ms(10.0, 1_000.0));
+    }
+
+    #[test]
+    fn who_does_not_tell_of_memory_is_taken_for_the_mean() {
+        let told = |memory| Place { memory, ..place(Load::default(), (1.0, 1.0), 0.0) };
+        let memory = |capacity, used| Some(Memory { capacity, used });
+        let mean = Memory::mean(&[told(memory(100.0, 10.0)), told(None), told(memory(300.0, 290.0))]).unwrap();
+        near(mean.capacity, 200.0);
+        near(mean.used, 150.0);
+        assert!(Memory::mean(&[told(None)]).is_none());
     }
 
     #[test]
     fn a_slow_endpoint_costs_as_many_times_more_of_what_is_done_there() {
         let step = StepModel::default();
         let load = Load { requests: 5, prefills: Prefills { prompts: 2, uncached_tokens: 700, ..Prefills::default() }, ..Load::default() };
-        let fixed = |scorer: &MarginalCost, speed| scorer.cost(&asked(&step), &place(load, speed, 0.0)).fixed;
+        let fixed = |scorer: &MarginalCost, speed| scorer.cost(&asked(&step), &place(load, speed, 0.0));
         near(fixed(&NOTHING_BUT_ITSELF, (2.0, 3.0)), 2.0 * fixed(&NOTHING_BUT_ITSELF, (1.0, 1.0)));
         let decoding = MarginalCost { decode_weight: 1.0, ..NOTHING_BUT_ITSELF };
         let decode = |speed| fixed(&decoding, (1.0, speed)) - fixed(&NOTHING_BUT_ITSELF, (1.0, speed));

@@ -149,7 +149,9 @@ proptest! {
     }
 
     #[test]
-    fn of_marginal_costs_the_lowest_is_the_measure(case in pools::case(Just(of_marginal_cost())), at in any::<prop::sample::Index>()) {
+    fn of_marginal_costs_the_lowest_is_the_measure(mut case in pools::case(Just(of_marginal_cost())), at in any::<prop::sample::Index>()) {
+        // Who comes to hold more than others has the only copy, whose age does not count.
+        case.pool.iter_mut().for_each(|row| row.prefix_age = 0.0);
         let outcome = case.decide().unwrap();
         let scores = |outcome: &Outcome| outcome.explanation.profiles.first().map(|profile| profile.totals.clone()).unwrap_or_default();
         let totals = scores(&outcome);
@@ -164,7 +166,7 @@ proptest! {
     }
 
     #[test]
-    fn of_marginal_costs_engines_that_report_nothing_are_as_those_with_room(case in pools::case(Just(of_marginal_cost()))) {
+    fn of_marginal_costs_a_pool_that_reports_nothing_is_as_one_with_room(case in pools::case(Just(of_marginal_cost()))) {
         let mut silent = case.clone();
         let mut roomy = case;
         for (silent, roomy) in silent.pool.iter_mut().zip(&mut roomy.pool) {

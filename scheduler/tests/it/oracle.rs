@@ -132,8 +132,15 @@ fn marginal_cost(case: &Case, allowed: &[usize]) -> Vec<(usize, f64)> {
     let mean = allowed.iter().map(|&at| requests(at)).sum::<f64>() / allowed.len().max(1) as f64;
     let idle = f64::from(case.prefix_idle);
     let displacement = 55.0 * idle / (1.0 + idle);
+    let told: Vec<(f64, f64)> = allowed.iter().filter_map(|&at| memory(case, &case.pool[at])).collect();
+    #[expect(clippy::cast_precision_loss, reason = "a dozen")]
+    let mean_of = |of: fn(&(f64, f64)) -> f64| told.iter().map(of).sum::<f64>() / told.len() as f64;
+    let mean_memory = (!told.is_empty()).then(|| (mean_of(|told| told.0), mean_of(|told| told.1)));
+    let most = allowed.iter().map(|&at| case.pool[at].matched_blocks).max().unwrap_or(0);
+    let copies = allowed.iter().filter(|&&at| case.pool[at].matched_blocks == most).count() > 1;
     let cost = |at: usize| {
         let (row, batch) = (&case.pool[at], requests(at));
+        let memory = memory(case, row).or(mean_memory);
         let waiting = if row.in_flight == 0 { 0.0 } else { f64::from(row.prefill_tokens) };
         // The ledger counts attention by 256 x 256 tokens.
         // One prompt, which counts for four fifths of its constant.
@@ -149,25 +156,29 @@ fn marginal_cost(case: &Case, allowed: &[usize]) -> Vec<(usize, f64)> {
         let uncached = (prompt - cached).max(0.0);
         let s = service(uncached, attention(uncached, prompt)) + adapter;
         let step = 11.0 + 0.025 * (batch + 1.0) + 8e-5 * (waiting + prompt);
-        let known = |value: Option<u32>| value.filter(|_| !case.metrics_stale).map_or(0.0, f64::from);
-        let capacity = known(row.metrics.kv_blocks) * known(row.metrics.kv_block_tokens);
-        let sane = |value: &f32| value.is_finite() && *value >= 0.0;
-        let in_use = row.metrics.kv_cache_utilization.filter(sane).filter(|_| capacity > 0.0).map(|used| f64::from(used.min(1.0)));
-        // Half of the prompts that wait, and half of the output of all, are still to come.
-        let coming_tokens = (waiting + 200.0 * (batch + 1.0)) / 2.0;
-        let lacking =
-            in_use.map_or(0.0, |used| (used * capacity + coming_tokens + uncached - 0.95 * capacity).clamp(0.0, uncached) / capacity);
+        // 900 of 1,000 tokens of memory are for prompts, and half of those that wait have theirs.
+        let lacking = memory
+            .map_or(0.0, |(capacity, used)| (used + waiting / 2.0 + uncached + 200.0 - 0.9 * capacity).clamp(0.0, uncached) / capacity);
         let w = w + 2.0 * 200.0 * step * lacking;
-        let age = if row.prefix_age.is_finite() { f64::from(row.prefix_age.clamp(0.0, 1.0)) } else { 0.0 };
-        let refreshing = 1.0 - 0.6 * age * (1.0 - in_use.unwrap_or(0.0));
+        let age = if row.prefix_age.is_finite() && copies { f64::from(row.prefix_age.clamp(0.0, 1.0)) } else { 0.0 };
+        let free = 1.0 - memory.map_or(0.0, |(capacity, used)| used / capacity);
         let decode = 0.6 * 200.0 * (step + batch * (0.025 + 8e-5 * prompt) / 2.0);
         let coming = batch * w / (200.0 * step + w + s);
         let held_up = 0.22 * batch + 0.78 * mean;
         let cost = w + s + 0.175 * (batch + mean) * w + 1.6 * held_up * s + 2.5 * coming * s + displacement * 0.05 * uncached + decode;
-        cost * refreshing
+        let saved = service(prompt, attention(prompt, prompt)) - (s - adapter);
+        (cost - age * free * saved * (1.0 + 1.6 * held_up)).max(w + s)
     };
     let lowest = allowed.iter().map(|&at| cost(at)).fold(f64::INFINITY, f64::min);
     allowed.iter().map(|&at| (at, lowest / cost(at))).collect()
+}
+
+/// Tokens of KV memory, and how many of them are in use.
+fn memory(case: &Case, row: &Row) -> Option<(f64, f64)> {
+    let metrics = Some(&row.metrics).filter(|_| !case.metrics_stale)?;
+    let capacity = f64::from(metrics.kv_blocks?) * f64::from(metrics.kv_block_tokens?);
+    let used = metrics.kv_cache_utilization.filter(|used| used.is_finite() && *used >= 0.0)?;
+    (capacity > 0.0).then(|| (capacity, f64::from(used.min(1.0)) * capacity))
 }
 
 fn label<'r>(row: &'r Row, key: &str) -> Option<&'r str> {

@@ -7,8 +7,8 @@ Printed from simulated runs, do not edit: `make sim` runs the main table, `make 
 is of a real cluster. Losses stand beside gains: in bold where ours is worse by more than 3 %.
 
 Ours is one scorer, `marginal-cost-scorer` ([plugins.md](plugins.md)): a request goes where it costs least, its own time and what it imposes on
-those already there. It reads the in-flight ledger, the prefix index and step times learned online; no metric that engines report. It is what holds
-without a configuration, and this says the same:
+those already there. It reads the in-flight ledger, the prefix index and step times learned online, and of what engines report how much of their KV
+memory is in use; where they do not say, it goes without. It is what holds without a configuration, and this says the same:
 
 ```yaml
 apiVersion: llm-d.ai/v1alpha1
