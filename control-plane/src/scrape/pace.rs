@@ -3,8 +3,8 @@
 //! Idle endpoints are asked every `idle`; those with work, or picked in the last moments, every `busy`; failing ones ever more seldom, unless nobody
 //! listens there: to find that out costs nothing, and who begins to listen is another process, whose cache is empty. However
 //! many there are, the intervals stretch so that no more than [`SCRAPES_PER_SECOND_MAX`] are begun; and an endpoint that takes long to
-//! answer, which is mostly its own CPU writing the page, is asked less often. Picks do not wait for metrics (the in-flight ledger is fresher
-//! than any scrape), so nothing is worth more than that.
+//! answer, which is mostly its own CPU writing the page, is asked less often. Picks do not wait for metrics: the in-flight ledger is fresher
+//! than any scrape, and KV memory fills and empties in seconds. So nothing is worth more than that.
 
 use std::time::Duration;
 

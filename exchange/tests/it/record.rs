@@ -45,7 +45,10 @@ fn snapshot(queues: &[Option<u8>]) -> Snapshot {
     let metrics = |queue: &Option<u8>| EndpointMetrics {
         queue_depth: queue.map(f32::from),
         running_requests: queue.map(|q| f32::from(q) / 3.0),
-        kv_cache_utilization: queue.map(|q| f32::from(q) / 256.0),
+        kv_cache_utilization: queue.map(|q| f32::from(q) / 64.0),
+        // So few that a dozen prompts fill them.
+        kv_blocks: queue.map(|_| 24),
+        kv_block_tokens: Some(64),
         lora: queue.map(|q| LoraMetrics { running: [format!("m{}", q % 3).into()].into(), waiting: Box::new([]), max: 2 }),
         ..EndpointMetrics::default()
     };
@@ -121,6 +124,26 @@ fn how_little_a_prefix_is_asked_for_is_in_the_record() {
     let others: Vec<f64> = (1..=10).map(&mut idle).collect();
     assert!(others.iter().all(|&idle| idle == 0.0), "{others:?}");
     assert!((5.0..6.0).contains(&idle(0)), "ten others, to two endpoints");
+}
+
+#[test]
+fn how_near_a_copy_is_to_its_end_is_in_the_record() {
+    let mut pool = Pool::new(7, 8_192);
+    pool.install(snapshot(&[Some(1), Some(1)]), 7, 1_000);
+    pool.refresh(snapshot(&[Some(1), Some(1)]), Time(0));
+    let mut ages = |prompt: u32, at: Option<&str>| -> Vec<f64> {
+        let body = format!(r#"{{"model":"m","prompt":"{}"}}"#, format!("prompt {prompt} ").repeat(60));
+        let record: serde_json::Value = serde_json::from_str(&decide(&mut pool, &body, at).1.unwrap()).unwrap();
+        record["endpoints"].as_array().unwrap().iter().map(|endpoint| endpoint["prefix_age"].as_f64().unwrap()).collect()
+    };
+    let [one, other] = ["10.0.0.0:8000", "10.0.0.1:8000"].map(Some);
+    assert_eq!(ages(0, one), [0.0, 0.0], "nobody holds any of it");
+    for prompt in 1..=6 {
+        assert_eq!(ages(prompt, one), [0.0, 0.0]);
+    }
+    assert_eq!(ages(0, other), [0.0, 0.0], "there is one copy");
+    let [old, new] = ages(0, other)[..] else { panic!("there are two endpoints") };
+    assert!(old > 0.3 && new == 0.0, "{old} and {new}");
 }
 
 #[test]

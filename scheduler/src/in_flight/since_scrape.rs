@@ -3,7 +3,7 @@
 //! A scrape knows of requests that never came through here, but is of the past; the ledger knows of ours, now. Adding both would count ours twice.
 //! So the ledger is noted when a scrape comes in, and only what it changed by since then is added: picks, less ends.
 //!
-//! This is the one place where the two meet. The reference's scorers stay as their formulas are: those of scraped metrics read the scrape alone,
+//! For counts of requests this is the one place where the two meet. The reference's scorers stay as their formulas are: those of scraped metrics read the scrape alone,
 //! those of requests in flight the ledger alone, and so count nothing twice either.
 
 use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation};

@@ -136,9 +136,10 @@ proptest! {
         prop_assume!(!case.pool.is_empty());
         let at = at.index(case.pool.len());
         // What a miss costs all requests there are is told apart by `marginal-cost-scorer`: with one more anywhere it weighs a held prompt
-        // more, so that the one who holds it gains on the others though it is the one that got busier.
+        // more, so that the one who holds it gains on the others though it is the one that got busier. And who does not tell of KV memory is taken
+        // for the mean of those that do.
         let weighs_all = case.pipeline.plugins.iter().any(|plugin| plugin.plugin_type == "marginal-cost-scorer");
-        prop_assume!(!weighs_all || load < 3 || load == 4 && case.pool[at].in_flight > 0);
+        prop_assume!(!weighs_all || load < 2 || load == 4 && case.pool[at].in_flight > 0);
         let mut loaded = case.clone();
         prop_assume!(raise(&mut loaded.pool[at], load, more));
         let (before, after) = (case.decide().unwrap(), loaded.decide().unwrap());
