@@ -193,7 +193,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 // === impl MarginalCost ===
 
 impl MarginalCost {
-    /// J, but for what only [`Self::score`] knows.
+    /// J.
     fn cost(&self, asked: &Asked<'_>, place: &Place) -> f32 {
         let ([_, e1, e2], output) = (asked.step.decode(), asked.output_tokens);
         let [_, c1, _] = asked.step.prefill();
@@ -250,11 +250,11 @@ impl Scorer for MarginalCost {
         let requests = places.iter().map(|place| u64::from(place.load.requests)).sum();
         let mean_batch = whole(requests) / whole(endpoints.len() as u64).max(1.0);
         let asked = Asked { step, prompt_tokens, output_tokens, displacement: rarity * self.displacement, mean_batch };
-        let (memory, chosen_of) = (Memory::mean(&places), has_copies(context, endpoints));
+        let (memory, copies) = (Memory::mean(&places), has_copies(context, endpoints));
         let mut lowest = f32::INFINITY;
         for (score, place) in scores.iter_mut().zip(&mut places) {
             place.memory = place.memory.or(memory);
-            place.prefix_age = if chosen_of { place.prefix_age } else { 0.0 };
+            place.prefix_age = if copies { place.prefix_age } else { 0.0 };
             // Of absurd coefficients none is the best.
             *score = Some(self.cost(&asked, place)).filter(|cost| cost.is_finite()).unwrap_or(f32::MAX);
             lowest = lowest.min(*score);
