@@ -161,10 +161,9 @@ impl PrefixIndex {
     /// average, since it was last. 0 when nobody holds any; `known` is what [`matched`](Self::matched) found, parallel to `endpoints`.
     #[must_use]
     pub fn idle(&self, blocks: &[u64], endpoints: &[EndpointRef], known: &[Matched]) -> f32 {
-        let longest = known.iter().map(|known| known.held).max().unwrap_or(0);
+        let Some((longest, last)) = longest(blocks, known) else { return 0.0 };
         let holders = || endpoints.iter().zip(known).filter(|(_, known)| known.held == longest);
-        let last = (longest as usize).checked_sub(1).and_then(|last| blocks.get(last));
-        let (Some(&last), Some((&holder, _))) = (last, holders().next()) else { return 0.0 };
+        let Some((&holder, _)) = holders().next() else { return 0.0 };
         let Some(owner) = self.owners.get(holder) else { return 0.0 };
         let Some((_, entry)) = self.table.find(self.table.key(last, region(owner)), owner) else { return 0.0 };
         let touches = (self.epoch - epoch_of(entry.stamp, self.epoch)) * self.epoch_touches;
@@ -176,8 +175,7 @@ impl PrefixIndex {
     /// given since as fits. 0 for those that hold less. Empties `out` where only one holds it, or nobody, or more than sixteen; `known` as in [`idle`](Self::idle).
     pub fn ages(&self, blocks: &[u64], endpoints: &[EndpointRef], known: &[Matched], out: &mut Vec<f32>) {
         out.clear();
-        let longest = known.iter().map(|known| known.held).max().unwrap_or(0);
-        let Some(&last) = (longest as usize).checked_sub(1).and_then(|last| blocks.get(last)) else { return };
+        let Some((longest, last)) = longest(blocks, known) else { return };
         if (2..=COPIES_MAX).contains(&known.iter().filter(|known| known.held == longest).count()) {
             let age = |endpoint, known: &Matched| if known.held == longest { self.age(endpoint, last) } else { None };
             out.extend(endpoints.iter().zip(known).map(|(&endpoint, known)| age(endpoint, known).unwrap_or(0.0)));
@@ -321,6 +319,12 @@ impl fmt::Debug for PrefixIndex {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PrefixIndex").field("stats", &self.stats()).finish_non_exhaustive()
     }
+}
+
+/// How many of these hashes anybody holds at most, and the last of them; `None` where nobody holds any.
+fn longest(blocks: &[u64], known: &[Matched]) -> Option<(u32, u64)> {
+    let longest = known.iter().map(|known| known.held).max()?;
+    Some((longest, *blocks.get((longest as usize).checked_sub(1)?)?))
 }
 
 #[cfg(test)]
