@@ -75,7 +75,7 @@ impl World {
         pool.tell_placements(true);
         for at in 0..6_600 {
             let blocks: Vec<u64> = (0..100).map(|_| rng.next_u64() << 1).collect();
-            pool.placed(refs[at % refs.len()], &blocks);
+            pool.placed(refs[at % refs.len()], &blocks, Time(1));
         }
         Ok(Self { pool, settings: Settings::default(), row: OwnRow::default(), rng, now: Time(1_000_000) })
     }

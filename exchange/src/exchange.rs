@@ -63,6 +63,8 @@ pub struct Exchange {
     objective: Option<Box<str>>,
     rewrite: Option<Box<str>>,
     latency: Result<slo::Asked, slo::Unreadable>,
+    /// The client's credentials, as a hash.
+    credentials: u64,
     captured: Vec<(Box<str>, Box<str>)>,
 }
 
@@ -122,6 +124,7 @@ struct Head<'h> {
     rewrite: Named<'h>,
     slo: slo::SloHeaders<'h>,
     model: Option<&'h [u8]>,
+    credentials: Option<&'h [u8]>,
 }
 
 /// The value of a header that has two names: the first value of each.
@@ -146,6 +149,7 @@ impl Exchange {
             objective: None,
             rewrite: None,
             latency: Ok(slo::Asked::default()),
+            credentials: 0,
             captured: Vec::new(),
         }
     }
@@ -184,6 +188,7 @@ impl Exchange {
         self.objective = head.objective.get().filter(|_| settings.objective_header == ObjectiveHeader::Trust).map(Into::into);
         self.rewrite = head.rewrite.get().map(Into::into);
         self.latency = head.slo.read();
+        self.credentials = head.credentials.and_then(|value| std::str::from_utf8(value).ok()).map_or(0, scheduler::name_hash);
         self.declared_bytes = head.content_length;
         self.named = head.model.and_then(|name| std::str::from_utf8(name).ok()).map(Into::into);
         if head.path_is(settings.ready_path.as_bytes()) {
@@ -313,6 +318,7 @@ impl Exchange {
             slo: asking.latency.slo,
             prediction_based: asking.latency.prediction_based,
         };
+        let kind = self.kind(request.model);
         self.why.recorded = pool.draws_one_in(settings.decision_log_one_in);
         match pool.pick(&request, now, &mut self.why) {
             Err(Refusal::Unavailable(Unavailable::ModelNotServed)) if asking.target.is_none() && !pool.knows_model(&asking.model) => {
@@ -331,7 +337,7 @@ impl Exchange {
                     hashes: asking.blocks,
                     tokens: asking.prompt_tokens,
                 };
-                let flight = Flight::new(self.api, label, picked, prompt, now);
+                let flight = Flight::new(self.api, label, picked, prompt, kind, now);
                 self.phase = Phase::Routed(Box::new(flight.renamed(asking.names)));
                 Step::Forward(forward)
             }
@@ -363,6 +369,20 @@ impl Exchange {
         flight.restored(bytes, last)
     }
 
+    /// Has the reply to an inference request begun, and has its end not been seen? Then a host that is about to [`end`](Self::end) the exchange
+    /// tells by [`cut_off`](Self::cut_off) if it was the engine that broke it off.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        matches!(&self.phase, Phase::Routed(flight) if flight.is_open())
+    }
+
+    /// The engine broke off its reply.
+    pub fn cut_off(&mut self) {
+        if let Phase::Routed(flight) = &mut self.phase {
+            flight.cut_off();
+        }
+    }
+
     /// The exchange is over, in whatever way. Releases what the pick held; `None` when nothing was held, or it was released before.
     pub fn end(&mut self, pool: &mut Pool, now: Time) -> Option<Outcome> {
         match std::mem::replace(&mut self.phase, Phase::Done) {
@@ -379,6 +399,12 @@ impl Exchange {
     pub fn abandon(&mut self, pool: &mut Pool, now: Time) -> Reply {
         let _ = self.end(pool, now);
         Refusal::Unsent.reply(self.family)
+    }
+
+    /// What requests have in common that endpoints accept or refuse alike: API, model and credentials, as a hash.
+    fn kind(&self, model: &str) -> u64 {
+        let parser = self.api.parser().map_or(0, scheduler::name_hash);
+        scheduler::name_hash(model) ^ self.credentials.rotate_left(1) ^ parser.rotate_left(2)
     }
 
     fn parse<'b>(&self, body: &'b [u8]) -> Result<Option<body::Parsed<'b>>, Refusal> {
@@ -432,6 +458,7 @@ impl<'h> Head<'h> {
                 b"content-length" => head.content_length = std::str::from_utf8(value).ok().and_then(|v| v.parse().ok()),
                 // Headers of upgrades, and of gRPC streams, have no end of stream and no body ever comes: holding them would hang the request.
                 b"upgrade" => head.unbuffered = true,
+                b"authorization" | b"x-api-key" => head.credentials = Some(value),
                 b"content-type" => head.grpc |= value.starts_with(b"application/grpc"),
                 _ => {
                     head.explain |= name == headers::EXPLAIN.as_bytes() && value == b"1";

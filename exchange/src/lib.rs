@@ -26,6 +26,7 @@ pub mod restore;
 pub mod rewrite;
 pub mod sse;
 pub mod usage;
+pub mod verdict;
 
 pub mod headers;
 mod hint;

@@ -7,9 +7,12 @@
 //! ([`Pool::write_row`], [`Pool::take_placements`]); what they tell comes in by [`Pool::read_row`], [`Pool::learn`] and [`Pool::placed`]. How it
 //! travels is the host's business.
 
+mod accepted;
 mod adapters;
 mod counters;
+mod crashing;
 mod ejection;
+mod health;
 mod observed;
 mod pick;
 mod row;
@@ -26,7 +29,11 @@ pub(crate) use watch::{Ending, ms_between};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use accepted::Accepted;
 use adapters::Adapters;
+use crashing::Crashing;
+pub(crate) use health::Failure;
+use health::Health;
 use observed::Untaken;
 use scheduler::in_flight::{InFlight, Load};
 use scheduler::latency::LatencyModel;
@@ -38,6 +45,7 @@ use token_rate::TokenRate;
 
 use crate::reply::Refusal;
 use crate::time::Time;
+use crate::verdict::Verdict;
 
 /// Buckets of the prefix index swept in one tick: about 0.1 ms of work, so that a removal of an endpoint stalls no request.
 const SWEEP_BUCKETS: usize = 16_384;
@@ -52,6 +60,9 @@ pub struct Pool {
     in_flight: InFlight,
     prefixes: PrefixIndex,
     ejections: Ejections,
+    health: Health,
+    accepted: Accepted,
+    crashing: Crashing,
     counters: Counters,
     rng: Rng,
     /// How many hashes of the prompt each endpoint was found to hold at the last pick, and for how many blocks they stand.
@@ -60,6 +71,8 @@ pub struct Pool {
     /// Where several hold the longest of it: how near each is to losing that.
     prefix_ages: Vec<f32>,
     ejected: Vec<bool>,
+    /// By how much requests fail at each endpoint more often than elsewhere; empty when none does.
+    failing: Vec<f32>,
     /// When each endpoint was last given a prompt that nobody held a block of, by the count of such picks, parallel to the snapshot's
     /// endpoints; 0 is never. Each worker has its own: what matters is that each spreads such prompts.
     cold_picks: Vec<u64>,
@@ -116,6 +129,17 @@ struct State {
     metrics_at: Option<Time>,
 }
 
+/// What was sent, as far as its answer is judged by it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sent {
+    /// API, model and credentials of the request, as a hash: requests of one kind are accepted by all endpoints or by none.
+    pub(crate) kind: u64,
+    /// Hash of the whole prompt; 0 without one.
+    pub(crate) prompt: u64,
+    /// When it was sent.
+    pub(crate) at: Time,
+}
+
 /// What the pool's objects make of a request.
 #[derive(Debug, Default)]
 pub(crate) struct Resolved {
@@ -136,12 +160,16 @@ impl Pool {
             in_flight: InFlight::default(),
             prefixes: PrefixIndex::with_capacity(prefix_entries),
             ejections: Ejections::default(),
+            health: Health::default(),
+            accepted: Accepted::default(),
+            crashing: Crashing::default(),
             counters: Counters::default(),
             rng: Rng::seeded(seed),
             known: Vec::new(),
             matched: Vec::new(),
             prefix_ages: Vec::new(),
             ejected: Vec::new(),
+            failing: Vec::new(),
             cold_picks: Vec::new(),
             cold_picks_made: 0,
             adapters: Adapters::default(),
@@ -163,6 +191,7 @@ impl Pool {
             for gone in old.refs.iter().filter(|id| !refs.contains(id)) {
                 self.prefixes.forget(*gone);
                 self.ejections.forget(*gone);
+                self.health.forget(*gone);
                 self.counters.forget(*gone);
             }
         }
@@ -316,11 +345,12 @@ impl Pool {
         }
     }
 
-    /// Somebody else gave `endpoint` a prompt of these blocks.
-    pub fn placed(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
+    /// Another worker or proxy gave `endpoint` a prompt of these blocks, or says something else of it by a mark.
+    pub fn placed(&mut self, endpoint: EndpointRef, blocks: &[u64], now: Time) {
         let Some(at) = self.state.as_ref().and_then(|state| state.refs.iter().position(|id| *id == endpoint)) else { return };
         match blocks {
             [mark] if adapters::is_mark(*mark) => self.adapters.note(at, *mark),
+            [mark] if crashing::is_mark(*mark) => self.crashing.note(*mark, endpoint, now),
             _ => self.prefixes.record(endpoint, blocks),
         }
     }
@@ -392,19 +422,81 @@ impl Pool {
         snapshot.is_some_and(|snapshot| snapshot.objects().names(model) || snapshot.endpoints().iter().any(|e| e.serves(model)))
     }
 
-    /// An attempt failed before any response.
-    pub(crate) fn failed(&mut self, endpoint: EndpointRef, now: Time) {
+    /// An attempt got no answer.
+    pub(crate) fn unanswered(&mut self, endpoint: EndpointRef, held: &mut Held, failure: Failure, now: Time) {
         // Requests under way outlive their endpoint; nothing would ever clear a row of one that is gone.
         if self.knows(endpoint) {
-            self.changes += u64::from(self.ejections.failed(endpoint, now));
             self.counters.failed(endpoint);
+            self.hold_against(endpoint, held, failure, now);
         }
     }
 
-    /// An endpoint answered.
-    pub(crate) fn answered(&mut self, endpoint: EndpointRef, now: Time) {
-        self.changes += u64::from(self.ejections.answered(endpoint, now));
+    /// The connection was lost over the prompt of this hash after it was sent.
+    pub(crate) fn lost(&mut self, endpoint: EndpointRef, prompt: u64, now: Time) {
+        if prompt != 0 && self.knows(endpoint) {
+            let mark = crashing::mark(prompt);
+            self.crashing.note(mark, endpoint, now);
+            self.untold.keep(endpoint, &[mark], 0);
+        }
+    }
+
+    /// Did the endpoint answer anything within the last second?
+    pub(crate) fn is_alive(&self, endpoint: EndpointRef, now: Time) -> bool {
+        self.health.answered_at(endpoint).is_some_and(|at| now.ms_since(at) <= health::FRESH_MS)
+    }
+
+    /// An endpoint answered a request that was sent to it at `sent`: what it said is judged later.
+    pub(crate) fn answered(&mut self, endpoint: EndpointRef, sent: Time, now: Time) {
+        if self.knows(endpoint) {
+            self.health.answered(endpoint, now);
+        }
+        self.changes += u64::from(self.ejections.cleared(endpoint, false, sent, now));
         self.counters.served(endpoint);
+    }
+
+    /// The answer of an endpoint means this, by the table of [`crate::verdict`].
+    pub(crate) fn judged(&mut self, endpoint: EndpointRef, verdict: Verdict, sent: &Sent, held: &mut Held, now: Time) {
+        if !self.knows(endpoint) {
+            return;
+        }
+        match verdict {
+            Verdict::Success => {
+                self.accepted.note(sent.kind, endpoint, now);
+                self.did_well(endpoint, sent.at, held, now);
+                self.health.succeeded(endpoint, sent.prompt, now);
+            }
+            Verdict::Ill | Verdict::Overloaded => self.hold_against(endpoint, held, Failure::Answer, now),
+            Verdict::Misdirected if self.accepted.elsewhere(sent.kind, endpoint, now) => {
+                self.hold_against(endpoint, held, Failure::Answer, now);
+            }
+            Verdict::Misdirected | Verdict::ClientFault | Verdict::Unknown => {}
+        }
+    }
+
+    /// The endpoint serves a request that was sent at `sent` well.
+    pub(crate) fn did_well(&mut self, endpoint: EndpointRef, sent: Time, held: &mut Held, now: Time) {
+        if self.ejections.cleared(endpoint, true, sent, now) {
+            self.health.mended(endpoint);
+            self.changes += 1;
+        }
+        held.probe = held.probe.filter(|probe| *probe != endpoint);
+    }
+
+    /// Is the request a probe of an endpoint that was ejected?
+    pub(crate) fn is_probe(held: &Held) -> bool {
+        held.probe.is_some()
+    }
+
+    fn hold_against(&mut self, endpoint: EndpointRef, held: &mut Held, failure: Failure, now: Time) {
+        let (is_reason, by_answers) = (self.health.failed(endpoint, failure, now), failure == Failure::Answer);
+        if held.probe == Some(endpoint) {
+            held.probe = None;
+            self.ejections.probe_failed(endpoint, by_answers, self.rng.open01(), now);
+            self.changes += 1;
+        } else if is_reason {
+            let chance = self.rng.open01();
+            self.changes += u64::from(self.ejections.eject(endpoint, by_answers, chance, now));
+        }
     }
 
     /// An engine told its load with a reply: fresher than any scrape.

@@ -54,6 +54,8 @@ impl Record {
                         w.name("prefix_age").plain(local.prefix_age(index));
                         w.name("cold_pick").plain(local.last_cold_pick(index));
                         w.name("ejected").plain(local.ejected(index));
+                        w.name("last_answer").plain(local.last_answer(endpoint.id.slot));
+                        w.name("failing").plain(local.failing(index));
                         w.name("adapter_room");
                         match local.adapter_room(index) {
                             AdapterRoom::Unknown => w.plain("null"),

@@ -48,6 +48,8 @@ pub enum Refusal {
     },
     /// The pool wants every request to say its SLO, and this one says none.
     SloMissing,
+    /// The prompt cost two engines their connection within a minute, while other prompts did well there.
+    CrashingPrompt,
     /// This proxy has never had state.
     NoState,
     /// The proxy refused to change the request as it must be.
@@ -132,6 +134,12 @@ impl Refusal {
                 let [ttft, tpot] = [headers::SLO_TTFT, headers::SLO_TPOT].map(|[_, seed]| seed);
                 row(400, "missing_slo", "invalid-request", &format!("every request here must say its SLO in ms: by {ttft}, {tpot} or both"))
             }
+            Self::CrashingPrompt => row(
+                502,
+                "crashing_prompt",
+                "rejected-crashing-prompt",
+                "this prompt made two model servers drop their connection within a minute, while other prompts did well there; change it, or try again in a minute",
+            ),
             Self::Unsent => row(500, "not_rewritten", "proxy-failed", "the gateway could not send the request under its model's name"),
             Self::NoState => row(503, "not_ready", "rejected-no-endpoints", "the gateway does not know its model servers yet; try again"),
         }
@@ -158,8 +166,8 @@ fn code(error: &BodyError) -> &'static str {
 fn body(family: Family, row: &Row) -> Vec<u8> {
     let kind = match (family, row.status) {
         (Family::Anthropic, 503) => "overloaded_error",
-        (Family::Anthropic, 500) => "api_error",
-        (Family::OpenAi, 500) => "server_error",
+        (Family::Anthropic, 500 | 502) => "api_error",
+        (Family::OpenAi, 500 | 502) => "server_error",
         (Family::Anthropic, 404) => "not_found_error",
         (Family::Anthropic, 413) => "request_too_large",
         (_, 429) => "rate_limit_error",

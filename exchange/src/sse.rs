@@ -6,8 +6,9 @@
 //! kept, which is where every engine writes `usage`. A body with more than [`HELD_BYTES_MIN`] behind its `usage` reads as one without.
 
 use crate::api::Api;
-use crate::json::{JsonError, Reader};
+use crate::json::{JsonError, Kind, Reader};
 pub use crate::usage::Usage;
+use crate::verdict::BodySays;
 
 mod event;
 mod events;
@@ -33,8 +34,20 @@ pub struct Progress {
 pub struct ResponseReader {
     api: Api,
     source: Source,
-    usage: Usage,
+    seen: Seen,
     events: u32,
+}
+
+/// What was read so far, besides content.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    usage: Usage,
+    /// An event, or a byte of an unstreamed body.
+    any: bool,
+    /// The mark that its API ends streams with.
+    finished: bool,
+    /// An error object, with the HTTP status it names, if it names one.
+    error: Option<Option<u16>>,
 }
 
 #[derive(Clone, Debug)]
@@ -50,15 +63,18 @@ impl ResponseReader {
     #[must_use]
     pub fn new(api: Api, streamed: bool) -> Self {
         let source = if streamed { Source::Stream(Events::default()) } else { Source::Body(Held::default()) };
-        Self { api, source, usage: Usage::default(), events: 0 }
+        Self { api, source, seen: Seen::default(), events: 0 }
     }
 
     /// Takes the next bytes, cut anywhere.
     pub fn chunk(&mut self, bytes: &[u8]) -> Progress {
         let before = self.events;
         match &mut self.source {
-            Source::Stream(events) => events.feed(bytes, |data| self.events += u32::from(event::read(self.api, data, &mut self.usage))),
-            Source::Body(held) => held.push(bytes),
+            Source::Stream(events) => events.feed(bytes, |data| self.events += u32::from(event::read(self.api, data, &mut self.seen))),
+            Source::Body(held) => {
+                self.seen.any |= !bytes.is_empty();
+                held.push(bytes);
+            }
         }
         Progress { first_token: before == 0 && self.events > 0, events: self.events - before }
     }
@@ -67,34 +83,80 @@ impl ResponseReader {
     pub fn finish(&mut self) -> Usage {
         match &mut self.source {
             Source::Stream(events) => {
-                events.finish(|data| self.events += u32::from(event::read(self.api, data, &mut self.usage)));
+                events.finish(|data| self.events += u32::from(event::read(self.api, data, &mut self.seen)));
             }
-            Source::Body(held) => read_body(self.api, held, &mut self.usage),
+            Source::Body(held) => read_body(self.api, held, &mut self.seen),
         }
-        if self.usage.completion_tokens.is_none() && self.events > 0 {
-            self.usage.completion_tokens = Some(self.events);
-            self.usage.estimated = true;
+        let usage = &mut self.seen.usage;
+        if usage.completion_tokens.is_none() && self.events > 0 {
+            usage.completion_tokens = Some(self.events);
+            usage.estimated = true;
         }
-        self.usage
+        *usage
+    }
+
+    /// What the whole response says of the engine; after [`Self::finish`].
+    #[must_use]
+    pub fn says(&self) -> BodySays {
+        let streamed = matches!(self.source, Source::Stream(_));
+        match self.seen {
+            Seen { error: Some(status), .. } => BodySays::Error(status),
+            Seen { any: false, .. } => BodySays::Empty,
+            // Some engines end with their usage and no mark.
+            Seen { finished: false, usage: Usage { estimated: true, .. }, .. } if streamed => BodySays::Unfinished,
+            _ => BodySays::Reply,
+        }
     }
 }
 
-fn read_body(api: Api, held: &Held, usage: &mut Usage) {
+fn read_body(api: Api, held: &Held, seen: &mut Seen) {
     if held.is_cut() {
-        held.read_usage_at_end(1, usage);
+        held.read_usage_at_end(1, &mut seen.usage);
         return;
     }
-    let mut seen = *usage;
-    if read_top_level(api, held.bytes(), &mut seen).is_ok() {
-        *usage = seen;
+    let mut read = *seen;
+    if read_top_level(api, held.bytes(), &mut read).is_ok() {
+        *seen = read;
     }
 }
 
-fn read_top_level(api: Api, body: &[u8], usage: &mut Usage) -> Result<(), JsonError> {
+fn read_top_level(api: Api, body: &[u8], seen: &mut Seen) -> Result<(), JsonError> {
     let mut reader = Reader::new(body);
+    let (mut is_error, mut code) = (false, None);
     reader.members(|reader, key| match (key.name().as_ref(), api) {
-        (b"usage", _) | (b"meta_info", Api::SglangGenerate) => usage.read(reader),
+        (b"usage", _) | (b"meta_info", Api::SglangGenerate) => seen.usage.read(reader),
+        (b"error", _) => read_error(reader, &mut seen.error),
+        // Engines before the present shape, and SGLang: {"object": "error", "message": ..., "code": 400}.
+        (b"object", _) => {
+            is_error |= reader.string()?.is_some_and(|kind| kind.raw() == b"error");
+            Ok(())
+        }
+        (b"code", _) => status(reader, &mut code),
         _ => reader.skip().map(drop),
     })?;
+    if is_error {
+        seen.error = Some(code);
+    }
     reader.end()
+}
+
+/// The value of `error`: an object, or a text. `null` is none.
+fn read_error(reader: &mut Reader<'_>, error: &mut Option<Option<u16>>) -> Result<(), JsonError> {
+    if reader.peek()? == Kind::Null {
+        return reader.skip().map(drop);
+    }
+    let mut code = None;
+    reader.members(|reader, key| match key.name().as_ref() {
+        b"code" | b"status" => status(reader, &mut code),
+        _ => reader.skip().map(drop),
+    })?;
+    *error = Some(code);
+    Ok(())
+}
+
+/// A number that may be an HTTP status; codes in words are none.
+fn status(reader: &mut Reader<'_>, code: &mut Option<u16>) -> Result<(), JsonError> {
+    let number = reader.count()?;
+    *code = number.and_then(|number| u16::try_from(number).ok()).or(*code);
+    Ok(())
 }

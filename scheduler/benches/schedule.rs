@@ -223,6 +223,8 @@ impl Pool {
             prefix_idle: 0.0,
             prefix_ages: &[],
             ejected: &[],
+            failing: &[],
+            last_answers: &[],
             last_cold_picks: &[],
             adapter_rooms: &[],
             out_of_touch: false,

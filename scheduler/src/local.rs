@@ -1,7 +1,7 @@
 //! What the proxy itself knows, beside the snapshot, at the moment of a pick.
 
 use crate::in_flight::InFlight;
-use crate::snapshot::EndpointIndex;
+use crate::snapshot::{EndpointIndex, Slot};
 
 /// The proxy's own state as one pick sees it. Read only: the caller records the outcome.
 #[derive(Clone, Copy, Debug)]
@@ -16,8 +16,13 @@ pub struct Local<'a> {
     /// Where several endpoints hold the longest of those prefixes alike: how near each is to losing it, 0 to 1, parallel to the snapshot's endpoints
     /// ([`crate::prefix::PrefixIndex::ages`]); empty where at most one holds it.
     pub prefix_ages: &'a [f32],
+    /// When each endpoint last answered a request of this proxy, in numbers that grow, by slot; 0 is never, and empty says so of all.
+    pub last_answers: &'a [u64],
     /// Endpoints ejected here for the moment, parallel to the snapshot's endpoints; empty when none is.
     pub ejected: &'a [bool],
+    /// By how much the share of requests that fail at each endpoint is above that of the other endpoints, 0 to 1, parallel to the snapshot's
+    /// endpoints; empty when no endpoint fails more often than the others.
+    pub failing: &'a [f32],
     /// When each endpoint was last given a request that nobody held a prefix of, in numbers that grow with every such pick, parallel to the
     /// snapshot's endpoints; 0 is never, and empty says so of all.
     pub last_cold_picks: &'a [u64],
@@ -72,6 +77,18 @@ impl Local<'_> {
     #[must_use]
     pub fn adapter_room(&self, index: EndpointIndex) -> AdapterRoom {
         self.adapter_rooms.get(index.get()).copied().unwrap_or_default()
+    }
+
+    /// When the endpoint at this slot last answered a request of this proxy; 0: never.
+    #[must_use]
+    pub fn last_answer(&self, slot: Slot) -> u64 {
+        self.last_answers.get(usize::from(slot.0)).copied().unwrap_or(0)
+    }
+
+    /// By how much the share of requests that fail at this endpoint is above that of the others, 0 to 1.
+    #[must_use]
+    pub fn failing(&self, index: EndpointIndex) -> f32 {
+        self.failing.get(index.get()).filter(|share| share.is_finite()).map_or(0.0, |share| share.clamp(0.0, 1.0))
     }
 
     /// Is this endpoint ejected for the moment?

@@ -204,7 +204,7 @@ impl<'r> Run<'r> {
             all.profiles.push(this);
         }
         let ranked = ranked.ok_or(if sheds { Decision::Shed(Shed::Slo) } else { NOBODY })?;
-        Ok(end_settled(context.snapshot, &candidates, ranked, max, self.rng))
+        Ok(second_answers(&context, end_settled(context.snapshot, &candidates, ranked, max, self.rng)))
     }
 
     /// Whom a profile leaves: without the ejected, unless that leaves nobody.
@@ -286,6 +286,20 @@ fn end_settled(snapshot: &Snapshot, candidates: &Candidates, ranked: Ranked, max
     Ranked::new(ranked.iter().take(kept).chain(last.iter())).unwrap_or(ranked)
 }
 
+/// Makes the endpoint that answered last the second of the list: a request that is tried once more must not meet one that is gone.
+fn second_answers(context: &Context<'_>, ranked: Ranked) -> Ranked {
+    let last_answer = |index: &EndpointIndex| context.snapshot.id(*index).map_or(0, |id| context.local.last_answer(id.slot));
+    let Some(first) = ranked.iter().next() else { return ranked };
+    let mut rest: Vec<EndpointIndex> = ranked.iter().skip(1).collect();
+    // The first of the greatest, so that the ranking decides where nothing is known.
+    let Some(best) = (0..rest.len()).rev().max_by_key(|&at| rest.get(at).map_or(0, last_answer)) else { return ranked };
+    if best == 0 {
+        return ranked;
+    }
+    rest.get_mut(..=best).unwrap_or_default().rotate_right(1);
+    Ranked::new(std::iter::once(first).chain(rest)).unwrap_or(ranked)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -322,6 +336,8 @@ mod tests {
             prefix_idle: 0.0,
             prefix_ages: &[],
             ejected,
+            failing: &[],
+            last_answers: &[],
             last_cold_picks: &[],
             adapter_rooms: &[],
             out_of_touch: false,
@@ -374,6 +390,21 @@ mod tests {
         assert_eq!(route(&young, &Request::default(), &[]), Ok(vec![0, 1, 2]), "where none is settled there is none to add");
         let mixed = pool(&[(NEW, 0.0), (OLD, 1.0), (NEW, 2.0), (OLD, 3.0)]);
         assert_eq!(route(&mixed, &Request::default(), &[]), Ok(vec![0, 1, 2]), "one settled endpoint in the list is enough");
+    }
+
+    #[test]
+    fn the_endpoint_that_answered_last_is_the_second_choice() {
+        let pool = pool(&[(OLD, 0.0), (OLD, 1.0), (OLD, 2.0), (OLD, 3.0)]);
+        let list = |last_answers: &[u64]| -> Vec<usize> {
+            let in_flight = InFlight::default();
+            match schedule(&pool, &Request::default(), Local { last_answers, ..local(&in_flight, &[]) }, &mut Rng::seeded(1), None) {
+                Decision::Route(route) => route.ranked.iter().map(EndpointIndex::get).collect(),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(list(&[]), [0, 1, 2]);
+        assert_eq!(list(&[9, 0, 5, 7]), [0, 2, 1], "the first is the pick, and the fourth is not in the list");
+        assert_eq!(list(&[0, 5, 5, 5]), [0, 1, 2]);
     }
 
     #[test]

@@ -188,6 +188,8 @@ impl Router {
             prefix_idle: self.prefix_idle,
             prefix_ages: &self.prefix_ages,
             ejected: &[],
+            failing: &[],
+            last_answers: &[],
             last_cold_picks: &self.cold_picks,
             adapter_rooms: &self.rooms,
             out_of_touch: false,

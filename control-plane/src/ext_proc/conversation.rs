@@ -363,6 +363,7 @@ impl Conversation {
                 head.upstream_address = served.map(str::as_bytes);
             }
         }
+        head.end_of_stream = given.end_of_stream;
         match self.modes().response {
             // Only here do the headers wait for the body, so that they can tell its new length.
             BodyMode::Buffered => {}
@@ -397,6 +398,10 @@ impl Conversation {
     }
 
     fn response_trailers(&mut self) {
+        if self.response == ResponseBody::Read {
+            let now = self.front.now();
+            self.exchange.response_chunk(&mut self.pool.lock().pool, &[], true, now);
+        }
         let restoring = matches!(self.response, ResponseBody::Restore | ResponseBody::Hold);
         if restoring && self.modes().response == BodyMode::FullDuplex {
             let now = self.front.now();

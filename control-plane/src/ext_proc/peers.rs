@@ -44,7 +44,7 @@ impl Peers {
             }
             self.others.ejections().for_each(|told| pool.learn(Ejection { outside: true, ..told }, now));
         }
-        placements::each(&told.placements).for_each(|(endpoint, blocks)| pool.placed(endpoint, &blocks));
+        placements::each(&told.placements).for_each(|(endpoint, blocks)| pool.placed(endpoint, &blocks, now));
     }
 
     /// Another roster is in force.

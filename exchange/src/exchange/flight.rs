@@ -8,11 +8,12 @@ use scheduler::latency::learn::Ended;
 use crate::api::Api;
 use crate::headers;
 use crate::load;
-use crate::pool::{DURATION_BOUNDS_MS, Ending, Held, Label, Picked, Pool, Token, ms_between};
+use crate::pool::{DURATION_BOUNDS_MS, Ending, Failure, Held, Label, Picked, Pool, Sent, Token, ms_between};
 use crate::restore::{Names, Restorer};
 use crate::sse::ResponseReader;
 use crate::time::Time;
 use crate::usage::Usage;
+use crate::verdict::{BodySays, Verdict};
 
 /// Who made a response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub enum Origin {
     Upstream,
     /// The proxy, because no attempt got a response.
     Proxy,
+    /// The same, and the endpoint tried last had been sent the request and lost the connection.
+    Lost,
     /// We did, or the proxy for a reason that is no server's fault.
     #[default]
     Ours,
@@ -45,6 +48,8 @@ pub struct ResponseHead<'h> {
     pub content_length: Option<usize>,
     /// `endpoint-load-metrics`, when the engine sent it.
     pub load: Option<&'h [u8]>,
+    /// There is no body.
+    pub end_of_stream: bool,
 }
 
 /// What becomes of a response body.
@@ -82,6 +87,8 @@ pub struct ResponseStep {
 pub struct Outcome {
     /// HTTP status; 0 when the exchange ended before any response.
     pub status: u16,
+    /// What the answer means.
+    pub verdict: Verdict,
     /// Did a model server answer?
     pub served: bool,
     /// Attempts that failed before it.
@@ -120,8 +127,14 @@ pub(super) struct Flight {
     tokens: Vec<Token>,
     prompt: Prompt,
     picked_at: Time,
+    /// API, model and credentials, as a hash.
+    kind: u64,
     status: u16,
+    /// The endpoint that answered.
+    served_by: Option<EndpointRef>,
     served: bool,
+    /// The engine broke off its reply.
+    cut_off: bool,
     failed_attempts: u32,
     reader: Option<ResponseReader>,
     names: Option<Names>,
@@ -143,11 +156,16 @@ impl Origin {
     /// or stalled upload, after a host was chosen.
     #[must_use]
     pub fn of_details(details: &[u8]) -> Self {
-        const UPSTREAM_FAILED: [&[u8]; 3] =
-            [b"upstream_reset_before_response_started", b"upstream_per_try_timeout", b"upstream_response_timeout"];
+        const UNANSWERED: [&[u8]; 2] = [b"upstream_per_try_timeout", b"upstream_response_timeout"];
+        const RESET: [&[u8]; 2] = [b"upstream_reset_before_response_started", b"upstream_reset_after_response_started"];
+        // In braces stands the reason of a reset; these say that there was no connection to send anything by.
+        const UNCONNECTED: [&[u8]; 3] = [b"connection_failure", b"connection_timeout", b"overflow"];
+        let starts = |prefixes: &[&[u8]]| prefixes.iter().any(|prefix| details.starts_with(prefix));
         match details {
             b"via_upstream" => Self::Upstream,
-            _ if UPSTREAM_FAILED.iter().any(|failed| details.starts_with(failed)) => Self::Proxy,
+            _ if starts(&RESET) && UNCONNECTED.iter().any(|reason| memchr::memmem::find(details, reason).is_some()) => Self::Proxy,
+            _ if starts(&RESET) => Self::Lost,
+            _ if starts(&UNANSWERED) => Self::Proxy,
             _ => Self::Ours,
         }
     }
@@ -173,6 +191,11 @@ impl<'h> ResponseHead<'h> {
     }
 }
 
+/// Of which replies is the body read? Of errors, for the client's fault to be told from the engine's; not where the status says it all.
+fn is_read(status: u16) -> bool {
+    status == 200 || (matches!(status, 400..=499) && Verdict::of(status, BodySays::Error(None)) == Verdict::ClientFault)
+}
+
 fn number<N: std::str::FromStr>(value: &[u8]) -> Option<N> {
     std::str::from_utf8(value).ok()?.parse().ok()
 }
@@ -180,7 +203,7 @@ fn number<N: std::str::FromStr>(value: &[u8]) -> Option<N> {
 // === impl Flight ===
 
 impl Flight {
-    pub(super) fn new(api: Api, label: Label, picked: Picked, prompt: Prompt, now: Time) -> Self {
+    pub(super) fn new(api: Api, label: Label, picked: Picked, prompt: Prompt, kind: u64, now: Time) -> Self {
         Self {
             api,
             label,
@@ -189,8 +212,11 @@ impl Flight {
             tokens: picked.tokens,
             prompt,
             picked_at: now,
+            kind,
             status: 0,
+            served_by: None,
             served: false,
+            cut_off: false,
             failed_attempts: 0,
             reader: None,
             names: None,
@@ -216,6 +242,7 @@ impl Flight {
 
     pub(super) fn response_headers(&mut self, pool: &mut Pool, head: &ResponseHead<'_>, now: Time) -> ResponseStep {
         self.status = head.status;
+        self.whole = head.end_of_stream;
         let mut step = ResponseStep::default();
         if head.load.is_some() {
             step.remove.push(headers::LOAD);
@@ -226,11 +253,13 @@ impl Flight {
         }
         self.served = true;
         self.serve(pool, head, &mut step, now);
-        if self.api.is_inference() && !self.api.is_grpc() && !head.encoded && head.status == 200 {
+        if self.api.is_inference() && !self.api.is_grpc() && !head.encoded && is_read(head.status) {
             self.streamed = head.content_type.is_some_and(|t| t.starts_with(b"text/event-stream"));
             self.reader = Some(ResponseReader::new(self.api, self.streamed));
             step.body = ResponseBody::Read;
-            self.restore(head, &mut step);
+            if head.status == 200 {
+                self.restore(head, &mut step);
+            }
         }
         step
     }
@@ -281,14 +310,29 @@ impl Flight {
         if self.untold.1 >= PACE_TOKENS && self.streamed {
             pool.tokens_took(&self.held, ms_between(since, now) / self.untold.1 as f32);
             self.untold = (now, 0);
+            // A probe has shown enough: its stream may go on for minutes.
+            if let Some(endpoint) = self.served_by.filter(|_| Pool::is_probe(&self.held)) {
+                pool.did_well(endpoint, self.picked_at, &mut self.held, now);
+            }
         }
     }
 
+    /// The reply has begun, and its end has not been seen: the host may know who broke it off.
+    pub(super) fn is_open(&self) -> bool {
+        self.served && !self.whole && self.api.is_inference()
+    }
+
+    /// The engine broke off its reply.
+    pub(super) fn cut_off(&mut self) {
+        self.cut_off = true;
+    }
+
     pub(super) fn end(mut self, pool: &mut Pool, now: Time) -> Outcome {
-        let ended = self.ended();
-        let usage = self.reader.take().map(|mut r| r.finish()).unwrap_or_default();
+        let usage = self.reader.as_mut().map(ResponseReader::finish).unwrap_or_default();
+        let verdict = self.judge(pool, now);
         let outcome = Outcome {
             status: self.status,
+            verdict,
             served: self.served,
             failed_attempts: self.failed_attempts,
             ttft_ms: self.first_token_at.filter(|_| self.streamed).map(|at| at.ms_since(self.picked_at)),
@@ -297,19 +341,48 @@ impl Flight {
         };
         self.count(pool, &outcome);
         let ttft_ms = self.first_token_at.filter(|_| self.streamed).map(|at| ms_between(self.picked_at, at));
+        let ended = self.ended(verdict);
         let ending = Ending { ended, ttft_ms, tpot_ms: self.tpot_ms(&usage), usage: &usage };
         pool.observe_end(&self.held, &ending);
-        pool.hit(&self.held, &usage, self.prompt.text_bytes, self.prompt.blocks);
-        pool.release(self.held);
+        if verdict.keeps_placement() && ended != Ended::Failed {
+            pool.hit(&self.held, &usage, self.prompt.text_bytes, self.prompt.blocks);
+        } else {
+            pool.undo(&mut self.held, &self.prompt.hashes);
+        }
+        pool.release(self.held, now);
         outcome
     }
 
-    /// A response that was cut off is nobody's measure; whose fault that was is not known here.
-    fn ended(&self) -> Ended {
-        match (self.served, self.status) {
-            // Of a body that is not read nobody knows its end.
-            (true, 200) if self.whole || self.reader.is_none() => Ended::Done,
-            (true, 200) | (false, 0) => Ended::Aborted,
+    fn prompt_hash(&self) -> u64 {
+        self.prompt.hashes.last().copied().unwrap_or(0)
+    }
+
+    /// What the answer means, and what follows from it for the endpoint.
+    fn judge(&mut self, pool: &mut Pool, now: Time) -> Verdict {
+        let prompt = self.prompt_hash();
+        let verdict = match &self.reader {
+            _ if !self.served || !self.api.is_inference() => Verdict::Unknown,
+            _ if self.cut_off => Verdict::Ill,
+            // The client left before the end.
+            Some(_) if !self.whole && self.status == 200 => Verdict::Unknown,
+            Some(reader) => Verdict::of(self.status, reader.says()),
+            None => Verdict::of(self.status, BodySays::Nothing),
+        };
+        let Some(endpoint) = self.served_by else { return verdict };
+        if self.cut_off {
+            pool.lost(endpoint, prompt, now);
+        }
+        pool.judged(endpoint, verdict, &Sent { kind: self.kind, prompt, at: self.picked_at }, &mut self.held, now);
+        verdict
+    }
+
+    /// A reply that was broken off by the client is nobody's measure.
+    fn ended(&self, verdict: Verdict) -> Ended {
+        match (verdict, self.served, self.status) {
+            (Verdict::Success, ..) => Ended::Done,
+            // Of paths that are no inference nothing is read, so their end is not known.
+            (Verdict::Unknown, true, 200) if !self.api.is_inference() => Ended::Done,
+            (Verdict::Unknown, true, 200) | (Verdict::Unknown, false, 0) => Ended::Aborted,
             _ => Ended::Failed,
         }
     }
@@ -322,17 +395,24 @@ impl Flight {
         Some(ms_between(first, last) / further as f32)
     }
 
-    /// The entries of the list before the last attempted host failed; all that were attempted, when nobody answered.
+    /// The entries of the list before the last attempted host failed; all that were attempted, when no endpoint answered.
     fn attempts(&mut self, pool: &mut Pool, head: &ResponseHead<'_>, now: Time) {
         let attempted = usize::try_from(head.attempts).unwrap_or(usize::MAX);
         let failed = match head.origin {
             Origin::Ours => 0,
             Origin::Upstream => self.position(head.upstream_address).unwrap_or(0).min(attempted.saturating_sub(1)),
-            Origin::Proxy => self.position(head.upstream_address).map_or(0, |last| last.saturating_add(1)).min(attempted),
+            Origin::Proxy | Origin::Lost => self.position(head.upstream_address).map_or(0, |last| last.saturating_add(1)).min(attempted),
         };
         self.failed_attempts = u32::try_from(failed).unwrap_or(u32::MAX);
-        for (endpoint, _) in self.ranked.iter().take(failed) {
-            pool.failed(*endpoint, now);
+        let prompt = self.prompt_hash();
+        for (at, (endpoint, _)) in (1..).zip(self.ranked.iter().take(failed)) {
+            // Why an attempt before the last failed is not told: one at an endpoint that is alive was lost as the last one was.
+            if head.origin == Origin::Lost && (at == failed || pool.is_alive(*endpoint, now)) {
+                pool.lost(*endpoint, prompt, now);
+            }
+            let is_refused = head.origin == Origin::Proxy && at == failed;
+            let failure = if is_refused { Failure::Refused } else { Failure::Lost(prompt) };
+            pool.unanswered(*endpoint, &mut self.held, failure, now);
         }
     }
 
@@ -340,10 +420,11 @@ impl Flight {
         pool.staged(&mut self.held);
         let Some(position) = self.position(head.upstream_address) else { return };
         let Some(&(server, _)) = self.ranked.get(position) else { return };
+        self.served_by = Some(server);
         if position > 0 {
             pool.moved(&mut self.held, server, &self.prompt.hashes);
         }
-        pool.answered(server, now);
+        pool.answered(server, self.picked_at, now);
         for Token { header, values } in &mut self.tokens {
             if let Some(value) = values.get_mut(position) {
                 step.set.push((std::mem::take(header).into_string().into(), std::mem::take(value)));

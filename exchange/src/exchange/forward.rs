@@ -4,10 +4,23 @@ use crate::headers;
 use crate::pool::Picked;
 use crate::rewrite::Splice;
 use crate::settings::{DestinationFormat, Settings};
+use crate::verdict::RETRIED_STATUS;
 
-/// Failures worth another endpoint: connections refused, resets before the response, and 503. (`reset` also covers a per-try time-out;
-/// 5xx in general may have had effects.)
-const RETRY_ON: &str = "connect-failure,reset,retriable-status-codes";
+/// Failures before a request is sent: no engine has seen it.
+const UNSENT: &str = "connect-failure";
+
+/// Besides, an engine that says it is overloaded ([`RETRIED_STATUS`]): it has not begun.
+const REFUSED: &str = "connect-failure,retriable-status-codes";
+
+/// Besides, a connection lost before the reply began, or a per-try time-out: the engine may have done all of the work.
+const LOST: &str = "connect-failure,reset,retriable-status-codes";
+
+/// Retries where a lost connection is among the reasons. The proxy has one count for all of them, and a request that crashes engines must not be
+/// handed from each to the next.
+const LOST_RETRIES_MAX: usize = 1;
+
+/// Work that is expected to take longer than this is not done twice over a lost connection, in ms.
+const REPEATED_MS_MAX: f32 = 10_000.0;
 
 /// What to change in the request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -46,7 +59,7 @@ impl Forward {
                 forward.set(name, addresses.join(","));
             }
         }
-        forward.retries(settings, if settings.retry { retries } else { 0 }, streamed);
+        forward.retries(settings, &Retries::of(if settings.retry { retries } else { 0 }, picked, inference, streamed), streamed);
         if inference {
             forward.set(headers::LOAD_FORMAT, "TEXT");
         }
@@ -71,11 +84,13 @@ impl Forward {
     }
 
     /// More attempts than list entries would end at the fallback balancer and hide the engine's own 503 behind the proxy's.
-    fn retries(&mut self, settings: &Settings, retries: usize, streamed: bool) {
-        self.set(headers::MAX_RETRIES, retries.to_string());
-        if retries > 0 {
-            self.set(headers::RETRY_ON, RETRY_ON);
-            self.set(headers::RETRIABLE_STATUS_CODES, "503");
+    fn retries(&mut self, settings: &Settings, retries: &Retries, streamed: bool) {
+        self.set(headers::MAX_RETRIES, retries.count.to_string());
+        if retries.count > 0 {
+            self.set(headers::RETRY_ON, retries.reasons);
+            if retries.reasons != UNSENT {
+                self.set(headers::RETRIABLE_STATUS_CODES, RETRIED_STATUS);
+            }
         }
         if streamed && settings.per_try_timeout_ms > 0 {
             self.set(headers::PER_TRY_TIMEOUT_MS, settings.per_try_timeout_ms.to_string());
@@ -84,5 +99,28 @@ impl Forward {
 
     fn set(&mut self, name: &str, value: impl Into<String>) {
         self.set.push((name.to_owned(), value.into()));
+    }
+}
+
+/// How often, and for what reasons, the proxy tries the next of the list.
+struct Retries {
+    count: usize,
+    reasons: &'static str,
+}
+
+// === impl Retries ===
+
+impl Retries {
+    /// Of at most `count` further endpoints. Until any of those answered a request, nothing is known of them and all are worth a try.
+    fn of(count: usize, picked: &Picked, inference: bool, streamed: bool) -> Self {
+        let (first_token_ms, end_ms) = picked.expected_ms;
+        // What is lost with the connection: a streamed reply begins with its first token.
+        let lost_ms = if streamed { first_token_ms } else { end_ms };
+        match (inference, lost_ms <= REPEATED_MS_MAX) {
+            (false, _) => Self { count, reasons: UNSENT },
+            (true, false) => Self { count, reasons: REFUSED },
+            (true, true) if picked.second_answered => Self { count: count.min(LOST_RETRIES_MAX), reasons: LOST },
+            (true, true) => Self { count, reasons: LOST },
+        }
     }
 }

@@ -1,14 +1,15 @@
-//! Endpoints that just failed are left out for a while, so that the next request does not pay for the same failure.
+//! Endpoints that fail are left out for a while, so that the next request does not pay for the same failure.
 //!
-//! The first failure ejects for [`BASE_MS`], each further one without an answer in between for twice as long, up to [`MAX_MS`]. When the time
-//! is over the endpoint is tried again; an answer clears its record. At most half of the ready endpoints are ejected, the worst first: when
-//! more fail, failing is no longer a reason to prefer the others.
+//! [`super::health`] says when there is reason to. The first ejection lasts [`BASE_MS`], each further one without a success in between twice as long, up
+//! to [`MAX_MS`]; each is cut by up to [`JITTER`] by chance, so that proxies do not all come back at once. When the time is over one request at a time
+//! is sent there as a probe: while it is under way, at most [`PROBE_MS`], the endpoint is left out for all others. A success clears the record. At
+//! most half of the ready endpoints are ejected, the worst first: when more fail, failing is no longer a reason to prefer the others.
 //!
 //! What is known of an endpoint is one record with the moment it is of, and of two records the later one is right: so the workers of a
-//! process tell each other, in any order and as often as they like, and end up with the same. An answer is told as a record without failures.
+//! process tell each other, in any order and as often as they like, and end up with the same. A success is told as a record without failures.
 //!
 //! Other proxies tell too, by way of the daemon, but their moments come over two clocks and a network: such a record is later than one known
-//! here only if it is by [`OUTSIDE_SLACK_MS`]. It is marked, and whoever speaks for a process leaves it out, so that nothing goes in circles.
+//! here only if it is by [`OUTSIDE_SLACK_MS`]. It is marked, and the VM that speaks for a process leaves it out, so that nothing goes in circles.
 
 use scheduler::sort::sort_by;
 use scheduler::{EndpointRef, Readiness, Snapshot};
@@ -19,7 +20,13 @@ use crate::time::Time;
 const BASE_MS: u64 = 1_000;
 
 /// Longest ejection, in ms: how late at most a mended endpoint is tried again.
-const MAX_MS: u64 = 30_000;
+const MAX_MS: u64 = 5_000;
+
+/// By which part of itself an ejection may be shorter, by chance.
+const JITTER: f32 = 0.2;
+
+/// How long a probe keeps other requests away, in ms: a reply that takes longer than any ejection holds up the next probe no further.
+const PROBE_MS: u64 = 5_000;
 
 /// How long it is remembered that an endpoint answered after it had failed, in ms: until nobody tells of the failure as news any more.
 const CLEARED_MS: u64 = 60_000;
@@ -39,7 +46,7 @@ pub struct Ejections {
 pub struct Ejection {
     /// When this became known.
     pub at: Time,
-    /// Failures without an answer in between; 0 when it answered.
+    /// Ejections without a success in between; 0 when it succeeded.
     pub failures: u32,
     /// Until when it is left out.
     pub until: Time,
@@ -47,32 +54,83 @@ pub struct Ejection {
     pub endpoint: EndpointRef,
     /// Was it another proxy that saw it?
     pub outside: bool,
+    /// Were its answers the reason, so that only a better answer clears the record? Otherwise connections were, and any answer does.
+    pub by_answers: bool,
 }
 
 // === impl Ejections ===
 
 impl Ejections {
-    /// An attempt on it failed before any response. Says whether that is news.
-    pub fn failed(&mut self, endpoint: EndpointRef, now: Time) -> bool {
-        let known = self.rows.iter_mut().find(|r| r.endpoint == endpoint);
+    /// There is reason to eject it: by its answers, or by its connections. `chance` is from 0 to 1. Says whether that is news.
+    pub fn eject(&mut self, endpoint: EndpointRef, by_answers: bool, chance: f32, now: Time) -> bool {
         // Requests that were already under way say nothing new while it is ejected.
-        if known.as_ref().is_some_and(|row| row.until > now) {
+        if self.row(endpoint).is_some_and(|row| row.until > now) {
             return false;
         }
-        let failures = known.as_ref().map_or(0, |row| row.failures).saturating_add(1);
-        let row = Ejection { at: now, failures, until: now.plus_ms(ejection_ms(failures)), endpoint, outside: false };
-        match known {
-            Some(known) => *known = row,
-            None => self.rows.push(row),
-        }
+        self.eject_again(endpoint, by_answers, chance, now);
         true
     }
 
-    /// It answered. Says whether that is news.
-    pub fn answered(&mut self, endpoint: EndpointRef, now: Time) -> bool {
-        let Some(row) = self.rows.iter_mut().find(|r| r.endpoint == endpoint && r.failures > 0) else { return false };
-        *row = Ejection { at: now, failures: 0, until: Time(0), endpoint, outside: false };
+    /// A probe of it failed.
+    pub fn probe_failed(&mut self, endpoint: EndpointRef, by_answers: bool, chance: f32, now: Time) {
+        self.eject_again(endpoint, by_answers, chance, now);
+    }
+
+    fn eject_again(&mut self, endpoint: EndpointRef, by_answers: bool, chance: f32, now: Time) {
+        let failures = self.row(endpoint).map_or(0, |row| row.failures).saturating_add(1);
+        let until = now.plus_ms(ejection_ms(failures, chance));
+        self.put(Ejection { at: now, failures, until, endpoint, outside: false, by_answers });
+    }
+
+    /// A request is about to be sent there. Says whether it is a probe: the endpoint was ejected, and its time is over. Others stay away until the
+    /// probe is over.
+    pub fn probes(&mut self, endpoint: EndpointRef, now: Time) -> bool {
+        let Some(row) = self.rows.iter_mut().find(|row| row.endpoint == endpoint && row.failures > 0 && row.until <= now) else {
+            return false;
+        };
+        *row = Ejection { at: now, until: now.plus_ms(PROBE_MS), outside: false, ..*row };
         true
+    }
+
+    /// A probe ended without saying anything of the endpoint: the next request may be one.
+    pub fn probe_again(&mut self, endpoint: EndpointRef, now: Time) {
+        if let Some(row) = self.row(endpoint).filter(|row| row.failures > 0) {
+            self.put(Ejection { at: now, until: now, outside: false, ..row });
+        }
+    }
+
+    /// A request that was sent there at `sent` got an answer, or did well. Says whether that is news: what was sent before it was ejected proves nothing.
+    pub fn cleared(&mut self, endpoint: EndpointRef, well: bool, sent: Time, now: Time) -> bool {
+        let clears = |row: &Ejection| row.failures > 0 && (well || !row.by_answers) && sent >= row.at;
+        if !self.row(endpoint).as_ref().is_some_and(clears) {
+            return false;
+        }
+        self.put(Ejection { at: now, failures: 0, until: Time(0), endpoint, outside: false, by_answers: false });
+        true
+    }
+
+    /// Takes the endpoints whose ejection is over out of `failing`, parallel to `endpoints`: by what they did before they would never get a probe.
+    pub fn waive(&self, endpoints: &[EndpointRef], now: Time, failing: &mut [f32]) {
+        if failing.is_empty() {
+            return;
+        }
+        for row in self.rows.iter().filter(|row| row.failures > 0 && row.until <= now) {
+            let position = endpoints.iter().position(|endpoint| *endpoint == row.endpoint);
+            if let Some(share) = position.and_then(|at| failing.get_mut(at)) {
+                *share = 0.0;
+            }
+        }
+    }
+
+    fn row(&self, endpoint: EndpointRef) -> Option<Ejection> {
+        self.rows.iter().find(|row| row.endpoint == endpoint).copied()
+    }
+
+    fn put(&mut self, row: Ejection) {
+        match self.rows.iter_mut().find(|known| known.endpoint == row.endpoint) {
+            Some(known) => *known = row,
+            None => self.rows.push(row),
+        }
     }
 
     /// Somebody else knows this of an endpoint of the pool. Says whether it is news here.
@@ -126,8 +184,15 @@ impl Ejection {
     }
 }
 
-fn ejection_ms(failures: u32) -> u64 {
-    BASE_MS.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(MAX_MS)
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "seconds in ms, and a share of them"
+)]
+fn ejection_ms(failures: u32, chance: f32) -> u64 {
+    let longest = BASE_MS.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(MAX_MS);
+    longest - (longest as f32 * JITTER * chance.clamp(0.0, 1.0)) as u64
 }
 
 #[cfg(test)]
@@ -135,6 +200,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use scheduler::{Endpoint, EndpointMetrics, Incarnation, Pipeline, PipelineSpec, Slot, Version};
+
+    /// No jitter.
+    const LONGEST: f32 = 0.0;
 
     fn id(slot: u16) -> EndpointRef {
         EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) }
@@ -165,35 +233,73 @@ mod tests {
         Time(0).plus_ms(ms)
     }
 
+    fn eject(ejections: &mut Ejections, slot: u16, ms: u64) -> bool {
+        ejections.eject(id(slot), true, LONGEST, at(ms))
+    }
+
+    fn succeed(ejections: &mut Ejections, slot: u16, ms: u64) -> bool {
+        ejections.cleared(id(slot), true, at(ms), at(ms))
+    }
+
     #[test]
-    fn each_further_failure_ejects_for_twice_as_long_up_to_a_limit() {
+    fn each_failed_probe_ejects_for_twice_as_long_up_to_a_limit() {
         let (mut ejections, pool) = (Ejections::default(), pool(4));
+        eject(&mut ejections, 1, 0);
         let mut now = 0;
-        for expected in [1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000] {
-            ejections.failed(id(1), at(now));
+        for expected in [1_000, 2_000, 4_000, 5_000, 5_000] {
             assert_eq!(ejected(&ejections, &pool, at(now + expected - 1)), [1], "{expected}");
             assert!(ejected(&ejections, &pool, at(now + expected)).is_empty(), "{expected}: it is tried again");
             now += expected;
+            assert!(ejections.probes(id(1), at(now)));
+            ejections.probe_failed(id(1), true, LONGEST, at(now));
         }
+    }
+
+    #[test]
+    fn chance_makes_an_ejection_shorter_and_never_longer() {
+        assert_eq!([0.0, 0.5, 1.0, 7.0, -1.0].map(|chance| ejection_ms(3, chance)), [4_000, 3_600, 3_200, 3_200, 4_000]);
+        assert_eq!(ejection_ms(u32::MAX, 0.0), MAX_MS);
+    }
+
+    #[test]
+    fn one_probe_at_a_time_keeps_all_others_away() {
+        let (mut ejections, pool) = (Ejections::default(), pool(4));
+        assert!(!ejections.probes(id(1), at(0)), "nothing is known against it");
+        eject(&mut ejections, 1, 0);
+        assert!(ejections.probes(id(1), at(1_000)));
+        assert!(!ejections.probes(id(1), at(1_001)));
+        assert_eq!(ejected(&ejections, &pool, at(1_001)), [1]);
+        assert!(ejections.probes(id(1), at(1_000 + PROBE_MS)), "a probe that hangs holds up the next no longer");
+        ejections.probe_again(id(1), at(6_500));
+        assert!(ejections.probes(id(1), at(6_500)), "one that said nothing makes room at once");
+        assert!(succeed(&mut ejections, 1, 6_500));
+        assert!(ejected(&ejections, &pool, at(6_501)).is_empty());
+        assert!(!ejections.probes(id(1), at(6_501)), "it is as any other");
     }
 
     #[test]
     fn requests_already_under_way_say_nothing_new() {
         let (mut ejections, pool) = (Ejections::default(), pool(4));
         for ms in 0..100 {
-            ejections.failed(id(1), at(ms));
+            eject(&mut ejections, 1, ms);
         }
-        assert!(ejected(&ejections, &pool, at(1_000)).is_empty(), "one failure, seen a hundred times");
+        assert!(ejected(&ejections, &pool, at(1_000)).is_empty(), "one ejection, with reason a hundred times");
+        eject(&mut ejections, 2, 5_000);
+        assert!(!ejections.cleared(id(2), true, at(4_999), at(5_001)), "what was sent before proves nothing");
+        assert_eq!(ejected(&ejections, &pool, at(5_002)), [2]);
     }
 
     #[test]
-    fn an_answer_clears_the_record() {
+    fn bad_answers_are_cleared_by_good_ones_only() {
         let (mut ejections, pool) = (Ejections::default(), pool(4));
-        ejections.failed(id(1), at(0));
-        ejections.failed(id(1), at(1_000));
-        ejections.answered(id(1), at(1_000));
-        assert!(ejected(&ejections, &pool, at(1_001)).is_empty());
-        ejections.failed(id(1), at(5_000));
+        eject(&mut ejections, 1, 0);
+        ejections.eject(id(2), false, LONGEST, at(0));
+        assert!(!ejections.cleared(id(1), false, at(1), at(1)), "an answer of any kind");
+        assert!(ejections.cleared(id(2), false, at(1), at(1)), "shows that its connections work");
+        assert_eq!(ejected(&ejections, &pool, at(2)), [1]);
+        assert!(succeed(&mut ejections, 1, 3));
+        assert!(ejected(&ejections, &pool, at(4)).is_empty());
+        eject(&mut ejections, 1, 5_000);
         assert!(ejected(&ejections, &pool, at(6_000)).is_empty(), "it begins again with the shortest");
     }
 
@@ -201,18 +307,18 @@ mod tests {
     fn at_most_half_of_the_pool_and_the_worst_of_them() {
         let mut ejections = Ejections::default();
         for slot in 0..4 {
-            ejections.failed(id(slot), at(0));
+            eject(&mut ejections, slot, 0);
         }
-        ejections.failed(id(3), at(1_000));
+        eject(&mut ejections, 3, 1_000);
         for slot in 0..3 {
-            ejections.failed(id(slot), at(1_000));
+            eject(&mut ejections, slot, 1_000);
         }
-        ejections.failed(id(3), at(3_000));
+        eject(&mut ejections, 3, 3_000);
         assert_eq!(ejected(&ejections, &pool(4), at(3_001)), [3]);
         for slot in 0..4 {
-            ejections.failed(id(slot), at(10_000));
+            eject(&mut ejections, slot, 10_000);
         }
-        assert_eq!(ejected(&ejections, &pool(4), at(10_001)), [0, 3], "three failures in a row, then the lowest slot of equals");
+        assert_eq!(ejected(&ejections, &pool(4), at(10_001)), [0, 3], "three times in a row, then the lowest slot of equals");
         assert!(ejected(&ejections, &pool(1), at(10_001)).is_empty(), "never the last one");
     }
 
@@ -222,20 +328,23 @@ mod tests {
     }
 
     #[test]
-    fn what_one_worker_saw_another_knows_and_an_answer_anywhere_clears_it() {
+    fn what_one_worker_saw_another_knows_and_a_success_anywhere_clears_it() {
         let (mut one, mut two, pool) = (Ejections::default(), Ejections::default(), pool(4));
-        assert!(one.failed(id(1), at(0)));
+        assert!(eject(&mut one, 1, 0));
         assert_eq!((tell(&one, &mut two, at(1)), tell(&one, &mut two, at(1))), (1, 0), "news only once");
         assert_eq!(ejected(&two, &pool, at(2)), [1]);
-        assert!(!two.failed(id(1), at(2)), "its own failure a moment later is none");
-        assert!(two.answered(id(1), at(3)) && !two.answered(id(1), at(4)), "clearing is news, once");
+        assert!(!eject(&mut two, 1, 2), "its own reason a moment later is none");
+        assert!(succeed(&mut two, 1, 3) && !succeed(&mut two, 1, 4), "clearing is news, once");
         assert_eq!(tell(&one, &mut two, at(5)), 0, "what is older does not come back");
         assert_eq!(tell(&two, &mut one, at(5)), 1);
         assert!(ejected(&one, &pool, at(6)).is_empty());
-        assert!(one.failed(id(1), at(7)));
+        assert!(eject(&mut one, 1, 7));
         assert_eq!(tell(&one, &mut two, at(8)), 1, "it failed again");
         assert_eq!(ejected(&two, &pool, at(9)), [1]);
-        assert!(ejected(&two, &pool, at(7 + 1_000)).is_empty(), "for the shortest time: it had answered");
+        assert!(ejected(&two, &pool, at(7 + 1_000)).is_empty(), "for the shortest time: it had done well");
+        assert!(two.probes(id(1), at(7 + 1_000)));
+        assert_eq!(tell(&two, &mut one, at(7 + 1_000)), 1);
+        assert!(!one.probes(id(1), at(7 + 1_001)), "another worker's probe is under way");
     }
 
     #[test]
@@ -247,30 +356,31 @@ mod tests {
             until: if failures > 0 { at(ms + BASE_MS) } else { Time(0) },
             endpoint: id(1),
             outside: true,
+            by_answers: true,
         };
         assert!(ejections.learn(told(1_000, 1), at(1_000)));
         for waver in [0, 3, 50, OUTSIDE_SLACK_MS] {
             assert!(!ejections.learn(told(1_000 + waver, 1), at(1_110)), "{waver} ms later it is the same failure");
         }
-        assert!(ejections.answered(id(1), at(1_150)));
+        assert!(succeed(&mut ejections, 1, 1_150));
         assert!(!ejections.learn(told(1_005, 1), at(1_160)), "told again, and known to be over");
         assert!(ejected(&ejections, &pool, at(1_160)).is_empty());
         assert!(ejections.learn(told(1_400, 1), at(1_400)), "it failed again elsewhere");
         assert_eq!(ejected(&ejections, &pool, at(1_401)), [1]);
-        assert!(ejections.learn(told(1_600, 0), at(1_600)), "and answered there");
+        assert!(ejections.learn(told(1_600, 0), at(1_600)), "and did well there");
         assert!(ejected(&ejections, &pool, at(1_601)).is_empty());
-        ejections.failed(id(1), at(2_000));
+        eject(&mut ejections, 1, 2_000);
         assert!(ejections.rows().iter().all(|row| !row.outside), "seen here, it is ours to tell");
     }
 
     #[test]
-    fn that_it_answered_is_forgotten_in_the_end() {
+    fn that_it_did_well_is_forgotten_in_the_end() {
         let (mut one, mut two) = (Ejections::default(), Ejections::default());
-        one.failed(id(1), at(0));
-        one.answered(id(1), at(10));
+        eject(&mut one, 1, 0);
+        succeed(&mut one, 1, 10);
         one.tidy(at(10 + CLEARED_MS - 1));
         assert_eq!(one.rows().len(), 1);
-        assert_eq!(tell(&one, &mut two, at(10 + CLEARED_MS)), 0, "nobody takes it up any more");
+        assert_eq!(tell(&one, &mut two, at(10 + CLEARED_MS)), 0, "it is no news any more");
         one.tidy(at(10 + CLEARED_MS));
         assert!(one.rows().is_empty());
     }
@@ -278,14 +388,16 @@ mod tests {
     proptest! {
         /// Whatever each of three workers sees and in whatever order they tell each other: once all have told all, they agree.
         #[test]
-        fn workers_that_told_each_other_agree(events in prop::collection::vec((0..3_usize, 0..4_u16, any::<bool>(), 0..3_usize), 0..60)) {
+        fn workers_that_told_each_other_agree(events in prop::collection::vec((0..3_usize, 0..4_u16, 0..4_u8, 0..3_usize), 0..60)) {
             let mut workers = [Ejections::default(), Ejections::default(), Ejections::default()];
             let mut ms = 0;
-            for (worker, slot, fails, listener) in events {
+            for (worker, slot, what, listener) in events {
                 ms += 173;
-                match fails {
-                    true => workers[worker].failed(id(slot), at(ms)),
-                    false => workers[worker].answered(id(slot), at(ms)),
+                match what {
+                    0 => eject(&mut workers[worker], slot, ms),
+                    1 => workers[worker].probes(id(slot), at(ms)),
+                    2 => { workers[worker].probe_again(id(slot), at(ms)); true }
+                    _ => succeed(&mut workers[worker], slot, ms),
                 };
                 let rows = workers[worker].rows().to_vec();
                 for row in rows {

@@ -30,6 +30,10 @@ pub(crate) struct Picked {
     pub(crate) data_parallel: Option<Box<str>>,
     /// What the client gets to know its session by.
     pub(crate) tokens: Vec<Token>,
+    /// How long the first of them is expected to take to the first token and to the end, ms.
+    pub(crate) expected_ms: (f32, f32),
+    /// Did the second of them ever answer here?
+    pub(crate) second_answered: bool,
 }
 
 /// Places in the ledger.
@@ -41,6 +45,8 @@ pub(crate) struct Held {
     belief: Option<Belief>,
     /// What is observed of it; `None` when nothing is.
     pub(super) watch: Option<Box<Watch>>,
+    /// The endpoint that this request is a probe of: it was ejected, and no other request is sent there meanwhile.
+    pub(super) probe: Option<EndpointRef>,
 }
 
 /// A response header that names an endpoint to the client.
@@ -58,6 +64,11 @@ impl Pool {
     /// Picks and records: ledger and index change here.
     pub(crate) fn pick(&mut self, request: &Request<'_>, now: Time, why: &mut Why) -> Result<Picked, Refusal> {
         let Some(state) = &self.state else { return Err(Refusal::NoState) };
+        if request.prefix_blocks.last().is_some_and(|&prompt| self.crashing.crashes(prompt, &self.health, now)) {
+            return Err(Refusal::CrashingPrompt);
+        }
+        self.health.excess(&state.refs, now, &mut self.failing);
+        self.ejections.waive(&state.refs, now, &mut self.failing);
         self.prefixes.matched(request.prefix_blocks, &state.refs, &mut self.known);
         self.matched.clear();
         self.matched.extend(self.known.iter().map(|known| known.blocks(request.prefix_blocks)));
@@ -70,6 +81,8 @@ impl Pool {
             prefix_idle: self.prefixes.idle(request.prefix_blocks, &state.refs, &self.known),
             prefix_ages: &self.prefix_ages,
             ejected: &self.ejected,
+            failing: &self.failing,
+            last_answers: self.health.last_answers(),
             last_cold_picks: &self.cold_picks,
             adapter_rooms: self.adapters.rooms(),
             out_of_touch: self.out_of_touch,
@@ -94,6 +107,7 @@ impl Pool {
         let tokens = state.tokens(route);
         let load = &state.snapshot.pipeline().production().load;
         let output_tokens = load.output_tokens(request.prompt_tokens, request.max_tokens);
+        let step = state.snapshot.step();
         let serving = route.data_parallel.unwrap_or(route.ranked.first());
         let prompting = route.prefill.unwrap_or(serving);
         let matched = self.matched_tokens(request, prompting);
@@ -103,8 +117,13 @@ impl Pool {
 
         let uncached = request.prompt_tokens.saturating_sub(matched);
         let uncached_here = if prompting == serving { uncached } else { 0 };
+        let output = request.max_tokens.map_or(step.output_tokens(), narrow);
+        let expected_ms =
+            step.expected_ms(serving_ref, &self.in_flight.load(serving_ref), narrow(uncached_here), narrow(request.prompt_tokens), output);
+        let probe = self.ejections.probes(serving_ref, now).then_some(serving_ref);
+        let second_answered = picked.get(1).is_some_and(|(second, _)| self.health.answered_at(*second).is_some());
         let serving_ticket = self.in_flight.admit_prompt(serving_ref, request.prompt_tokens, uncached_here);
-        let mut held = Held { serving: serving_ticket, stages: Vec::new(), belief: None, watch };
+        let mut held = Held { serving: serving_ticket, stages: Vec::new(), belief: None, watch, probe };
         self.in_flight.expect_output(&mut held.serving, output_tokens);
         self.in_flight.track(&mut held.serving, promise);
         let load = held.serving.load();
@@ -132,6 +151,8 @@ impl Pool {
             encode: route.encode.iter().copied().filter_map(address).collect(),
             data_parallel: route.data_parallel.and_then(address),
             tokens,
+            expected_ms,
+            second_answered,
         })
     }
 
@@ -143,7 +164,15 @@ impl Pool {
         // One that left meanwhile, or lives again at its slot, has nothing to remember; and where another works through the prompt, the
         // reply tells of that one's cache whoever serves.
         let told = held.belief.is_some();
+        self.undo(held, blocks);
         held.belief = self.knows(to).then(|| self.place_anew(to, blocks)).filter(|_| told);
+    }
+
+    /// The endpoint that was given the prompt of these hashes never worked on it.
+    pub(crate) fn undo(&mut self, held: &mut Held, hashes: &[u64]) {
+        if let Some(belief) = held.belief.take() {
+            self.prefixes.undo(&belief, hashes);
+        }
     }
 
     /// The engine told of the prompt's tokens how many it had cached. `text_bytes`: of a prompt of text alone, else 0. `blocks`: of a prompt whose tokens are
@@ -188,8 +217,11 @@ impl Pool {
     }
 
     /// The request has ended.
-    pub(crate) fn release(&mut self, mut held: Held) {
+    pub(crate) fn release(&mut self, mut held: Held, now: Time) {
         self.staged(&mut held);
+        if let Some(probe) = held.probe {
+            self.ejections.probe_again(probe, now);
+        }
         self.in_flight.release(held.serving);
         self.changes += 1;
     }
@@ -205,6 +237,8 @@ impl Pool {
             out_of_touch: false,
             metrics_stale: state.metrics_stale(now),
             ejected: &[],
+            failing: &[],
+            last_answers: &[],
             last_cold_picks: &[],
             adapter_rooms: &[],
         };
@@ -282,6 +316,12 @@ impl State {
         };
         pipeline.session_tokens().iter().filter_map(of).collect()
     }
+}
+
+/// A count as an f32: times are no better known than to seven digits.
+#[expect(clippy::cast_precision_loss, reason = "said above")]
+fn narrow(count: u32) -> f32 {
+    count as f32
 }
 
 /// How many blocks of the index an engine's KV cache can hold.

@@ -5,7 +5,8 @@
 //!  slot requests incarnation | prefill decode                     a load: 16, 16 and 32 bits, then 32 and 32
 //!         | prompts, their tokens | uncached ones, attention      and of its prefills 32 and 32, 32 and 32
 //!  slot . incarnation | TTFT TPOT                                 lowest SLOs in µs, 0 for none
-//!  slot . incarnation | known since | ejected until | failures    a failure; bit 32 of the last says that another proxy saw it
+//!  slot . incarnation | known since | ejected until | failures    a failure; bit 32 of the last says that another proxy saw it, bit 33 that
+//!                                                                 answers were the reason
 //! ```
 //! A row is absolute, so one that is missed is mended by the next; it names its VM and its moment, so that a reader can tell whose it is and
 //! whether that VM still lives. It costs what changed: the writer changes its bytes in place, an endpoint keeps its place in them, and the reader
@@ -66,6 +67,9 @@ const AT_ONCE: usize = 8;
 
 /// Marks a failure that another proxy saw, beside how many there were.
 const OUTSIDE: u64 = 1 << 32;
+
+/// Marks one that answers were the reason of.
+const BY_ANSWERS: u64 = 1 << 33;
 
 /// Rows put together where nobody picks by them: in the daemon, and in the VM that speaks for its process.
 #[derive(Debug, Default)]
@@ -137,7 +141,8 @@ impl OwnRow {
             append(&mut self.bytes, &[place(*endpoint, 0), pair(load.ttft_slo_us.unwrap_or(0), load.tpot_slo_us.unwrap_or(0))]);
         }
         for ejection in ejections {
-            let failures = u64::from(ejection.failures) | if ejection.outside { OUTSIDE } else { 0 };
+            let flag = |is_set: bool, flag: u64| if is_set { flag } else { 0 };
+            let failures = u64::from(ejection.failures) | flag(ejection.outside, OUTSIDE) | flag(ejection.by_answers, BY_ANSWERS);
             append(&mut self.bytes, &[place(ejection.endpoint, 0), ejection.at.0, ejection.until.0, failures]);
         }
         &self.bytes
@@ -192,8 +197,15 @@ impl PeerRow {
         let bytes = self.bytes.get(self.failures_at()..).unwrap_or(&[]);
         bytes.as_chunks::<FAILURE>().0.iter().filter_map(|chunk| {
             let [at, since, until, failures] = words(chunk);
-            let (endpoint, (failures, outside)) = (endpoint(at)?.0, unpair(failures));
-            Some(Ejection { at: Time(since), failures, until: Time(until), endpoint, outside: outside != 0 })
+            let (outside, by_answers) = (failures & OUTSIDE != 0, failures & BY_ANSWERS != 0);
+            Some(Ejection {
+                at: Time(since),
+                failures: unpair(failures).0,
+                until: Time(until),
+                endpoint: endpoint(at)?.0,
+                outside,
+                by_answers,
+            })
         })
     }
 
@@ -486,7 +498,7 @@ mod tests {
         let mut ticket = ledger.admit(at(3, 1), 500);
         let _other = ledger.admit(at(5, u32::MAX), 1);
         ledger.decoded(&mut ticket, 20);
-        let failed = Ejection { at: Time(1), failures: 2, until: Time(u64::MAX), endpoint: at(1023, 9), outside: true };
+        let failed = Ejection { at: Time(1), failures: 2, until: Time(u64::MAX), endpoint: at(1023, 9), outside: true, by_answers: true };
         let bytes = own.write(HEAD_OF_7, &mut ledger, &[failed]).to_vec();
         assert_eq!(bytes.len(), HEAD + 2 * LOAD + FAILURE);
         assert!(!peer.replace(bytes, true, &mut others));
@@ -528,7 +540,7 @@ mod tests {
             own.set(at(2, 1), Load { requests, ttft_slo_us, ..Load::default() });
             own.write(HEAD_OF_7, &mut InFlight::default(), failures).to_vec()
         };
-        let failed = Ejection { at: Time(1), failures: 1, until: Time(9), endpoint: at(3, 1), outside: false };
+        let failed = Ejection { at: Time(1), failures: 1, until: Time(9), endpoint: at(3, 1), outside: false, by_answers: false };
         for (requests, slo, counts, anew) in [
             (1, None, true, false),
             (1, None, false, false),
@@ -629,6 +641,7 @@ mod tests {
             until: Time(0).plus_ms(ms + 1_000),
             endpoint: at(slot, 1),
             outside,
+            by_answers: false,
         };
         let (mut one, mut two, mut others) = (PeerRow::default(), PeerRow::default(), started());
         let row = |failures: &[Ejection]| OwnRow::default().write(HEAD_OF_7, &mut InFlight::default(), failures).to_vec();

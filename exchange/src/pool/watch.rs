@@ -114,6 +114,8 @@ impl Pool {
             out_of_touch: false,
             metrics_stale: state.metrics_stale(now),
             ejected: &[],
+            failing: &[],
+            last_answers: &[],
             last_cold_picks: &[],
             adapter_rooms: &[],
         };

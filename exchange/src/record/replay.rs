@@ -3,8 +3,8 @@
 use scheduler::in_flight::{InFlight, Load, Prefills};
 use scheduler::latency::Prediction;
 use scheduler::{
-    AdapterRoom, Decision, Endpoint, EndpointMetrics, Explanation, Local, LoraMetrics, Readiness, Request, Rng, Snapshot, SubsetHint,
-    Version, schedule_again,
+    AdapterRoom, Decision, ENDPOINTS_MAX, Endpoint, EndpointMetrics, Explanation, Local, LoraMetrics, Readiness, Request, Rng, Snapshot,
+    SubsetHint, Version, schedule_again,
 };
 use serde_json::Value;
 
@@ -84,6 +84,8 @@ impl Recorded {
             matched_blocks: &pool.matched_blocks,
             prefix_ages: &pool.prefix_ages,
             ejected: &pool.ejected,
+            failing: &pool.failing,
+            last_answers: &pool.last_answers,
             last_cold_picks: &pool.cold_picks,
             adapter_rooms: &pool.adapter_rooms,
             prefix_idle: real(self.value.get("prefix_idle")).unwrap_or(0.0),
@@ -116,6 +118,8 @@ struct PoolRows {
     matched_blocks: Vec<u32>,
     prefix_ages: Vec<f32>,
     ejected: Vec<bool>,
+    failing: Vec<f32>,
+    last_answers: Vec<u64>,
     cold_picks: Vec<u64>,
     adapter_rooms: Vec<AdapterRoom>,
     predicted: Vec<Option<Prediction>>,
@@ -201,10 +205,25 @@ impl PoolRows {
         self.matched_blocks.push(number(row, "matched_blocks")?);
         self.prefix_ages.push(real(row.get("prefix_age")).unwrap_or(0.0));
         self.ejected.push(row.get("ejected").and_then(Value::as_bool).unwrap_or(false));
+        self.failing.push(real(row.get("failing")).unwrap_or(0.0));
+        self.answered_last(row);
         self.cold_picks.push(number(row, "cold_pick")?);
         self.adapter_rooms.push(row.get("adapter_room").map(read_adapter_room).unwrap_or_default());
         self.predicted.push(prediction(row));
         Ok(())
+    }
+
+    /// By slot, of the endpoint pushed last; older records do not say.
+    fn answered_last(&mut self, row: &Value) {
+        let Some(slot) = self.endpoints.last().map(|endpoint| usize::from(endpoint.id.slot.0)).filter(|slot| *slot < ENDPOINTS_MAX) else {
+            return;
+        };
+        if self.last_answers.len() <= slot {
+            self.last_answers.resize(slot + 1, 0);
+        }
+        if let Some(last) = self.last_answers.get_mut(slot) {
+            *last = number(row, "last_answer").unwrap_or(0);
+        }
     }
 }
 

@@ -9,37 +9,59 @@
 //! | SGLang generate | a non-empty `text` or `output_ids` | `meta_info` |
 //! | messages | `delta` with text, thinking or a piece of a tool call; a `content_block` that opens with any of them | `message.usage`, `usage` |
 //!
+//! Chats, completions and generations end with `[DONE]`, or a `finish_reason`; messages with `message_stop`; responses with `response.completed`,
+//! `.incomplete` or `.failed`. An event with an `error` says what went wrong in place of content.
+//!
 //! An opening event (only a role, `message_start`, `ping`) is no content, and neither is `[DONE]` or anything that is not JSON.
 
 use super::held::Held;
+use super::{Seen, read_error};
 use crate::api::Api;
 use crate::json::{JsonError, Kind, Reader};
 use crate::usage::Usage;
 
+/// What ends the streams of most APIs, in place of JSON.
+const DONE: &[u8] = b"[DONE]";
+
+/// Types of the events that end those of the others.
+const LAST: [&[u8]; 4] = [b"message_stop", b"response.completed", b"response.incomplete", b"response.failed"];
+
 /// Reads `data`; true if it carries content. Of an event too long to be held only the usage is read: the one event that grows that long is the
 /// closing one of the Responses API, which repeats the whole response.
-pub(super) fn read(api: Api, data: &Held, usage: &mut Usage) -> bool {
+pub(super) fn read(api: Api, data: &Held, seen: &mut Seen) -> bool {
+    seen.any = true;
     if data.is_cut() {
         let closing = api == Api::Responses;
-        data.read_usage_at_end(if closing { 2 } else { 1 }, usage);
+        data.read_usage_at_end(if closing { 2 } else { 1 }, &mut seen.usage);
+        seen.finished |= closing;
         return !closing;
     }
-    let mut seen = *usage;
-    match read_json(api, data.bytes(), &mut seen) {
+    if data.bytes() == DONE {
+        seen.finished = true;
+        return false;
+    }
+    let mut read = *seen;
+    match read_json(api, data.bytes(), &mut read) {
         Ok(content) => {
-            *usage = seen;
+            *seen = read;
             content
         }
         Err(_) => false,
     }
 }
 
-fn read_json(api: Api, data: &[u8], usage: &mut Usage) -> Result<bool, JsonError> {
+fn read_json(api: Api, data: &[u8], seen: &mut Seen) -> Result<bool, JsonError> {
     let mut content = false;
     let mut reader = Reader::new(data);
+    let Seen { usage, finished, error, .. } = seen;
     reader.members(|reader, key| match (key.name().as_ref(), api) {
         (b"usage", _) | (b"meta_info", Api::SglangGenerate) => usage.read(reader),
         (b"text" | b"output_ids", Api::SglangGenerate) => value_with_content(reader, &mut content),
+        (b"type", Api::Messages | Api::Responses) => {
+            *finished |= reader.string()?.is_some_and(|kind| LAST.contains(&kind.raw()));
+            Ok(())
+        }
+        (b"error", _) => read_error(reader, error),
         (b"delta", Api::Responses) => string_with_content(reader, &mut content),
         (b"response", Api::Responses) => nested_usage(reader, usage),
         (b"delta" | b"content_block", Api::Messages) => object_with_content(reader, &mut content),
@@ -54,6 +76,10 @@ fn read_json(api: Api, data: &[u8], usage: &mut Usage) -> Result<bool, JsonError
             reader.members(|reader, key| match key.name().as_ref() {
                 b"delta" => object_with_content(reader, &mut content),
                 b"text" => string_with_content(reader, &mut content),
+                b"finish_reason" => {
+                    *finished |= reader.peek()? != Kind::Null;
+                    reader.skip().map(drop)
+                }
                 b"token_ids" if api == Api::VllmGenerate => value_with_content(reader, &mut content),
                 _ => reader.skip().map(drop),
             })

@@ -6,7 +6,11 @@ use exchange::{Origin, ResponseHead};
 fn only_what_names_the_upstream_is_held_against_it() {
     for (details, origin) in [
         ("via_upstream", Origin::Upstream),
-        ("upstream_reset_before_response_started{connection_termination}", Origin::Proxy),
+        ("upstream_reset_before_response_started{connection_termination}", Origin::Lost),
+        ("upstream_reset_before_response_started{remote_reset}", Origin::Lost),
+        ("upstream_reset_before_response_started{remote_connection_failure|delayed_connect_error:_Connection_refused}", Origin::Proxy),
+        ("upstream_reset_before_response_started{connection_timeout}", Origin::Proxy),
+        ("upstream_reset_after_response_started{connection_termination}", Origin::Lost),
         ("upstream_per_try_timeout", Origin::Proxy),
         ("upstream_response_timeout", Origin::Proxy),
         ("via_upstream_or_not", Origin::Ours),

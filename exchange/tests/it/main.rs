@@ -4,6 +4,7 @@
 
 mod belief;
 mod bodies;
+mod broken_engines;
 mod captured;
 #[cfg(not(target_arch = "wasm32"))] // another folder, which is out of reach there
 mod docs;

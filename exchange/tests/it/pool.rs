@@ -38,7 +38,7 @@ fn an_adapter_stays_where_it_was_given_and_other_workers_know() {
     let (mut one, mut two) = (pool_of_scorer("lora-affinity-scorer", 1), pool_of_scorer("lora-affinity-scorer", 2));
     let homes: Vec<String> = ["sql", "ocr", "law"].iter().map(|model| picked_of(&mut one, model, "hi")).collect();
     for placement in one.take_placements() {
-        two.placed(placement.endpoint, &placement.blocks);
+        two.placed(placement.endpoint, &placement.blocks, Time(1));
     }
     for _ in 0..5 {
         for (model, home) in ["sql", "ocr", "law"].iter().zip(&homes) {

@@ -213,7 +213,10 @@ fn that_earlier_stages_are_done_is_news_of_each() {
 fn what_is_known_of_failures_goes_with_the_endpoint() {
     let mut pool = pool_by("queue-scorer", 4, 1);
     for slot in [3, 0] {
-        pool.learn(exchange::pool::Ejection { at: ms(1), failures: 1, until: ms(1_000), endpoint: at(slot), outside: false }, ms(1));
+        pool.learn(
+            exchange::pool::Ejection { at: ms(1), failures: 1, until: ms(1_000), endpoint: at(slot), outside: false, by_answers: false },
+            ms(1),
+        );
     }
     pool.install(by("queue-scorer", 2, &[]), 7, 1_000);
     assert_eq!(pool.ejections().iter().map(|row| row.endpoint).collect::<Vec<_>>(), [at(0)]);

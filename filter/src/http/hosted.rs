@@ -271,6 +271,7 @@ impl<H: Host> Hosted<H> {
             origin,
             upstream_address: (!upstream.is_empty()).then_some(upstream.as_slice()),
             attempts: if first { 1 } else { self.attempts() },
+            end_of_stream,
             ..ResponseHead::read(Pairs::new(&bytes))
         };
         let now = self.host.now();
@@ -346,6 +347,10 @@ impl<H: Host> Hosted<H> {
     pub fn end(&self) {
         let Some(replica) = self.replica.borrow().clone() else { return };
         let now = self.host.now();
+        let is_open = self.exchange.borrow().is_open();
+        if is_open && Origin::of_details(&self.text(&["response", "code_details"])) == Origin::Lost {
+            self.exchange.borrow_mut().cut_off();
+        }
         let outcome = self.exchange.borrow_mut().end(&mut replica.borrow_mut().pool, now);
         self.shared(&replica, now);
         self.vm.borrow().tell_observed(&mut replica.borrow_mut());

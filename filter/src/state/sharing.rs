@@ -291,7 +291,7 @@ impl Sharing {
             if peer.is_seated() {
                 let end = Position::of_word(peer.row.head().ring);
                 all &= peer.ring.read(host, (&self.pool, seat, peer.vm), end, &mut budget, |record| {
-                    pool.placed(record.endpoint, record.blocks);
+                    pool.placed(record.endpoint, record.blocks, now);
                     record.blocks.len()
                 });
             }

@@ -9,6 +9,7 @@ pub use learner::{FirstToken, Gap, Learner};
 use std::ops::RangeInclusive;
 
 use super::words::{InvalidModel, Words, put};
+use crate::in_flight::Load;
 use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation};
 
 /// What the steps of a pool's engines cost, in ms. The default is deliberately rough: the learner corrects it within some tens of requests.
@@ -102,6 +103,18 @@ impl StepModel {
     pub fn decode_ms(&self, batch: f32, context_tokens: f32) -> f32 {
         let [e0, e1, e2] = self.decode;
         e0 + e1 * batch + e2 * context_tokens
+    }
+
+    /// How long a request of `prompt` tokens, `uncached` of them not cached, takes at `endpoint` beside what is in flight there: to its first token, and
+    /// to the end of `output` tokens, ms.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "times are no better known than to seven digits")]
+    pub fn expected_ms(&self, endpoint: EndpointRef, load: &Load, uncached: f32, prompt: f32, output: f32) -> (f32, f32) {
+        let ((prefill_speed, decode_speed), [_, per_token, _]) = (self.speed(endpoint), self.prefill);
+        let waiting = per_token * load.prefills.uncached_tokens as f32;
+        let first_token = prefill_speed * (waiting + self.prefill_ms(uncached, prompt));
+        let step = self.decode_ms(load.requests as f32 + 1.0, load.decode_tokens as f32 + prompt);
+        (first_token, first_token + decode_speed * step * output)
     }
 
     /// `c0`, `c1`, `c2`.

@@ -10,6 +10,8 @@ use crate::snapshot::EndpointRef;
 #[derive(Clone, Copy, Debug)]
 pub struct Belief {
     endpoint: EndpointRef,
+    /// Hashes of the prompt, from the first, that it was believed to hold.
+    known: usize,
     held: Part,
     may_hold: Part,
 }
@@ -31,7 +33,12 @@ impl PrefixIndex {
         let held = part(known.held);
         let may_hold = if known.may_hold > known.held { part(known.may_hold) } else { held };
         self.record(endpoint, hashes);
-        Belief { endpoint, held, may_hold }
+        Belief { endpoint, known: known.held as usize, held, may_hold }
+    }
+
+    /// The endpoint never worked on the prompt of these hashes: what it was not believed to hold before, it does not hold now.
+    pub fn undo(&mut self, belief: &Belief, hashes: &[u64]) {
+        self.withdraw(belief.endpoint, hashes.get(belief.known..).unwrap_or_default());
     }
 
     /// The engine told that it had `cached` of the `prompt` tokens of a prompt of so many blocks. Its tokens are not ours, but what part of the
@@ -106,6 +113,24 @@ mod tests {
         let capacity = |cached| capacity(16, Matched { held: 0, may_hold: 100 }, cached);
         assert_eq!([0, 3_000].map(capacity), [1_000; 2]);
         assert_eq!([6_000, 6_400].map(capacity), [1_125; 2]);
+    }
+
+    #[test]
+    fn what_was_placed_for_nothing_is_undone_but_for_what_was_there_before() {
+        let mut index = PrefixIndex::with_capacity(100_000);
+        let (hashes, mut known): (Vec<u64>, _) = ((1..=100).map(|block| block << 1).collect(), Vec::new());
+        let mut held = |index: &PrefixIndex| {
+            index.matched(&hashes, &[ENGINE], &mut known);
+            known[0].held
+        };
+        index.record(ENGINE, &hashes[..30]);
+        let belief = index.place(ENGINE, &hashes, Matched { held: 30, may_hold: 30 });
+        assert_eq!(held(&index), 100);
+        index.undo(&belief, &hashes);
+        assert_eq!(held(&index), 30);
+        assert_eq!(index.stats().entries, 30);
+        index.undo(&belief, &hashes);
+        assert_eq!((held(&index), index.stats().entries), (30, 30), "once is as often as twice");
     }
 
     #[test]

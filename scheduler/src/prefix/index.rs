@@ -149,6 +149,18 @@ impl PrefixIndex {
         }
     }
 
+    /// Forgets that `endpoint` was given these blocks: it never worked on them. What other prompts gave it meanwhile of the same blocks is
+    /// forgotten too, until it is given them again.
+    pub fn withdraw(&mut self, endpoint: EndpointRef, blocks: &[u64]) {
+        let Some(owner) = self.owners.get(endpoint) else { return };
+        for &block in blocks {
+            if let Some((place, entry)) = self.table.find(self.table.key(block, region(owner)), owner) {
+                self.table.free(place);
+                self.owners.lost(entry, epoch_of(entry.stamp, self.epoch));
+            }
+        }
+    }
+
     /// How long ago `endpoint` was given this block; `None` when it is not known to have been.
     #[must_use]
     pub fn reuse(&self, endpoint: EndpointRef, block: u64) -> Option<Reuse> {

@@ -160,8 +160,7 @@ impl Table {
         }
     }
 
-    /// Frees the entry at `place`: a hole, as overflow makes them.
-    #[cfg(test)]
+    /// Frees the entry at `place`.
     pub(super) fn free(&mut self, place: Place) {
         self.set(place, Entry::unpack(FREE));
     }

@@ -17,6 +17,7 @@
 //!     + κ r / (1 + r) c1 u                       a copy of what few ask for takes the place of what others do
 //!     + φ o (w D + w B (e1 + e2 n) / 2)          o tokens of output: its own steps, and what it adds to those of others; none at a stage that
 //!                                                only works through the prompt
+//!     + τ f                                         requests fail here more often than elsewhere, by a share f of them
 //!     - χ a (1 - U/C) (Sn - S) (1 + ψ (γ B + (1-γ) Bavg))
 //!                                                where others hold its prefix as well, of which a of what fits there was given since it was asked
 //!                                                for: what its copy will save, Sn - S of an uncached prompt's Sn; J is W + S at least
@@ -33,6 +34,9 @@
 //!
 //! Several copies of a prefix are a choice between queues, as long as each is asked for before it is evicted. So the older copy is preferred (χ),
 //! by no more than what making it again would cost, and where memory is not short.
+//!
+//! An endpoint that fails at once has nothing in flight, so it would look cheapest. A failed request costs the client everything, whatever time it took:
+//! τ is what a patient client would have waited for a reply instead.
 //!
 //! A is 0 where the engine runs the adapter or was given it lately, what a load takes where there is a place for it, and sixteen times that where another
 //! adapter has to go. That one is wanted again as well, goes where a third has to make room for it, and so on; and a place is had only when nobody
@@ -55,7 +59,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "marginal-cost-scorer",
     kind: Kind::Scorer,
     doc: for_people(
-        "min J / J, J = W + S + queueExternality (B + Bavg) W / 2 + externality (ownBatchShare B S + (1 - ownBatchShare) Bavg S') + arrivalExternality B W S / (o D + W + S) + displacement r / (1 + r) c1 u + decodeWeight o (D + B (e1 + e2 n) / 2) - refresh a (1 - U / C) (Sn - S) (1 + externality (ownBatchShare B + (1 - ownBatchShare) Bavg)), at least W + S: S its prefill there in ms, Sn that of all its n tokens, S' the mean of S and of its prefill at an average endpoint, u its uncached tokens, r the prompts each endpoint was given since the longest prefix of it was asked for, W the prefill of prompts waiting there and, where engines tell of their KV memory, memoryWeight o D min(u, lack) / C, U of its C tokens in use and lack of them not free for this prompt, B requests in flight, D a decode step, o the output expected, none at a stage before decode, a what the endpoint was given since it was asked for the prefix, as a share of what fits, where others hold that as well. For the most requests within their SLOs rather than the lowest latency: externality 2, ownBatchShare 1, queueExternality 0, arrivalExternality 0, decodeWeight 1.3.",
+        "min J / J, J = W + S + queueExternality (B + Bavg) W / 2 + externality (ownBatchShare B S + (1 - ownBatchShare) Bavg S') + arrivalExternality B W S / (o D + W + S) + displacement r / (1 + r) c1 u + decodeWeight o (D + B (e1 + e2 n) / 2) + failureMs f - refresh a (1 - U / C) (Sn - S) (1 + externality (ownBatchShare B + (1 - ownBatchShare) Bavg)), at least W + S + failureMs f: f by how much a larger share of requests fails there than elsewhere, S its prefill there in ms, Sn that of all its n tokens, S' the mean of S and of its prefill at an average endpoint, u its uncached tokens, r the prompts each endpoint was given since the longest prefix of it was asked for, W the prefill of prompts waiting there and, where engines tell of their KV memory, memoryWeight o D min(u, lack) / C, U of its C tokens in use and lack of them not free for this prompt, B requests in flight, D a decode step, o the output expected, none at a stage before decode, a what the endpoint was given since it was asked for the prefix, as a share of what fits, where others hold that as well. For the most requests within their SLOs rather than the lowest latency: externality 2, ownBatchShare 1, queueExternality 0, arrivalExternality 0, decodeWeight 1.3.",
     ),
     source: for_people("ours; docs/routing-quality.md"),
     parameters: &[
@@ -95,6 +99,11 @@ pub(crate) const PLUGIN: PluginType = PluginType {
             name: "adapterLoadMs",
             default: Default::Number(100.0),
             doc: for_people("what loading a LoRA adapter takes, ms; counts sixteen times where another has to go; 0 to 600000"),
+        },
+        Parameter {
+            name: "failureMs",
+            default: Default::Number(10_000.0),
+            doc: for_people("what a failed request costs where requests fail more often than elsewhere, ms, 0 to 600000"),
         },
         Parameter {
             name: "memoryWeight",
@@ -140,6 +149,7 @@ struct MarginalCost {
     displacement: f32,
     decode_weight: f32,
     adapter_load_ms: f32,
+    failure_ms: f32,
     memory_weight: f32,
     refresh: f32,
 }
@@ -163,6 +173,8 @@ struct Place {
     uncached_tokens: f32,
     adapter_ms: f32,
     memory: Option<Memory>,
+    /// By how much a larger share of requests fails here than elsewhere.
+    failing: f32,
     /// What it was given since it was asked for a prefix that others hold as well, as a share of what it can hold.
     prefix_age: f32,
 }
@@ -185,6 +197,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
         displacement: number("displacement", 1_000.0)?,
         decode_weight: number("decodeWeight", 100.0)?,
         adapter_load_ms: number("adapterLoadMs", 600_000.0)?,
+        failure_ms: number("failureMs", 600_000.0)?,
         memory_weight: number("memoryWeight", 100.0)?,
         refresh: number("refresh", 100.0)?,
     })))
@@ -219,7 +232,7 @@ impl MarginalCost {
         let saved_ms = v * (asked.step.prefill_ms(asked.prompt_tokens, asked.prompt_tokens) - work_ms);
         let free = 1.0 - place.memory.map_or(0.0, |memory| memory.used / memory.capacity);
         let refreshed_ms = self.refresh * place.prefix_age * free * saved_ms * (1.0 + self.externality * (own + others));
-        (cost - refreshed_ms).max(waiting_ms + service_ms)
+        (cost - refreshed_ms).max(waiting_ms + service_ms) + self.failure_ms * place.failing
     }
 
     fn adapter_ms(&self, context: &Context<'_>, endpoint: EndpointIndex) -> f32 {
@@ -244,6 +257,7 @@ impl Scorer for MarginalCost {
             uncached_tokens: whole(u64::from(context.tokens_not_drawing(endpoint))),
             adapter_ms: self.adapter_ms(context, endpoint),
             memory: Memory::of(context, endpoint),
+            failing: context.local.failing(endpoint),
             prefix_age: context.local.prefix_age(endpoint),
         };
         let mut places: Vec<Place> = endpoints.iter().map(place).collect();
@@ -331,6 +345,7 @@ mod tests {
         displacement: 0.0,
         decode_weight: 0.0,
         adapter_load_ms: 100.0,
+        failure_ms: 0.0,
         memory_weight: 0.0,
         refresh: 0.0,
     };
@@ -341,7 +356,7 @@ mod tests {
     }
 
     fn place(load: Load, speed: (f32, f32), adapter_ms: f32) -> Place {
-        Place { load, speed, uncached_tokens: 1_000.0, adapter_ms, memory: None, prefix_age: 0.0 }
+        Place { load, speed, uncached_tokens: 1_000.0, adapter_ms, memory: None, failing: 0.0, prefix_age: 0.0 }
     }
 
     fn near(found: f32, expected: f32) {
@@ -382,6 +397,20 @@ mod tests {
         near(lifetimes_waited(8_000.0, 0), 0.02);
         near(lifetimes_waited(7_600.0, 1_000), 0.03);
         near(lifetimes_waited(10_000.0, 90_000), 0.1);
+    }
+
+    #[test]
+    fn an_endpoint_that_fails_at_once_is_not_the_cheapest() {
+        let (scorer, step) = (MarginalCost { failure_ms: 10_000.0, ..NOTHING_BUT_ITSELF }, StepModel::default());
+        let busy = place(
+            Load { prefills: Prefills { prompts: 4, uncached_tokens: 4_000, ..Prefills::default() }, ..Load::default() },
+            (1.0, 1.0),
+            0.0,
+        );
+        let idle = |failing| Place { failing, ..place(Load::default(), (1.0, 1.0), 0.0) };
+        assert!(scorer.cost(&asked(&step), &idle(0.0)) < scorer.cost(&asked(&step), &busy));
+        assert!(scorer.cost(&asked(&step), &idle(0.1)) > scorer.cost(&asked(&step), &busy));
+        near(scorer.cost(&asked(&step), &idle(0.25)) - scorer.cost(&asked(&step), &idle(0.0)), 2_500.0);
     }
 
     #[test]

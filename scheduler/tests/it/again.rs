@@ -34,6 +34,8 @@ fn with_local<R>(run: impl FnOnce(Local<'_>) -> R) -> R {
         prefix_idle: 0.0,
         prefix_ages: &[],
         ejected: &[],
+        failing: &[],
+        last_answers: &[],
         last_cold_picks: &[],
         adapter_rooms: &[],
         out_of_touch: false,

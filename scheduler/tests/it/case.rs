@@ -46,6 +46,10 @@ pub struct Row {
     /// How near it is to losing those, where others hold them as well.
     pub prefix_age: f32,
     pub ejected: bool,
+    /// By how much requests fail there more often than elsewhere, 0 to 1.
+    pub failing: f32,
+    /// When it last answered.
+    pub last_answer: u64,
     pub last_cold_pick: u64,
     pub adapter_room: AdapterRoom,
     /// TTFT and TPOT that the model predicts there, ms.
@@ -114,6 +118,8 @@ impl Row {
             matched_blocks: 0,
             prefix_age: 0.0,
             ejected: false,
+            failing: 0.0,
+            last_answer: 0,
             last_cold_pick: 0,
             adapter_room: AdapterRoom::Unknown,
             predicted: None,
@@ -146,6 +152,8 @@ impl Row {
             "matched_blocks" => self.matched_blocks = number(cell)?,
             "prefix_age" => self.prefix_age = number(cell)?,
             "ejected" => self.ejected = yes(cell)?,
+            "failing" => self.failing = number(cell)?,
+            "last_answer" => self.last_answer = number(cell)?,
             "adapter_room" => self.adapter_room = room(cell)?,
             "last_cold_pick" => self.last_cold_pick = number(cell)?,
             "ttft" => self.predicted.get_or_insert_default().0 = number(cell)?,
@@ -347,6 +355,8 @@ impl Case {
         let matched_blocks: Vec<u32> = self.pool.iter().map(|row| row.matched_blocks).collect();
         let prefix_ages: Vec<f32> = self.pool.iter().map(|row| row.prefix_age).collect();
         let ejected: Vec<bool> = self.pool.iter().map(|row| row.ejected).collect();
+        let last_answers: Vec<u64> = self.pool.iter().map(|row| row.last_answer).collect();
+        let failing: Vec<f32> = self.pool.iter().map(|row| row.failing).collect();
         let adapter_rooms: Vec<AdapterRoom> = self.pool.iter().map(|row| row.adapter_room).collect();
         let last_cold_picks: Vec<u64> = self.pool.iter().map(|row| row.last_cold_pick).collect();
         let prefix_blocks = vec![0; self.blocks as usize];
@@ -370,6 +380,8 @@ impl Case {
             prefix_idle: self.prefix_idle,
             prefix_ages: &prefix_ages,
             ejected: &ejected,
+            failing: &failing,
+            last_answers: &last_answers,
             last_cold_picks: &last_cold_picks,
             adapter_rooms: &adapter_rooms,
             out_of_touch: false,

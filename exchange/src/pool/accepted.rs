@@ -1,0 +1,90 @@
+//! Which endpoints lately accepted what: a model, asked for by a client with these credentials.
+//!
+//! A 404 or a 401 says that the request and the engine do not fit, not which of them is wrong. It counts against an endpoint only where another one
+//! accepted the same a short while ago; so a client with a wrong model name or key ejects no endpoint.
+
+use scheduler::EndpointRef;
+
+use crate::time::Time;
+
+/// Kinds of requests told apart; beyond, the least recently accepted go. A pool serves a few models to a few clients at a time.
+const KINDS_MAX: usize = 64;
+
+/// How long an acceptance proves that the request is right, in ms.
+const LATELY_MS: u64 = 60_000;
+
+/// Kinds of requests, each with the last two endpoints that accepted it.
+#[derive(Debug, Default)]
+pub(super) struct Accepted {
+    rows: Vec<Row>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    kind: u64,
+    last: (EndpointRef, Time),
+    before: Option<(EndpointRef, Time)>,
+}
+
+// === impl Accepted ===
+
+impl Accepted {
+    /// The endpoint accepted a request of this kind.
+    pub(super) fn note(&mut self, kind: u64, endpoint: EndpointRef, now: Time) {
+        if let Some(row) = self.rows.iter_mut().find(|row| row.kind == kind) {
+            if row.last.0 != endpoint {
+                row.before = Some(row.last);
+            }
+            row.last = (endpoint, now);
+            return;
+        }
+        let row = Row { kind, last: (endpoint, now), before: None };
+        if self.rows.len() < KINDS_MAX {
+            self.rows.push(row);
+        } else if let Some(oldest) = self.rows.iter_mut().min_by_key(|row| row.last.1) {
+            *oldest = row;
+        }
+    }
+
+    /// Did an endpoint other than this one accept the kind lately?
+    pub(super) fn elsewhere(&self, kind: u64, endpoint: EndpointRef, now: Time) -> bool {
+        let row = self.rows.iter().find(|row| row.kind == kind);
+        let accepted = row.map(|row| [Some(row.last), row.before]).unwrap_or_default();
+        accepted.iter().flatten().any(|&(other, at)| other != endpoint && now.ms_since(at) < LATELY_MS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use scheduler::{Incarnation, Slot};
+
+    fn id(slot: u16) -> EndpointRef {
+        EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) }
+    }
+
+    fn at(ms: u64) -> Time {
+        Time(0).plus_ms(ms)
+    }
+
+    #[test]
+    fn another_endpoint_must_have_accepted_the_same_lately() {
+        let mut accepted = Accepted::default();
+        assert!(!accepted.elsewhere(1, id(0), at(0)));
+        accepted.note(1, id(0), at(0));
+        assert!(!accepted.elsewhere(1, id(0), at(1)), "itself");
+        assert!(accepted.elsewhere(1, id(1), at(1)) && !accepted.elsewhere(2, id(1), at(1)));
+        accepted.note(1, id(1), at(10));
+        accepted.note(1, id(1), at(20));
+        assert!(accepted.elsewhere(1, id(1), at(21)), "the first is remembered beside the last");
+        assert!(!accepted.elsewhere(1, id(1), at(LATELY_MS)), "and forgotten in the end");
+    }
+
+    #[test]
+    fn the_least_recently_accepted_make_room() {
+        let mut accepted = Accepted::default();
+        (0..=KINDS_MAX as u64).for_each(|kind| accepted.note(kind, id(0), at(kind)));
+        assert!(!accepted.elsewhere(0, id(1), at(100)) && accepted.elsewhere(1, id(1), at(100)));
+        assert_eq!(accepted.rows.len(), KINDS_MAX);
+    }
+}

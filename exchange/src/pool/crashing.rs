@@ -1,0 +1,141 @@
+//! Prompts that cost engines their connection, so that one that crashes every engine it meets is not handed on to the next.
+//!
+//! A lost connection is remembered with the hash of its prompt. A prompt that cost two engines theirs within [`REMEMBERED_MS`] is refused, if both do
+//! well with other prompts and lost no other prompt's connection at the same moment: an engine that dies loses all its connections, and it is not
+//! known which of their prompts is to blame.
+//!
+//! Other workers and proxies hear of it as they hear of placements: as one of a single block, told from the hash of a prompt by its upper half, as
+//! adapters are ([`super::adapters`]).
+
+use std::collections::VecDeque;
+
+use scheduler::EndpointRef;
+
+use super::health::Health;
+use crate::time::Time;
+
+/// How long a lost connection is held against its prompt, in ms.
+const REMEMBERED_MS: u64 = 60_000;
+
+/// Lost connections remembered: beyond, the oldest go. When so many are lost within a minute, engines are dying, and no prompt is to blame.
+const LOST_MAX: usize = 64;
+
+/// Connections lost to one engine within so many ms were lost together.
+const TOGETHER_MS: u64 = 100;
+
+/// Engines that a prompt must have cost their connection.
+const ENGINES: usize = 2;
+
+/// What the upper half of a mark is, and of a block's hash is not.
+const MARK: u64 = 0x4c6f_7374_0000_0000;
+const MARK_MASK: u64 = 0xffff_ffff_0000_0000;
+
+/// Connections lost lately, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Crashing {
+    lost: VecDeque<Lost>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Lost {
+    mark: u64,
+    endpoint: EndpointRef,
+    at: Time,
+}
+
+/// What stands for a prompt.
+pub(super) fn mark(prompt: u64) -> u64 {
+    MARK | (prompt & !MARK_MASK)
+}
+
+/// Does it stand for a prompt that cost an engine its connection, rather than for a part of a prompt?
+pub(super) fn is_mark(block: u64) -> bool {
+    block & MARK_MASK == MARK
+}
+
+// === impl Crashing ===
+
+impl Crashing {
+    /// The connection to `endpoint` was lost over the prompt of this mark.
+    pub(super) fn note(&mut self, mark: u64, endpoint: EndpointRef, now: Time) {
+        if self.lost.len() >= LOST_MAX {
+            self.lost.pop_front();
+        }
+        self.lost.push_back(Lost { mark, endpoint, at: now });
+    }
+
+    /// Did the prompt of this hash cost engines their connection that other prompts do well with?
+    pub(super) fn crashes(&self, prompt: u64, health: &Health, now: Time) -> bool {
+        if self.lost.is_empty() {
+            return false;
+        }
+        let (mark, since) = (mark(prompt), Time(now.0.saturating_sub(Time(0).plus_ms(REMEMBERED_MS).0)));
+        let recent = || self.lost.iter().filter(|lost| lost.at >= since);
+        let alone = |lost: &Lost| {
+            let together =
+                |other: &Lost| other.endpoint == lost.endpoint && other.at.ms_since(lost.at).max(lost.at.ms_since(other.at)) < TOGETHER_MS;
+            !recent().any(|other| other.mark != mark && together(other))
+        };
+        let mut engines: Vec<EndpointRef> = Vec::new();
+        for lost in recent().filter(|lost| lost.mark == mark) {
+            if !engines.contains(&lost.endpoint) && alone(lost) && health.succeeded_with_another(lost.endpoint, prompt, since) {
+                engines.push(lost.endpoint);
+            }
+        }
+        engines.len() >= ENGINES
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use scheduler::{Incarnation, Slot};
+
+    const POISON: u64 = 0xabcd;
+
+    fn id(slot: u16) -> EndpointRef {
+        EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) }
+    }
+
+    fn at(ms: u64) -> Time {
+        Time(0).plus_ms(100_000 + ms)
+    }
+
+    fn fine(slots: &[u16]) -> Health {
+        let mut health = Health::default();
+        slots.iter().for_each(|slot| health.succeeded(id(*slot), 7, at(0)));
+        health
+    }
+
+    #[test]
+    fn two_engines_that_do_well_with_other_prompts_are_enough() {
+        let (mut crashing, health) = (Crashing::default(), fine(&[0, 1]));
+        crashing.note(mark(POISON), id(0), at(1));
+        crashing.note(mark(POISON), id(0), at(2));
+        assert!(!crashing.crashes(POISON, &health, at(3)), "twice the same engine");
+        crashing.note(mark(POISON), id(1), at(4));
+        assert!(crashing.crashes(POISON, &health, at(5)));
+        assert!(!crashing.crashes(POISON + 1, &health, at(5)), "another prompt");
+        assert!(!crashing.crashes(POISON, &health, at(60_003)), "a minute later");
+    }
+
+    #[test]
+    fn an_engine_that_is_gone_says_nothing_of_the_prompt() {
+        let mut crashing = Crashing::default();
+        crashing.note(mark(POISON), id(0), at(1));
+        crashing.note(mark(POISON), id(1), at(2));
+        assert!(!crashing.crashes(POISON, &fine(&[0]), at(3)), "no prompt succeeded at the second");
+        crashing.note(mark(POISON + 1), id(1), at(3));
+        assert!(!crashing.crashes(POISON, &fine(&[0, 1]), at(4)), "another prompt lost its connection at the same moment");
+        crashing.note(mark(POISON), id(1), at(103));
+        assert!(crashing.crashes(POISON, &fine(&[0, 1]), at(104)), "and not this time");
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded_and_marks_are_known() {
+        let mut crashing = Crashing::default();
+        (0..1_000).for_each(|n| crashing.note(mark(n), id(0), at(n)));
+        assert_eq!(crashing.lost.len(), LOST_MAX);
+        assert!(is_mark(mark(u64::MAX)) && !is_mark(POISON) && !super::super::adapters::is_mark(mark(POISON)));
+    }
+}

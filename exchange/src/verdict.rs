@@ -1,0 +1,112 @@
+//! What an engine's answer means. One table decides it; accrual of failures, ejection, cost, learning, retries and placement all read the verdict.
+//!
+//! | verdict | the engine answered | counts as a failure | learned from | the prompt's placement |
+//! |---|---|---|---|---|
+//! | success | 2xx with a body that is no error and has an end | no: it ends a streak | yes | stays |
+//! | client's fault | 400 and other 4xx, in the error shape of an API | no | no | is undone |
+//! | misdirected | 401, 403, 404, 501; other 4xx without such a shape | only where another endpoint accepted the same lately | no | is undone |
+//! | overloaded | 429, 503 (tried again on the next endpoint) | yes | no | is undone |
+//! | ill | other 5xx, a lost connection, a stream cut off, an empty 200, a 200 with an error object | yes | no | is undone |
+//! | unknown | the client left, or the path is no inference | no | no | stays |
+
+/// What an engine's answer means.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Verdict {
+    /// The engine did what it was asked for.
+    Success,
+    /// The request was wrong, and the engine said so in the words of its API.
+    ClientFault,
+    /// The request is not for this engine: it does not have the model, or does not let this client in.
+    Misdirected,
+    /// The engine has more to do than it can take.
+    Overloaded,
+    /// The engine is broken.
+    Ill,
+    /// The answer says nothing of the engine.
+    #[default]
+    Unknown,
+}
+
+/// What was read in the body of an answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BodySays {
+    /// Not read, or nothing that matters.
+    #[default]
+    Nothing,
+    /// A reply, whole.
+    Reply,
+    /// An error object, with the HTTP status it names, if it names one.
+    Error(Option<u16>),
+    /// No byte, or a stream without any event.
+    Empty,
+    /// A stream that generated something and ended without the mark that its API ends streams with.
+    Unfinished,
+}
+
+/// The status that is tried again on the next endpoint. Other 5xx may have had effects.
+pub const RETRIED_STATUS: &str = "503";
+
+impl Verdict {
+    /// The verdict on an answer to an inference request, whole as far as the proxy can tell.
+    #[must_use]
+    pub fn of(status: u16, body: BodySays) -> Self {
+        match (status, body) {
+            (200..=299, BodySays::Error(named)) => named.filter(|status| *status >= 400).map_or(Self::Ill, |status| Self::of(status, body)),
+            (200, BodySays::Empty) | (200..=299, BodySays::Unfinished) => Self::Ill,
+            (200..=299, _) => Self::Success,
+            (401 | 403 | 404 | 501, _) => Self::Misdirected,
+            (429 | 503, _) => Self::Overloaded,
+            (400..=499, BodySays::Error(_)) => Self::ClientFault,
+            (400..=499, _) => Self::Misdirected,
+            (500..=599, _) => Self::Ill,
+            _ => Self::Unknown,
+        }
+    }
+
+    /// Did the engine work on the prompt, so that it may have it cached now?
+    #[must_use]
+    pub fn keeps_placement(self) -> bool {
+        matches!(self, Self::Success | Self::Unknown)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_answer_has_one_meaning() {
+        use BodySays::{Empty, Error, Nothing, Reply, Unfinished};
+        use Verdict::{ClientFault, Ill, Misdirected, Overloaded, Success, Unknown};
+        for (status, body, verdict) in [
+            (200, Reply, Success),
+            (200, Nothing, Success),
+            (204, Empty, Success),
+            (200, Empty, Ill),
+            (200, Unfinished, Ill),
+            (200, Error(None), Ill),
+            (200, Error(Some(500)), Ill),
+            (200, Error(Some(400)), ClientFault),
+            (200, Error(Some(429)), Overloaded),
+            (200, Error(Some(200)), Ill),
+            (400, Error(None), ClientFault),
+            (413, Error(Some(413)), ClientFault),
+            (422, Error(None), ClientFault),
+            (400, Reply, Misdirected),
+            (422, Empty, Misdirected),
+            (401, Error(None), Misdirected),
+            (403, Nothing, Misdirected),
+            (404, Error(Some(404)), Misdirected),
+            (429, Error(None), Overloaded),
+            (500, Error(None), Ill),
+            (501, Error(None), Misdirected),
+            (502, Nothing, Ill),
+            (503, Nothing, Overloaded),
+            (504, Nothing, Ill),
+            (301, Nothing, Unknown),
+            (0, Nothing, Unknown),
+        ] {
+            assert_eq!(Verdict::of(status, body), verdict, "{status} {body:?}");
+        }
+    }
+}

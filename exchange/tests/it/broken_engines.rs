@@ -1,0 +1,330 @@
+//! One of four engines is broken and answers at once, while the others take their time: it gets next to no traffic, and traffic again once it is
+//! mended. In virtual time, with four workers that tell each other as those of one proxy do.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use exchange::pool::{OwnRow, PeerRow, RowHead};
+use exchange::{Exchange, Forward, Origin, Pool, Refusal, ResponseHead, Settings, Step, Time, api::Family};
+use scheduler::latency::step::StepModel;
+
+use crate::release::roster;
+
+const ENGINES: u8 = 4;
+const WORKERS: usize = 4;
+const CLIENTS: usize = 32;
+const SEEDS: u64 = 20;
+/// What a reply of an engine that works takes, ms.
+const REPLY_MS: u64 = 500;
+/// How often workers tell each other, ms.
+const TELL_MS: u64 = 2;
+const BROKEN: &str = "10.0.0.0:8000";
+
+/// What a broken engine does, at once.
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    Status(u16),
+    EmptyReply,
+    ErrorInReply,
+    CutAfterFirstToken,
+    Reset,
+}
+
+const FAULTS: [Fault; 8] = [
+    Fault::Status(500),
+    Fault::Status(404),
+    Fault::Status(401),
+    Fault::Status(502),
+    Fault::EmptyReply,
+    Fault::ErrorInReply,
+    Fault::CutAfterFirstToken,
+    Fault::Reset,
+];
+
+const TOKEN: &[u8] = b"data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n";
+const REPLY: &[u8] = br#"{"choices":[{"message":{"content":"a"}}],"usage":{"prompt_tokens":500,"completion_tokens":20}}"#;
+
+/// One worker of the proxy.
+struct Worker {
+    pool: Pool,
+    row: OwnRow,
+    peers: Vec<PeerRow>,
+}
+
+/// What is under way.
+struct Flight {
+    worker: usize,
+    client: usize,
+    exchange: Exchange,
+    to: String,
+}
+
+/// The pool, its workers and clients, at a moment.
+struct World {
+    workers: Vec<Worker>,
+    now_ms: u64,
+    ends: BinaryHeap<Reverse<(u64, usize)>>,
+    flights: Vec<Option<Flight>>,
+    fault: Option<Fault>,
+    sent: usize,
+    /// When each request was sent, and whether to the broken engine.
+    log: Vec<(u64, bool)>,
+}
+
+fn at(ms: u64) -> Time {
+    Time(0).plus_ms(ms)
+}
+
+// === impl World ===
+
+impl World {
+    fn new(seed: u64, fault: Fault) -> Self {
+        let worker = |index: usize| {
+            let mut pool = Pool::new(seed * 100 + index as u64, 1 << 12);
+            pool.install(roster(ENGINES, 1), 7, 1_000);
+            pool.learned(StepModel::default(), None);
+            pool.count_anew([]);
+            Worker { pool, row: OwnRow::default(), peers: (0..WORKERS).map(|_| PeerRow::default()).collect() }
+        };
+        Self {
+            workers: (0..WORKERS).map(worker).collect(),
+            now_ms: 100,
+            ends: BinaryHeap::new(),
+            flights: Vec::new(),
+            fault: Some(fault),
+            sent: 0,
+            log: Vec::new(),
+        }
+    }
+
+    fn run_until(&mut self, end_ms: u64) {
+        if self.sent == 0 {
+            (0..CLIENTS).for_each(|client| self.send(client));
+        }
+        let mut told_ms = 0;
+        while let Some(&Reverse((due_ms, flight))) = self.ends.peek().filter(|due| due.0.0 < end_ms) {
+            self.ends.pop();
+            self.now_ms = due_ms;
+            if due_ms >= told_ms + TELL_MS {
+                told_ms = due_ms;
+                self.tell();
+            }
+            let client = self.answer(flight);
+            self.send(client);
+        }
+        self.now_ms = end_ms;
+    }
+
+    /// Half of the prompts are distinct; the others are one of four that come again and again.
+    fn send(&mut self, client: usize) {
+        self.sent += 1;
+        let prompt = if self.sent.is_multiple_of(2) { format!("prompt {}", self.sent) } else { format!("prompt of four: {}", client % 4) };
+        let worker = client % WORKERS;
+        let streamed = matches!(self.fault, Some(Fault::CutAfterFirstToken));
+        let (exchange, to) = request(&mut self.workers[worker].pool, &prompt.repeat(30), streamed, at(self.now_ms));
+        let to = to.unwrap_or_else(|refusal| panic!("refused: {refusal:?}"));
+        let to = to.split(',').next().unwrap_or_default().to_owned();
+        let is_broken = to == BROKEN && self.fault.is_some();
+        self.log.push((self.now_ms, to == BROKEN));
+        self.flights.push(Some(Flight { worker, client, exchange, to }));
+        let took_ms = if is_broken { 1 } else { REPLY_MS + (self.sent as u64 * 37) % 101 };
+        self.ends.push(Reverse((self.now_ms + took_ms, self.flights.len() - 1)));
+    }
+
+    fn answer(&mut self, flight: usize) -> usize {
+        let Flight { worker, client, mut exchange, to } = self.flights[flight].take().unwrap();
+        let (pool, now) = (&mut self.workers[worker].pool, at(self.now_ms));
+        match self.fault.filter(|_| to == BROKEN) {
+            None => answer_well(&mut exchange, pool, &to, now),
+            Some(fault) => answer_badly(&mut exchange, pool, &to, fault, now),
+        }
+        exchange.end(pool, now);
+        client
+    }
+
+    fn tell(&mut self) {
+        let now = at(self.now_ms);
+        for from in 0..WORKERS {
+            let Worker { pool, row, .. } = &mut self.workers[from];
+            let bytes = pool.write_row(row, RowHead { vm: from as u64 + 1, written: now, ring: 0 }).to_vec();
+            for (_, to) in self.workers.iter_mut().enumerate().filter(|(to, _)| *to != from) {
+                let Some(peer) = to.peers.get_mut(from) else { continue };
+                to.pool.read_row(peer, bytes.clone(), true);
+                let told: Vec<_> = peer.ejections().collect();
+                told.into_iter().for_each(|told| to.pool.learn(told, now));
+            }
+        }
+        self.workers.iter_mut().for_each(|worker| worker.pool.tick(now));
+    }
+
+    /// The broken engine's share of the requests that were sent from then on.
+    fn share_since(&self, ms: u64) -> f64 {
+        let since: Vec<bool> = self.log.iter().filter(|(sent, _)| *sent >= ms).map(|(_, broken)| *broken).collect();
+        since.iter().filter(|broken| **broken).count() as f64 / since.len().max(1) as f64
+    }
+}
+
+/// Where it goes, or the status and drop reason that it is refused with.
+fn request(pool: &mut Pool, prompt: &str, streamed: bool, now: Time) -> (Exchange, Result<String, (u16, String)>) {
+    let (settings, mut exchange) = (Settings::default(), Exchange::new(now));
+    let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/chat/completions")];
+    exchange.request_headers(&settings, pairs, false);
+    exchange.capture(pool, pairs);
+    let body = format!(r#"{{"model":"m","stream":{streamed},"messages":[{{"role":"user","content":"{prompt}"}}]}}"#);
+    let to = match exchange.decide(&settings, pool, None, body.as_bytes(), now) {
+        Step::Forward(forward) => Ok(destination(&forward)),
+        Step::Reply(reply) => Err((reply.status, String::from_utf8(reply.body).unwrap())),
+        Step::Park { .. } => panic!("there is state"),
+    };
+    (exchange, to)
+}
+
+fn destination(forward: &Forward) -> String {
+    forward.set.iter().find(|(name, _)| name == "x-gateway-destination-endpoint").map(|(_, value)| value.clone()).unwrap()
+}
+
+fn header<'f>(forward: &'f Forward, wanted: &str) -> &'f str {
+    forward.set.iter().find(|(name, _)| name == wanted).map_or("", |(_, value)| value)
+}
+
+fn head(to: &str, status: u16) -> ResponseHead<'_> {
+    ResponseHead { origin: Origin::Upstream, status, upstream_address: Some(to.as_bytes()), attempts: 1, ..ResponseHead::default() }
+}
+
+fn answer_well(exchange: &mut Exchange, pool: &mut Pool, to: &str, now: Time) {
+    exchange.response_headers(pool, &head(to, 200), now);
+    exchange.response_chunk(pool, REPLY, true, now);
+}
+
+fn answer_badly(exchange: &mut Exchange, pool: &mut Pool, to: &str, fault: Fault, now: Time) {
+    match fault {
+        Fault::Status(status) => {
+            exchange.response_headers(pool, &head(to, status), now);
+            exchange.response_chunk(pool, br#"{"error":{"message":"no"}}"#, true, now);
+        }
+        Fault::EmptyReply => drop(exchange.response_headers(pool, &ResponseHead { end_of_stream: true, ..head(to, 200) }, now)),
+        Fault::ErrorInReply => {
+            exchange.response_headers(pool, &head(to, 200), now);
+            exchange.response_chunk(pool, br#"{"error":{"message":"CUDA error","type":"InternalServerError","code":500}}"#, true, now);
+        }
+        Fault::CutAfterFirstToken => {
+            let head = ResponseHead { content_type: Some(b"text/event-stream"), ..head(to, 200) };
+            exchange.response_headers(pool, &head, now);
+            exchange.response_chunk(pool, TOKEN, false, now);
+            assert!(exchange.is_open());
+            exchange.cut_off();
+        }
+        Fault::Reset => {
+            let head = ResponseHead { origin: Origin::Lost, ..head(to, 503) };
+            exchange.response_headers(pool, &head, now);
+        }
+    }
+}
+
+#[test]
+fn a_broken_engine_gets_next_to_no_traffic_and_traffic_again_once_it_is_mended() {
+    for fault in FAULTS {
+        for seed in 0..SEEDS {
+            let mut world = World::new(seed, fault);
+            world.run_until(5_100);
+            let share = world.share_since(1_100);
+            assert!(share <= 0.02, "{fault:?}, seed {seed}: {:.1} % of the requests after the first second", share * 100.0);
+            world.fault = None;
+            world.run_until(15_600);
+            let share = world.share_since(15_100);
+            assert!((0.1..0.4).contains(&share), "{fault:?}, seed {seed}: {:.1} % ten seconds after it was mended", share * 100.0);
+        }
+    }
+}
+
+#[test]
+fn a_wrong_model_name_ejects_no_endpoint() {
+    let mut pool = World::new(1, Fault::Reset).workers.remove(0).pool;
+    for n in 0..100_u64 {
+        let now = at(100 + n * 50);
+        let (mut exchange, to) = request(&mut pool, &format!("prompt {n}"), false, now);
+        let to = to.unwrap().split(',').next().unwrap().to_owned();
+        exchange.response_headers(&mut pool, &head(&to, 404), now);
+        exchange.response_chunk(&mut pool, br#"{"error":{"message":"no such model","code":404}}"#, true, now);
+        assert_eq!(exchange.end(&mut pool, now).unwrap().verdict, exchange::verdict::Verdict::Misdirected);
+    }
+    assert!(pool.ejections().is_empty(), "{:?}", pool.ejections());
+}
+
+#[test]
+fn a_wave_of_bad_prompts_among_good_ones_ejects_no_endpoint() {
+    let mut pool = World::new(1, Fault::Reset).workers.remove(0).pool;
+    for n in 0..400_u64 {
+        let now = at(100 + n * 10);
+        let (mut exchange, to) = request(&mut pool, &format!("prompt {n}").repeat(50), false, now);
+        let to = to.unwrap().split(',').next().unwrap().to_owned();
+        match n % 5 {
+            0 => answer_well(&mut exchange, &mut pool, &to, now),
+            _ => answer_badly(&mut exchange, &mut pool, &to, Fault::Status(500), now),
+        }
+        exchange.end(&mut pool, now);
+    }
+    assert!(pool.ejections().is_empty(), "{:?}", pool.ejections());
+}
+
+#[test]
+fn a_prompt_that_crashes_two_engines_is_refused_and_others_are_not() {
+    let mut pool = World::new(1, Fault::Reset).workers.remove(0).pool;
+    let well = |pool: &mut Pool, ms: u64, n: u64| {
+        let (mut exchange, to) = request(pool, &format!("fine {n}").repeat(50), false, at(ms));
+        let to = to.unwrap().split(',').next().unwrap().to_owned();
+        answer_well(&mut exchange, pool, &to, at(ms + 1));
+        exchange.end(pool, at(ms + 1));
+    };
+    (0..40).for_each(|n| well(&mut pool, 1_000 + n * 10, n));
+    let (mut exchange, to) = request(&mut pool, &"poison".repeat(50), false, at(1_500));
+    let to = to.unwrap();
+    let second = to.split(',').nth(1).unwrap();
+    let lost = ResponseHead { origin: Origin::Lost, attempts: 2, ..head(second, 503) };
+    exchange.response_headers(&mut pool, &lost, at(1_510));
+    exchange.end(&mut pool, at(1_510));
+
+    let (_, refused) = request(&mut pool, &"poison".repeat(50), false, at(2_000));
+    let (status, body) = refused.unwrap_err();
+    assert_eq!(status, 502);
+    assert_eq!(body.as_bytes(), Refusal::CrashingPrompt.reply(Family::OpenAi).body);
+    assert_eq!(pool.counters().dropped(), [("rejected-crashing-prompt", 1)]);
+    well(&mut pool, 2_100, 99);
+    assert!(request(&mut pool, &"poison".repeat(50), false, at(62_000)).1.is_ok(), "a minute later it may try again");
+}
+
+#[test]
+fn a_lost_connection_is_tried_once_more_where_the_second_answered() {
+    let mut pool = World::new(1, Fault::Reset).workers.remove(0).pool;
+    let retries = |pool: &mut Pool, path: &str, body: &str, ms: u64| {
+        let (settings, mut exchange) = (Settings::default(), Exchange::new(at(ms)));
+        let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", path.as_bytes())];
+        exchange.request_headers(&settings, pairs, false);
+        exchange.capture(pool, pairs);
+        let Step::Forward(forward) = exchange.decide(&settings, pool, None, body.as_bytes(), at(ms)) else { panic!("not routed") };
+        exchange.end(pool, at(ms));
+        format!("{} {}", header(&forward, "x-envoy-max-retries"), header(&forward, "x-envoy-retry-on"))
+    };
+    let (chat, other) = ("/v1/chat/completions", "/v1/load_lora_adapter");
+    let asking = |more: &str| format!(r#"{{"model":"m",{more}"messages":[{{"role":"user","content":"hi"}}]}}"#);
+    let all = "connect-failure,reset,retriable-status-codes";
+    assert_eq!(retries(&mut pool, chat, &asking(""), 100), format!("2 {all}"), "nothing is known of any endpoint yet");
+    for slot in 0..u64::from(ENGINES) * 4 {
+        let (mut exchange, to) = request(&mut pool, &format!("prompt {slot}").repeat(50), false, at(200 + slot));
+        let to = to.unwrap().split(',').next().unwrap().to_owned();
+        answer_well(&mut exchange, &mut pool, &to, at(200 + slot));
+        exchange.end(&mut pool, at(200 + slot));
+    }
+    assert_eq!(retries(&mut pool, chat, &asking(""), 300), format!("1 {all}"));
+    assert_eq!(
+        retries(&mut pool, chat, &asking(r#""max_tokens":100000,"#), 300),
+        "2 connect-failure,retriable-status-codes",
+        "minutes of work"
+    );
+    assert_eq!(
+        retries(&mut pool, chat, &asking(r#""max_tokens":100000,"stream":true,"#), 300),
+        format!("1 {all}"),
+        "a stream loses its beginning"
+    );
+    assert_eq!(retries(&mut pool, other, "{}", 300), "2 connect-failure", "what it does may not be done twice");
+}
