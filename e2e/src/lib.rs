@@ -14,6 +14,7 @@ pub mod front;
 pub mod load;
 pub mod manifests;
 pub mod model_server;
+pub mod plain_engine;
 pub mod ports;
 pub mod process;
 pub mod replay;

@@ -5,3 +5,4 @@ mod api;
 mod client;
 mod faults;
 mod metrics;
+mod plain_engine;

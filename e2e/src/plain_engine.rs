@@ -1,0 +1,338 @@
+//! A plain engine: an HTTP server with an OpenAI API that has no step model behind it, as mock servers, echo servers and proxies of other
+//! providers have none, and that can be broken in the ways in which engines break.
+//!
+//! [`Behaviour`] says what it does, and can be changed while it runs: a broken engine can be mended. Every reply carries `x-served-by`.
+
+mod reply;
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, RwLock};
+use std::time::Duration;
+
+use axum::body::Body;
+use http::{Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt as _, Limited};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use tokio::net::TcpListener;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::sleep;
+
+use reply::Asked;
+
+/// The model it serves, whatever a request names.
+pub const MODEL: &str = "demo";
+
+/// Above the largest body that a proxy lets through.
+const BODY_BYTES_MAX: usize = 64 << 20;
+
+/// Streams of one HTTP/2 connection; hyper's 200 would queue a burst in the proxy.
+const STREAMS_MAX: u32 = 4096;
+
+/// How a plain engine behaves. The default is a healthy one that answers at once.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Behaviour {
+    /// What a request for inference is answered.
+    pub answer: Answer,
+    /// When.
+    pub delay: Delay,
+    /// What `GET /metrics` is answered.
+    pub metrics: Metrics,
+    /// Do replies say how many tokens they had?
+    pub usage: Usage,
+}
+
+/// What a request for inference is answered.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Answer {
+    /// The reply of the API that was asked.
+    #[default]
+    Reply,
+    /// This status with this body, as JSON; after the whole delay and never as a stream.
+    Fixed(StatusCode, String),
+    /// A reply whose connection is closed after the first token, or, where it is not streamed, in the middle.
+    CutAfterFirstToken,
+}
+
+/// How long a reply takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Delay {
+    /// No time at all.
+    #[default]
+    AtOnce,
+    /// The same for every request, then all of the reply at once.
+    Constant(Duration),
+    /// So long to the first token, and so long from each token to the next.
+    PerToken {
+        /// To the first token.
+        first: Duration,
+        /// From each token to the next.
+        next: Duration,
+    },
+    /// So long for each token (of four bytes) of the prompt, however many requests run.
+    PerPromptToken(Duration),
+    /// So many requests at once, each for so long; the others wait in a queue.
+    Slots {
+        /// Requests at once.
+        slots: usize,
+        /// For how long each.
+        each: Duration,
+    },
+}
+
+/// What `GET /metrics` is answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Metrics {
+    /// Gauges by vLLM's names, true at the time.
+    #[default]
+    Live,
+    /// The same page each time: that of an idle engine.
+    Frozen,
+    /// 404.
+    Missing,
+}
+
+/// Do replies say how many tokens they had?
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Usage {
+    /// They do.
+    #[default]
+    Told,
+    /// They do not.
+    Untold,
+}
+
+/// A running plain engine. Dropping it closes its socket and all connections.
+#[derive(Debug)]
+pub struct PlainEngine {
+    shared: Arc<Shared>,
+    task: JoinHandle<()>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    address: SocketAddr,
+    served_by: http::HeaderValue,
+    manner: RwLock<Manner>,
+    requests: AtomicU64,
+    running: watch::Sender<u64>,
+}
+
+/// A behaviour with the slots it needs.
+#[derive(Clone, Debug)]
+struct Manner {
+    behaviour: Behaviour,
+    slots: Option<Arc<Semaphore>>,
+}
+
+/// A request that counts as running, and holds its slot, until this is dropped.
+#[derive(Debug)]
+struct Running {
+    shared: Arc<Shared>,
+    _slot: Option<OwnedSemaphorePermit>,
+}
+
+// === impl Behaviour ===
+
+impl Behaviour {
+    /// Healthy, with this delay.
+    #[must_use]
+    pub fn with_delay(delay: Delay) -> Self {
+        Self { delay, ..Self::default() }
+    }
+
+    /// Answers every request for inference this status and body, at once. A number that is no status counts as 500.
+    #[must_use]
+    pub fn with_status(status: u16, body: &str) -> Self {
+        let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        Self { answer: Answer::Fixed(status, body.to_owned()), ..Self::default() }
+    }
+}
+
+// === impl PlainEngine ===
+
+impl PlainEngine {
+    /// Starts one; port 0 takes a free port. Must be called in a tokio runtime.
+    ///
+    /// # Errors
+    /// If the address cannot be bound.
+    pub async fn start(listen: SocketAddr, behaviour: Behaviour) -> io::Result<Self> {
+        let listener = TcpListener::bind(listen).await?;
+        let address = listener.local_addr()?;
+        let served_by = http::HeaderValue::from_str(&address.to_string()).map_err(io::Error::other)?;
+        let shared = Arc::new(Shared {
+            address,
+            served_by,
+            manner: RwLock::new(Manner::of(behaviour)),
+            requests: AtomicU64::new(0),
+            running: watch::Sender::new(0),
+        });
+        let task = tokio::spawn(serve(listener, shared.clone()));
+        Ok(Self { shared, task })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        self.shared.address
+    }
+
+    /// Behaves like this from the next request on.
+    pub fn behave(&self, behaviour: Behaviour) {
+        *self.shared.manner.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Manner::of(behaviour);
+    }
+
+    /// Requests for inference it was sent.
+    #[must_use]
+    pub fn requests(&self) -> u64 {
+        self.shared.requests.load(Ordering::Relaxed)
+    }
+
+    /// Requests that run or wait here now.
+    #[must_use]
+    pub fn running(&self) -> u64 {
+        *self.shared.running.borrow()
+    }
+}
+
+impl Drop for PlainEngine {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+// === impl Manner ===
+
+impl Manner {
+    fn of(behaviour: Behaviour) -> Self {
+        let slots = if let Delay::Slots { slots, .. } = behaviour.delay { Some(Arc::new(Semaphore::new(slots))) } else { None };
+        Self { behaviour, slots }
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    fn manner(&self) -> Manner {
+        self.manner.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    }
+}
+
+// === impl Running ===
+
+impl Running {
+    fn count(shared: &Arc<Shared>) -> Self {
+        shared.requests.fetch_add(1, Ordering::Relaxed);
+        shared.running.send_modify(|running| *running += 1);
+        Self { shared: shared.clone(), _slot: None }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.shared.running.send_modify(|running| *running -= 1);
+    }
+}
+
+async fn serve(listener: TcpListener, shared: Arc<Shared>) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            Some(_) = connections.join_next() => {}
+            accepted = listener.accept() => {
+                let Ok((stream, _)) = accepted else { continue };
+                let _ = stream.set_nodelay(true); // worse latency at most
+                let shared = shared.clone();
+                connections.spawn(async move {
+                    let service = hyper::service::service_fn(|request| {
+                        let shared = shared.clone();
+                        async move { Ok::<_, Infallible>(answer(&shared, request).await) }
+                    });
+                    let mut builder = auto::Builder::new(TokioExecutor::new());
+                    builder.http2().max_concurrent_streams(STREAMS_MAX);
+                    let _ = pin!(builder.serve_connection(TokioIo::new(stream), service)).await; // how it ended is the peer's to say
+                });
+            }
+        }
+    }
+}
+
+async fn answer(shared: &Arc<Shared>, request: Request<Incoming>) -> Response<Body> {
+    let (parts, body) = request.into_parts();
+    let body = match Limited::new(body, BODY_BYTES_MAX).collect().await {
+        Ok(body) => body.to_bytes(),
+        Err(_) => return with_status(StatusCode::PAYLOAD_TOO_LARGE),
+    };
+    let mut response = match (&parts.method, parts.uri.path()) {
+        (&Method::GET, "/metrics") => metrics_page(shared),
+        (&Method::GET, "/v1/models") => reply::json(&serde_json::json!({"object": "list", "data": [{"id": MODEL, "object": "model"}]})),
+        (&Method::GET, _) => Response::default(),
+        (_, path) => match Asked::of(path, &body) {
+            Some(asked) => infer(shared, &asked).await,
+            None => with_status(StatusCode::NOT_FOUND),
+        },
+    };
+    response.headers_mut().insert("x-served-by", shared.served_by.clone());
+    response
+}
+
+async fn infer(shared: &Arc<Shared>, asked: &Asked) -> Response<Body> {
+    let mut running = Running::count(shared);
+    let Manner { behaviour, slots } = shared.manner();
+    match behaviour.delay {
+        Delay::AtOnce => {}
+        Delay::Constant(all) => sleep(all).await,
+        Delay::PerToken { first, .. } => sleep(first).await,
+        Delay::PerPromptToken(each) => sleep(each * asked.prompt_tokens).await,
+        Delay::Slots { each, .. } => {
+            running._slot = match slots {
+                Some(slots) => slots.acquire_owned().await.ok(),
+                None => None,
+            };
+            sleep(each).await;
+        }
+    }
+    match &behaviour.answer {
+        Answer::Fixed(status, body) => {
+            let mut response = Response::new(Body::from(body.clone()));
+            *response.status_mut() = *status;
+            response.headers_mut().insert(header::CONTENT_TYPE, http::HeaderValue::from_static("application/json"));
+            response
+        }
+        Answer::Reply | Answer::CutAfterFirstToken => {
+            let next = if let Delay::PerToken { next, .. } = behaviour.delay { next } else { Duration::ZERO };
+            reply::reply(asked, &behaviour, next, running).await
+        }
+    }
+}
+
+fn metrics_page(shared: &Shared) -> Response<Body> {
+    let manner = shared.manner();
+    let running = match manner.behaviour.metrics {
+        Metrics::Missing => return with_status(StatusCode::NOT_FOUND),
+        Metrics::Frozen => 0,
+        Metrics::Live => *shared.running.borrow(),
+    };
+    let slots = if let Delay::Slots { slots, .. } = manner.behaviour.delay { slots as u64 } else { u64::MAX };
+    let gauge = |name: &str, value: u64| format!("# TYPE {name} gauge\n{name}{{model_name=\"{MODEL}\"}} {value}\n");
+    let page = [
+        gauge("vllm:num_requests_running", running.min(slots)),
+        gauge("vllm:num_requests_waiting", running.saturating_sub(slots)),
+        gauge("vllm:kv_cache_usage_perc", 0),
+    ];
+    let mut response = Response::new(Body::from(page.concat()));
+    response.headers_mut().insert(header::CONTENT_TYPE, http::HeaderValue::from_static("text/plain; version=0.0.4"));
+    response
+}
+
+fn with_status(status: StatusCode) -> Response<Body> {
+    let mut response = Response::default();
+    *response.status_mut() = status;
+    response
+}

@@ -1,0 +1,183 @@
+//! What a plain engine says: the JSON and the server-sent events of each API.
+
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use futures::{StreamExt as _, stream};
+use http::{HeaderValue, Response, header};
+use serde_json::{Map, Value, json};
+use tokio::time::sleep;
+
+use super::{Answer, Behaviour, MODEL, Running, Usage};
+
+/// Tokens of a reply whose request sets no limit.
+const TOKENS_DEFAULT: u32 = 16;
+
+/// Tokens of a reply, whatever the request asks for.
+const TOKENS_MAX: u32 = 4096;
+
+/// Bytes that count as one token.
+const TOKEN_BYTES: usize = 4;
+
+/// One token of text.
+const TOKEN: &str = "word ";
+
+/// How long a connection that is to be cut stays open, so that what was written reaches the peer first.
+const FLUSH: Duration = Duration::from_millis(10);
+
+/// The APIs it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Api {
+    Chat,
+    Completions,
+    Embeddings,
+    Rerank,
+}
+
+/// The API of each path.
+const PATHS: &[(&str, Api)] = &[
+    ("/v1/chat/completions", Api::Chat),
+    ("/v1/completions", Api::Completions),
+    ("/v1/embeddings", Api::Embeddings),
+    ("/v1/rerank", Api::Rerank),
+];
+
+/// What a request asks for.
+#[derive(Debug)]
+pub(super) struct Asked {
+    api: Api,
+    pub(super) prompt_tokens: u32,
+    tokens: u32,
+    stream: bool,
+}
+
+// === impl Asked ===
+
+impl Asked {
+    /// `None` where the path is none of the engine's.
+    pub(super) fn of(path: &str, body: &[u8]) -> Option<Self> {
+        let (_, api) = *PATHS.iter().find(|(known, _)| *known == path)?;
+        let fields: Map<String, Value> = serde_json::from_slice(body).unwrap_or_default();
+        let limit = ["max_tokens", "max_completion_tokens"].iter().find_map(|field| fields.get(*field)?.as_u64());
+        let tokens = limit.map_or(TOKENS_DEFAULT, |limit| u32::try_from(limit).unwrap_or(TOKENS_MAX));
+        let generates = matches!(api, Api::Chat | Api::Completions);
+        Some(Self {
+            api,
+            prompt_tokens: u32::try_from(body.len() / TOKEN_BYTES).unwrap_or(u32::MAX),
+            tokens: if generates { tokens.clamp(1, TOKENS_MAX) } else { 0 },
+            stream: generates && fields.get("stream") == Some(&Value::Bool(true)),
+        })
+    }
+
+    fn usage(&self) -> Value {
+        let (prompt, output) = (self.prompt_tokens, self.tokens);
+        json!({"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": u64::from(prompt) + u64::from(output)})
+    }
+
+    /// A whole reply.
+    fn whole(&self) -> Value {
+        let text = || TOKEN.repeat(self.tokens as usize);
+        match self.api {
+            Api::Chat => json!({
+                "id": "chatcmpl-0", "object": "chat.completion", "created": 0, "model": MODEL,
+                "choices": [{"index": 0, "message": {"role": "assistant", "content": text()}, "finish_reason": "length"}],
+            }),
+            Api::Completions => json!({
+                "id": "cmpl-0", "object": "text_completion", "created": 0, "model": MODEL,
+                "choices": [{"index": 0, "text": text(), "finish_reason": "length"}],
+            }),
+            Api::Embeddings => json!({
+                "object": "list", "model": MODEL, "data": [{"object": "embedding", "index": 0, "embedding": [0.5, -0.25, 0.125]}],
+            }),
+            Api::Rerank => json!({"id": "rerank-0", "model": MODEL, "results": [{"index": 0, "relevance_score": 0.5}]}),
+        }
+    }
+
+    /// An event with these choices.
+    fn event(&self, choices: &Value) -> Value {
+        let object = if self.api == Api::Chat { "chat.completion.chunk" } else { "text_completion" };
+        json!({"id": "0", "object": object, "created": 0, "model": MODEL, "choices": choices})
+    }
+
+    /// The event of one token.
+    fn token(&self, last: bool) -> Value {
+        let finish_reason = if last { json!("length") } else { Value::Null };
+        match self.api {
+            Api::Chat => self.event(&json!([{"index": 0, "delta": {"content": TOKEN}, "finish_reason": finish_reason}])),
+            _ => self.event(&json!([{"index": 0, "text": TOKEN, "finish_reason": finish_reason}])),
+        }
+    }
+
+    /// The event after the last token.
+    fn last_usage(&self) -> Value {
+        let mut event = self.event(&json!([]));
+        event["usage"] = self.usage();
+        event
+    }
+}
+
+/// The reply; `next` is the time from each token to the next, `running` ends with the reply.
+pub(super) async fn reply(asked: &Asked, behaviour: &Behaviour, next: Duration, running: Running) -> Response<Body> {
+    let cut = behaviour.answer == Answer::CutAfterFirstToken;
+    if asked.stream {
+        return streamed(asked, behaviour.usage, next, cut, running);
+    }
+    sleep(next * asked.tokens.saturating_sub(1)).await;
+    let mut whole = asked.whole();
+    if behaviour.usage == Usage::Told {
+        whole["usage"] = asked.usage();
+    }
+    if !cut {
+        return json(&whole);
+    }
+    let text = whole.to_string();
+    let half = Bytes::copy_from_slice(text.as_bytes().get(..text.len() / 2).unwrap_or_default());
+    let mut response = Response::new(cut_after(stream::iter([half])));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(text.len()));
+    response
+}
+
+fn streamed(asked: &Asked, usage: Usage, next: Duration, cut: bool, running: Running) -> Response<Body> {
+    let mut events: Vec<Bytes> = (1..=asked.tokens).map(|at| event(&asked.token(at == asked.tokens).to_string())).collect();
+    if cut {
+        events.truncate(1);
+    } else {
+        events.extend((usage == Usage::Told).then(|| event(&asked.last_usage().to_string())));
+        events.push(event("[DONE]"));
+    }
+    let tokens = asked.tokens as usize;
+    let paced = stream::iter(events.into_iter().enumerate()).then(move |(at, event)| {
+        let _counted = &running;
+        async move {
+            if (1..tokens).contains(&at) && !next.is_zero() {
+                sleep(next).await;
+            }
+            event
+        }
+    });
+    let body = if cut { cut_after(paced) } else { Body::from_stream(paced.map(Ok::<_, std::io::Error>)) };
+    let mut response = Response::new(body);
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    response
+}
+
+/// A body whose connection is closed when these are written.
+fn cut_after(pieces: impl futures::Stream<Item = Bytes> + Send + 'static) -> Body {
+    let end = stream::once(async {
+        sleep(FLUSH).await;
+        Err(std::io::Error::other("cut, as ordered"))
+    });
+    Body::from_stream(pieces.map(Ok).chain(end))
+}
+
+fn event(data: &str) -> Bytes {
+    Bytes::from(format!("data: {data}\n\n"))
+}
+
+/// A JSON response.
+pub(super) fn json(value: &Value) -> Response<Body> {
+    let mut response = Response::new(Body::from(value.to_string()));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
