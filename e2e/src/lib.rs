@@ -15,6 +15,7 @@ pub mod load;
 pub mod manifests;
 pub mod model_server;
 pub mod plain_engine;
+pub mod plain_pools;
 pub mod ports;
 pub mod process;
 pub mod replay;

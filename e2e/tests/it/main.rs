@@ -5,6 +5,7 @@
 mod affinity;
 mod apart;
 mod bodies;
+mod broken_engines;
 mod clients;
 #[path = "../../../discovery/tests/it/cluster.rs"]
 mod cluster;

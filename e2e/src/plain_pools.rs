@@ -1,0 +1,115 @@
+//! Many pools of plain engines behind one Envoy, each reached by the header `x-pool`: the default configuration, for engines of every kind at once.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use http::Request;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::Result;
+use crate::client::{self, Body, Reply};
+use crate::plain_engine::{Behaviour, PlainEngine};
+use crate::stack::{Builder, Stack};
+
+/// The request header that names the pool.
+pub const POOL_HEADER: &str = "x-pool";
+
+/// One pool of plain engines.
+#[derive(Debug)]
+pub struct PlainPool {
+    /// Its name, as `x-pool` says it.
+    pub name: String,
+    /// Its engines.
+    pub engines: Vec<PlainEngine>,
+}
+
+/// All pools, one daemon and one Envoy.
+#[derive(Debug)]
+pub struct PlainPools {
+    /// The daemon and the proxy.
+    pub stack: Stack,
+    /// The pools, in order.
+    pub pools: Vec<Arc<PlainPool>>,
+    _folder: TempDir,
+}
+
+// === impl PlainPool ===
+
+impl PlainPool {
+    /// Starts one engine for each behaviour.
+    ///
+    /// # Errors
+    /// If there is no port to listen on.
+    pub async fn start(name: &str, behaviours: impl IntoIterator<Item = Behaviour>) -> Result<Self> {
+        let mut engines = Vec::new();
+        for behaviour in behaviours {
+            engines.push(PlainEngine::start(SocketAddr::from(([127, 0, 0, 1], 0)), behaviour).await?);
+        }
+        Ok(Self { name: name.to_owned(), engines })
+    }
+
+    /// Requests for inference that each engine was sent, in order.
+    #[must_use]
+    pub fn requests(&self) -> Vec<u64> {
+        self.engines.iter().map(PlainEngine::requests).collect()
+    }
+
+    /// Sends a body to this pool, through the proxy at `proxy`.
+    ///
+    /// # Errors
+    /// If the proxy cannot be reached or breaks off its reply.
+    pub async fn post(&self, proxy: SocketAddr, path: &str, body: &Value) -> Result<Reply> {
+        let request = Request::post(path).header(POOL_HEADER, &self.name).header("content-type", "application/json");
+        client::send(proxy, request.body::<Body>(client::full(body.to_string()))?).await
+    }
+}
+
+// === impl PlainPools ===
+
+impl PlainPools {
+    /// Starts a daemon that serves all of these pools, and a proxy in front; `change` sets what else the stack should be like.
+    ///
+    /// # Errors
+    /// If any part does not start.
+    pub async fn start(pools: Vec<PlainPool>, change: impl FnOnce(Builder) -> Builder) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("pools.yaml");
+        let row = |pool: &PlainPool| {
+            let endpoints: Vec<String> = pool.engines.iter().map(|engine| engine.addr().to_string()).collect();
+            json!({"name": pool.name, "endpoints": endpoints})
+        };
+        std::fs::write(&file, json!({"pools": pools.iter().map(row).collect::<Vec<_>>()}).to_string())?;
+        let names: Vec<String> = pools.iter().map(|pool| pool.name.clone()).collect();
+        let keys: Vec<Value> = names.iter().map(|name| json!({"name": name, "clusters": [format!("{name}-pool")]})).collect();
+        let builder = Stack::builder()
+            .daemon_arguments(&["--pools", &file.display().to_string()])
+            .envoy_config(move |config| route_by_header(config, &names))
+            .picker(json!({"pools": keys}));
+        let stack = change(builder).start().await?;
+        Ok(Self { stack, pools: pools.into_iter().map(Arc::new).collect(), _folder: folder })
+    }
+}
+
+/// A cluster for each pool, like the one of the shipped file, and a route to it for requests whose header names it.
+fn route_by_header(config: &mut Value, names: &[String]) {
+    let routes_path = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes";
+    let plain_cluster = config.pointer("/static_resources/clusters/0").cloned().unwrap_or_default();
+    let plain_route = config.pointer(&format!("{routes_path}/0")).cloned().unwrap_or_default();
+    for name in names {
+        let mut cluster = plain_cluster.clone();
+        cluster["name"] = json!(format!("{name}-pool"));
+        cluster["eds_cluster_config"]["service_name"] = json!(name);
+        let mut route = plain_route.clone();
+        route["match"]["headers"] = json!([{"name": POOL_HEADER, "string_match": {"exact": name}}]);
+        route["route"]["cluster"] = json!(format!("{name}-pool"));
+        route["metadata"]["filter_metadata"]["switchpoint"]["pool"] = json!(name);
+        let mut add = |path: &str, value: Value| {
+            if let Some(list) = config.pointer_mut(path).and_then(Value::as_array_mut) {
+                list.insert(0, value);
+            }
+        };
+        add(routes_path, route);
+        add("/static_resources/clusters", cluster);
+    }
+}
