@@ -1,14 +1,18 @@
 //! One of four engines is broken, answers at once and looks fine by its metrics: it gets next to no traffic, and traffic again once it is mended. All
 //! kinds of faults at the same time, each in a pool of its own behind one Envoy of four workers.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use e2e::plain_engine::{Answer, Behaviour, Delay};
 use e2e::plain_pools::{PlainPool, PlainPools};
+use e2e::stack::Stack;
 use e2e::{Result, wait_for};
 use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
 use tokio::time::sleep;
 
 const CLIENTS: usize = 32;
@@ -42,7 +46,7 @@ fn faults() -> Vec<(&'static str, Behaviour)> {
 }
 
 /// A client with one request under way at a time; every other prompt is one of four that come again and again.
-async fn ask(pool: Arc<PlainPool>, proxy: std::net::SocketAddr, client: usize, numbers: Arc<AtomicU64>, over: Arc<AtomicBool>) {
+async fn ask(pool: Arc<PlainPool>, proxy: SocketAddr, client: usize, numbers: Arc<AtomicU64>, over: Arc<AtomicBool>) {
     for _ in 0..REQUESTS_MAX {
         if over.load(Ordering::Relaxed) {
             return;
@@ -87,13 +91,74 @@ async fn a_broken_engine_gets_next_to_no_traffic_and_traffic_again_once_it_is_me
     for pool in &world.pools {
         pool.engines[0].behave(works());
     }
-    let before: Vec<u64> = world.pools.iter().map(|pool| pool.requests()[0]).collect();
-    for (pool, before) in world.pools.iter().zip(before) {
-        // More than a few probes: it serves as the others do.
-        let serves = || async { (pool.requests()[0] >= before + 50).then_some(()) };
+    let serve = world.pools.iter().map(|pool| async {
+        let before = pool.requests()[0];
+        // More than probes, of which there would be one in five seconds.
+        let serves = || async { (pool.requests()[0] >= before + 10).then_some(()) };
         wait_for(MENDED_LIMIT, &format!("the mended engine of {} to serve", pool.name), serves).await?;
-        println!("{}: 50 requests {:.1} s after it was mended", pool.name, mended.elapsed().as_secs_f64());
-    }
+        println!("{}: ten requests within {:.1} s after it was mended", pool.name, mended.elapsed().as_secs_f64());
+        Ok(())
+    });
+    futures::future::join_all(serve).await.into_iter().collect::<Result<Vec<()>>>()?;
     over.store(true, Ordering::Relaxed);
+    Ok(())
+}
+
+/// An engine that dies of one prompt, as far as its connection goes, and answers all others.
+async fn crashing_engine() -> Result<(SocketAddr, Arc<AtomicU64>)> {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
+    let (address, crashes) = (listener.local_addr()?, Arc::new(AtomicU64::new(0)));
+    let counted = crashes.clone();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let counted = counted.clone();
+            tokio::spawn(async move {
+                let mut request = Vec::new();
+                while !String::from_utf8_lossy(&request).contains(END_OF_PROMPT) && !request.starts_with(b"GET") {
+                    if stream.read_buf(&mut request).await.unwrap_or(0) == 0 {
+                        return;
+                    }
+                }
+                if String::from_utf8_lossy(&request).contains("poison") {
+                    counted.fetch_add(1, Ordering::Relaxed);
+                    return;
+                }
+                let body = r#"{"choices":[{"message":{"content":"fine"}}]}"#;
+                let reply = format!(
+                    "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+                    body.len()
+                );
+                let _ = stream.write_all(reply.as_bytes()).await; // the proxy may have left
+            });
+        }
+    });
+    Ok((address, crashes))
+}
+
+const END_OF_PROMPT: &str = "end of prompt";
+
+#[tokio::test]
+async fn a_prompt_that_crashes_engines_meets_two_of_them_and_is_then_refused() -> Result<()> {
+    let mut engines = Vec::new();
+    for _ in 0..4 {
+        engines.push(crashing_engine().await?);
+    }
+    let builder = engines.iter().fold(Stack::builder(), |builder, (address, _)| builder.stranger(*address));
+    let stack = builder.concurrency(1).start().await?;
+    let ask = async |prompt: String| {
+        let body = json!({"model": "demo", "messages": [{"role": "user", "content": format!("{prompt} {END_OF_PROMPT}")}]});
+        stack.post("/v1/chat/completions", &body).await
+    };
+    for number in 0..24 {
+        let reply = ask(format!("{number} is fine. ")).await?;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+    }
+    let crashes = || engines.iter().map(|(_, crashes)| crashes.load(Ordering::Relaxed)).sum::<u64>();
+    assert_eq!(ask("poison".to_owned()).await?.status, 503, "no engine survives it");
+    assert_eq!(crashes(), 2, "tried once more, not on all of the list");
+    let reply = ask("poison".to_owned()).await?;
+    assert_eq!((reply.status, &reply.json()?["error"]["code"]), (502, &json!("crashing_prompt")));
+    assert_eq!(crashes(), 2);
+    assert_eq!(ask("another that is fine".to_owned()).await?.status, 200, "others are served");
     Ok(())
 }

@@ -136,12 +136,28 @@ async fn retries_stay_within_the_subset() -> Result<()> {
 #[tokio::test]
 async fn a_large_body_is_sent_again_whole() -> Result<()> {
     let stack = Stack::start(2).await?;
-    stack.servers[0].fault(Fault::new(FaultMode::ResetBeforeHeaders)).await;
+    stack.servers[0].fault(Fault::new(FaultMode::Status)).await;
     for i in 0..4 {
         let body = echo::chat(&format!("{i} {}", "lorem ipsum ".repeat(200_000))).to_string();
         let reply = stack.send(echo::post("/v1/chat/completions", &[], body.clone())?).await?;
         assert_eq!((reply.status, &reply.json()?["body_bytes"]), (200, &json!(body.len())));
         assert_eq!(stack.server_of(&reply)?, 1);
+    }
+    Ok(())
+}
+
+/// What takes minutes is not done twice; and what is no inference may not be done twice.
+#[tokio::test]
+async fn long_work_and_other_paths_are_not_sent_again_once_an_engine_had_them() -> Result<()> {
+    let stack = Stack::start(2).await?;
+    for server in &stack.servers {
+        server.fault(Fault::new(FaultMode::ResetBeforeHeaders)).await;
+    }
+    let long = echo::chat(&"lorem ipsum ".repeat(200_000)).to_string();
+    for (path, body) in [("/v1/chat/completions", long), ("/v1/load_lora_adapter", "{}".to_owned())] {
+        let reply = stack.send(echo::post(path, &[("x-request-id", path)], body)?).await?;
+        assert_eq!(reply.status, 503, "{path}: {}", reply.text());
+        assert_eq!(stack.envoy.access_log_of(path, LIMIT).await?["attempts"], 1, "{path}");
     }
     Ok(())
 }
