@@ -1,0 +1,100 @@
+//! What follows from an answer, or from none, for the endpoint that was asked.
+
+use scheduler::EndpointRef;
+
+use super::health::{self, Failure};
+use super::{Held, Pool, crashing};
+use crate::time::Time;
+use crate::verdict::Verdict;
+
+/// What was sent, as far as its answer is judged by it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sent {
+    /// API, model and credentials of the request, as a hash: requests of one kind are accepted by all endpoints or by none.
+    pub(crate) kind: u64,
+    /// Hash of the whole prompt; 0 without one.
+    pub(crate) prompt: u64,
+    /// When it was sent.
+    pub(crate) at: Time,
+}
+
+// === impl Pool ===
+
+impl Pool {
+    /// An attempt got no answer.
+    pub(crate) fn unanswered(&mut self, endpoint: EndpointRef, held: &mut Held, failure: Failure, now: Time) {
+        // Requests under way outlive their endpoint; nothing would ever clear a row of one that is gone.
+        if self.knows(endpoint) {
+            self.counters.failed(endpoint);
+            self.hold_against(endpoint, held, failure, now);
+        }
+    }
+
+    /// The connection was lost over the prompt of this hash after it was sent.
+    pub(crate) fn lost(&mut self, endpoint: EndpointRef, prompt: u64, now: Time) {
+        if prompt != 0 && self.knows(endpoint) {
+            let mark = crashing::mark(prompt);
+            self.crashing.note(mark, endpoint, now);
+            self.untold.keep(endpoint, &[mark], 0);
+        }
+    }
+
+    /// Did the endpoint answer anything within the last second?
+    pub(crate) fn is_alive(&self, endpoint: EndpointRef, now: Time) -> bool {
+        self.health.answered_at(endpoint).is_some_and(|at| now.ms_since(at) <= health::FRESH_MS)
+    }
+
+    /// An endpoint answered a request that was sent to it at `sent`: what it said is judged later.
+    pub(crate) fn answered(&mut self, endpoint: EndpointRef, sent: Time, now: Time) {
+        if self.knows(endpoint) {
+            self.health.answered(endpoint, now);
+        }
+        self.changes += u64::from(self.ejections.cleared(endpoint, false, sent, now));
+        self.counters.served(endpoint);
+    }
+
+    /// The answer of an endpoint means this, by the table of [`crate::verdict`].
+    pub(crate) fn judged(&mut self, endpoint: EndpointRef, verdict: Verdict, sent: &Sent, held: &mut Held, now: Time) {
+        if !self.knows(endpoint) {
+            return;
+        }
+        match verdict {
+            Verdict::Success => {
+                self.accepted.note(sent.kind, endpoint, now);
+                self.did_well(endpoint, sent.at, held, now);
+                self.health.succeeded(endpoint, sent.prompt, now);
+            }
+            Verdict::Ill | Verdict::Overloaded => self.hold_against(endpoint, held, Failure::Answer, now),
+            Verdict::Misdirected if self.accepted.elsewhere(sent.kind, endpoint, now) => {
+                self.hold_against(endpoint, held, Failure::Answer, now);
+            }
+            Verdict::Misdirected | Verdict::ClientFault | Verdict::Unknown => {}
+        }
+    }
+
+    /// The endpoint serves a request that was sent at `sent` well.
+    pub(crate) fn did_well(&mut self, endpoint: EndpointRef, sent: Time, held: &mut Held, now: Time) {
+        if self.ejections.cleared(endpoint, true, sent, now) {
+            self.health.mended(endpoint);
+            self.changes += 1;
+        }
+        held.probe = held.probe.filter(|probe| *probe != endpoint);
+    }
+
+    /// Is the request a probe of an endpoint that was ejected?
+    pub(crate) fn is_probe(held: &Held) -> bool {
+        held.probe.is_some()
+    }
+
+    fn hold_against(&mut self, endpoint: EndpointRef, held: &mut Held, failure: Failure, now: Time) {
+        let (is_reason, by_answers) = (self.health.failed(endpoint, failure, now), failure == Failure::Answer);
+        if held.probe == Some(endpoint) {
+            held.probe = None;
+            self.ejections.probe_failed(endpoint, by_answers, self.rng.open01(), now);
+            self.changes += 1;
+        } else if is_reason {
+            let chance = self.rng.open01();
+            self.changes += u64::from(self.ejections.eject(endpoint, by_answers, chance, now));
+        }
+    }
+}
