@@ -3,6 +3,7 @@
 //! [`stack::Stack`] stands it all up for one test; the other modules are its parts, usable alone.
 
 pub mod books;
+pub mod broken_pools;
 pub mod cable;
 pub mod client;
 pub mod daemon;

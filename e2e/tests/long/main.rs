@@ -4,6 +4,7 @@
 #![allow(clippy::print_stdout, reason = "a skipped test says so")]
 
 mod api_server;
+mod broken_engines;
 #[path = "../../../discovery/tests/it/cluster.rs"]
 mod cluster;
 mod hot_restart;
