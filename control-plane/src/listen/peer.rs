@@ -1,12 +1,14 @@
 //! Who is at the other end of a connection.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use rustls::pki_types::CertificateDer;
 use tonic::service::InterceptorLayer;
 use tonic::transport::server::TcpConnectInfo;
 use tonic::{Request, Status};
 use webpki::EndEntityCert;
+
+use super::Seat;
 
 /// The name in the client certificate of a connection: the first URI among its alternative names (a SPIFFE id is one), else the first DNS
 /// name, else the subject's common name. `None` without a client certificate, or when the certificate has no name.
@@ -20,12 +22,13 @@ pub struct PeerName(pub Option<Arc<str>>);
 pub struct PeerInfo {
     pub(super) tcp: TcpConnectInfo,
     pub(super) name: PeerName,
+    pub(super) seat: Weak<Seat>,
 }
 
-/// Puts what is known of the peer where handlers find it.
+/// Puts what is known of the peer where handlers find it, and tells the listener that the peer made a request.
 pub type IdentifyLayer = InterceptorLayer<fn(Request<()>) -> Result<Request<()>, Status>>;
 
-/// The layer that every gRPC server on an [`Incoming`](super::Incoming) needs.
+/// The layer that every server on an [`Incoming`](super::Incoming) needs.
 #[must_use]
 pub fn identify() -> IdentifyLayer {
     InterceptorLayer::new(split)
@@ -33,7 +36,10 @@ pub fn identify() -> IdentifyLayer {
 
 #[allow(clippy::unnecessary_wraps, reason = "the signature of an interceptor")]
 fn split(mut request: Request<()>) -> Result<Request<()>, Status> {
-    if let Some(PeerInfo { tcp, name }) = request.extensions_mut().remove::<PeerInfo>() {
+    if let Some(PeerInfo { tcp, name, seat }) = request.extensions_mut().remove::<PeerInfo>() {
+        if let Some(seat) = seat.upgrade() {
+            seat.asked();
+        }
         request.extensions_mut().insert(tcp);
         request.extensions_mut().insert(name);
     }
