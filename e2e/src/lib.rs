@@ -4,6 +4,7 @@
 
 pub mod books;
 pub mod cable;
+pub mod certificates;
 pub mod client;
 pub mod daemon;
 pub mod drill;
