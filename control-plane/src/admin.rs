@@ -1,4 +1,4 @@
-//! The admin listener, for people, probes and Prometheus. On loopback by default; it changes nothing. The metrics listener has a part of it.
+//! The admin listener, for people, probes and Prometheus. On loopback by default; it changes nothing. The metrics listener serves a part of these routes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -200,11 +200,11 @@ pub struct Serve {
     #[arg(long, env = "SWITCHPOINT_LISTEN_STATE", value_name = "IP:PORT", default_value = "127.0.0.1:9004")]
     pub listen_state: SocketAddr,
 
-    /// Where people look, and what is on this machine: /livez /readyz /metrics /debug/endpoints /debug/state /debug/config /debug/model.
+    /// The admin listener: /livez /readyz /metrics /debug/endpoints /debug/state /debug/config /debug/model.
     #[arg(long, env = "SWITCHPOINT_LISTEN_ADMIN", value_name = "IP:PORT", default_value = "127.0.0.1:9090")]
     pub listen_admin: SocketAddr,
 
-    /// Where Prometheus looks, in clear and open to all: /metrics /livez /readyz and nothing else. 0.0.0.0:9091 is the usual choice; `none`: nowhere.
+    /// A read-only listener for Prometheus, in clear: /metrics /livez /readyz and nothing else. Usually 0.0.0.0:9091; `none`: not opened.
     #[arg(long, env = "SWITCHPOINT_LISTEN_METRICS", value_name = "IP:PORT", default_value = "none", value_parser = listen)]
     pub listen_metrics: Listen,
 
@@ -241,8 +241,8 @@ pub struct ExtProcArgs {
     #[arg(long, env = "SWITCHPOINT_LISTEN_EXT_PROC", value_name = "IP:PORT", default_value = "127.0.0.1:9002", value_parser = listen)]
     pub listen_ext_proc: Listen,
 
-    /// Where gRPC health is asked for, in clear, also of a daemon that stands by: liveness, leading, readiness, and
-    /// envoy.service.ext_proc.v3.ExternalProcessor; `none`: nowhere.
+    /// gRPC health, in clear, served while standing by too. Services: liveness, leading, readiness,
+    /// envoy.service.ext_proc.v3.ExternalProcessor; `none`: not opened.
     #[arg(long, env = "SWITCHPOINT_LISTEN_HEALTH", value_name = "IP:PORT", default_value = "127.0.0.1:9003", value_parser = listen)]
     pub listen_health: Listen,
 
@@ -262,8 +262,8 @@ pub struct ExtProcArgs {
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_PLAINTEXT", conflicts_with = "ext_proc_tls_cert")]
     pub ext_proc_plaintext: bool,
 
-    /// Allow --ext-proc-plaintext beyond loopback. At stake: whoever is on the way between gateway and daemon can read every prompt and reply, and
-    /// change where requests go and what they say.
+    /// Allow --ext-proc-plaintext beyond loopback. At stake: any machine on the path between gateway and daemon can read every prompt and
+    /// reply, and change where requests go and what they say.
     #[arg(long, env = "SWITCHPOINT_INSECURE_EXT_PROC")]
     pub insecure_ext_proc: bool,
 

@@ -47,7 +47,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the log says how many connections were closed.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Failed handshakes that the log shows one by one in that time, so that people see what is wrong and a flood does not fill the disk.
+/// Failed handshakes that the log shows one by one in that time, so that operators see the cause and a flood does not fill the disk.
 const FAILURES_SHOWN_MAX: u64 = 10;
 
 /// A peer that vanished without a word is noticed after the sum of these, on connections that no HTTP/2 ping keeps an eye on.

@@ -1,6 +1,6 @@
-//! What probes, Prometheus and people may ask from the first moment, also while another daemon leads: health, admin and metrics.
+//! The listeners for probes, Prometheus and operators: health, admin and metrics. They are open from the start, also while another daemon leads.
 //!
-//! These listeners stay open when a daemon begins to lead; only what they answer changes. So a probe never meets a closed port.
+//! They stay open when this daemon becomes the leader; only their answers change, so a probe never finds the port closed.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -1,37 +1,37 @@
-//! Who may reach which listener.
+//! What a listener needs before it may be reached from other machines.
 //!
 //! | listener | beyond loopback it needs | lifted by |
 //! |---|---|---|
 //! | state and EDS | mutual TLS | `--insecure-state` |
 //! | ext_proc | TLS (it has it unless `--ext-proc-plaintext`) | `--insecure-ext-proc` |
 //! | admin and debug | mutual TLS, or a bearer token | `--insecure-admin` |
-//! | metrics, health | nothing: they tell counts and whether the daemon is well | |
+//! | metrics, health | nothing: they show counts and whether the daemon is well | |
 
 use std::net::SocketAddr;
 
 use crate::args::Serve;
 use crate::listen::Listener;
 
-/// What one listener would let strangers do.
+/// How one listener can be reached.
 struct Exposure {
     listener: Listener,
     address: SocketAddr,
-    /// Are strangers kept out?
+    /// Does it authenticate clients, or at least encrypt where that is the rule?
     guarded: bool,
-    /// Does the command line say that they need not be?
+    /// Is the rule lifted by an `--insecure-...` flag?
     lifted: bool,
     /// What is wrong.
     lacks: &'static str,
-    /// What a stranger can do then.
+    /// What is at stake.
     stake: &'static str,
     /// What to give instead.
     remedy: &'static str,
 }
 
-/// Checks every listener; what the command line lifts comes back as warnings.
+/// Checks every listener. Returns a warning for each rule that the command line lifts.
 ///
 /// # Errors
-/// Says which option opens a listener to strangers, what they could do, and what to set.
+/// Names the option that exposes a listener, what is at stake, and what to set.
 pub fn check(args: &Serve) -> Result<Vec<String>, String> {
     let mut warnings = Vec::new();
     for exposure in exposures(args) {
@@ -43,7 +43,7 @@ pub fn check(args: &Serve) -> Result<Vec<String>, String> {
         }
     }
     if token_in_clear(args) {
-        warnings.push("--admin-token-file without --admin-tls-cert: whoever is on the way can read the token".to_owned());
+        warnings.push("--admin-token-file without --admin-tls-cert: any machine on the network path can read the token".to_owned());
     }
     Ok(warnings)
 }
@@ -55,8 +55,8 @@ fn exposures(args: &Serve) -> Vec<Exposure> {
         guarded: args.state_tls.state_tls_client_ca.is_some(),
         lifted: args.state_tls.insecure_state,
         lacks: "without mutual TLS",
-        stake: "can read the secret that hashes of prompts are keyed by, and so test whether a given prompt was sent; can have endpoints \
-                ejected on every proxy; and can take the daemon's memory",
+        stake: "any host that reaches it can read the secret key of the prompt hashes, and so test whether a given prompt was sent, can have \
+                endpoints ejected on every proxy, and can exhaust the daemon's memory",
         remedy: "--state-tls-cert, --state-tls-key and --state-tls-client-ca",
     };
     let admin = Exposure {
@@ -65,8 +65,8 @@ fn exposures(args: &Serve) -> Vec<Exposure> {
         guarded: args.admin_tls.admin_tls_client_ca.is_some() || args.admin_tls.admin_token_file.is_some(),
         lifted: args.admin_tls.insecure_admin,
         lacks: "without mutual TLS or a token",
-        stake: "can read addresses and load of all endpoints, the configuration and the names of all proxies, and have requests explained \
-                at the cost of the daemon's time",
+        stake: "any host that reaches it can read addresses and load of all endpoints, the configuration and the names of all proxies, and \
+                make the daemon spend CPU on /debug/explain",
         remedy: "--admin-tls-cert, --admin-tls-key and --admin-tls-client-ca, or --admin-token-file; for Prometheus alone, --listen-metrics",
     };
     let ext_proc = args.ext_proc.listen_ext_proc.0.map(|address| Exposure {
@@ -75,7 +75,7 @@ fn exposures(args: &Serve) -> Vec<Exposure> {
         guarded: !args.ext_proc.ext_proc_plaintext,
         lifted: args.ext_proc.insecure_ext_proc,
         lacks: "in clear (--ext-proc-plaintext)",
-        stake: "and whoever is on the way can read and change the prompts of gateways",
+        stake: "any machine on the network path can read and change the prompts that gateways send",
         remedy: "no --ext-proc-plaintext (a certificate is made at each start), or --ext-proc-tls-cert and --ext-proc-tls-key",
     });
     [Some(state), ext_proc, Some(admin)].into_iter().flatten().collect()
@@ -91,7 +91,7 @@ fn token_in_clear(args: &Serve) -> bool {
 impl Exposure {
     fn what(&self) -> String {
         let Self { listener, address, lacks, stake, .. } = self;
-        format!("--listen-{} {address} is open to other machines {lacks}: whoever reaches it {stake}", listener.name())
+        format!("--listen-{} {address} is reachable from other machines {lacks}: {stake}", listener.name())
     }
 
     fn complaint(&self) -> String {
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn state_needs_mutual_tls() {
-        let all = ["--listen-state 0.0.0.0:9004", "prompts", "--state-tls-client-ca", "--insecure-state"];
+        let all = ["--listen-state 0.0.0.0:9004", "given prompt", "--state-tls-client-ca", "--insecure-state"];
         refused("--listen-state 0.0.0.0:9004", &all);
         refused("--listen-state [::]:9004", &["--listen-state [::]:9004"]);
         refused("--listen-state 10.0.0.1:9004 --state-tls-cert c --state-tls-key k", &["without mutual TLS"]);

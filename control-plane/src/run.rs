@@ -141,7 +141,7 @@ impl Following {
     /// Begins to follow.
     ///
     /// # Errors
-    /// [`Fatal::Usage`] when pools or sources cannot be what they are said to be, or a listener would be open to strangers; [`Fatal::Listen`] when one
+    /// [`Fatal::Usage`] when pools or sources cannot be what they are said to be, or a listener would be exposed without protection; [`Fatal::Listen`] when one
     /// cannot be opened.
     pub async fn begin(args: Serve) -> Result<Self, Fatal> {
         for warning in ports::check(&args).map_err(Fatal::Usage)? {

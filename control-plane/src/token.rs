@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use crate::shutdown::Shutdown;
 
-/// What anybody may ask: probes have no token.
+/// Paths that need no token: probes have none.
 const OPEN: [&str; 2] = ["/livez", "/readyz"];
 
 /// The fewest bytes of a token: 128 bits as hexadecimal digits have twice as many.
@@ -26,7 +26,7 @@ pub struct Token(watch::Receiver<Arc<str>>);
 // === impl Token ===
 
 impl Token {
-    /// Reads the file, and again whenever it changes; a file that cannot be used leaves the token that was.
+    /// Reads the file, and again whenever it changes. New content that is no token is logged, and the old token stays in force.
     ///
     /// # Errors
     /// Says why the file cannot be used.

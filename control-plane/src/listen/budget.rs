@@ -11,7 +11,7 @@ pub enum Listener {
     ExtProc,
     /// gRPC health, for probes.
     Health,
-    /// People and tools.
+    /// Operators and tools.
     Admin,
     /// Prometheus.
     Metrics,
@@ -24,7 +24,7 @@ pub struct Budget {
     pub connections_max: usize,
 }
 
-/// Descriptors that are counted with where the system sets no limit, or says none.
+/// The number of descriptors assumed where the system sets no limit.
 const DESCRIPTORS_MAX: u64 = 1 << 20;
 
 /// The fewest connections a listener gets, however few descriptors there are: the room that waits is a quarter of it.
@@ -78,7 +78,7 @@ impl Listener {
             Self::State => (8_192, 8),
             // A connection for each worker of each gateway.
             Self::ExtProc => (8_192, 4),
-            // Probes and people come one at a time.
+            // Probes, scrapers and operators: a few at a time.
             Self::Health | Self::Admin | Self::Metrics => (256, 1),
         };
         let of_descriptors = usize::try_from(descriptors.saturating_mul(part) / 32).unwrap_or(usize::MAX);

@@ -1,4 +1,4 @@
-//! Who is at the other end of a connection.
+//! The identity of a peer.
 
 use std::sync::{Arc, Weak};
 

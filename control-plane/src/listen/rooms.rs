@@ -1,6 +1,6 @@
 //! Which connections of a listener stay open when there are too many.
 //!
-//! A connection waits until its first request, and is served from then on. Both rooms have a maximum. When one is full, the client address that
+//! A connection is in the waiting room until its first request, and in the served room from then on. Both rooms have a maximum. When one is full, the client address that
 //! holds the most of it gives up a connection, so one address cannot keep others out: among those that wait the oldest (a proper client is
 //! past its handshake in milliseconds), among those that are served the newest (what works stays).
 
@@ -54,7 +54,7 @@ struct Held {
     _open: oneshot::Sender<()>,
 }
 
-/// Who leaves a full room.
+/// Which connection of the address leaves a full room.
 #[derive(Clone, Copy, Debug)]
 enum Leaves {
     Oldest,
@@ -76,7 +76,7 @@ impl Rooms {
         }
     }
 
-    /// A connection was accepted: its number, and what tells it to close. `None`: it is not to be had.
+    /// Registers an accepted connection. Returns its number and the signal to close it; `None` when it must be dropped at once.
     pub(super) fn admit(&mut self, address: IpAddr, now: Instant) -> Option<(u64, oneshot::Receiver<()>)> {
         if self.open >= self.open_max {
             self.closed.crowded += 1;
@@ -123,14 +123,14 @@ impl Room {
         Self { held: 0, held_max, by_address: HashMap::new() }
     }
 
-    /// Takes a connection in; says how many had to leave for it (perhaps itself).
+    /// Adds a connection. Returns how many were closed to make room (possibly this one).
     fn enter(&mut self, address: IpAddr, number: u64, held: Held, leaves: Leaves) -> u64 {
         self.by_address.entry(address).or_default().insert(number, held);
         self.held += 1;
         if self.held <= self.held_max {
             return 0;
         }
-        // The newcomer's own address among equals: nobody loses a connection to an address that holds as many.
+        // Among equals the newcomer's own address: an address never loses a connection to one that holds as many.
         let heaviest = self.by_address.iter().max_by_key(|(a, held)| (held.len(), **a == address));
         let leaver = heaviest.and_then(|(address, held)| {
             let number = match leaves {
@@ -152,7 +152,7 @@ impl Room {
         Some(held)
     }
 
-    /// Says how many left.
+    /// Returns how many were removed.
     fn retain(&mut self, stays: impl Fn(&Held) -> bool) -> u64 {
         let before = self.held;
         self.by_address.retain(|_, held| {
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_nothing_is_closed_in_time() {
+    fn a_connection_without_a_request_is_closed_in_time() {
         let (mut rooms, now) = (rooms(), Instant::now());
         let (mut silent, mut asking) = (rooms.admit(ATTACKER, now).unwrap(), rooms.admit(other(1), now).unwrap());
         rooms.asked(other(1), asking.0);

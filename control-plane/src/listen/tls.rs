@@ -32,7 +32,7 @@ pub enum Tls {
     Off,
     /// With these files.
     Files(TlsFiles),
-    /// With a certificate made for this life of the process, which nobody can check: nobody on the way can read along, no more.
+    /// With a certificate made at each start, which clients cannot verify: it keeps others on the network path from reading, no more.
     SelfSigned,
 }
 
@@ -78,7 +78,7 @@ async fn server_config(files: &TlsFiles) -> Result<ServerConfig, String> {
     let chain = certificates(cert).await?;
     let key_pem = content::read(key).await.map_err(|e| e.to_string())?;
     let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes()).map_err(|e| format!("{}: {e}", key.display()))?;
-    // Installed already is as good: everybody in this process installs the same.
+    // An error means that it is installed already; all code of this process installs the same one.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let builder = match client_ca {
         None => ServerConfig::builder().with_no_client_auth(),

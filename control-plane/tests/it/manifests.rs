@@ -36,7 +36,7 @@ fn health_port(serve: &Serve) -> u16 {
 }
 
 #[test]
-fn they_open_no_listener_to_strangers() {
+fn no_listener_is_exposed_without_protection() {
     for file in ["daemon.yaml", "sidecar.yaml"] {
         assert_eq!(ports::check(&arguments(&objects(file))), Ok(Vec::new()), "{file}");
     }

@@ -83,7 +83,7 @@ fn what_cannot_start_ends_with_code_1_and_the_reason() {
 }
 
 #[test]
-fn a_listener_open_to_strangers_is_refused_and_says_what_to_set() {
+fn an_unprotected_listener_beyond_loopback_is_refused_and_says_what_to_set() {
     let serve = |args: &[&'static str]| [&["serve", "--endpoint", "127.0.0.1:1"], args].concat();
     check(
         &serve(&["--listen-state", "0.0.0.0:0"]),

@@ -1,4 +1,4 @@
-//! Who may reach a listener, and what a peer that only connects can do to others.
+//! Access to listeners, and what a peer that only connects can do to others.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -184,7 +184,7 @@ async fn peers_that_are_slow_or_dead_are_cut_off() {
 
 #[tokio::test]
 async fn a_standby_lives_and_is_not_ready() {
-    // Nobody gives this lease.
+    // There is no etcd, so it never leads.
     let args = ["--endpoint", "127.0.0.1:1", "--listen-ext-proc", "127.0.0.1:0", "--lease-etcd", "http://127.0.0.1:1"];
     let process = Process::start(1_024, &args, "standing by until the lease is ours").await;
     assert_eq!(process.health().await, [true, false, false, false]);
@@ -273,6 +273,6 @@ async fn the_admin_listener_asks_for_its_token() {
     assert_eq!(status("/debug/state", &format!("Bearer {old}")).await, 401);
     write(&file, "short");
     tokio::time::sleep(Duration::from_millis(600)).await; // longer than a poll takes to see it
-    assert_eq!(status("/debug/state", &accepted).await, 200, "a token that is none replaces none");
+    assert_eq!(status("/debug/state", &accepted).await, 200, "content that is no token does not replace a token");
     daemon.stop().await;
 }
