@@ -1,4 +1,4 @@
-//! The admin listener, for people, probes and Prometheus. On loopback by default; it changes nothing.
+//! The admin listener, for people, probes and Prometheus. On loopback by default; it changes nothing. The metrics listener serves a part of these routes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,6 +25,8 @@ use crate::pool::{Absence, Absentee, Member, MetricsStatus, PoolView};
 use crate::shared::{EdsStream, Proxy, ProxyPool, Shared};
 use crate::sources::Components;
 
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
 /// What the routes look at.
 #[derive(Clone, Debug)]
 pub struct Admin {
@@ -36,12 +38,29 @@ pub struct Admin {
     pub components: Arc<BTreeMap<Arc<str>, Components>>,
 }
 
-/// The routes of the admin listener.
-pub fn router(admin: Admin) -> Router {
+/// While another daemon leads. The page of metrics is empty: to Prometheus a standby is up.
+pub fn standing_by() -> Router {
+    let waits = || async { (StatusCode::SERVICE_UNAVAILABLE, "standing by: another daemon leads\n") };
+    let metrics = || async { ([(header::CONTENT_TYPE, OPEN_METRICS)], "# EOF\n") };
+    Router::new().route("/livez", get(|| async { "ok\n" })).route("/metrics", get(metrics)).route("/readyz", get(waits)).fallback(waits)
+}
+
+/// The routes of the metrics listener: counts, and whether the daemon is well.
+pub fn metrics_router(admin: Admin) -> Router {
     Router::new()
         .route("/livez", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz))
         .route("/metrics", get(prometheus))
+        .with_state(admin)
+}
+
+/// The routes of the admin listener.
+pub fn router(admin: Admin) -> Router {
+    metrics_router(admin.clone()).merge(debug_router(admin))
+}
+
+fn debug_router(admin: Admin) -> Router {
+    Router::new()
         .route("/debug/endpoints", get(endpoints))
         .route("/debug/instances", get(instances))
         .route("/debug/state", get(state))
@@ -76,7 +95,7 @@ async fn why(State(Admin { shared, .. }): State<Admin>, Json(question): Json<Que
 
 async fn prometheus(State(Admin { shared, snapshot, .. }): State<Admin>) -> Response {
     match metrics::page(&shared, snapshot.as_deref()) {
-        Ok(page) => ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], page).into_response(),
+        Ok(page) => ([(header::CONTENT_TYPE, OPEN_METRICS)], page).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }

@@ -1,6 +1,8 @@
 //! The command line: every option, every default, each also as an environment variable.
 
+mod ports;
 mod values;
+pub use ports::{AdminTls, StateTls};
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -86,6 +88,10 @@ pub struct Explain {
     /// The daemon's admin listener.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9090")]
     pub admin: String,
+
+    /// The token of that listener, where the daemon has --admin-token-file.
+    #[arg(long, env = "SWITCHPOINT_ADMIN_TOKEN_FILE", value_name = "FILE")]
+    pub admin_token_file: Option<PathBuf>,
 
     /// The request's body, or a decision record.
     #[arg(long, value_name = "FILE")]
@@ -194,9 +200,13 @@ pub struct Serve {
     #[arg(long, env = "SWITCHPOINT_LISTEN_STATE", value_name = "IP:PORT", default_value = "127.0.0.1:9004")]
     pub listen_state: SocketAddr,
 
-    /// Where probes, Prometheus and people look: /livez /readyz /metrics /debug/endpoints /debug/state /debug/config /debug/model.
+    /// The admin listener: /livez /readyz /metrics /debug/endpoints /debug/state /debug/config /debug/model.
     #[arg(long, env = "SWITCHPOINT_LISTEN_ADMIN", value_name = "IP:PORT", default_value = "127.0.0.1:9090")]
     pub listen_admin: SocketAddr,
+
+    /// A read-only listener for Prometheus, in clear: /metrics /livez /readyz and nothing else. Usually 0.0.0.0:9091; `none`: not opened.
+    #[arg(long, env = "SWITCHPOINT_LISTEN_METRICS", value_name = "IP:PORT", default_value = "none", value_parser = listen)]
+    pub listen_metrics: Listen,
 
     /// The picker for gateways without our filter.
     #[command(flatten)]
@@ -231,7 +241,8 @@ pub struct ExtProcArgs {
     #[arg(long, env = "SWITCHPOINT_LISTEN_EXT_PROC", value_name = "IP:PORT", default_value = "127.0.0.1:9002", value_parser = listen)]
     pub listen_ext_proc: Listen,
 
-    /// Where its gRPC health is asked for, in clear: liveness, readiness, envoy.service.ext_proc.v3.ExternalProcessor; `none`: nowhere.
+    /// gRPC health, in clear, served while standing by too. Services: liveness, leading, readiness,
+    /// envoy.service.ext_proc.v3.ExternalProcessor; `none`: not opened.
     #[arg(long, env = "SWITCHPOINT_LISTEN_HEALTH", value_name = "IP:PORT", default_value = "127.0.0.1:9003", value_parser = listen)]
     pub listen_health: Listen,
 
@@ -247,9 +258,14 @@ pub struct ExtProcArgs {
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_TLS_CLIENT_CA", value_name = "FILE", requires = "ext_proc_tls_cert")]
     pub ext_proc_tls_client_ca: Option<PathBuf>,
 
-    /// No TLS.
+    /// No TLS. Beyond loopback this needs --insecure-ext-proc too.
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_PLAINTEXT", conflicts_with = "ext_proc_tls_cert")]
     pub ext_proc_plaintext: bool,
+
+    /// Allow --ext-proc-plaintext beyond loopback. At stake: any machine on the path between gateway and daemon can read every prompt and
+    /// reply, and change where requests go and what they say.
+    #[arg(long, env = "SWITCHPOINT_INSECURE_EXT_PROC")]
+    pub insecure_ext_proc: bool,
 
     /// How the destination is told, unless the stream's gRPC metadata x-switchpoint-destination-format says otherwise.
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_DESTINATION_FORMAT", value_enum, default_value_t = DestinationFormat::Single)]
@@ -395,40 +411,6 @@ pub struct ScrapeArgs {
     /// TLS towards endpoints.
     #[command(flatten)]
     pub endpoint_tls: EndpointTlsArgs,
-}
-
-/// TLS of the state listener; in clear when not given.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "TLS of the state listener")]
-pub struct StateTls {
-    /// Certificate with its chain, PEM; read again when it changes.
-    #[arg(long, env = "SWITCHPOINT_STATE_TLS_CERT", value_name = "FILE", requires = "state_tls_key")]
-    pub state_tls_cert: Option<PathBuf>,
-
-    /// Its key, PEM.
-    #[arg(long, env = "SWITCHPOINT_STATE_TLS_KEY", value_name = "FILE", requires = "state_tls_cert")]
-    pub state_tls_key: Option<PathBuf>,
-
-    /// Demand client certificates signed by this CA, PEM.
-    #[arg(long, env = "SWITCHPOINT_STATE_TLS_CLIENT_CA", value_name = "FILE", requires = "state_tls_cert")]
-    pub state_tls_client_ca: Option<PathBuf>,
-}
-
-/// TLS of the admin listener; in clear when not given.
-#[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "TLS of the admin listener")]
-pub struct AdminTls {
-    /// Certificate with its chain, PEM; read again when it changes.
-    #[arg(long, env = "SWITCHPOINT_ADMIN_TLS_CERT", value_name = "FILE", requires = "admin_tls_key")]
-    pub admin_tls_cert: Option<PathBuf>,
-
-    /// Its key, PEM.
-    #[arg(long, env = "SWITCHPOINT_ADMIN_TLS_KEY", value_name = "FILE", requires = "admin_tls_cert")]
-    pub admin_tls_key: Option<PathBuf>,
-
-    /// Demand client certificates signed by this CA, PEM.
-    #[arg(long, env = "SWITCHPOINT_ADMIN_TLS_CLIENT_CA", value_name = "FILE", requires = "admin_tls_cert")]
-    pub admin_tls_client_ca: Option<PathBuf>,
 }
 
 /// TLS towards endpoints whose metrics are served by https (`metrics: {scheme: https}`, or `metrics-data-source` in --config).

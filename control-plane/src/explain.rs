@@ -169,6 +169,8 @@ fn members(json: &str) -> Map<String, Value> {
 pub struct Ask {
     /// Base address of the daemon's admin listener.
     pub admin: String,
+    /// A file with the token that the listener wants.
+    pub token: Option<PathBuf>,
     /// The file with the request.
     pub file: PathBuf,
     /// A file with a configuration to use instead.
@@ -190,7 +192,11 @@ pub async fn ask(ask: Ask) -> Result<String, String> {
     let url = format!("{}/debug/explain", base.trim_end_matches('/'));
     let _ = rustls::crypto::ring::default_provider().install_default(); // the client wants one even for plain HTTP
     let client = reqwest::Client::builder().no_proxy().timeout(ANSWER_MAX).build().map_err(|e| e.to_string())?;
-    let response = client.post(&url).json(&question).send().await.map_err(|e| format!("{url}: {}", cause(&e)))?;
+    let mut request = client.post(&url).json(&question);
+    if let Some(token) = &ask.token {
+        request = request.bearer_auth(read(token)?.trim());
+    }
+    let response = request.send().await.map_err(|e| format!("{url}: {}", cause(&e)))?;
     let status = response.status();
     let text = response.text().await.map_err(|e| format!("{url}: {}", cause(&e)))?;
     if !status.is_success() {

@@ -10,7 +10,6 @@
 
 mod conversation;
 mod front;
-mod health;
 mod held;
 mod peers;
 mod serve;
@@ -18,7 +17,6 @@ mod wire;
 
 pub use conversation::{Conversation, Next};
 pub use front::{Front, FrontPool, Inner, Streams};
-pub use health::{Health, SERVICES, health};
 pub use serve::Listening;
 
 use std::collections::VecDeque;
@@ -32,6 +30,7 @@ use futures::Stream;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::health;
 use crate::shutdown::Shutdown;
 
 /// Names the pool of a stream, among its gRPC metadata (`initial_metadata` in Envoy's `grpc_service`); not needed where there is but one.

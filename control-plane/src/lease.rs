@@ -1,17 +1,11 @@
 //! One of several daemons leads; the others stand by.
 //!
 //! A daemon that stands by follows its endpoints and reads their metadata, so that none who lives is missed for being asked for the first time. It scrapes nobody
-//! and listens nowhere but on its admin address, where `/readyz` says 503. When the lease is its own it starts as any daemon does: its term is
+//! and serves no proxy. Its health, admin and metrics listeners are open ([`crate::monitoring`]) and say that it lives and is not ready. When the lease is its own it starts as any daemon does: its term is
 //! therefore newer than all before it, so proxies take its state over, and its incarnations are new (with a snapshot file on a volume that all
 //! share they are the old ones, and so is the hash secret). Until it listens, proxies go on as they do without a daemon. One that loses the lease
 //! ends, as Kubernetes' controllers do, and whoever keeps it running starts it anew.
 
-use std::future::IntoFuture;
-use std::net::SocketAddr;
-
-use axum::Router;
-use axum::http::StatusCode;
-use axum::routing::get;
 use clap::Args;
 use discovery::etcd::EtcdLease;
 use discovery::kubernetes::{self, KubernetesLease};
@@ -20,9 +14,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::etcd_access::EtcdAccess;
-use crate::listen::{Incoming, TlsFiles, listen};
 use crate::run::Fatal;
-use crate::shutdown;
 
 /// Who leads, where there are several daemons.
 #[derive(Clone, Debug, Default, Args)]
@@ -95,21 +87,12 @@ impl LeaseArgs {
 // === impl Lease ===
 
 impl Lease {
-    /// Stands by until the lease is ours, telling so on the admin address.
+    /// Stands by until the lease is ours.
     ///
     /// # Errors
-    /// [`Fatal::Listen`] when nobody can be told.
-    pub async fn stand_by(&mut self, address: SocketAddr, tls: Option<TlsFiles>) -> Result<(), Fatal> {
-        let (trigger, shutdown) = shutdown::channel();
-        let admin: Incoming = listen(address, tls, shutdown).await.map_err(|source| Fatal::Listen { what: "admin", address, source })?;
-        let waits = || async { (StatusCode::SERVICE_UNAVAILABLE, "standing by: another daemon leads\n") };
-        let router = Router::new().route("/livez", get(|| async { "ok\n" })).route("/readyz", get(waits));
-        let served = tokio::spawn(axum::serve(admin, router).into_future());
-        let led = self.leads.wait_for(|leads| *leads).await.is_ok();
-        served.abort();
-        let _ = served.await; // the address is free again
-        drop(trigger);
-        if led { Ok(()) } else { Err(Fatal::LeaseLost) }
+    /// [`Fatal::LeaseLost`] when it never can be.
+    pub async fn won(&mut self) -> Result<(), Fatal> {
+        self.leads.wait_for(|leads| *leads).await.map(drop).map_err(|_| Fatal::LeaseLost)
     }
 
     /// Waits for the lease to be lost.

@@ -33,6 +33,7 @@ pub mod eds;
 pub mod etcd_access;
 pub mod explain;
 pub mod ext_proc;
+pub mod health;
 pub mod latency;
 pub mod lease;
 pub mod push;
@@ -40,6 +41,9 @@ pub mod relay;
 
 pub mod admin;
 pub mod metrics;
+pub mod monitoring;
+pub mod ports;
+pub mod token;
 
 pub mod listen;
 pub mod logging;

@@ -1,63 +1,59 @@
 //! Listeners: plain, TLS, or TLS that demands a client certificate; the same for every protocol above.
 //!
-//! Certificates are read again when their files change, so that they can be rotated without a restart. New files that do not fit together
-//! (a certificate whose key is not there yet) leave the old ones in force, and say so.
+//! Accepting a connection never waits for anything but the next one. What a connection may cost before it has proved useful is bounded: see
+//! [`FIRST_REQUEST_WAIT_MAX`] for its time and [`Budget`] for how many there may be. What it may cost afterwards is bounded by HTTP/2 pings, TCP
+//! keepalive and [`WRITE_STALL_MAX`].
 
 use std::io;
-use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use discovery::content::{self, Follow};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::WebPkiClientVerifier;
-use rustls::{RootCertStore, ServerConfig};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use rustls::ServerConfig;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, MissedTickBehavior};
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::server::TlsStream;
-use tonic::transport::server::{Connected, TcpConnectInfo};
 
 use crate::shutdown::Shutdown;
 
-/// How long a TLS handshake may take; a peer on the same network needs milliseconds.
-const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
+mod budget;
+mod connection;
+mod peer;
+mod rooms;
+mod tls;
+pub use budget::{Budget, Listener, raise_descriptors};
+pub use connection::{Connection, WRITE_STALL_MAX};
+pub use peer::{IdentifyLayer, PeerInfo, PeerName, identify};
+pub use rooms::FIRST_REQUEST_WAIT_MAX;
+pub use tls::{Tls, TlsFiles};
 
-/// Handshakes at once: each is some milliseconds of CPU, and a thousand proxies may come back at the same moment.
-const HANDSHAKES_MAX: usize = 256;
+use connection::Io;
+use rooms::{Closed, Rooms};
 
-/// Connections accepted ahead of the server above.
-const ACCEPTED_MAX: usize = 64;
+/// Connections whose handshake is done, ahead of the server above; more wait in tasks of their own.
+const READY_MAX: usize = 64;
 
 /// Pause after the system refused to accept (mostly: no file descriptor is free).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Certificate files of one listener.
-#[derive(Clone, Debug)]
-pub struct TlsFiles {
-    /// Our certificate, with its chain, PEM.
-    pub cert: PathBuf,
-    /// Its key, PEM.
-    pub key: PathBuf,
-    /// Who signs clients' certificates; when given, every client must show one.
-    pub client_ca: Option<PathBuf>,
-}
+/// How often silent connections are looked for.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How a listener is protected.
-#[derive(Clone, Debug)]
-pub enum Tls {
-    /// Not at all.
-    Off,
-    /// With these files.
-    Files(TlsFiles),
-    /// With a certificate made for this life of the process, which nobody can check: nobody on the way can read along, no more.
-    SelfSigned,
-}
+/// How often the log says how many connections were closed.
+const REPORT_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Failed handshakes that the log shows one by one in that time, so that operators see the cause and a flood does not fill the disk.
+const FAILURES_SHOWN_MAX: u64 = 10;
+
+/// A peer that vanished without a word is noticed after the sum of these, on connections that no HTTP/2 ping keeps an eye on.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEPALIVE_PROBES: u32 = 3;
 
 /// Connections ready to be served.
 #[derive(Debug)]
@@ -66,149 +62,151 @@ pub struct Incoming {
     connections: mpsc::Receiver<Connection>,
 }
 
-/// A connection, its handshake done.
+/// The place of a connection among those of its listener; given up when the connection is dropped.
 #[derive(Debug)]
-pub enum Connection {
-    /// In clear.
-    Plain(TcpStream),
-    /// By TLS.
-    Tls(Box<TlsStream<TcpStream>>),
+struct Seat {
+    rooms: Arc<Mutex<Rooms>>,
+    address: IpAddr,
+    number: u64,
+    asked: AtomicBool,
+}
+
+/// One listener, accepting.
+struct Accepting {
+    listener: Listener,
+    socket: TcpListener,
+    tls: Option<watch::Receiver<Arc<ServerConfig>>>,
+    rooms: Arc<Mutex<Rooms>>,
+    ready: mpsc::Sender<Connection>,
+    /// Handshakes that failed since the last report.
+    failed: Arc<AtomicU64>,
 }
 
 /// Opens a listener. It ends with `shutdown`.
 ///
 /// # Errors
 /// Says why the address or the certificates cannot be used.
-pub async fn listen(address: SocketAddr, tls: impl Into<Tls>, shutdown: Shutdown) -> io::Result<Incoming> {
-    let tls = match tls.into() {
-        Tls::Off => None,
-        Tls::Files(files) => Some(follow(files, shutdown.clone()).await?),
-        Tls::SelfSigned => Some(watch::channel(Arc::new(self_signed().map_err(io::Error::other)?)).1),
-    };
-    let listener = TcpListener::bind(address).await?;
-    let address = listener.local_addr()?;
-    let (sender, connections) = mpsc::channel(ACCEPTED_MAX);
-    tokio::spawn(accept(listener, tls, sender, shutdown));
+pub async fn listen(listener: Listener, address: SocketAddr, tls: impl Into<Tls>, shutdown: Shutdown) -> io::Result<Incoming> {
+    let tls = tls::configuration(tls.into(), &shutdown).await?;
+    let socket = TcpListener::bind(address).await?;
+    let address = socket.local_addr()?;
+    let (ready, connections) = mpsc::channel(READY_MAX);
+    let rooms = Arc::new(Mutex::new(Rooms::new(listener.budget())));
+    let accepting = Accepting { listener, socket, tls, rooms, ready, failed: Arc::default() };
+    tokio::spawn(accepting.run(shutdown));
     Ok(Incoming { address, connections })
 }
 
-async fn accept(
-    listener: TcpListener,
-    tls: Option<watch::Receiver<Arc<ServerConfig>>>,
-    connections: mpsc::Sender<Connection>,
-    mut shutdown: Shutdown,
-) {
-    let handshakes = Arc::new(Semaphore::new(HANDSHAKES_MAX));
-    loop {
-        let (stream, peer) = tokio::select! {
-            accepted = listener.accept() => match accepted {
-                Ok(accepted) => accepted,
-                Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                    continue;
+// === impl Accepting ===
+
+impl Accepting {
+    async fn run(self, mut shutdown: Shutdown) {
+        let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
+        sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut told, mut told_at, mut refused) = (Closed::default(), Instant::now(), false);
+        loop {
+            tokio::select! {
+                accepted = self.socket.accept() => match accepted {
+                    Ok((stream, peer)) => {
+                        refused = false;
+                        self.admit(stream, peer);
+                    }
+                    Err(error) => {
+                        if !std::mem::replace(&mut refused, true) {
+                            tracing::warn!(listener = self.listener.name(), %error, "cannot accept connections");
+                        }
+                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                    }
+                },
+                _ = sweep.tick() => {
+                    lock(&self.rooms).sweep(Instant::now());
+                    if told_at.elapsed() >= REPORT_INTERVAL {
+                        told_at = Instant::now();
+                        self.report(&mut told);
+                    }
                 }
-            },
-            () = shutdown.begun() => return,
-        };
-        let _ = stream.set_nodelay(true); // only latency is at stake
-        let Some(tls) = &tls else {
-            if connections.send(Connection::Plain(stream)).await.is_err() {
-                return;
+                () = shutdown.begun() => return,
+                () = self.ready.closed() => return,
             }
-            continue;
-        };
-        let acceptor = TlsAcceptor::from(Arc::clone(&tls.borrow()));
-        let connections = connections.clone();
-        let Ok(permit) = Arc::clone(&handshakes).acquire_owned().await else { return };
+        }
+    }
+
+    /// Lets a task of its own do all that takes time.
+    fn admit(&self, stream: TcpStream, peer: SocketAddr) {
+        let address = peer.ip().to_canonical();
+        let Some((number, closed)) = lock(&self.rooms).admit(address, Instant::now()) else { return };
+        let seat = Arc::new(Seat { rooms: Arc::clone(&self.rooms), address, number, asked: AtomicBool::new(false) });
+        let acceptor = self.tls.as_ref().map(|tls| TlsAcceptor::from(Arc::clone(&tls.borrow())));
+        let (ready, failed) = (self.ready.clone(), Arc::clone(&self.failed));
         tokio::spawn(async move {
-            let _permit = permit;
-            match tokio::time::timeout(HANDSHAKE_MAX, acceptor.accept(stream)).await {
-                Ok(Ok(stream)) => {
-                    let _ = connections.send(Connection::Tls(Box::new(stream))).await;
+            match shake_hands(stream, acceptor, seat, closed).await {
+                Ok(Some(connection)) => drop(ready.send(connection).await),
+                Ok(None) => {}
+                Err(error) => {
+                    if failed.fetch_add(1, Ordering::Relaxed) < FAILURES_SHOWN_MAX {
+                        tracing::warn!(%peer, %error, "TLS handshake failed");
+                    }
                 }
-                Ok(Err(error)) => tracing::warn!(%peer, %error, "TLS handshake failed"),
-                Err(_) => tracing::warn!(%peer, "TLS handshake took too long"),
             }
         });
     }
-}
 
-/// Reads the files, and again whenever they change.
-async fn follow(files: TlsFiles, mut shutdown: Shutdown) -> io::Result<watch::Receiver<Arc<ServerConfig>>> {
-    let (sender, receiver) = watch::channel(Arc::new(server_config(&files).await.map_err(io::Error::other)?));
-    let mut follows: Vec<Follow> =
-        [Some(&files.cert), Some(&files.key), files.client_ca.as_ref()].into_iter().flatten().map(Follow::new).collect();
-    // What is there at first was just read.
-    for follow in &mut follows {
-        let _ = follow.changed().await;
+    /// One line for all that happened since the last one: a flood of connections does not fill the log.
+    fn report(&self, told: &mut Closed) {
+        let (closed, failed) = (lock(&self.rooms).closed(), self.failed.swap(0, Ordering::Relaxed));
+        let not_shown = failed.saturating_sub(FAILURES_SHOWN_MAX);
+        if closed == *told && not_shown == 0 {
+            return;
+        }
+        tracing::warn!(
+            listener = self.listener.name(),
+            silent = closed.silent - told.silent,
+            too_many = closed.crowded - told.crowded,
+            handshakes_failed_not_shown = not_shown,
+            "connections closed"
+        );
+        *told = closed;
     }
-    tokio::spawn(async move {
-        loop {
-            let any = futures::future::select_all(follows.iter_mut().map(|f| Box::pin(f.changed())));
-            tokio::select! {
-                _ = any => {}
-                () = shutdown.begun() => return,
-            }
-            match server_config(&files).await {
-                Ok(config) => {
-                    sender.send_replace(Arc::new(config));
-                    tracing::info!(cert = %files.cert.display(), "new certificates in force");
-                }
-                Err(why) => tracing::error!(why, "new certificates cannot be used; the old ones stay"),
-            }
-        }
-    });
-    Ok(receiver)
 }
 
-async fn server_config(files: &TlsFiles) -> Result<ServerConfig, String> {
-    let TlsFiles { cert, key, client_ca } = files;
-    let chain = certificates(cert).await?;
-    let key_pem = content::read(key).await.map_err(|e| e.to_string())?;
-    let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes()).map_err(|e| format!("{}: {e}", key.display()))?;
-    // Installed already is as good: everybody in this process installs the same.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let builder = match client_ca {
-        None => ServerConfig::builder().with_no_client_auth(),
-        Some(path) => {
-            let mut roots = RootCertStore::empty();
-            for authority in certificates(path).await? {
-                roots.add(authority).map_err(|e| format!("{}: {e}", path.display()))?;
-            }
-            let verifier = WebPkiClientVerifier::builder(Arc::new(roots)).build().map_err(|e| format!("{}: {e}", path.display()))?;
-            ServerConfig::builder().with_client_cert_verifier(verifier)
-        }
+/// `None`: the connection was to be closed meanwhile.
+async fn shake_hands(
+    stream: TcpStream,
+    acceptor: Option<TlsAcceptor>,
+    seat: Arc<Seat>,
+    mut closed: oneshot::Receiver<()>,
+) -> io::Result<Option<Connection>> {
+    let _ = stream.set_nodelay(true); // only latency is at stake
+    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL).with_retries(KEEPALIVE_PROBES);
+    SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
+    let io = match acceptor {
+        None => Io::Plain(stream),
+        Some(acceptor) => tokio::select! {
+            accepted = acceptor.accept(stream) => Io::Tls(Box::new(accepted?)),
+            _ = &mut closed => return Ok(None),
+        },
     };
-    let config = builder.with_single_cert(chain, key).map_err(|e| format!("{}: {e}", cert.display()))?;
-    Ok(with_protocols(config))
+    Ok(Some(Connection::new(io, seat, closed)))
 }
 
-fn self_signed() -> Result<ServerConfig, String> {
-    let _ = rustls::crypto::ring::default_provider().install_default(); // as above
-    let made = rcgen::generate_simple_self_signed(["switchpointd".to_owned(), "localhost".to_owned()]).map_err(|e| e.to_string())?;
-    let key = PrivateKeyDer::try_from(made.signing_key.serialize_der())?;
-    let config = ServerConfig::builder().with_no_client_auth().with_single_cert(vec![made.cert.der().clone()], key);
-    config.map(with_protocols).map_err(|e| e.to_string())
+fn lock(rooms: &Mutex<Rooms>) -> MutexGuard<'_, Rooms> {
+    rooms.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn with_protocols(mut config: ServerConfig) -> ServerConfig {
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    config
+// === impl Seat ===
+
+impl Seat {
+    /// The connection made a request.
+    fn asked(&self) {
+        if !self.asked.swap(true, Ordering::Relaxed) {
+            lock(&self.rooms).asked(self.address, self.number);
+        }
+    }
 }
 
-async fn certificates(path: &std::path::Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let pem = content::read(path).await.map_err(|e| e.to_string())?;
-    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
-    let chain = chain.map_err(|e| format!("{}: {e}", path.display()))?;
-    if chain.is_empty() { Err(format!("{}: no certificate in it", path.display())) } else { Ok(chain) }
-}
-
-// === impl Tls ===
-
-impl From<Option<TlsFiles>> for Tls {
-    fn from(files: Option<TlsFiles>) -> Self {
-        files.map_or(Self::Off, Self::Files)
+impl Drop for Seat {
+    fn drop(&mut self) {
+        lock(&self.rooms).left(self.address, self.number);
     }
 }
 
@@ -227,72 +225,5 @@ impl futures::Stream for Incoming {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         self.connections.poll_recv(cx).map(|connection| connection.map(Ok))
-    }
-}
-
-impl axum::serve::Listener for Incoming {
-    type Io = Connection;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Connection, SocketAddr) {
-        match self.connections.recv().await {
-            Some(connection) => (connection, self.address),
-            None => std::future::pending().await, // the listener is gone: the daemon is stopping
-        }
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        Ok(self.address)
-    }
-}
-
-// === impl Connection ===
-
-impl Connection {
-    fn tcp(&self) -> &TcpStream {
-        match self {
-            Self::Plain(stream) => stream,
-            Self::Tls(stream) => stream.get_ref().0,
-        }
-    }
-}
-
-impl Connected for Connection {
-    type ConnectInfo = TcpConnectInfo;
-
-    fn connect_info(&self) -> TcpConnectInfo {
-        self.tcp().connect_info()
-    }
-}
-
-impl AsyncRead for Connection {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_read(cx, buffer),
-            Self::Tls(stream) => Pin::new(stream).poll_read(cx, buffer),
-        }
-    }
-}
-
-impl AsyncWrite for Connection {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write(cx, buffer),
-            Self::Tls(stream) => Pin::new(stream).poll_write(cx, buffer),
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_flush(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
-        }
     }
 }

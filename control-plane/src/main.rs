@@ -43,9 +43,9 @@ async fn main() -> ExitCode {
             ExitCode::from(verdict as u8)
         }
         Command::Explain(args) => {
-            let Explain { admin, request, pool, path, headers, subset, without, config, format } = args;
+            let Explain { admin, admin_token_file: token, request, pool, path, headers, subset, without, config, format } = args;
             let question = Question { pool, path, headers, subset, without, ..Question::default() };
-            match explain::ask(Ask { admin, file: request, config, question, format }).await {
+            match explain::ask(Ask { admin, token, file: request, config, question, format }).await {
                 Ok(printed) => {
                     let _ = std::io::stdout().write_all(printed.as_bytes());
                     ExitCode::SUCCESS

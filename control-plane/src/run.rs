@@ -13,18 +13,20 @@ use proto::state::state_service_server::StateServiceServer;
 use tokio::task::JoinSet;
 use tonic::service::Routes;
 
-use crate::admin::{self, Admin};
-use crate::args::{AdminTls, EndpointTlsArgs, ObjectsArgs, ScrapeArgs, Serve, StateTls};
+use crate::admin::Admin;
+use crate::args::{EndpointTlsArgs, ObjectsArgs, ScrapeArgs, Serve, StateTls};
 use crate::config::Latency;
 use crate::eds::EdsServer;
 use crate::ext_proc;
 use crate::latency;
 use crate::lease;
-use crate::listen::{Incoming, TlsFiles, listen};
+use crate::listen::{Incoming, Listener, TlsFiles, identify, raise_descriptors};
+use crate::monitoring::{Monitoring, ended, open, server};
 use crate::objects::ObjectsSource;
 use crate::persist::{Saved, SnapshotFile};
 use crate::pool_task::{PoolTask, Scrape};
 use crate::pools_file::PoolSource;
+use crate::ports;
 use crate::push::{self, StateServer};
 use crate::scrape::{EndpointTls, Intervals};
 use crate::shared::{ScraperHandle, Shared};
@@ -34,8 +36,9 @@ use crate::sources::{self, Components, Source};
 
 /// How often a silent connection is asked whether it lives, and how long it may take to answer: a proxy that vanished without a word is
 /// noticed within the sum, well before the removal of an endpoint stops waiting for it.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+/// See [`KEEPALIVE_INTERVAL`].
+pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long tasks may take to stop. Streams end at once; only a scrape or a write to disk takes time.
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(5);
@@ -76,12 +79,13 @@ pub enum Fatal {
 /// [`Fatal`] says why it could not start, or had to stop.
 pub async fn serve(args: Serve) -> Result<(), Fatal> {
     let mut signals = Signals::listen().map_err(Fatal::Signals)?;
-    let (wanted, admin, tls) = (args.lease.clone(), args.listen_admin, admin_files(args.admin_tls.clone()));
+    raise_descriptors();
+    let wanted = args.lease.clone();
     let following = Following::begin(args).await?;
     let mut lease = wanted.want().await?;
     if let Some(lease) = &mut lease {
         tokio::select! {
-            led = lease.stand_by(admin, tls) => led?,
+            won = lease.won() => won?,
             _ = signals.received() => return Ok(()),
         }
     }
@@ -101,10 +105,15 @@ pub async fn serve(args: Serve) -> Result<(), Fatal> {
     ended
 }
 
-/// A daemon that follows its endpoints and what they say of themselves, and serves nobody yet: when it leads, it knows them.
+/// A daemon that follows its endpoints and what they say of themselves, and answers probes, but no proxy yet: when it leads, it knows them.
 pub struct Following {
     args: Serve,
     pools: Vec<(PoolSource, Source)>,
+    /// What is open already.
+    pub monitoring: Monitoring,
+    tasks: JoinSet<&'static str>,
+    trigger: shutdown::Trigger,
+    shutdown: Shutdown,
 }
 
 /// A running daemon.
@@ -114,9 +123,11 @@ pub struct Daemon {
     pub state_address: SocketAddr,
     /// Where the admin routes are.
     pub admin_address: SocketAddr,
+    /// Where metrics are, if anywhere but there.
+    pub metrics_address: Option<SocketAddr>,
     /// Where gateways without our filter ask, if anywhere.
     pub ext_proc_address: Option<SocketAddr>,
-    /// Where the health of that is asked for, if anywhere.
+    /// Where health is asked for, if anywhere.
     pub health_address: Option<SocketAddr>,
     /// What its tasks share.
     pub shared: Arc<Shared>,
@@ -130,15 +141,22 @@ impl Following {
     /// Begins to follow.
     ///
     /// # Errors
-    /// [`Fatal::Usage`] when pools or sources cannot be what they are said to be.
+    /// [`Fatal::Usage`] when pools or sources cannot be what they are said to be, or a listener would be exposed without protection; [`Fatal::Listen`] when one
+    /// cannot be opened.
     pub async fn begin(args: Serve) -> Result<Self, Fatal> {
+        for warning in ports::check(&args).map_err(Fatal::Usage)? {
+            tracing::warn!("{warning}");
+        }
         let (endpoints, pool, config) = (args.endpoints.clone(), args.pool.clone(), args.config.clone());
         let mut pools = Vec::new();
         for pool in sources::pools(endpoints, pool, config, objects_of(args.objects.clone())).await? {
             let source = sources::open(pool.endpoints.clone()).await?;
             pools.push((pool, source));
         }
-        Ok(Self { args, pools })
+        let (trigger, shutdown) = shutdown::channel();
+        let mut tasks = JoinSet::new();
+        let monitoring = Monitoring::open(&args, &mut tasks, &shutdown).await?;
+        Ok(Self { args, pools, monitoring, tasks, trigger, shutdown })
     }
 
     /// What it follows, where that is discovered.
@@ -166,9 +184,9 @@ impl Daemon {
         Following::begin(args).await?.lead().await
     }
 
-    async fn of(Following { args, pools: followed }: Following) -> Result<Self, Fatal> {
-        let Serve { snapshot_file, listen_state, listen_admin, ext_proc, scrape, latency, state_tls, admin_tls, .. } = args;
-        let (trigger, shutdown) = shutdown::channel();
+    async fn of(following: Following) -> Result<Self, Fatal> {
+        let Following { args, pools: followed, monitoring, mut tasks, trigger, shutdown } = following;
+        let Serve { snapshot_file, listen_state, ext_proc, scrape, latency, state_tls, .. } = args;
         let snapshot = snapshot_file.map(|path| Arc::new(SnapshotFile::new(path)));
         let before = snapshot.as_ref().and_then(|file| file.load());
         let life = Life::after(before.as_ref());
@@ -186,13 +204,10 @@ impl Daemon {
         let shared = Shared::new(life.term, life.hash_secret, scrapers);
         let _ = shared.components.set(Arc::clone(&components)); // a daemon is started once
 
-        let state = open("state", listen_state, state_files(state_tls), &shutdown).await?;
-        let admin = open("admin", listen_admin, admin_files(admin_tls), &shutdown).await?;
+        let state = open(Listener::State, listen_state, state_files(state_tls), &shutdown).await?;
         let ext_proc = ext_proc::Listening::open(ext_proc, &shutdown).await?;
-        let (state_address, admin_address) = (state.address(), admin.address());
+        let state_address = state.address();
         let ext_proc_address = ext_proc.as_ref().map(ext_proc::Listening::address);
-        let health_address = ext_proc.as_ref().and_then(ext_proc::Listening::health_address);
-        let mut tasks = JoinSet::new();
         if let Some(file) = &snapshot {
             let first = Saved::of(&shared, &shared.pools.borrow(), &before.map(|saved| saved.pools).unwrap_or_default());
             file.store(&first).map_err(Fatal::Snapshot)?;
@@ -206,13 +221,22 @@ impl Daemon {
             pool.spawn(&mut tasks, &shared, &shutdown);
         }
         latency::spawn(&mut tasks, &shared, learning, &shutdown);
+        let health = monitoring.health.clone();
         if let Some(front) = ext_proc {
-            front.spawn(&mut tasks, &shared, &shutdown).await;
+            front.spawn(&mut tasks, &shared, health, &shutdown);
+        } else {
+            let readiness = health.follow(Arc::clone(&shared), shutdown.clone());
+            tasks.spawn(async {
+                readiness.await;
+                "readiness"
+            });
         }
-        tasks.spawn(serve_state(state, Arc::clone(&shared), shutdown.clone()));
-        tasks.spawn(serve_admin(admin, Admin { shared: Arc::clone(&shared), snapshot, components }, shutdown));
-        tracing::info!(state = %state_address, admin = %admin_address, term = shared.term, pools = ?shared.pool_names, "serving");
-        Ok(Self { state_address, admin_address, ext_proc_address, health_address, shared, tasks, trigger })
+        tasks.spawn(serve_state(state, Arc::clone(&shared), shutdown));
+        monitoring.leads(Admin { shared: Arc::clone(&shared), snapshot, components }).await;
+        let Monitoring { admin_address, metrics_address, health_address, .. } = monitoring;
+        let shown = ext_proc_address.map(tracing::field::display);
+        tracing::info!(state = %state_address, admin = %admin_address, ext_proc = shown, term = shared.term, pools = ?shared.pool_names, "serving");
+        Ok(Self { state_address, admin_address, metrics_address, ext_proc_address, health_address, shared, tasks, trigger })
     }
 
     /// Waits for a task to end, which none should; says which.
@@ -259,18 +283,9 @@ fn objects_of(args: ObjectsArgs) -> ObjectsSource {
     ObjectsSource { path: objects, kubernetes: objects_kubernetes, strict_models }
 }
 
-async fn open(what: &'static str, address: SocketAddr, tls: Option<TlsFiles>, shutdown: &Shutdown) -> Result<Incoming, Fatal> {
-    listen(address, tls, shutdown.clone()).await.map_err(|source| Fatal::Listen { what, address, source })
-}
-
 fn state_files(args: StateTls) -> Option<TlsFiles> {
-    let StateTls { state_tls_cert, state_tls_key, state_tls_client_ca } = args;
+    let StateTls { state_tls_cert, state_tls_key, state_tls_client_ca, .. } = args;
     Some(TlsFiles { cert: state_tls_cert?, key: state_tls_key?, client_ca: state_tls_client_ca })
-}
-
-fn admin_files(args: AdminTls) -> Option<TlsFiles> {
-    let AdminTls { admin_tls_cert, admin_tls_key, admin_tls_client_ca } = args;
-    Some(TlsFiles { cert: admin_tls_cert?, key: admin_tls_key?, client_ca: admin_tls_client_ca })
 }
 
 fn scraping(args: ScrapeArgs) -> Scrape {
@@ -290,25 +305,13 @@ pub async fn serve_state(incoming: Incoming, shared: Arc<Shared>, mut shutdown: 
     let calls = push::calls::router(state.clone());
     let state = StateServiceServer::new(state).max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX);
     let eds = EndpointDiscoveryServiceServer::new(EdsServer::new(shared, shutdown.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX);
-    let served = tonic::transport::Server::builder()
-        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
-        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+    let served = server()
         .accept_http1(true) // calls may come either way
+        .layer(identify())
         .add_routes(Routes::from(calls))
         .add_service(state)
         .add_service(eds)
         .serve_with_incoming_shutdown(incoming, async move { shutdown.begun().await })
         .await;
-    if let Err(error) = served {
-        tracing::error!(%error, "state listener failed");
-    }
-    "state listener"
-}
-
-async fn serve_admin(incoming: Incoming, admin: Admin, mut shutdown: Shutdown) -> &'static str {
-    let served = axum::serve(incoming, admin::router(admin)).with_graceful_shutdown(async move { shutdown.begun().await }).await;
-    if let Err(error) = served {
-        tracing::error!(%error, "admin listener failed");
-    }
-    "admin listener"
+    ended(served, "state listener")
 }

@@ -5,6 +5,7 @@
 pub mod books;
 pub mod broken_pools;
 pub mod cable;
+pub mod certificates;
 pub mod client;
 pub mod daemon;
 pub mod drill;

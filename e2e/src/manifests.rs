@@ -14,23 +14,35 @@ use serde_json::{Value, json};
 use crate::{Result, root};
 
 /// The daemon's Service, as the manifests name it.
-const DAEMON: &str = "switchpointd.switchpoint.svc.cluster.local";
+pub const DAEMON: &str = "switchpointd.switchpoint.svc.cluster.local";
 
 /// Where the address of the daemon stands in its cluster.
 const DAEMON_AT: &str = "/load_assignment/endpoints/0/lb_endpoints/0/endpoint/address/socket_address";
 
+/// Where a proxy's certificate, its key and its authority stand there, what the manifests say and what a test's folder has.
+const CERTIFICATES: [(&str, &str, &str); 3] = [
+    ("/transport_socket/typed_config/common_tls_context/tls_certificates/0/certificate_chain/filename", "tls.crt", "proxy.pem"),
+    ("/transport_socket/typed_config/common_tls_context/tls_certificates/0/private_key/filename", "tls.key", "proxy.key"),
+    ("/transport_socket/typed_config/common_tls_context/validation_context/trusted_ca/filename", "ca.crt", "ca.pem"),
+];
+
+/// Where the Secret with them is mounted.
+const MOUNTED: &str = "/etc/switchpoint-tls";
+
 /// The module as `make wasm` leaves it, relative to where Envoy runs.
 const MODULE: &str = "target/wasm32-wasip1/release/switchpoint.wasm";
 
-/// The addresses of a test.
-#[derive(Clone, Copy, Debug)]
-pub struct Ports {
+/// What a test has in place of what the manifests name.
+#[derive(Clone, Debug)]
+pub struct Local {
     /// Envoy's for clients.
     pub listener: u16,
     /// Envoy's own.
     pub admin: u16,
     /// The daemon's state.
     pub state: u16,
+    /// A folder as [`crate::certificates::Authority::folder`] makes it, for [`DAEMON`].
+    pub certificates: PathBuf,
 }
 
 /// Something of a fragment that is another in a test.
@@ -96,19 +108,20 @@ pub fn only<'o>(objects: &'o [Value], kind: &str) -> Result<&'o Value> {
     }
 }
 
-/// The ports of a test's Envoy, from the shipped file made ready for it.
+/// The ports of a test's Envoy, from the shipped file made ready for it; and its certificates.
 ///
 /// # Errors
 /// If it is not the shipped file.
-pub fn ports(shipped: &Value) -> Result<Ports> {
+pub fn local(shipped: &Value, certificates: &Path) -> Result<Local> {
     let port = |pointer: &str| -> Result<u16> {
         let port = shipped.pointer(pointer).and_then(Value::as_u64).ok_or_else(|| format!("no port at {pointer}"))?;
         Ok(u16::try_from(port)?)
     };
-    Ok(Ports {
+    Ok(Local {
         listener: port("/static_resources/listeners/0/address/socket_address/port_value")?,
         admin: port("/admin/address/socket_address/port_value")?,
         state: port(&format!("/static_resources/clusters/1{DAEMON_AT}/port_value"))?,
+        certificates: certificates.to_owned(),
     })
 }
 
@@ -119,6 +132,16 @@ impl Substitution {
     fn daemon(state: u16) -> Self {
         let address = |address: &str, port: u16| json!({"address": address, "port_value": port});
         Self { at: DAEMON_AT, meant: address(DAEMON, 9004), here: address("127.0.0.1", state) }
+    }
+
+    /// The daemon is on this machine, and so are the certificates.
+    fn state_cluster(local: &Local) -> Vec<Self> {
+        let file = |(at, meant, here): (&'static str, &str, &str)| Self {
+            at,
+            meant: json!(format!("{MOUNTED}/{meant}")),
+            here: json!(local.certificates.join(here)),
+        };
+        [Self::daemon(local.state)].into_iter().chain(CERTIFICATES.map(file)).collect()
     }
 
     /// The module is a file of this machine.

@@ -6,44 +6,34 @@ use std::time::Duration;
 
 use exchange::{DestinationFormat, FailureMode, ObjectiveHeader, Settings};
 use tokio::task::JoinSet;
-use tonic::transport::Server;
 
-use super::{CONNECTION_WINDOW_BYTES, ExtProcServer, Front, STREAM_WINDOW_BYTES, STREAMS_PER_CONNECTION_MAX, health};
+use super::{CONNECTION_WINDOW_BYTES, ExtProcServer, Front, STREAM_WINDOW_BYTES, STREAMS_PER_CONNECTION_MAX, health::Health};
 use crate::args::{self, ExtProcArgs};
-use crate::listen::{Incoming, Tls, TlsFiles, listen};
+use crate::listen::{Incoming, Listener, Tls, TlsFiles, identify};
+use crate::monitoring::{ended, open, server};
 use crate::run::Fatal;
 use crate::shared::Shared;
 use crate::shutdown::Shutdown;
-
-/// How often a silent connection is asked whether it lives, and how long it may take to answer: the picks of a gateway that vanished without a
-/// word count for no longer than the sum.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The front, listening.
 #[derive(Debug)]
 pub struct Listening {
     ext_proc: Incoming,
-    health: Option<Incoming>,
     settings: Settings,
 }
 
 // === impl Listening ===
 
 impl Listening {
-    /// Opens the listeners; `None` where none is wanted.
+    /// Opens the listener; `None` where none is wanted.
     ///
     /// # Errors
-    /// [`Fatal::Listen`] says which cannot be opened.
+    /// [`Fatal::Listen`] says why it cannot be opened.
     pub async fn open(args: ExtProcArgs, shutdown: &Shutdown) -> Result<Option<Self>, Fatal> {
         let Some(address) = args.listen_ext_proc.0 else { return Ok(None) };
-        let health = match args.listen_health.0 {
-            Some(address) => Some(open("health", address, Tls::Off, shutdown).await?),
-            None => None,
-        };
         let settings = settings(&args);
-        let ext_proc = open("ext-proc", address, tls(args), shutdown).await?;
-        Ok(Some(Self { ext_proc, health, settings }))
+        let ext_proc = open(Listener::ExtProc, address, tls(args), shutdown).await?;
+        Ok(Some(Self { ext_proc, settings }))
     }
 
     /// Where gateways ask.
@@ -52,54 +42,29 @@ impl Listening {
         self.ext_proc.address()
     }
 
-    /// Where health is asked for.
-    #[must_use]
-    pub fn health_address(&self) -> Option<SocketAddr> {
-        self.health.as_ref().map(Incoming::address)
-    }
-
-    /// Serves until `shutdown`.
-    pub async fn spawn(self, tasks: &mut JoinSet<&'static str>, shared: &Arc<Shared>, shutdown: &Shutdown) {
-        let Self { ext_proc, health: probes, settings } = self;
+    /// Serves until `shutdown`, and tells `health` whether requests can be decided.
+    pub fn spawn(self, tasks: &mut JoinSet<&'static str>, shared: &Arc<Shared>, health: Health, shutdown: &Shutdown) {
+        let Self { ext_proc, settings } = self;
         let front = Front::new(&shared.pool_names);
         let _ = shared.front_streams.set(Arc::clone(front.streams())); // there is one front
-        let (health, asked) = health().await;
-        let server = ExtProcServer::new(Arc::clone(&front), &settings, shutdown.clone()).into_service();
-        let router = Server::builder()
-            .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
-            .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        let service = ExtProcServer::new(Arc::clone(&front), &settings, shutdown.clone()).into_service();
+        let router = server()
             .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-            .add_service(server)
-            .add_service(asked.clone());
+            .layer(identify())
+            .add_service(service)
+            .add_service(health.service());
         let mut stop = shutdown.clone();
         tasks.spawn(async move {
             ended(router.serve_with_incoming_shutdown(ext_proc, async move { stop.begun().await }).await, "ext_proc listener")
         });
-        if let Some(probes) = probes {
-            let (router, mut stop) = (Server::builder().add_service(asked), shutdown.clone());
-            tasks.spawn(async move {
-                ended(router.serve_with_incoming_shutdown(probes, async move { stop.begun().await }).await, "health listener")
-            });
-        }
         let (shared, stop) = (Arc::clone(shared), shutdown.clone());
         tasks.spawn(async move {
             front.keep(shared, stop, health).await;
             "the ext_proc front"
         });
     }
-}
-
-fn ended(served: Result<(), tonic::transport::Error>, what: &'static str) -> &'static str {
-    if let Err(error) = served {
-        tracing::error!(%error, what, "failed");
-    }
-    what
-}
-
-async fn open(what: &'static str, address: SocketAddr, tls: Tls, shutdown: &Shutdown) -> Result<Incoming, Fatal> {
-    listen(address, tls, shutdown.clone()).await.map_err(|source| Fatal::Listen { what, address, source })
 }
 
 fn tls(args: ExtProcArgs) -> Tls {

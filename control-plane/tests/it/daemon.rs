@@ -3,6 +3,8 @@
 mod admin;
 mod calls;
 mod cli;
+#[path = "../../../discovery/tests/it/cluster.rs"]
+mod cluster;
 mod discovered;
 mod eds;
 mod ext_proc;
@@ -12,6 +14,7 @@ mod fake_api;
 mod files;
 pub(crate) mod harness;
 mod ordering;
+mod outsiders;
 mod promptness;
 mod state_stream;
 mod tls;

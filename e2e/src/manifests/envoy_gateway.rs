@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use super::{Made, Place, Placed, Ports, Substitution, only, read};
+use super::{Local, Made, Place, Placed, Substitution, only, read};
 use crate::{Result, root};
 
 const FILE: &str = "envoy-gateway/gateway.yaml";
@@ -24,17 +24,17 @@ pub fn translator() -> Option<PathBuf> {
 ///
 /// # Errors
 /// If one is not understood, or finds nothing to patch.
-pub fn patched(ports: Ports) -> Result<Made> {
-    let mut made = Made { bootstrap: bare(ports), placed: Vec::new() };
+pub fn patched(local: &Local) -> Result<Made> {
+    let mut made = Made { bootstrap: bare(local), placed: Vec::new() };
     for patch in patches()? {
         let operation = &patch["operation"];
         let (kind, path) = (patch["type"].as_str().unwrap_or(""), operation["path"].as_str().unwrap_or(""));
         let (list, value) = (kind.rsplit('.').next().unwrap_or(""), &operation["value"]);
         match list {
-            "Cluster" if path.is_empty() => Placed::insert(&mut made, CLUSTERS, None, value, substituted(value, ports))?,
+            "Cluster" if path.is_empty() => Placed::insert(&mut made, CLUSTERS, None, value, substituted(value, local))?,
             "Listener" if path.ends_with("/http_filters/0") => {
                 let first = made.bootstrap.pointer(FILTERS).and_then(|filters| filters[0]["name"].as_str()).map(str::to_owned);
-                Placed::insert(&mut made, FILTERS, first.as_deref(), value, substituted(value, ports))?;
+                Placed::insert(&mut made, FILTERS, first.as_deref(), value, substituted(value, local))?;
             }
             "Listener" => set(&mut made, &format!("/static_resources/listeners/0{path}"), operation)?,
             "RouteConfiguration" => set(&mut made, &format!("{}{path}", route_config()), operation)?,
@@ -48,7 +48,7 @@ pub fn patched(ports: Ports) -> Result<Made> {
 ///
 /// # Errors
 /// If the translator refuses it, or makes of it what we do not know.
-pub fn translated(translator: &Path, ports: Ports) -> Result<Made> {
+pub fn translated(translator: &Path, local: &Local) -> Result<Made> {
     let output = Command::new(translator)
         .args([
             "experimental",
@@ -80,22 +80,22 @@ pub fn translated(translator: &Path, ports: Ports) -> Result<Made> {
     // Its readiness listener is its own affair, on a port that is not ours to take.
     listeners.retain(|listener| listener["name"] == "default/inference/http");
     let ([listener], [route]) = (&mut listeners[..], &routes[..]) else { return Err(format!("listeners {listeners:?}").into()) };
-    listener["address"] = json!({"socketAddress": {"address": "127.0.0.1", "portValue": ports.listener}});
+    listener["address"] = json!({"socketAddress": {"address": "127.0.0.1", "portValue": local.listener}});
     let manager = listener.pointer_mut("/defaultFilterChain/filters/0/typedConfig").and_then(Value::as_object_mut).ok_or("no HTTP")?;
     manager.remove("rds").ok_or("routes are not discovered")?;
     manager.insert("routeConfig".to_owned(), route.clone());
     // The Service's own cluster would be discovered; nothing is sent to it.
     clusters.retain(|cluster| cluster["name"] == "inference-pool" || cluster["name"] == "switchpoint-state");
-    let mut made = Made { bootstrap: bare(ports), placed: Vec::new() };
+    let mut made = Made { bootstrap: bare(local), placed: Vec::new() };
     for item in manager.get_mut("httpFilters").and_then(Value::as_array_mut).into_iter().flatten().chain(&mut clusters) {
-        here(item, ports)?;
+        here(item, local)?;
     }
     made.bootstrap["static_resources"] = json!({"listeners": listeners, "clusters": clusters});
     Ok(made)
 }
 
 /// The same substitutions in the words of the translator, which spells fields otherwise.
-fn here(item: &mut Value, ports: Ports) -> Result<()> {
+fn here(item: &mut Value, local: &Local) -> Result<()> {
     if let Some(code) = item.pointer_mut("/typedConfig/config/vmConfig/code") {
         let meant = json!({"local": {"filename": "/etc/switchpoint/switchpoint.wasm"}});
         if *code != meant {
@@ -107,9 +107,22 @@ fn here(item: &mut Value, ports: Ports) -> Result<()> {
         if *address != json!({"address": super::DAEMON, "portValue": 9004}) {
             return Err(format!("another daemon: {address}").into());
         }
-        *address = json!({"address": "127.0.0.1", "portValue": ports.state});
+        *address = json!({"address": "127.0.0.1", "portValue": local.state});
+        for (at, meant, here) in super::CERTIFICATES {
+            let file = item.pointer_mut(&camel_case(at)).ok_or_else(|| format!("no certificate at {at}"))?;
+            if *file != json!(format!("{}/{meant}", super::MOUNTED)) {
+                return Err(format!("another certificate: {file}").into());
+            }
+            *file = json!(local.certificates.join(here));
+        }
     }
     Ok(())
+}
+
+fn camel_case(pointer: &str) -> String {
+    let mut words = pointer.split('_');
+    let first = words.next().unwrap_or_default().to_owned();
+    words.fold(first, |done, word| done + &word[..1].to_uppercase() + &word[1..])
 }
 
 /// Without the type that a dump names each resource by.
@@ -125,10 +138,10 @@ fn patches() -> Result<Vec<Value>> {
     Ok(only(&objects, "EnvoyPatchPolicy")?["spec"]["jsonPatches"].as_array().ok_or("no patches")?.clone())
 }
 
-fn substituted(fragment: &Value, ports: Ports) -> Vec<Substitution> {
+fn substituted(fragment: &Value, local: &Local) -> Vec<Substitution> {
     let module = fragment.pointer(CODE_AT).map(|code| Substitution::module(CODE_AT, code.clone()));
-    let daemon = fragment.get("load_assignment").map(|_| Substitution::daemon(ports.state));
-    module.into_iter().chain(daemon).collect()
+    let daemon = fragment.get("load_assignment").map(|_| Substitution::state_cluster(local));
+    module.into_iter().chain(daemon.into_iter().flatten()).collect()
 }
 
 fn route_config() -> String {
@@ -148,7 +161,7 @@ fn set(made: &mut Made, at: &str, operation: &Value) -> Result<()> {
 }
 
 /// What the gateway makes of a Gateway and an HTTPRoute, as far as it matters to us.
-fn bare(ports: Ports) -> Value {
+fn bare(local: &Local) -> Value {
     let address = |port: u16| json!({"socket_address": {"address": "127.0.0.1", "port_value": port}});
     let connection_manager = json!({
         "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
@@ -175,11 +188,11 @@ fn bare(ports: Ports) -> Value {
     });
     json!({
         "node": {"id": "envoy-default-inference-1", "cluster": "default/inference"},
-        "admin": {"address": address(ports.admin)},
+        "admin": {"address": address(local.admin)},
         "static_resources": {
             "listeners": [{
                 "name": "default/inference/http",
-                "address": address(ports.listener),
+                "address": address(local.listener),
                 "per_connection_buffer_limit_bytes": 32_768,
                 "default_filter_chain": {"filters": [{
                     "name": "envoy.filters.network.http_connection_manager",

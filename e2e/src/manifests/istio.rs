@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::{Made, Placed, Ports, Substitution, only, read};
+use super::{Local, Made, Placed, Substitution, only, read};
 use crate::Result;
 
 const FILTERS: &str = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
@@ -19,19 +19,19 @@ const WASM: &str = "type.googleapis.com/envoy.extensions.filters.http.wasm.v3.Wa
 ///
 /// # Errors
 /// If they hold something that is not understood.
-pub fn gateway(file: &str, ports: Ports, folder: &Path) -> Result<Made> {
+pub fn gateway(file: &str, local: &Local, folder: &Path) -> Result<Made> {
     let objects = read(file)?;
     let route = &only(&objects, "VirtualService")?["spec"]["http"][0];
-    let mut made = Made { bootstrap: bare(ports, route), placed: Vec::new() };
+    let mut made = Made { bootstrap: bare(local, route), placed: Vec::new() };
     if let Ok(plugin) = only(&objects, "WasmPlugin") {
         wasm_plugin(&mut made, plugin, folder)?;
     }
     let patches = only(&objects, "EnvoyFilter")?["spec"]["configPatches"].as_array().ok_or("no patches")?;
-    patches.iter().try_for_each(|patch| apply(&mut made, patch, ports, folder))?;
+    patches.iter().try_for_each(|patch| apply(&mut made, patch, local, folder))?;
     Ok(made)
 }
 
-fn apply(made: &mut Made, patch: &Value, ports: Ports, folder: &Path) -> Result<()> {
+fn apply(made: &mut Made, patch: &Value, local: &Local, folder: &Path) -> Result<()> {
     let (operation, value) = (patch["patch"]["operation"].as_str().unwrap_or(""), &patch["patch"]["value"]);
     let context = &patch["match"]["context"];
     if context != "GATEWAY" {
@@ -56,8 +56,8 @@ fn apply(made: &mut Made, patch: &Value, ports: Ports, folder: &Path) -> Result<
             Placed::merge(made, format!("{ROUTES}/{at}"), value)
         }
         ("CLUSTER", "ADD") => {
-            let daemon = value.get("load_assignment").map(|_| Substitution::daemon(ports.state));
-            Placed::insert(made, CLUSTERS, None, value, daemon.into_iter().collect())
+            let daemon = value.get("load_assignment").map(|_| Substitution::state_cluster(local));
+            Placed::insert(made, CLUSTERS, None, value, daemon.unwrap_or_default())
         }
         (to, how) => Err(format!("{how} to {to} is not understood here").into()),
     }
@@ -115,7 +115,7 @@ fn wasm_plugin(made: &mut Made, plugin: &Value, folder: &Path) -> Result<()> {
 }
 
 /// What a gateway of Istio's runs with one route and no patches, as far as it matters to us.
-fn bare(ports: Ports, route: &Value) -> Value {
+fn bare(local: &Local, route: &Value) -> Value {
     let address = |port: u16| json!({"socket_address": {"address": "127.0.0.1", "port_value": port}});
     let destination = &route["route"][0]["destination"];
     let cluster = format!("outbound|{}||{}", destination["port"]["number"], destination["host"].as_str().unwrap_or_default());
@@ -144,11 +144,11 @@ fn bare(ports: Ports, route: &Value) -> Value {
     });
     json!({
         "node": {"id": "router~10.1.2.3~istio-ingressgateway.istio-system~istio-system.svc.cluster.local", "cluster": "istio-ingressgateway"},
-        "admin": {"address": address(ports.admin)},
+        "admin": {"address": address(local.admin)},
         "static_resources": {
             "listeners": [{
                 "name": "0.0.0.0_8080",
-                "address": address(ports.listener),
+                "address": address(local.listener),
                 "filter_chains": [{"filters": [{
                     "name": "envoy.filters.network.http_connection_manager",
                     "typed_config": connection_manager,

@@ -4,10 +4,10 @@
 use std::path::Path;
 use std::time::Duration;
 
+use e2e::certificates::{Authority, daemon_arguments};
 use e2e::envoy::Config;
 use e2e::stack::{Builder, Stack};
 use e2e::{Result, wait_for};
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -77,46 +77,14 @@ async fn comes_back(transport: &str) -> Result<()> {
 
 // === mTLS ===
 
-/// Signs certificates.
-struct Authority {
-    pem: String,
-    issuer: Issuer<'static, KeyPair>,
-}
-
-impl Authority {
-    fn new() -> Result<Self> {
-        let mut params = CertificateParams::new(Vec::new())?;
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.distinguished_name.push(DnType::CommonName, "an authority");
-        let key = KeyPair::generate()?;
-        let pem = params.self_signed(&key)?.pem();
-        Ok(Self { pem, issuer: Issuer::new(params, key) })
-    }
-
-    /// Writes `<who>.pem` and `<who>.key` for this DNS name.
-    fn certify(&self, name: &str, who: &str, folder: &Path) -> Result<()> {
-        let key = KeyPair::generate()?;
-        let mut params = CertificateParams::new(vec![name.to_owned()])?;
-        // Of one subject with its issuer it would pass for signed by itself.
-        params.distinguished_name.push(DnType::CommonName, name);
-        std::fs::write(folder.join(who).with_extension("pem"), params.signed_by(&key, &self.issuer)?.pem())?;
-        Ok(std::fs::write(folder.join(who).with_extension("key"), key.serialize_pem())?)
-    }
-}
-
 /// A folder `certs` as the documents name it: a CA, and the daemon and a proxy certified by it.
 fn certificates(ours: &Authority) -> Result<TempDir> {
-    let folder = TempDir::new()?;
-    std::fs::write(folder.path().join("ca.pem"), &ours.pem)?;
-    ours.certify("switchpointd", "daemon", folder.path())?;
-    ours.certify("a-proxy", "proxy", folder.path())?;
-    Ok(folder)
+    ours.folder("switchpointd")
 }
 
 /// A stack whose daemon is started as `mtls.yaml` says.
 fn guarded(certs: &Path, transport: &str) -> Builder {
-    let flags = [("--state-tls-cert", "daemon.pem"), ("--state-tls-key", "daemon.key"), ("--state-tls-client-ca", "ca.pem")];
-    let arguments = flags.map(|(flag, file)| [flag.to_owned(), certs.join(file).to_string_lossy().into_owned()]).concat();
+    let arguments = daemon_arguments(certs);
     by(transport).daemon_arguments(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
 }
 

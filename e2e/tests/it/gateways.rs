@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use e2e::manifests::{self, Made, Ports, envoy_gateway, istio};
+use e2e::certificates::{self, Authority};
+use e2e::manifests::{self, Local, Made, envoy_gateway, istio};
 use e2e::model_server::{Fault, FaultMode};
 use e2e::ports::Port;
 use e2e::stack::{Builder, Stack};
@@ -23,20 +24,23 @@ enum Decided {
     AtTheHeaders,
 }
 
-/// A stack whose Envoy runs what `make` makes; at least `fragments` pieces of a manifest are in it, unchanged.
-fn stack(fragments: usize, make: impl Fn(Ports) -> Result<Made> + Send + 'static) -> Builder {
-    Stack::builder().servers(3).envoy_config(move |config| {
-        let ports = manifests::ports(config).expect("the shipped file");
-        let made = make(ports).expect("a gateway");
+/// A stack whose Envoy runs what `make` makes; at least `fragments` pieces of a manifest are in it, unchanged. The folder has the certificates.
+fn stack(fragments: usize, make: impl Fn(&Local) -> Result<Made> + Send + 'static) -> Result<(Builder, TempDir)> {
+    let folder = Authority::new()?.folder(manifests::DAEMON)?;
+    let path = folder.path().to_owned();
+    let arguments = certificates::daemon_arguments(&path);
+    let builder = Stack::builder().servers(3).daemon_arguments(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    let builder = builder.envoy_config(move |config| {
+        let local = manifests::local(config, &path).expect("the shipped file");
+        let made = make(&local).expect("a gateway");
         made.check(fragments).expect("the manifest's own words");
         *config = made.bootstrap;
-    })
+    });
+    Ok((builder, folder))
 }
 
 fn istio_gateway(file: &'static str, fragments: usize) -> Result<(Builder, TempDir)> {
-    let folder = tempfile::tempdir()?;
-    let path = folder.path().to_owned();
-    Ok((stack(fragments, move |ports| istio::gateway(file, ports, &path)), folder))
+    stack(fragments, move |local| istio::gateway(file, local, &local.certificates))
 }
 
 /// What all of them do.
@@ -122,7 +126,8 @@ async fn an_istio_gateway_with_the_wasmplugin() -> Result<()> {
 
 #[tokio::test]
 async fn an_envoy_gateway_with_the_patches() -> Result<()> {
-    let stack = stack(9, envoy_gateway::patched).start().await?;
+    let (builder, _folder) = stack(9, envoy_gateway::patched)?;
+    let stack = builder.start().await?;
     serves(&stack, Decided::AtTheBody).await
 }
 
@@ -205,16 +210,21 @@ async fn the_daemon_takes_the_arguments_of_its_manifests() -> Result<()> {
         // The folders of a pod are not here, and its ports may be taken: what is left must start.
         let folder = tempfile::tempdir()?;
         let port = || Port::lease();
-        let (state, ext_proc, health, admin) = (port()?, port()?, port()?, port()?);
+        let (state, ext_proc, health, admin, metrics) = (port()?, port()?, port()?, port()?, port()?);
+        let certificates = Authority::new()?.folder(manifests::DAEMON)?;
         let here = |argument: String| {
             let path = |name: &str| folder.path().join(name).display().to_string();
-            let listens = [("state", &state), ("ext-proc", &ext_proc), ("health", &health), ("admin", &admin)];
+            let certificate = |name: &str| certificates.path().join(name).display().to_string();
+            let listens = [("state", &state), ("ext-proc", &ext_proc), ("health", &health), ("admin", &admin), ("metrics", &metrics)];
             let taken = listens.iter().find_map(|(name, port)| argument.strip_prefix(&format!("--listen-{name}=")).map(|_| (name, port)));
             match taken {
                 Some((name, port)) => format!("--listen-{name}={}", port.address()),
                 None => argument
                     .replace("/etc/switchpointd/pools.yaml", &path("pools.yaml"))
-                    .replace("/var/lib/switchpointd/state.json", &path("state.json")),
+                    .replace("/var/lib/switchpointd/state.json", &path("state.json"))
+                    .replace("/etc/switchpointd-tls/tls.crt", &certificate("daemon.pem"))
+                    .replace("/etc/switchpointd-tls/tls.key", &certificate("daemon.key"))
+                    .replace("/etc/switchpointd-tls/ca.crt", &certificate("ca.pem")),
             }
         };
         let mut arguments: Vec<String> = arguments.map(here).collect();

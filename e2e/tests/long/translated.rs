@@ -1,5 +1,6 @@
 //! Envoy Gateway's own translator makes Envoy's configuration of our manifest, and a real Envoy runs it.
 
+use e2e::certificates::{self, Authority};
 use e2e::manifests::{self, envoy_gateway};
 use e2e::stack::Stack;
 use e2e::{Result, client};
@@ -18,9 +19,12 @@ async fn what_envoy_gateway_makes_of_the_manifest_picks() -> Result<()> {
         println!("SKIPPED: there is no egctl; `.ci/cluster_tools.py envoy-gateway` builds it where Go is installed");
         return Ok(());
     };
-    let builder = Stack::builder().servers(3).envoy_config(move |config| {
-        let ports = manifests::ports(config).expect("the shipped file");
-        let made = envoy_gateway::translated(&translator, ports).expect("a translation");
+    let folder = Authority::new()?.folder(manifests::DAEMON)?;
+    let (path, arguments) = (folder.path().to_owned(), certificates::daemon_arguments(folder.path()));
+    let builder = Stack::builder().servers(3).daemon_arguments(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    let builder = builder.envoy_config(move |config| {
+        let local = manifests::local(config, &path).expect("the shipped file");
+        let made = envoy_gateway::translated(&translator, &local).expect("a translation");
         assert_eq!(filters(&made.bootstrap), ["switchpoint", "header_to_metadata", "envoy.filters.http.router"]);
         *config = made.bootstrap;
     });

@@ -128,7 +128,7 @@ async fn what_cannot_be_explained_is_told_and_not_passed_over() {
     let without = |admin: String, addresses: &[&str]| {
         let without = addresses.iter().map(|&address| address.to_owned()).collect();
         let question = Question { path: "/v1/completions".to_owned(), without, ..Question::default() };
-        ask(Ask { admin, file: file.clone(), config: None, question, format: Format::Text })
+        ask(Ask { admin, token: None, file: file.clone(), config: None, question, format: Format::Text })
     };
     let admin = daemon.admin_address.to_string();
     until("the endpoints are known", || async { without(admin.clone(), &["127.0.0.1:1"]).await.is_ok() }).await;

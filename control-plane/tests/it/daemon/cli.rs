@@ -65,7 +65,8 @@ fn a_command_line_that_cannot_be_is_refused_with_code_2() {
 
 #[test]
 fn what_cannot_start_ends_with_code_1_and_the_reason() {
-    let anywhere = ["serve", "--listen-state", "127.0.0.1:0", "--listen-admin", "127.0.0.1:0", "--listen-ext-proc", "none"];
+    let none = ["--listen-ext-proc", "none", "--listen-health", "none"];
+    let anywhere = [&["serve", "--listen-state", "127.0.0.1:0", "--listen-admin", "127.0.0.1:0"][..], &none].concat();
     let serve = |args: &[&'static str]| [&anywhere, args].concat();
     check(&serve(&["--endpoint", "127.0.0.1"]), 1, &["HOST:PORT"]);
     check(&serve(&["--endpoint", "no-such-host.invalid:80"]), 1, &["no-such-host.invalid"]);
@@ -74,7 +75,24 @@ fn what_cannot_start_ends_with_code_1_and_the_reason() {
     check(&serve(&["--endpoint", "127.0.0.1:1", "--objects", "/no/such/folder"]), 1, &["/no/such/folder", "No such file"]);
     check(&serve(&["--endpoint", "127.0.0.1:1", "--snapshot-file", "/no/such/folder/file"]), 1, &["snapshot file"]);
     check(&serve(&["--endpoint", "127.0.0.1:1", "--state-tls-cert", "/no/c", "--state-tls-key", "/no/k"]), 1, &["--listen-state", "/no/c"]);
-    check(&["serve", "--endpoint", "127.0.0.1:1", "--listen-state", "192.0.2.1:9"], 1, &["192.0.2.1:9"]);
+    let elsewhere =
+        ["serve", "--endpoint", "127.0.0.1:1", "--listen-admin", "127.0.0.1:0", "--listen-state", "192.0.2.1:9", "--insecure-state"];
+    check(&[&elsewhere[..], &none].concat(), 1, &["insecure-state", "cannot listen on 192.0.2.1:9"]);
+    let token = serve(&["--endpoint", "127.0.0.1:1", "--admin-token-file", "/no/such/token"]);
+    check(&token, 1, &["--admin-token-file", "/no/such/token"]);
+}
+
+#[test]
+fn an_unprotected_listener_beyond_loopback_is_refused_and_says_what_to_set() {
+    let serve = |args: &[&'static str]| [&["serve", "--endpoint", "127.0.0.1:1"], args].concat();
+    check(
+        &serve(&["--listen-state", "0.0.0.0:0"]),
+        1,
+        &["--listen-state 0.0.0.0:0", "prompt", "--state-tls-client-ca", "--insecure-state"],
+    );
+    check(&serve(&["--listen-admin", "[::]:0"]), 1, &["--listen-admin [::]:0", "--admin-token-file", "--insecure-admin"]);
+    let ext_proc = ["--listen-ext-proc", "0.0.0.0:0", "--ext-proc-plaintext"];
+    check(&serve(&ext_proc), 1, &["--listen-ext-proc 0.0.0.0:0", "prompts", "--insecure-ext-proc"]);
 }
 
 #[test]
@@ -132,6 +150,8 @@ async fn sigterm_stops_it_soon_and_well() {
             "--listen-admin",
             "127.0.0.1:0",
             "--listen-ext-proc",
+            "none",
+            "--listen-health",
             "none",
             "--log-format",
             "json",

@@ -181,7 +181,9 @@ async fn what_an_inference_pool_asks_of_its_gateway_is_said() {
     std::fs::write(&kubeconfig, config.to_string()).unwrap();
     let pools = root.path().join("pools.json");
     std::fs::write(&pools, json!({"pools": [{"name": "p", "inferencePool": {"name": "llama"}}]}).to_string()).unwrap();
-    let listen = ["--listen-state", "127.0.0.1:0", "--listen-admin", "127.0.0.1:0", "--listen-ext-proc", "none", "--log-format", "json"];
+    let any = "127.0.0.1:0";
+    let listen =
+        ["--listen-state", any, "--listen-admin", any, "--listen-health", any, "--listen-ext-proc", "none", "--log-format", "json"];
     let mut child = tokio::process::Command::from(switchpointd(&["serve", "--pools", pools.to_str().unwrap()]))
         .args(listen)
         .env("KUBECONFIG", kubeconfig)

@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use control_plane::ext_proc::{DESTINATION_FORMAT, POOL, SERVICES};
+use control_plane::ext_proc::{DESTINATION_FORMAT, POOL};
+use control_plane::health::{EXT_PROC, LIVENESS, READINESS};
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
 use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_client::ExternalProcessorClient;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Part;
@@ -25,7 +26,7 @@ struct Gateway {
     inbound: Streaming<ProcessingResponse>,
 }
 
-async fn plain(address: SocketAddr) -> Channel {
+pub(super) async fn plain(address: SocketAddr) -> Channel {
     Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap()
 }
 
@@ -64,7 +65,7 @@ impl Gateway {
     }
 }
 
-async fn serving(channel: &Channel, service: &str) -> Result<bool, Code> {
+pub(super) async fn serving(channel: &Channel, service: &str) -> Result<bool, Code> {
     let request = HealthCheckRequest { service: service.to_owned() };
     let answer = HealthClient::new(channel.clone()).check(request).await.map_err(|status| status.code())?;
     Ok(answer.into_inner().status == ServingStatus::Serving as i32)
@@ -78,7 +79,7 @@ async fn health_is_that_of_the_protocol() {
     let daemon = daemon(&["--endpoints-file", file.to_str().unwrap(), "--ext-proc-plaintext"]).await;
     let health = plain(daemon.health_address.unwrap()).await;
     let front = plain(daemon.ext_proc_address.unwrap()).await;
-    let [liveness, readiness, service] = SERVICES;
+    let [liveness, readiness, service] = [LIVENESS, READINESS, EXT_PROC];
     for channel in [&health, &front] {
         assert_eq!([serving(channel, "").await, serving(channel, liveness).await], [Ok(true), Ok(true)], "it lives");
         assert_eq!([serving(channel, readiness).await, serving(channel, service).await], [Ok(false), Ok(false)], "it knows nothing");

@@ -9,7 +9,7 @@ use clap::Parser;
 use control_plane::args::{Cli, Command, Serve};
 use control_plane::config::PoolConfig;
 use control_plane::feed::Feed;
-use control_plane::listen::listen;
+use control_plane::listen::{Listener, listen};
 use control_plane::pool::{Pool, Settings};
 use control_plane::run::{Daemon, serve_state};
 use control_plane::scrape::{ScrapeConfig, ScrapeEvent, Scraper};
@@ -130,7 +130,7 @@ impl Rig {
         let (targets, _) = watch::channel(Arc::from([]));
         let feed = Feed { pool: Pool::new(settings), shared: Arc::clone(&shared), targets, scraping, config: None, objects: None };
         tokio::spawn(feed.run(discovered, scraped, shutdown.clone()));
-        let incoming = listen(([127, 0, 0, 1], 0).into(), None, shutdown.clone()).await.unwrap();
+        let incoming = listen(Listener::State, ([127, 0, 0, 1], 0).into(), None, shutdown.clone()).await.unwrap();
         let address = incoming.address();
         tokio::spawn(serve_state(incoming, Arc::clone(&shared), shutdown));
         Self { shared, address, changes, scrapes, _trigger: trigger }

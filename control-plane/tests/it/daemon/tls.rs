@@ -8,13 +8,13 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 
 use super::harness::{Filter, daemon, names, until, write};
 
-struct Authority {
-    pem: String,
+pub(super) struct Authority {
+    pub(super) pem: String,
     issuer: Issuer<'static, KeyPair>,
 }
 
 impl Authority {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().unwrap();
@@ -29,7 +29,7 @@ impl Authority {
         (certificate.pem(), key.serialize_pem())
     }
 
-    fn put(&self, folder: &Path) -> (PathBuf, PathBuf) {
+    pub(super) fn put(&self, folder: &Path) -> (PathBuf, PathBuf) {
         let (certificate, key) = self.sign();
         let (cert_file, key_file) = (folder.join("cert.pem"), folder.join("key.pem"));
         write(&key_file, &key);
@@ -38,7 +38,7 @@ impl Authority {
     }
 }
 
-fn tls(server: &Authority, client: Option<&Authority>) -> ClientTlsConfig {
+pub(super) fn tls(server: &Authority, client: Option<&Authority>) -> ClientTlsConfig {
     let config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&server.pem)).domain_name("localhost");
     match client {
         None => config,
@@ -55,7 +55,7 @@ async fn connect(address: std::net::SocketAddr, tls: ClientTlsConfig) -> Result<
 }
 
 /// Says hello and gets a roster?
-async fn served(address: std::net::SocketAddr, tls: ClientTlsConfig) -> bool {
+pub(super) async fn served(address: std::net::SocketAddr, tls: ClientTlsConfig) -> bool {
     let Ok(channel) = connect(address, tls).await else { return false };
     let Ok(filter) = Filter::over(channel).await else { return false };
     let mut filter = filter;

@@ -1,0 +1,125 @@
+//! One accepted connection.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+use tokio::time::Sleep;
+use tokio_rustls::server::TlsStream;
+use tonic::transport::server::Connected;
+
+use super::Seat;
+use super::peer::{PeerInfo, PeerName};
+
+/// How long a peer may take none of what it is sent. HTTP/2 flow control holds a stream back without this; a whole connection stands still only
+/// where the peer reads nothing.
+pub const WRITE_STALL_MAX: Duration = Duration::from_secs(30);
+
+/// A connection, its TLS handshake done. Reads and writes fail when its listener needs the place for others.
+#[derive(Debug)]
+pub struct Connection {
+    io: Io,
+    seat: Arc<Seat>,
+    /// `None` once it told us.
+    closed: Option<oneshot::Receiver<()>>,
+    /// Runs while a write waits for the peer.
+    stalled: Option<Pin<Box<Sleep>>>,
+}
+
+/// Bytes in and out.
+#[derive(Debug)]
+pub(super) enum Io {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+// === impl Connection ===
+
+impl Connection {
+    pub(super) fn new(io: Io, seat: Arc<Seat>, closed: oneshot::Receiver<()>) -> Self {
+        Self { io, seat, closed: Some(closed), stalled: None }
+    }
+
+    /// Is it to be closed?
+    fn poll_closed(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        if let Some(closed) = &mut self.closed
+            && Pin::new(closed).poll(cx).is_pending()
+        {
+            return Ok(());
+        }
+        self.closed = None;
+        Err(io::Error::new(io::ErrorKind::ConnectionAborted, "silent for too long, or one connection too many"))
+    }
+
+    /// Bounds the time that a write takes.
+    fn in_time<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.stalled = None;
+            return written;
+        }
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(WRITE_STALL_MAX)));
+        ready!(stalled.as_mut().poll(cx));
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer reads nothing")))
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = PeerInfo;
+
+    fn connect_info(&self) -> PeerInfo {
+        let name = match &self.io {
+            Io::Plain(_) => PeerName(None),
+            Io::Tls(stream) => stream.get_ref().1.peer_certificates().and_then(<[_]>::first).map(PeerName::of).unwrap_or_default(),
+        };
+        let tcp = match &self.io {
+            Io::Plain(stream) => stream,
+            Io::Tls(stream) => stream.get_ref().0,
+        };
+        PeerInfo { tcp: tcp.connect_info(), name, seat: Arc::downgrade(&self.seat) }
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        this.poll_closed(cx)?;
+        match &mut this.io {
+            Io::Plain(stream) => Pin::new(stream).poll_read(cx, buffer),
+            Io::Tls(stream) => Pin::new(stream).poll_read(cx, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let written = match &mut this.io {
+            Io::Plain(stream) => Pin::new(stream).poll_write(cx, buffer),
+            Io::Tls(stream) => Pin::new(stream).poll_write(cx, buffer),
+        };
+        this.in_time(cx, written)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let flushed = match &mut this.io {
+            Io::Plain(stream) => Pin::new(stream).poll_flush(cx),
+            Io::Tls(stream) => Pin::new(stream).poll_flush(cx),
+        };
+        this.in_time(cx, flushed)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let shut = match &mut this.io {
+            Io::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            Io::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+        };
+        this.in_time(cx, shut)
+    }
+}

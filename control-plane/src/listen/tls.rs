@@ -1,0 +1,124 @@
+//! Certificates of listeners, read again when their files change, so that they can be rotated without a restart. New files that do not fit together
+//! (a certificate whose key is not there yet) leave the old ones in force, and say so.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use discovery::content::{self, Follow};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig};
+use tokio::sync::watch;
+
+use crate::shutdown::Shutdown;
+
+/// Certificate files of one listener.
+#[derive(Clone, Debug)]
+pub struct TlsFiles {
+    /// Our certificate, with its chain, PEM.
+    pub cert: PathBuf,
+    /// Its key, PEM.
+    pub key: PathBuf,
+    /// Who signs clients' certificates; when given, every client must show one.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// How a listener is protected.
+#[derive(Clone, Debug)]
+pub enum Tls {
+    /// Not at all.
+    Off,
+    /// With these files.
+    Files(TlsFiles),
+    /// With a certificate made at each start, which clients cannot verify: it keeps others on the network path from reading, no more.
+    SelfSigned,
+}
+
+/// What a listener shows to clients, now and after each change; `None` in clear.
+pub(super) async fn configuration(tls: Tls, shutdown: &Shutdown) -> io::Result<Option<watch::Receiver<Arc<ServerConfig>>>> {
+    Ok(match tls {
+        Tls::Off => None,
+        Tls::Files(files) => Some(follow(files, shutdown.clone()).await?),
+        Tls::SelfSigned => Some(watch::channel(Arc::new(self_signed().map_err(io::Error::other)?)).1),
+    })
+}
+
+/// Reads the files, and again whenever they change.
+async fn follow(files: TlsFiles, mut shutdown: Shutdown) -> io::Result<watch::Receiver<Arc<ServerConfig>>> {
+    let (sender, receiver) = watch::channel(Arc::new(server_config(&files).await.map_err(io::Error::other)?));
+    let mut follows: Vec<Follow> =
+        [Some(&files.cert), Some(&files.key), files.client_ca.as_ref()].into_iter().flatten().map(Follow::new).collect();
+    // What is there at first was just read.
+    for follow in &mut follows {
+        let _ = follow.changed().await;
+    }
+    tokio::spawn(async move {
+        loop {
+            let any = futures::future::select_all(follows.iter_mut().map(|f| Box::pin(f.changed())));
+            tokio::select! {
+                _ = any => {}
+                () = shutdown.begun() => return,
+            }
+            match server_config(&files).await {
+                Ok(config) => {
+                    sender.send_replace(Arc::new(config));
+                    tracing::info!(cert = %files.cert.display(), "new certificates in force");
+                }
+                Err(why) => tracing::error!(why, "new certificates cannot be used; the old ones stay"),
+            }
+        }
+    });
+    Ok(receiver)
+}
+
+async fn server_config(files: &TlsFiles) -> Result<ServerConfig, String> {
+    let TlsFiles { cert, key, client_ca } = files;
+    let chain = certificates(cert).await?;
+    let key_pem = content::read(key).await.map_err(|e| e.to_string())?;
+    let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes()).map_err(|e| format!("{}: {e}", key.display()))?;
+    // An error means that it is installed already; all code of this process installs the same one.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let builder = match client_ca {
+        None => ServerConfig::builder().with_no_client_auth(),
+        Some(path) => {
+            let mut roots = RootCertStore::empty();
+            for authority in certificates(path).await? {
+                roots.add(authority).map_err(|e| format!("{}: {e}", path.display()))?;
+            }
+            let verifier = WebPkiClientVerifier::builder(Arc::new(roots)).build().map_err(|e| format!("{}: {e}", path.display()))?;
+            ServerConfig::builder().with_client_cert_verifier(verifier)
+        }
+    };
+    let config = builder.with_single_cert(chain, key).map_err(|e| format!("{}: {e}", cert.display()))?;
+    Ok(with_protocols(config))
+}
+
+fn self_signed() -> Result<ServerConfig, String> {
+    let _ = rustls::crypto::ring::default_provider().install_default(); // as above
+    let made = rcgen::generate_simple_self_signed(["switchpointd".to_owned(), "localhost".to_owned()]).map_err(|e| e.to_string())?;
+    let key = PrivateKeyDer::try_from(made.signing_key.serialize_der())?;
+    let config = ServerConfig::builder().with_no_client_auth().with_single_cert(vec![made.cert.der().clone()], key);
+    config.map(with_protocols).map_err(|e| e.to_string())
+}
+
+fn with_protocols(mut config: ServerConfig) -> ServerConfig {
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    config
+}
+
+async fn certificates(path: &std::path::Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let pem = content::read(path).await.map_err(|e| e.to_string())?;
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
+    let chain = chain.map_err(|e| format!("{}: {e}", path.display()))?;
+    if chain.is_empty() { Err(format!("{}: no certificate in it", path.display())) } else { Ok(chain) }
+}
+
+// === impl Tls ===
+
+impl From<Option<TlsFiles>> for Tls {
+    fn from(files: Option<TlsFiles>) -> Self {
+        files.map_or(Self::Off, Self::Files)
+    }
+}

@@ -1,0 +1,76 @@
+//! The bearer token of the admin listener.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use discovery::content::{self, Follow};
+use subtle::ConstantTimeEq;
+use tokio::sync::watch;
+
+use crate::shutdown::Shutdown;
+
+/// Paths that need no token: probes have none.
+const OPEN: [&str; 2] = ["/livez", "/readyz"];
+
+/// The fewest bytes of a token: 128 bits as hexadecimal digits have twice as many.
+const TOKEN_BYTES_MIN: usize = 16;
+
+/// The token in force.
+#[derive(Clone, Debug)]
+pub struct Token(watch::Receiver<Arc<str>>);
+
+// === impl Token ===
+
+impl Token {
+    /// Reads the file, and again whenever it changes. New content that is no token is logged, and the old token stays in force.
+    ///
+    /// # Errors
+    /// Says why the file cannot be used.
+    pub async fn follow(file: PathBuf, mut shutdown: Shutdown) -> Result<Self, String> {
+        let first = token(&content::read(&file).await.map_err(|e| e.to_string())?).map_err(|why| format!("{}: {why}", file.display()))?;
+        let (sender, receiver) = watch::channel(first);
+        let mut follow = Follow::new(&file);
+        let _ = follow.changed().await; // what is there at first was just read
+        tokio::spawn(async move {
+            loop {
+                let changed = tokio::select! {
+                    changed = follow.changed() => changed,
+                    () = shutdown.begun() => return,
+                };
+                match changed.map_err(|e| e.to_string()).and_then(|text| token(&text).map_err(str::to_owned)) {
+                    Ok(token) => {
+                        sender.send_replace(token);
+                        tracing::info!(file = %file.display(), "new admin token in force");
+                    }
+                    Err(why) => tracing::error!(why, file = %file.display(), "the new admin token cannot be used; the old one stays"),
+                }
+            }
+        });
+        Ok(Self(receiver))
+    }
+
+    fn admits(&self, headers: &HeaderMap) -> bool {
+        let given = headers.get(header::AUTHORIZATION).and_then(|value| value.as_bytes().split_first_chunk::<7>());
+        given.is_some_and(|(scheme, token)| scheme.eq_ignore_ascii_case(b"bearer ") && bool::from(token.ct_eq(self.0.borrow().as_bytes())))
+    }
+}
+
+/// Refuses requests without the token.
+pub async fn guard(State(token): State<Token>, request: Request, next: Next) -> Response {
+    if OPEN.contains(&request.uri().path()) || token.admits(request.headers()) {
+        return next.run(request).await;
+    }
+    (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], "this needs the token of --admin-token-file\n").into_response()
+}
+
+fn token(text: &str) -> Result<Arc<str>, &'static str> {
+    let token = text.trim();
+    if token.len() < TOKEN_BYTES_MIN {
+        return Err("a token has at least 16 characters");
+    }
+    Ok(Arc::from(token))
+}
