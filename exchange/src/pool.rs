@@ -20,7 +20,7 @@ pub use counters::{Counters, DURATION_BOUNDS_MS, EndpointCounters, Histogram, La
 pub use ejection::{Ejection, Ejections};
 pub use observed::{OBSERVATION_BYTES, OBSERVATIONS_MAX, Observed};
 pub(crate) use pick::{Held, Picked, Token};
-pub use row::{OwnRow, PeerRow, RowHead, Sum};
+pub use row::{OwnRow, PeerRow, RowHead, Sum, TOLD_MS_MAX};
 pub(crate) use watch::{Ending, ms_between};
 
 use std::collections::VecDeque;
