@@ -21,9 +21,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
-use tonic::transport::server::{Connected, TcpConnectInfo};
+use tonic::transport::server::Connected;
 
 use crate::shutdown::Shutdown;
+
+mod peer;
+pub use peer::{IdentifyLayer, PeerInfo, PeerName, identify};
 
 /// How long a TLS handshake may take; a peer on the same network needs milliseconds.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
@@ -255,13 +258,18 @@ impl Connection {
             Self::Tls(stream) => stream.get_ref().0,
         }
     }
+
+    fn name(&self) -> PeerName {
+        let Self::Tls(stream) = self else { return PeerName(None) };
+        stream.get_ref().1.peer_certificates().and_then(<[_]>::first).map(PeerName::of).unwrap_or_default()
+    }
 }
 
 impl Connected for Connection {
-    type ConnectInfo = TcpConnectInfo;
+    type ConnectInfo = PeerInfo;
 
-    fn connect_info(&self) -> TcpConnectInfo {
-        self.tcp().connect_info()
+    fn connect_info(&self) -> PeerInfo {
+        PeerInfo { tcp: self.tcp().connect_info(), name: self.name() }
     }
 }
 

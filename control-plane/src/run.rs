@@ -20,7 +20,7 @@ use crate::eds::EdsServer;
 use crate::ext_proc;
 use crate::latency;
 use crate::lease;
-use crate::listen::{Incoming, TlsFiles, listen};
+use crate::listen::{Incoming, TlsFiles, identify, listen};
 use crate::objects::ObjectsSource;
 use crate::persist::{Saved, SnapshotFile};
 use crate::pool_task::{PoolTask, Scrape};
@@ -294,6 +294,7 @@ pub async fn serve_state(incoming: Incoming, shared: Arc<Shared>, mut shutdown: 
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
         .accept_http1(true) // calls may come either way
+        .layer(identify())
         .add_routes(Routes::from(calls))
         .add_service(state)
         .add_service(eds)

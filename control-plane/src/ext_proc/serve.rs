@@ -10,7 +10,7 @@ use tonic::transport::Server;
 
 use super::{CONNECTION_WINDOW_BYTES, ExtProcServer, Front, STREAM_WINDOW_BYTES, STREAMS_PER_CONNECTION_MAX, health};
 use crate::args::{self, ExtProcArgs};
-use crate::listen::{Incoming, Tls, TlsFiles, listen};
+use crate::listen::{Incoming, Tls, TlsFiles, identify, listen};
 use crate::run::Fatal;
 use crate::shared::Shared;
 use crate::shutdown::Shutdown;
@@ -71,6 +71,7 @@ impl Listening {
             .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .layer(identify())
             .add_service(server)
             .add_service(asked.clone());
         let mut stop = shutdown.clone();
