@@ -35,6 +35,7 @@ pub mod explain;
 pub mod ext_proc;
 pub mod latency;
 pub mod lease;
+pub mod peer;
 pub mod push;
 pub mod relay;
 

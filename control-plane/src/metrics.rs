@@ -22,7 +22,7 @@ use crate::latency::{Page as Learner, Score, Target};
 use crate::persist::SnapshotFile;
 use crate::pool::PoolView;
 use crate::scrape::{DURATION_BUCKETS_MS, ScrapeCounts};
-use crate::shared::Shared;
+use crate::shared::{Proxy, ProxyEds, Shared};
 
 /// Everything at one moment.
 #[derive(Debug)]
@@ -348,6 +348,20 @@ impl Exposition {
         page.gauge("switchpoint_proxies", "State streams open.", per_pool(&asks))?;
         let streams = |p: &PoolCounts| count(eds.open.values().filter(|s| s.pools.contains_key(&*p.view.name)).count());
         page.gauge("switchpoint_eds_streams", "EDS streams open.", per_pool(&streams))?;
+        let late = |p: &PoolCounts| count(eds.open.values().filter_map(|s| s.pools.get(&*p.view.name)).filter(|ack| ack.late).count());
+        page.gauge(
+            "switchpoint_eds_streams_unanswered",
+            "EDS streams whose Envoy does not take over what it is sent: rosters no longer wait for it.",
+            per_pool(&late),
+        )?;
+        let has_no_eds =
+            |proxy: &&Proxy, pool: &str| proxy.pools.contains_key(pool) && eds.of(&proxy.peer, pool, Instant::now()) == ProxyEds::None;
+        let without = |p: &PoolCounts| count(proxies.values().filter(|proxy| has_no_eds(proxy, &p.view.name)).count());
+        page.gauge(
+            "switchpoint_proxies_without_eds",
+            "Proxies whose Envoy has no EDS stream here: its hosts come from elsewhere, perhaps from another daemon.",
+            per_pool(&without),
+        )?;
         let withheld = |p: &PoolCounts| count(proxies.values().filter_map(|proxy| Some(proxy.pools.get(&*p.view.name)?.withheld)).sum());
         page.gauge(
             "switchpoint_endpoints_withheld",
@@ -371,13 +385,25 @@ impl Exposition {
         page.counter("switchpoint_source_errors", "Contents of sources that could not be used.", errors)?;
         self.discovery(page)?;
         self.configs(page)?;
+        let refused = self.shared.origins.refused().map(|(kind, count)| (vec![("kind", kind.name().to_owned())], count));
+        page.counter("switchpoint_streams_refused", "Streams and calls refused because there were too many.", refused)?;
         let plain = {
             let c = self.shared.counters();
             [
                 ("switchpoint_rosters_refused", "Rosters that a proxy refused.", c.rosters_refused),
                 ("switchpoint_eds_refused", "EDS responses that an Envoy refused.", c.eds_refused),
                 ("switchpoint_reports", "Reports of proxies.", c.reports),
-                ("switchpoint_reports_invalid", "Parts of reports that could not be read.", c.reports_invalid),
+                (
+                    "switchpoint_reports_invalid",
+                    "Parts of reports that could not be read, or were of no pool of the proxy.",
+                    c.reports_invalid,
+                ),
+                (
+                    "switchpoint_peer_messages_refused",
+                    "Other messages of proxies that were too large, or of no pool of theirs.",
+                    c.said_refused,
+                ),
+                ("switchpoint_eds_unanswered", "EDS responses that an Envoy did not take over in time.", c.eds_unanswered),
                 ("switchpoint_snapshot_write_errors", "Writes of the snapshot file that failed.", c.snapshot_write_errors),
             ]
         };

@@ -6,4 +6,5 @@ mod configs;
 mod daemon;
 mod docs;
 mod exposition;
+mod hostile;
 mod scrape;
