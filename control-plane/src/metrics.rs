@@ -333,15 +333,8 @@ impl Exposition {
         )
     }
 
-    fn daemon(&self, page: &mut Page<'_>) -> fmt::Result {
-        let release = vec![("commit", String::new()), ("build_ref", env!("CARGO_PKG_VERSION").to_owned())];
-        page.gauge("llm_d_epp_info", "The build.", [(release, 1.0)])?;
-        page.gauge("switchpoint_term", "This life of the daemon.", [(Labels::new(), float(self.shared.term))])?;
-        let streams = || self.shared.front_streams.get().into_iter();
-        let open = streams().map(|streams| (Labels::new(), float(streams.open())));
-        page.gauge("llm_d_epp_extproc_streams_inflight", "Streams of gateways that ask by ext_proc.", open)?;
-        let begun = streams().map(|streams| (Labels::new(), streams.begun()));
-        page.counter("llm_d_epp_extproc_streams", "The same, since the start.", begun)?;
+    /// Who is connected.
+    fn peers(&self, page: &mut Page<'_>) -> fmt::Result {
         let (proxies, eds) = (self.shared.proxies.borrow().clone(), self.shared.eds.borrow().clone());
         let per_pool = |of: &dyn Fn(&PoolCounts) -> f64| self.pools.iter().map(|p| (pool_label(p), of(p))).collect::<Vec<_>>();
         let asks = |p: &PoolCounts| count(proxies.values().filter(|proxy| proxy.pools.contains_key(&*p.view.name)).count());
@@ -368,6 +361,21 @@ impl Exposition {
             "Endpoints kept from proxies whose Envoy does not know them yet.",
             per_pool(&withheld),
         )?;
+        let refused = self.shared.origins.refused().map(|(kind, count)| (vec![("kind", kind.name().to_owned())], count));
+        page.counter("switchpoint_streams_refused", "Streams and calls refused because there were too many.", refused)
+    }
+
+    fn daemon(&self, page: &mut Page<'_>) -> fmt::Result {
+        let release = vec![("commit", String::new()), ("build_ref", env!("CARGO_PKG_VERSION").to_owned())];
+        page.gauge("llm_d_epp_info", "The build.", [(release, 1.0)])?;
+        page.gauge("switchpoint_term", "This life of the daemon.", [(Labels::new(), float(self.shared.term))])?;
+        let streams = || self.shared.front_streams.get().into_iter();
+        let open = streams().map(|streams| (Labels::new(), float(streams.open())));
+        page.gauge("llm_d_epp_extproc_streams_inflight", "Streams of gateways that ask by ext_proc.", open)?;
+        let begun = streams().map(|streams| (Labels::new(), streams.begun()));
+        page.counter("llm_d_epp_extproc_streams", "The same, since the start.", begun)?;
+        self.peers(page)?;
+        let per_pool = |of: &dyn Fn(&PoolCounts) -> f64| self.pools.iter().map(|p| (pool_label(p), of(p))).collect::<Vec<_>>();
         page.gauge("switchpoint_roster_generation", "Grows with every change of a pool.", per_pool(&|p| float(p.view.generation)))?;
         page.gauge("switchpoint_vms", "Filter VMs that reported lately.", per_pool(&|p| float(p.totals.vms)))?;
         page.gauge("switchpoint_pool_complete", "1 once a pool has a complete set of endpoints.", per_pool(&|p| flag(p.view.complete)))?;
@@ -385,8 +393,6 @@ impl Exposition {
         page.counter("switchpoint_source_errors", "Contents of sources that could not be used.", errors)?;
         self.discovery(page)?;
         self.configs(page)?;
-        let refused = self.shared.origins.refused().map(|(kind, count)| (vec![("kind", kind.name().to_owned())], count));
-        page.counter("switchpoint_streams_refused", "Streams and calls refused because there were too many.", refused)?;
         let plain = {
             let c = self.shared.counters();
             [

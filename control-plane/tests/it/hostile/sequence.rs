@@ -85,18 +85,20 @@ impl World {
         let who = usize::from(bytes.byte() % PEERS);
         match bytes.byte() % 8 {
             0 => {
-                self.bad[who] =
-                    Some((begin(&self.shared, 1 + bytes.byte() % HOSTS, u64::from(bytes.byte() % 4), self.now), Heard::default()))
+                let (host, process_id) = (1 + bytes.byte() % HOSTS, u64::from(bytes.byte() % 4));
+                self.bad[who] = Some((begin(&self.shared, host, process_id, self.now), Heard::default()));
             }
             1 => self.bad[who] = None,
             2 => self.now += Duration::from_millis(u64::from(bytes.byte()) * 20),
             3 => self.discover(u16::from(bytes.byte() % 6)),
             4 => {
                 let (host, stream, acked, late) =
-                    (1 + bytes.byte() % HOSTS, u64::from(bytes.byte()), bytes.number(), bytes.byte() % 2 == 0);
+                    (1 + bytes.byte() % HOSTS, u64::from(bytes.byte()), bytes.number(), bytes.byte().is_multiple_of(2));
                 let pools = BTreeMap::from([("p".to_owned(), EdsAck { acked, late, refused: None })]);
                 let eds = EdsStream { node_id: "n".to_owned(), remote: remote(host), since: SystemTime::UNIX_EPOCH, pools };
-                self.shared.eds.send_modify(|all| if acked % 7 == 0 { all.close(stream, self.now) } else { all.open(stream, eds) });
+                self.shared
+                    .eds
+                    .send_modify(|all| if acked.is_multiple_of(7) { all.close(stream, self.now) } else { all.open(stream, eds) });
             }
             _ => {
                 let message = bytes.message(self.bad[who].as_ref().and_then(|(_, heard)| heard.version));
@@ -191,7 +193,7 @@ impl Bytes<'_> {
     }
 
     fn row(&mut self) -> Vec<u8> {
-        if self.byte() % 4 == 0 {
+        if self.byte().is_multiple_of(4) {
             return self.some();
         }
         let count = u64::from(self.byte() % 6);
@@ -206,12 +208,12 @@ impl Bytes<'_> {
     }
 
     fn message(&mut self, newest: Option<(u64, u64)>) -> state::ProxyMessage {
-        let pool = if self.byte() % 8 == 0 { "q" } else { "p" }.to_owned();
+        let pool = if self.byte().is_multiple_of(8) { "q" } else { "p" }.to_owned();
         let version = |(term, sequence)| state::Version { term, sequence };
         let message = match self.byte() % 6 {
             0 => {
-                let sent = newest.filter(|_| self.byte() % 4 > 0).unwrap_or((self.number(), self.number()));
-                let held = (self.byte() % 2 == 0).then(|| version((self.number(), self.number())));
+                let sent = newest.filter(|_| !self.byte().is_multiple_of(4)).unwrap_or((self.number(), self.number()));
+                let held = (self.byte().is_multiple_of(2)).then(|| version((self.number(), self.number())));
                 let refused = "r".repeat(usize::from(self.byte() % 2) * 2_000);
                 proxy_message::Message::Ack(state::Ack { pool, version: Some(version(sent)), refused, held })
             }
