@@ -295,18 +295,22 @@ fn proxy_row(proxy: &Proxy) -> Value {
         })
     };
     json!({
-        "node_id": proxy.node_id,
-        "process_id": format!("{:016x}", proxy.process_id),
-        "peer": proxy.peer,
+        "node_id": proxy.peer.node_id,
+        "process_id": format!("{:016x}", proxy.peer.process_id),
+        "peer": proxy.peer.remote.to_string(),
+        "certificate": proxy.peer.remote.origin.certificate.as_deref(),
         "since": rfc3339(proxy.since),
         "pools": proxy.pools.iter().map(pool).collect::<Vec<_>>(),
     })
 }
 
 fn eds_row(stream: &EdsStream) -> Value {
-    let pools: Vec<Value> =
-        stream.pools.iter().map(|(name, ack)| json!({ "pool": name, "acked_generation": ack.acked, "refused": ack.refused })).collect();
-    json!({ "node_id": stream.node_id, "peer": stream.peer, "since": rfc3339(stream.since), "pools": pools })
+    let pools: Vec<Value> = stream
+        .pools
+        .iter()
+        .map(|(name, ack)| json!({ "pool": name, "acked_generation": ack.acked, "refused": ack.refused, "late": ack.late }))
+        .collect();
+    json!({ "node_id": stream.node_id, "peer": stream.remote.to_string(), "certificate": stream.remote.origin.certificate.as_deref(), "since": rfc3339(stream.since), "pools": pools })
 }
 
 /// `2026-11-21T15:06:35.123Z`. Days to civil date: Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`.

@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use envoy_types::pb::envoy::config::core::v3::address::Address as AddressKind;
 use envoy_types::pb::envoy::config::core::v3::socket_address::{PortSpecifier, Protocol};
@@ -29,8 +29,11 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::peer::{self, EDS_REQUEST_COST, Remote, Seat};
 use crate::pool::PoolView;
-use crate::shared::{EdsStream, Pools, STREAMS_MAX, Shared};
+use crate::push::admission::{NAME_BYTES_MAX, REASON_BYTES_MAX};
+use crate::push::refusal;
+use crate::shared::{EdsStream, Pools, Shared};
 use crate::shutdown::Shutdown;
 
 mod subscription;
@@ -41,6 +44,16 @@ pub const TYPE_URL: &str = "type.googleapis.com/envoy.config.endpoint.v3.Cluster
 
 /// The most names one stream may subscribe to: a guard against nonsense, above the pools one Envoy serves.
 const NAMES_MAX: usize = 256;
+
+/// How long rosters wait for an Envoy to take over what it was sent by EDS. Envoys do so in milliseconds, a busy one within a second; what takes longer is
+/// no Envoy, or one that is ill, and must not keep endpoints from its proxy for ever.
+pub const EDS_ACK_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// The largest request taken, in bytes: Envoy's first names all of its extensions, some 100 KB.
+pub const REQUEST_BYTES_MAX: usize = 512 << 10;
+
+/// How long a new stream may take to ask for anything.
+const FIRST_REQUEST_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// Serves EDS.
 #[derive(Clone, Debug)]
@@ -70,6 +83,7 @@ trait Variant: Send + 'static {
     type Asked: Send + 'static;
     type Told: Send + 'static;
 
+    fn bytes(request: &Self::Asked) -> usize;
     fn asked(request: Self::Asked) -> Asked;
     fn told(due: &Due, names: &BTreeSet<String>, pools: &Pools, version: String) -> Self::Told;
 }
@@ -81,6 +95,8 @@ struct Incremental;
 struct Row {
     shared: Arc<Shared>,
     stream_id: u64,
+    node_id: String,
+    remote: Remote,
 }
 
 type Told<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -94,31 +110,40 @@ impl EdsServer {
         Self { shared, shutdown }
     }
 
-    fn open<V: Variant>(&self, request: Request<Streaming<V::Asked>>) -> Response<Told<V::Told>> {
-        let peer = request.remote_addr().map_or_else(|| "unknown".to_owned(), |a| a.to_string());
+    fn open<V: Variant>(&self, request: Request<Streaming<V::Asked>>) -> Result<Response<Told<V::Told>>, Status> {
+        let remote = Remote::of(request.extensions());
+        let seat = self.shared.origins.seat(peer::Kind::EdsStream, &remote.origin, Instant::now()).map_err(refusal)?;
         let inbound = request.into_inner();
         let (outbound, messages) = mpsc::channel(1);
         let server = self.clone();
         tokio::spawn(async move {
-            if let Err(status) = server.serve::<V>(inbound, &outbound, peer).await {
+            if let Err(status) = server.serve::<V>(inbound, &outbound, remote, seat).await {
                 let _ = outbound.send(Err(status)).await;
             }
         });
-        Response::new(Box::pin(ReceiverStream::new(messages)))
+        Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
     }
 
     async fn serve<V: Variant>(
         mut self,
         mut inbound: Streaming<V::Asked>,
         outbound: &mpsc::Sender<Result<V::Told, Status>>,
-        peer: String,
+        remote: Remote,
+        seat: Seat,
     ) -> Result<(), Status> {
+        let first = tokio::time::timeout(FIRST_REQUEST_WAIT_MAX, inbound.message());
+        let Some(first) = first.await.map_err(|_| Status::deadline_exceeded("no request came"))?? else { return Ok(()) };
+        // What comes faster than its origin may speak waits in the network.
+        let pay = |bytes: usize| seat.message(bytes.saturating_add(EDS_REQUEST_COST), Instant::now());
+        let mut read_at = pay(V::bytes(&first));
+        let first = V::asked(first);
+        let row = Row::insert(&self.shared, &first, remote)?;
         let mut subscription = Subscription::default();
         let mut pools = self.shared.pools.subscribe();
-        let mut row = None;
+        self.receive(&mut subscription, first, &row)?;
         loop {
             let views = pools.borrow_and_update().clone();
-            if let Some(due) = subscription.due(&views) {
+            if let Some(due) = subscription.due(&views, Instant::now()) {
                 let version = self.shared.next_version();
                 let version = format!("{}.{}", version.term, version.sequence);
                 if outbound.send(Ok(V::told(&due, subscription.names(), &views, version))).await.is_err() {
@@ -126,16 +151,16 @@ impl EdsServer {
                 }
                 continue;
             }
+            let may_read = read_at <= Instant::now();
+            let late_at = subscription.late_at();
             tokio::select! {
-                request = inbound.message() => {
+                request = inbound.message(), if may_read => {
                     let Some(request) = request? else { return Ok(()) };
-                    let asked = V::asked(request);
-                    let row = match &row {
-                        Some(row) => row,
-                        None => row.insert(Row::insert(&self.shared, &asked, &peer)?),
-                    };
-                    self.receive(&mut subscription, asked, row)?;
+                    read_at = pay(V::bytes(&request));
+                    self.receive(&mut subscription, V::asked(request), &row)?;
                 }
+                () = tokio::time::sleep_until(read_at), if !may_read => {}
+                () = tokio::time::sleep_until(late_at.unwrap_or(read_at)), if late_at.is_some() => self.late(&mut subscription, &row),
                 changed = pools.changed() => changed.map_err(|_| Status::unavailable("shutting down"))?,
                 () = outbound.closed() => return Ok(()),
                 () = self.shutdown.begun() => return Err(Status::unavailable("the daemon is shutting down")),
@@ -149,11 +174,13 @@ impl EdsServer {
         }
         if !asked.nonce.is_empty() {
             let answer = asked.error.map_or(Answer::Accepted, Answer::Refused);
-            if let Answer::Refused(why) = &answer {
+            let counts = subscription.answer(&asked.nonce, &answer);
+            if let Answer::Refused(why) = &answer
+                && counts
+            {
                 tracing::error!(why, names = ?subscription.names(), "Envoy refused an EDS response; it keeps the hosts it had");
                 self.shared.counters().eds_refused += 1;
             }
-            subscription.answer(&asked.nonce, &answer);
         }
         let names: BTreeSet<String> = match asked.names {
             Names::Whole(names) => names.into_iter().collect(),
@@ -167,14 +194,25 @@ impl EdsServer {
         if names.len() > NAMES_MAX {
             return Err(Status::invalid_argument(format!("{} names subscribed to, at most {NAMES_MAX}", names.len())));
         }
-        for name in names.difference(subscription.names()) {
-            if !self.shared.pool_names.iter().any(|known| **known == **name) {
-                tracing::warn!(name, pools = ?self.shared.pool_names, "an Envoy asks for the endpoints of a pool that is not configured here");
-            }
+        // Only names that can be answered are kept, and those that cannot are said once for each stream: an Envoy may ask again and again.
+        let is_served = |name: &String| self.shared.pool_names.iter().any(|known| **known == **name);
+        let (names, unknown): (BTreeSet<String>, BTreeSet<String>) = names.into_iter().partition(is_served);
+        if !unknown.is_empty() && subscription.is_first_unknown() {
+            let unknown: Vec<&str> = unknown.iter().filter_map(|name| name.get(..name.floor_char_boundary(NAME_BYTES_MAX))).collect();
+            tracing::warn!(?unknown, pools = ?self.shared.pool_names, "an Envoy asks for the endpoints of pools that are not configured here");
         }
         subscription.set_names(names);
         row.update(subscription);
         Ok(())
+    }
+
+    /// It does not answer: rosters wait for it no longer.
+    fn late(&self, subscription: &mut Subscription, row: &Row) {
+        subscription.mark_late();
+        row.update(subscription);
+        self.shared.counters().eds_unanswered += 1;
+        let peer = row.remote.to_string();
+        tracing::warn!(peer, node = row.node_id, names = ?subscription.names(), "an Envoy has not taken over its hosts for {EDS_ACK_WAIT_MAX:?}; endpoints are no longer kept from its proxy");
     }
 }
 
@@ -187,14 +225,14 @@ impl EndpointDiscoveryService for EdsServer {
         &self,
         request: Request<Streaming<DiscoveryRequest>>,
     ) -> Result<Response<Self::StreamEndpointsStream>, Status> {
-        Ok(self.open::<StateOfTheWorld>(request))
+        self.open::<StateOfTheWorld>(request)
     }
 
     async fn delta_endpoints(
         &self,
         request: Request<Streaming<DeltaDiscoveryRequest>>,
     ) -> Result<Response<Self::DeltaEndpointsStream>, Status> {
-        Ok(self.open::<Incremental>(request))
+        self.open::<Incremental>(request)
     }
 
     async fn fetch_endpoints(&self, _request: Request<DiscoveryRequest>) -> Result<Response<DiscoveryResponse>, Status> {
@@ -208,13 +246,17 @@ impl Variant for StateOfTheWorld {
     type Asked = DiscoveryRequest;
     type Told = DiscoveryResponse;
 
+    fn bytes(request: &DiscoveryRequest) -> usize {
+        request.encoded_len()
+    }
+
     fn asked(request: DiscoveryRequest) -> Asked {
         Asked {
             node_id: request.node.map(|n| n.id),
             type_url: request.type_url,
             names: Names::Whole(request.resource_names),
             nonce: request.response_nonce,
-            error: request.error_detail.map(|e: rpc::Status| e.message),
+            error: request.error_detail.map(reason),
         }
     }
 
@@ -236,13 +278,17 @@ impl Variant for Incremental {
     type Asked = DeltaDiscoveryRequest;
     type Told = DeltaDiscoveryResponse;
 
+    fn bytes(request: &DeltaDiscoveryRequest) -> usize {
+        request.encoded_len()
+    }
+
     fn asked(request: DeltaDiscoveryRequest) -> Asked {
         Asked {
             node_id: request.node.map(|n| n.id),
             type_url: request.type_url,
             names: Names::Delta { more: request.resource_names_subscribe, fewer: request.resource_names_unsubscribe },
             nonce: request.response_nonce,
-            error: request.error_detail.map(|e: rpc::Status| e.message),
+            error: request.error_detail.map(reason),
         }
     }
 
@@ -271,21 +317,16 @@ impl Variant for Incremental {
 // === impl Row ===
 
 impl Row {
-    fn insert(shared: &Arc<Shared>, asked: &Asked, peer: &str) -> Result<Self, Status> {
+    fn insert(shared: &Arc<Shared>, asked: &Asked, remote: Remote) -> Result<Self, Status> {
         let node_id = asked.node_id.clone().unwrap_or_default();
-        let stream_id = shared.next_stream_id();
-        let stream = EdsStream { node_id, peer: peer.to_owned(), since: SystemTime::now(), pools: std::collections::BTreeMap::new() };
-        let inserted = shared.eds.send_if_modified(|eds| {
-            let room = eds.open.len() < STREAMS_MAX;
-            if room {
-                eds.open.insert(stream_id, stream);
-            }
-            room
-        });
-        if !inserted {
-            return Err(Status::resource_exhausted(format!("{STREAMS_MAX} EDS streams are open already; try another daemon")));
+        if node_id.len() > NAME_BYTES_MAX {
+            return Err(Status::invalid_argument(format!("a node id is longer than {NAME_BYTES_MAX} bytes")));
         }
-        Ok(Self { shared: Arc::clone(shared), stream_id })
+        let stream_id = shared.next_stream_id();
+        let pools = std::collections::BTreeMap::new();
+        let stream = EdsStream { node_id: node_id.clone(), remote: remote.clone(), since: SystemTime::now(), pools };
+        shared.eds.send_modify(|eds| eds.open(stream_id, stream));
+        Ok(Self { shared: Arc::clone(shared), stream_id, node_id, remote })
     }
 
     fn update(&self, subscription: &Subscription) {
@@ -302,6 +343,13 @@ impl Drop for Row {
     fn drop(&mut self) {
         self.shared.eds.send_modify(|eds| eds.close(self.stream_id, Instant::now()));
     }
+}
+
+/// Why Envoy refused a response, as far as it is kept.
+fn reason(error: rpc::Status) -> String {
+    let rpc::Status { mut message, .. } = error;
+    message.truncate(message.floor_char_boundary(REASON_BYTES_MAX));
+    message
 }
 
 fn resource(view: &PoolView) -> Any {

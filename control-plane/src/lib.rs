@@ -36,6 +36,7 @@ pub mod ext_proc;
 pub mod health;
 pub mod latency;
 pub mod lease;
+pub mod peer;
 pub mod push;
 pub mod relay;
 

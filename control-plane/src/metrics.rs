@@ -22,7 +22,7 @@ use crate::latency::{Page as Learner, Score, Target};
 use crate::persist::SnapshotFile;
 use crate::pool::PoolView;
 use crate::scrape::{DURATION_BUCKETS_MS, ScrapeCounts};
-use crate::shared::Shared;
+use crate::shared::{Proxy, ProxyEds, Shared};
 
 /// Everything at one moment.
 #[derive(Debug)]
@@ -333,6 +333,38 @@ impl Exposition {
         )
     }
 
+    /// Who is connected.
+    fn peers(&self, page: &mut Page<'_>) -> fmt::Result {
+        let (proxies, eds) = (self.shared.proxies.borrow().clone(), self.shared.eds.borrow().clone());
+        let per_pool = |of: &dyn Fn(&PoolCounts) -> f64| self.pools.iter().map(|p| (pool_label(p), of(p))).collect::<Vec<_>>();
+        let asks = |p: &PoolCounts| count(proxies.values().filter(|proxy| proxy.pools.contains_key(&*p.view.name)).count());
+        page.gauge("switchpoint_proxies", "State streams open.", per_pool(&asks))?;
+        let streams = |p: &PoolCounts| count(eds.open.values().filter(|s| s.pools.contains_key(&*p.view.name)).count());
+        page.gauge("switchpoint_eds_streams", "EDS streams open.", per_pool(&streams))?;
+        let late = |p: &PoolCounts| count(eds.open.values().filter_map(|s| s.pools.get(&*p.view.name)).filter(|ack| ack.late).count());
+        page.gauge(
+            "switchpoint_eds_streams_unanswered",
+            "EDS streams whose Envoy does not take over what it is sent: rosters no longer wait for it.",
+            per_pool(&late),
+        )?;
+        let has_no_eds =
+            |proxy: &&Proxy, pool: &str| proxy.pools.contains_key(pool) && eds.of(&proxy.peer, pool, Instant::now()) == ProxyEds::None;
+        let without = |p: &PoolCounts| count(proxies.values().filter(|proxy| has_no_eds(proxy, &p.view.name)).count());
+        page.gauge(
+            "switchpoint_proxies_without_eds",
+            "Proxies whose Envoy has no EDS stream here: its hosts come from elsewhere, perhaps from another daemon.",
+            per_pool(&without),
+        )?;
+        let withheld = |p: &PoolCounts| count(proxies.values().filter_map(|proxy| Some(proxy.pools.get(&*p.view.name)?.withheld)).sum());
+        page.gauge(
+            "switchpoint_endpoints_withheld",
+            "Endpoints kept from proxies whose Envoy does not know them yet.",
+            per_pool(&withheld),
+        )?;
+        let refused = self.shared.origins.refused().map(|(kind, count)| (vec![("kind", kind.name().to_owned())], count));
+        page.counter("switchpoint_streams_refused", "Streams and calls refused because there were too many.", refused)
+    }
+
     fn daemon(&self, page: &mut Page<'_>) -> fmt::Result {
         let release = vec![("commit", String::new()), ("build_ref", env!("CARGO_PKG_VERSION").to_owned())];
         page.gauge("llm_d_epp_info", "The build.", [(release, 1.0)])?;
@@ -342,18 +374,8 @@ impl Exposition {
         page.gauge("llm_d_epp_extproc_streams_inflight", "Streams of gateways that ask by ext_proc.", open)?;
         let begun = streams().map(|streams| (Labels::new(), streams.begun()));
         page.counter("llm_d_epp_extproc_streams", "The same, since the start.", begun)?;
-        let (proxies, eds) = (self.shared.proxies.borrow().clone(), self.shared.eds.borrow().clone());
+        self.peers(page)?;
         let per_pool = |of: &dyn Fn(&PoolCounts) -> f64| self.pools.iter().map(|p| (pool_label(p), of(p))).collect::<Vec<_>>();
-        let asks = |p: &PoolCounts| count(proxies.values().filter(|proxy| proxy.pools.contains_key(&*p.view.name)).count());
-        page.gauge("switchpoint_proxies", "State streams open.", per_pool(&asks))?;
-        let streams = |p: &PoolCounts| count(eds.open.values().filter(|s| s.pools.contains_key(&*p.view.name)).count());
-        page.gauge("switchpoint_eds_streams", "EDS streams open.", per_pool(&streams))?;
-        let withheld = |p: &PoolCounts| count(proxies.values().filter_map(|proxy| Some(proxy.pools.get(&*p.view.name)?.withheld)).sum());
-        page.gauge(
-            "switchpoint_endpoints_withheld",
-            "Endpoints kept from proxies whose Envoy does not know them yet.",
-            per_pool(&withheld),
-        )?;
         page.gauge("switchpoint_roster_generation", "Grows with every change of a pool.", per_pool(&|p| float(p.view.generation)))?;
         page.gauge("switchpoint_vms", "Filter VMs that reported lately.", per_pool(&|p| float(p.totals.vms)))?;
         page.gauge("switchpoint_pool_complete", "1 once a pool has a complete set of endpoints.", per_pool(&|p| flag(p.view.complete)))?;
@@ -377,7 +399,17 @@ impl Exposition {
                 ("switchpoint_rosters_refused", "Rosters that a proxy refused.", c.rosters_refused),
                 ("switchpoint_eds_refused", "EDS responses that an Envoy refused.", c.eds_refused),
                 ("switchpoint_reports", "Reports of proxies.", c.reports),
-                ("switchpoint_reports_invalid", "Parts of reports that could not be read.", c.reports_invalid),
+                (
+                    "switchpoint_reports_invalid",
+                    "Parts of reports that could not be read, or were of no pool of the proxy.",
+                    c.reports_invalid,
+                ),
+                (
+                    "switchpoint_peer_messages_refused",
+                    "Other messages of proxies that were too large, or of no pool of theirs.",
+                    c.said_refused,
+                ),
+                ("switchpoint_eds_unanswered", "EDS responses that an Envoy did not take over in time.", c.eds_unanswered),
                 ("switchpoint_snapshot_write_errors", "Writes of the snapshot file that failed.", c.snapshot_write_errors),
             ]
         };

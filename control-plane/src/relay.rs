@@ -17,6 +17,7 @@ use proto::{PLACEMENTS_BYTES_MAX, SHARE_EXPIRY_MS, placements, state};
 use scheduler::{ENDPOINTS_MAX, EndpointRef};
 use tokio::time::Instant;
 
+use crate::peer::Origin;
 use crate::pool::PoolView;
 
 /// The least time between two messages to a proxy: load that is 10 ms old picks nearly as well as load of now, and each costs CPU twice.
@@ -26,7 +27,18 @@ pub const SHARE_INTERVAL: Duration = Duration::from_millis(5);
 const BYTES_KEPT_MAX: usize = 2 << 20;
 
 /// The longest row taken, in bytes: every endpoint there can be, and the SLOs of each.
-const ROW_BYTES_MAX: usize = 80 * ENDPOINTS_MAX + 64;
+pub const ROW_BYTES_MAX: usize = 80 * ENDPOINTS_MAX + 64;
+
+/// At most so many processes of one origin count as others that pick meanwhile: each pick stands for one of each of them until it is known better. A host
+/// runs one Envoy, two while it restarts, and some run a handful; a host that says it runs hundreds should not make every pick weigh hundreds.
+pub const ACTIVE_PER_ORIGIN_MAX: u32 = 16;
+
+/// Placements kept of one origin, in bytes: more than that and its own oldest go first, so that no host takes the place of all others. A proxy is told of
+/// them within 120 ms.
+const BYTES_PER_ORIGIN_MAX: usize = BYTES_KEPT_MAX / 4;
+
+/// How long placements are kept: as long as anything a proxy tells counts. One that has not taken them since then is as good as gone.
+const KEPT_MAX: Duration = Duration::from_millis(SHARE_EXPIRY_MS);
 
 /// When the daemon's clock begins, in ms: later than anything in a row is old.
 const CLOCK_BEGINS_MS: u64 = 86_400_000;
@@ -55,6 +67,7 @@ struct PoolRelay {
     generation: u64,
     sum: Sum,
     processes: BTreeMap<u64, Process>,
+    origins: BTreeMap<Origin, OfOrigin>,
     placements: VecDeque<Placed>,
     /// Number of the next placement.
     next_placement: u64,
@@ -66,18 +79,35 @@ struct PoolRelay {
 
 #[derive(Debug)]
 struct Process {
+    origin: Origin,
     row: PeerRow,
     heard: Instant,
     /// Of the last share that had one.
     stamp: u64,
 }
 
+/// What the processes of one origin are together.
+#[derive(Debug, Default)]
+struct OfOrigin {
+    processes: u32,
+    /// Those whose row counts.
+    active: u32,
+    /// Of the placements that are kept: how many bytes, and the first number of each piece, oldest first.
+    bytes: usize,
+    pieces: VecDeque<u64>,
+}
+
 /// Placements that came together, and go together.
 #[derive(Debug)]
 struct Placed {
     process_id: u64,
+    origin: Origin,
+    at: Instant,
+    /// How many.
+    count: u64,
     /// The number of the first.
     first: u64,
+    /// Nothing, when its origin placed too much since.
     bytes: Box<[u8]>,
 }
 
@@ -91,18 +121,23 @@ impl Default for Relay {
 
 impl Relay {
     /// A proxy asked for `pool`.
-    pub fn join(&mut self, pool: &str, process_id: u64, now: Instant) {
-        let pool = self.pools.entry(pool.to_owned()).or_default();
-        pool.processes.entry(process_id).or_insert_with(|| Process::new(now));
-        pool.version += 1;
+    pub fn join(&mut self, pool: &str, (process_id, origin): (u64, &Origin), now: Instant) {
+        self.pools.entry(pool.to_owned()).or_default().join(process_id, origin, now);
     }
 
     /// A proxy is gone, and with it what it had under way.
     pub fn leave(&mut self, pool: &str, process_id: u64) {
         let Some(pool) = self.pools.get_mut(pool) else { return };
         if let Some(mut process) = pool.processes.remove(&process_id) {
+            pool.set_active(&process.origin, process.row.counts(), false);
             pool.sum.count(&mut process.row, false);
             pool.version += 1;
+            if let Some(of) = pool.origins.get_mut(&process.origin) {
+                of.processes -= 1;
+                if of.processes == 0 {
+                    pool.origins.remove(&process.origin);
+                }
+            }
         }
     }
 
@@ -113,19 +148,18 @@ impl Relay {
         let Some(process) = pool.processes.get_mut(&process_id) else { return };
         process.heard = now;
         process.stamp = if share.stamp == 0 { process.stamp } else { share.stamp };
+        let origin = process.origin.clone();
         if share.row.len() <= ROW_BYTES_MAX && head.receive(&mut share.row) {
+            let counted = process.row.counts();
             pool.sum.read(&mut process.row, share.row);
+            pool.set_active(&origin, counted, true);
         }
         for (piece, count) in placements::pieces(&share.placements, PLACEMENTS_BYTES_MAX) {
-            pool.bytes += piece.len();
-            pool.placements.push_back(Placed { process_id, first: pool.next_placement, bytes: piece.into() });
+            let first = pool.next_placement;
             pool.next_placement += count;
+            pool.keep(Placed { process_id, origin: origin.clone(), at: now, count, first, bytes: piece.into() });
         }
-        while pool.bytes > BYTES_KEPT_MAX
-            && let Some(oldest) = pool.placements.pop_front()
-        {
-            pool.bytes -= oldest.bytes.len();
-        }
+        pool.tidy(now);
         pool.version += 1;
     }
 
@@ -147,8 +181,7 @@ impl Relay {
         cursor.more = !all;
         let proxies = u32::try_from(pool.processes.len()).unwrap_or(u32::MAX);
         let stamp = pool.processes.get(&process_id).map_or(0, |process| process.stamp);
-        let active = pool.processes.iter().filter(|(other, process)| **other != process_id && process.row.counts()).count();
-        let active = u32::try_from(active).unwrap_or(u32::MAX);
+        let active = pool.active_beside(process_id);
         let row = pool.row_without(process_id, written);
         Some(state::Peers { pool: view.name.to_string(), proxies, row, placements, stamp, active })
     }
@@ -189,20 +222,77 @@ impl Cursor {
 // === impl Process ===
 
 impl Process {
-    fn new(now: Instant) -> Self {
-        Self { row: PeerRow::default(), heard: now, stamp: 0 }
+    fn new(origin: &Origin, now: Instant) -> Self {
+        Self { origin: origin.clone(), row: PeerRow::default(), heard: now, stamp: 0 }
     }
 }
 
 // === impl PoolRelay ===
 
 impl PoolRelay {
+    fn join(&mut self, process_id: u64, origin: &Origin, now: Instant) {
+        self.version += 1;
+        if self.processes.contains_key(&process_id) {
+            return;
+        }
+        self.processes.insert(process_id, Process::new(origin, now));
+        self.origins.entry(origin.clone()).or_default().processes += 1;
+    }
+
+    /// The row of a process of `origin` begins or ceases to count.
+    fn set_active(&mut self, origin: &Origin, was: bool, is: bool) {
+        if let Some(of) = self.origins.get_mut(origin) {
+            of.active = of.active + u32::from(is) - u32::from(was);
+        }
+    }
+
+    /// How many others pick, as far as that is believed.
+    fn active_beside(&self, process_id: u64) -> u32 {
+        let own = self.processes.get(&process_id).filter(|own| own.row.counts()).map(|own| &own.origin);
+        let others = |(origin, of): (&Origin, &OfOrigin)| (of.active - u32::from(Some(origin) == own)).min(ACTIVE_PER_ORIGIN_MAX);
+        self.origins.iter().map(others).sum()
+    }
+
+    fn keep(&mut self, placed: Placed) {
+        let Some(of) = self.origins.get_mut(&placed.origin) else { return };
+        self.bytes += placed.bytes.len();
+        of.bytes += placed.bytes.len();
+        of.pieces.push_back(placed.first);
+        self.placements.push_back(placed);
+        while of.bytes > BYTES_PER_ORIGIN_MAX
+            && let Some(oldest) = of.pieces.pop_front()
+        {
+            let position = self.placements.partition_point(|placed| placed.first < oldest);
+            let Some(placed) = self.placements.get_mut(position) else { return };
+            let bytes = std::mem::take(&mut placed.bytes);
+            of.bytes -= bytes.len();
+            self.bytes -= bytes.len();
+        }
+    }
+
+    /// What is too old goes, and the oldest where there is too much.
+    fn tidy(&mut self, now: Instant) {
+        let is_over = |oldest: &mut Placed, bytes| bytes > BYTES_KEPT_MAX || now.saturating_duration_since(oldest.at) >= KEPT_MAX;
+        let bytes = &mut self.bytes;
+        while let Some(oldest) = self.placements.pop_front_if(|oldest| is_over(oldest, *bytes)) {
+            *bytes -= oldest.bytes.len();
+            if let Some(of) = self.origins.get_mut(&oldest.origin)
+                && of.pieces.pop_front_if(|first| *first == oldest.first).is_some()
+            {
+                of.bytes -= oldest.bytes.len();
+            }
+        }
+    }
+
     /// What nobody told again is over.
     fn expire(&mut self, now: Instant) {
         for process in self.processes.values_mut() {
             let silent = now.saturating_duration_since(process.heard) >= Duration::from_millis(SHARE_EXPIRY_MS);
             if silent && process.row.counts() {
                 self.sum.count(&mut process.row, false);
+                if let Some(of) = self.origins.get_mut(&process.origin) {
+                    of.active -= 1;
+                }
                 self.version += 1;
             }
         }
@@ -240,7 +330,12 @@ impl PoolRelay {
         self.dropped += if cursor.told_at.is_some() { lost } else { 0 };
         let mut placements = Vec::new();
         let told = self.placements.partition_point(|placed| placed.first < cursor.placement);
-        for placed in self.placements.range(told..).filter(|placed| placed.process_id != process_id) {
+        let told = self.placements.range(told..).filter(|placed| placed.process_id != process_id);
+        for placed in told {
+            if placed.bytes.is_empty() {
+                self.dropped += placed.count;
+                continue;
+            }
             if placements.len() + placed.bytes.len() > PLACEMENTS_BYTES_MAX {
                 cursor.placement = placed.first;
                 return (placements, false);
@@ -260,7 +355,7 @@ mod tests {
         let mut pool = PoolRelay::default();
         let now = Instant::now();
         for process_id in 1..=3 {
-            pool.processes.insert(process_id, Process::new(now));
+            pool.join(process_id, &Origin::default(), now);
         }
         (pool, now)
     }
@@ -294,13 +389,15 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_go_first_when_there_are_too_many_and_that_is_counted() {
+    fn the_oldest_of_an_origin_go_first_when_it_places_too_much_and_that_is_counted() {
         let (pool, now) = relay();
         let mut relay = Relay { began: now, pools: BTreeMap::from([("p".to_owned(), pool)]) };
+        relay.join("p", (4, &of(4)), now);
         let mut cursor = Cursor { told_at: Some(now), ..Cursor::default() };
+        placed(&mut relay, 4, 1_000, 3);
         // Each fills a message.
-        let count = (BYTES_KEPT_MAX / PLACEMENTS_BYTES_MAX + 5) as u64;
-        for block in 0..count {
+        let kept = (BYTES_PER_ORIGIN_MAX / PLACEMENTS_BYTES_MAX) as u64;
+        for block in 0..kept + 500 {
             placed(&mut relay, 1, block, PLACEMENTS_BYTES_MAX / 8 - 2);
         }
         let pool = relay.pools.get_mut("p").unwrap();
@@ -308,14 +405,29 @@ mod tests {
         while let (placements, all) = pool.placements_for(2, &mut cursor)
             && !placements.is_empty()
         {
-            assert_eq!(placements.len(), PLACEMENTS_BYTES_MAX, "as much as one message holds");
+            assert!(placements.len() <= PLACEMENTS_BYTES_MAX);
             got.extend(firsts(&placements));
             if all {
                 break;
             }
         }
-        assert_eq!(got, (5..count).collect::<Vec<_>>());
-        assert_eq!(relay.dropped("p"), 5);
+        assert_eq!(got, [1_000].into_iter().chain(500..500 + kept).collect::<Vec<_>>(), "another's is there still");
+        assert_eq!((pool.dropped, pool.bytes), (500, pool.placements.iter().map(|placed| placed.bytes.len()).sum()));
+    }
+
+    #[test]
+    fn placements_are_kept_for_no_longer_than_they_count() {
+        let (pool, now) = relay();
+        let mut relay = Relay { began: now, pools: BTreeMap::from([("p".to_owned(), pool)]) };
+        for block in 0..1_000 {
+            placed(&mut relay, 1, block, 3);
+        }
+        let pool = relay.pools.get_mut("p").unwrap();
+        pool.tidy(now);
+        assert_eq!(pool.placements.len(), 1_000);
+        pool.tidy(now + KEPT_MAX + Duration::from_secs(60));
+        assert_eq!((pool.placements.len(), pool.bytes, pool.origins[&Origin::default()].bytes), (0, 0, 0));
+        assert!(pool.origins[&Origin::default()].pieces.is_empty());
     }
 
     #[test]
@@ -333,6 +445,7 @@ mod tests {
             ledger.rows().for_each(|(endpoint, load)| sum.add(endpoint, load));
             let row = sum.row(RowHead::default(), [], &[]);
             pool.sum.read(&mut pool.processes.get_mut(&process_id).unwrap().row, row);
+            pool.set_active(&Origin::default(), false, true);
         }
         let heard = |pool: &mut PoolRelay, process_id| {
             let (mut sum, mut row) = (Sum::default(), PeerRow::default());
@@ -348,6 +461,31 @@ mod tests {
         let mut relay = Relay { began: now, pools: BTreeMap::from([("p".to_owned(), pool)]) };
         relay.leave("p", 2);
         assert_eq!(heard(relay.pools.get_mut("p").unwrap(), 1), 0);
+    }
+
+    fn of(last: u8) -> Origin {
+        Origin { certificate: None, address: Some([10, 0, 0, last].into()) }
+    }
+
+    #[test]
+    fn many_processes_of_one_origin_stand_for_a_few() {
+        let (mut relay, now) = (Relay::default(), Instant::now());
+        let row = || state::Share { pool: "p".to_owned(), row: vec![0; RowHead::BYTES], ..state::Share::default() };
+        for process_id in 1..=100 {
+            relay.join("p", (process_id, &of(if process_id <= 3 { 1 } else { 2 })), now);
+            relay.told(process_id, row(), now);
+        }
+        let active = |relay: &Relay, id| relay.pools["p"].active_beside(id);
+        assert_eq!(
+            [1, 4, 999].map(|id| active(&relay, id)),
+            [2 + ACTIVE_PER_ORIGIN_MAX, 3 + ACTIVE_PER_ORIGIN_MAX, 3 + ACTIVE_PER_ORIGIN_MAX]
+        );
+        (4..=90).for_each(|id| relay.leave("p", id));
+        assert_eq!([1, 91].map(|id| active(&relay, id)), [12, 12]);
+        relay.pools.get_mut("p").unwrap().expire(now + Duration::from_secs(3));
+        assert_eq!([1, 91].map(|id| active(&relay, id)), [0, 0]);
+        (1..=100).for_each(|id| relay.leave("p", id));
+        assert!(relay.pools["p"].origins.is_empty());
     }
 
     #[test]

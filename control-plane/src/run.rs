@@ -8,15 +8,15 @@ use std::time::{Duration, SystemTime};
 
 use discovery::Followed;
 use envoy_types::pb::envoy::service::endpoint::v3::endpoint_discovery_service_server::EndpointDiscoveryServiceServer;
-use proto::MESSAGE_BYTES_MAX;
 use proto::state::state_service_server::StateServiceServer;
+use proto::{MESSAGE_BYTES_MAX, PROXY_MESSAGE_BYTES_MAX};
 use tokio::task::JoinSet;
 use tonic::service::Routes;
 
 use crate::admin::Admin;
 use crate::args::{EndpointTlsArgs, ObjectsArgs, ScrapeArgs, Serve, StateTls};
 use crate::config::Latency;
-use crate::eds::EdsServer;
+use crate::eds::{self, EdsServer};
 use crate::ext_proc;
 use crate::latency;
 use crate::lease;
@@ -303,8 +303,10 @@ fn scraping(args: ScrapeArgs) -> Scrape {
 pub async fn serve_state(incoming: Incoming, shared: Arc<Shared>, mut shutdown: Shutdown) -> &'static str {
     let state = StateServer::new(Arc::clone(&shared), shutdown.clone());
     let calls = push::calls::router(state.clone());
-    let state = StateServiceServer::new(state).max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX);
-    let eds = EndpointDiscoveryServiceServer::new(EdsServer::new(shared, shutdown.clone())).max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let state =
+        StateServiceServer::new(state).max_decoding_message_size(PROXY_MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let eds = EndpointDiscoveryServiceServer::new(EdsServer::new(shared, shutdown.clone()));
+    let eds = eds.max_decoding_message_size(eds::REQUEST_BYTES_MAX);
     let served = server()
         .accept_http1(true) // calls may come either way
         .layer(identify())

@@ -8,7 +8,7 @@
 //!
 //! Readers are woken only by change and always read whole rows, so nobody queues old state for anybody.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -18,9 +18,10 @@ use scheduler::Version;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::counters::{Counters, Totals};
+use crate::counters::{Counted, Counters, Totals};
 use crate::ext_proc::Streams;
 use crate::latency::Learners;
+use crate::peer::{Origin, Origins, Peer, Remote};
 use crate::pool::PoolView;
 use crate::relay::Relay;
 use crate::scrape::{BusyHint, ScrapeStats};
@@ -36,7 +37,7 @@ pub type Proxies = BTreeMap<u64, Proxy>;
 /// The most streams of one kind served at once: far above the proxies of a cluster, far below what memory holds.
 pub const STREAMS_MAX: usize = 4096;
 
-/// How long the acknowledgements of a closed EDS stream stand for its node: Envoy waits up to 30 s before it reconnects, and until then
+/// How long the acknowledgements of a closed EDS stream stand for its Envoy: Envoy waits up to 30 s before it reconnects, and until then
 /// it keeps the hosts it had.
 pub const EDS_LINGER: Duration = Duration::from_secs(35);
 
@@ -55,6 +56,8 @@ pub struct Shared {
     pub eds: watch::Sender<EdsStreams>,
     /// Proxies' state streams.
     pub proxies: watch::Sender<Proxies>,
+    /// What each origin of streams has of the daemon.
+    pub origins: Arc<Origins>,
     sequence: AtomicU64,
     stream_id: AtomicU64,
     counters: Mutex<Counters>,
@@ -86,12 +89,8 @@ pub struct ScraperHandle {
 /// What a proxy's state stream is at.
 #[derive(Clone, Debug)]
 pub struct Proxy {
-    /// Envoy's node id.
-    pub node_id: String,
-    /// Its process.
-    pub process_id: u64,
-    /// Where it connects from.
-    pub peer: String,
+    /// Who it is.
+    pub peer: Peer,
     /// Since when.
     pub since: SystemTime,
     /// What it has, by pool asked for.
@@ -111,12 +110,17 @@ pub struct ProxyPool {
     pub refused: Option<String>,
 }
 
-/// Every node's EDS streams.
+/// Every Envoy's EDS streams.
+///
+/// Envoy does not say which process an EDS stream is of. Those that share a connection with a state stream are of its process; where there is none,
+/// those of the same origin and node id are taken for it.
 #[derive(Clone, Debug, Default)]
 pub struct EdsStreams {
     /// The open ones, by stream.
     pub open: BTreeMap<u64, EdsStream>,
-    closed: BTreeMap<(String, String), Closed>,
+    /// The open ones of each Envoy, as far as Envoys are told apart.
+    by_envoy: BTreeMap<(Origin, String), BTreeSet<u64>>,
+    closed: BTreeMap<(Origin, String, String), Closed>,
 }
 
 #[derive(Clone, Debug)]
@@ -131,7 +135,7 @@ pub struct EdsStream {
     /// Envoy's node id.
     pub node_id: String,
     /// Where it connects from.
-    pub peer: String,
+    pub remote: Remote,
     /// Since when.
     pub since: SystemTime,
     /// What it has, by pool subscribed to.
@@ -145,12 +149,14 @@ pub struct EdsAck {
     pub acked: u64,
     /// Why it refused the last, if it did.
     pub refused: Option<String>,
+    /// It has not taken over the newest it was sent for longer than [`crate::eds::EDS_ACK_WAIT_MAX`].
+    pub late: bool,
 }
 
-/// What the EDS streams of a node say about a pool.
+/// What the EDS streams of a proxy say about a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NodeEds {
-    /// None is subscribed: Envoy gets its hosts from elsewhere, or has not asked yet.
+pub enum ProxyEds {
+    /// None is subscribed, or none answers: Envoy gets its hosts from elsewhere, or has not asked yet.
     None,
     /// All acknowledged this generation, or a newer one.
     Acked(u64),
@@ -169,6 +175,7 @@ impl Shared {
             pools: watch::Sender::new(Pools::default()),
             eds: watch::Sender::new(EdsStreams::default()),
             proxies: watch::Sender::new(Proxies::new()),
+            origins: Arc::default(),
             sequence: AtomicU64::new(0),
             stream_id: AtomicU64::new(0),
             counters: Mutex::new(Counters::default()),
@@ -204,10 +211,12 @@ impl Shared {
     }
 
     /// A process reported. Whoever was picked is looked at more often.
-    pub fn report(&self, process_id: u64, report: &state::Report, now: Instant) {
-        let picked = self.counters().report(process_id, report, now);
+    pub fn report(&self, peer: &Peer, report: Vec<state::VmCounters>, now: Instant) {
+        // What takes long is done before others are kept waiting.
+        let totals: Vec<_> = report.into_iter().map(Counted::of_vm).collect();
+        let picked = self.counters().report(peer, totals, now);
         for (pool, id) in picked {
-            if let Some(scraper) = self.scrapers.get(pool.as_str()) {
+            if let Some(scraper) = self.scrapers.get(&*pool) {
                 scraper.busy.picked(id);
             }
         }
@@ -273,28 +282,85 @@ impl Pools {
 // === impl EdsStreams ===
 
 impl EdsStreams {
-    /// What the streams of `node_id` say about `pool`. Streams closed a moment ago count as they were.
+    /// What the streams of `peer` say about `pool`. Streams closed a moment ago count as they were.
     #[must_use]
-    pub fn of_node(&self, node_id: &str, pool: &str, now: Instant) -> NodeEds {
-        let open = self.open.values().filter(|s| s.node_id == node_id).filter_map(|s| s.pools.get(pool));
-        if let Some(acked) = open.map(|ack| ack.acked).min() {
-            return NodeEds::Acked(acked);
+    pub fn of(&self, peer: &Peer, pool: &str, now: Instant) -> ProxyEds {
+        let Peer { node_id, remote, .. } = peer;
+        let envoy = (remote.origin.clone(), node_id.clone());
+        let streams = self.by_envoy.get(&envoy).into_iter().flatten().filter_map(|id| self.open.get(id));
+        let acks = streams.filter_map(|stream| Some((stream.is_of(remote), stream.pools.get(pool)?)));
+        let [mut own, mut any] = [Acks::default(); 2];
+        for (is_own, ack) in acks {
+            if is_own {
+                // What its Envoy refused it does not have, however long ago.
+                own.add(ack, ack.late && ack.refused.is_none());
+            } else {
+                any.add(ack, ack.late);
+            }
         }
-        match self.closed.get(&(node_id.to_owned(), pool.to_owned())) {
-            Some(closed) if now.saturating_duration_since(closed.at) < EDS_LINGER => NodeEds::Acked(closed.acked),
-            _ => NodeEds::None,
+        let acks = if own.streams > 0 { own } else { any };
+        match (acks.least, self.closed.get(&(envoy.0, envoy.1, pool.to_owned()))) {
+            (Some(acked), _) => ProxyEds::Acked(acked),
+            (None, Some(closed)) if acks.streams == 0 && now.saturating_duration_since(closed.at) < EDS_LINGER => {
+                ProxyEds::Acked(closed.acked)
+            }
+            _ => ProxyEds::None,
         }
+    }
+
+    /// Takes a stream in.
+    pub fn open(&mut self, stream_id: u64, stream: EdsStream) {
+        self.by_envoy.entry(stream.envoy()).or_default().insert(stream_id);
+        self.open.insert(stream_id, stream);
     }
 
     /// Takes a stream out, remembering for a while what it had acknowledged.
     pub fn close(&mut self, stream_id: u64, now: Instant) {
         self.closed.retain(|_, closed| now.saturating_duration_since(closed.at) < EDS_LINGER);
         let Some(stream) = self.open.remove(&stream_id) else { return };
-        for (pool, ack) in stream.pools {
-            if self.closed.len() < STREAMS_MAX {
-                self.closed.insert((stream.node_id.clone(), pool), Closed { at: now, acked: ack.acked });
+        let envoy = stream.envoy();
+        if let Some(streams) = self.by_envoy.get_mut(&envoy) {
+            streams.remove(&stream_id);
+            if streams.is_empty() {
+                self.by_envoy.remove(&envoy);
             }
         }
+        // One that acknowledged nothing says nothing of what its Envoy has.
+        for (pool, ack) in stream.pools.into_iter().filter(|(_, ack)| ack.acked > 0 && !ack.late) {
+            if self.closed.len() < STREAMS_MAX {
+                self.closed.insert((envoy.0.clone(), envoy.1.clone(), pool), Closed { at: now, acked: ack.acked });
+            }
+        }
+    }
+}
+
+/// What some streams have acknowledged.
+#[derive(Clone, Copy, Debug, Default)]
+struct Acks {
+    streams: usize,
+    /// The least of those that count.
+    least: Option<u64>,
+}
+
+impl Acks {
+    fn add(&mut self, ack: &EdsAck, is_left_out: bool) {
+        self.streams += 1;
+        if !is_left_out {
+            self.least = Some(self.least.map_or(ack.acked, |least| least.min(ack.acked)));
+        }
+    }
+}
+
+// === impl EdsStream ===
+
+impl EdsStream {
+    fn envoy(&self) -> (Origin, String) {
+        (self.remote.origin.clone(), self.node_id.clone())
+    }
+
+    /// Is it on that very connection?
+    fn is_of(&self, remote: &Remote) -> bool {
+        self.remote.socket.is_some() && self.remote.socket == remote.socket
     }
 }
 
@@ -302,31 +368,69 @@ impl EdsStreams {
 mod tests {
     use super::*;
 
-    fn stream(node_id: &str, acked: u64) -> EdsStream {
-        let pools = BTreeMap::from([("p".to_owned(), EdsAck { acked, refused: None })]);
-        EdsStream { node_id: node_id.to_owned(), peer: String::new(), since: SystemTime::UNIX_EPOCH, pools }
+    const NODE: &str = "n";
+
+    fn remote(last: u8, port: u16) -> Remote {
+        Remote::new(None, Some(([10, 0, 0, last], port).into()))
+    }
+
+    fn peer(remote: Remote) -> Peer {
+        Peer { node_id: NODE.to_owned(), process_id: 1, id: 1, remote }
+    }
+
+    fn stream(remote: Remote, acked: u64) -> EdsStream {
+        let pools = BTreeMap::from([("p".to_owned(), EdsAck { acked, ..EdsAck::default() })]);
+        EdsStream { node_id: NODE.to_owned(), remote, since: SystemTime::UNIX_EPOCH, pools }
     }
 
     #[test]
-    fn a_node_has_acknowledged_what_all_its_streams_have() {
+    fn a_proxy_has_what_all_streams_of_its_connection_have_else_those_of_its_origin_and_node() {
         let now = Instant::now();
         let mut eds = EdsStreams::default();
-        assert_eq!(eds.of_node("n", "p", now), NodeEds::None);
-        eds.open.extend([(1, stream("n", 5)), (2, stream("n", 3)), (3, stream("other", 1))]);
-        assert_eq!(eds.of_node("n", "p", now), NodeEds::Acked(3));
-        assert_eq!(eds.of_node("n", "another pool", now), NodeEds::None);
+        assert_eq!(eds.of(&peer(remote(1, 1)), "p", now), ProxyEds::None);
+        eds.open(1, stream(remote(1, 1), 5));
+        eds.open(2, stream(remote(1, 1), 4));
+        eds.open(3, stream(remote(1, 2), 3));
+        eds.open(4, stream(remote(2, 1), 1));
+        eds.open(5, EdsStream { node_id: "other".to_owned(), ..stream(remote(1, 1), 0) });
+        assert_eq!(eds.of(&peer(remote(1, 1)), "p", now), ProxyEds::Acked(4));
+        assert_eq!(eds.of(&peer(remote(1, 9)), "p", now), ProxyEds::Acked(3));
+        assert_eq!(eds.of(&peer(remote(3, 1)), "p", now), ProxyEds::None);
+        assert_eq!(eds.of(&peer(remote(1, 1)), "another pool", now), ProxyEds::None);
     }
 
     #[test]
-    fn a_closed_stream_stands_for_its_node_until_envoy_must_be_back() {
+    fn one_that_does_not_answer_counts_no_more_and_one_that_refuses_only_for_its_own_connection() {
         let now = Instant::now();
         let mut eds = EdsStreams::default();
-        eds.open.extend([(1, stream("n", 5)), (2, stream("n", 3))]);
+        let mut late = stream(remote(1, 1), 0);
+        late.pools.get_mut("p").unwrap().late = true;
+        eds.open(1, late.clone());
+        assert_eq!(eds.of(&peer(remote(1, 1)), "p", now), ProxyEds::None);
+        late.pools.get_mut("p").unwrap().refused = Some("no".to_owned());
+        eds.open(1, late);
+        assert_eq!(eds.of(&peer(remote(1, 1)), "p", now), ProxyEds::Acked(0));
+        assert_eq!(eds.of(&peer(remote(1, 2)), "p", now), ProxyEds::None);
+        eds.open(2, stream(remote(1, 2), 8));
+        assert_eq!(eds.of(&peer(remote(1, 3)), "p", now), ProxyEds::Acked(8));
+    }
+
+    #[test]
+    fn a_closed_stream_stands_for_its_envoy_until_envoy_must_be_back() {
+        let now = Instant::now();
+        let mut eds = EdsStreams::default();
+        let peer = peer(remote(1, 9));
+        eds.open(1, stream(remote(1, 1), 5));
+        eds.open(2, stream(remote(1, 2), 3));
         eds.close(1, now);
-        assert_eq!(eds.of_node("n", "p", now), NodeEds::Acked(3), "an open stream says more than a closed one");
+        assert_eq!(eds.of(&peer, "p", now), ProxyEds::Acked(3), "an open stream says more than a closed one");
         eds.close(2, now);
-        assert_eq!(eds.of_node("n", "p", now + EDS_LINGER / 2), NodeEds::Acked(3));
-        assert_eq!(eds.of_node("n", "p", now + EDS_LINGER), NodeEds::None);
+        assert_eq!(eds.of(&peer, "p", now + EDS_LINGER / 2), ProxyEds::Acked(3));
+        assert_eq!(eds.of(&peer, "p", now + EDS_LINGER), ProxyEds::None);
+        eds.open(3, stream(remote(1, 1), 0));
+        eds.close(3, now);
+        assert_eq!(eds.of(&peer, "p", now), ProxyEds::Acked(3), "one that acknowledged nothing says nothing");
         eds.close(9, now); // never opened
+        assert!(eds.by_envoy.is_empty());
     }
 }

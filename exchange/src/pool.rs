@@ -25,7 +25,7 @@ pub use ejection::{Ejection, Ejections};
 pub(crate) use judging::Sent;
 pub use observed::{OBSERVATION_BYTES, OBSERVATIONS_MAX, Observed};
 pub(crate) use pick::{Held, Picked, Token};
-pub use row::{OwnRow, PeerRow, RowHead, Sum};
+pub use row::{OwnRow, PeerRow, RowHead, Sum, TOLD_MS_MAX};
 pub(crate) use watch::{Ending, ms_between};
 
 use std::collections::VecDeque;

@@ -30,6 +30,9 @@ pub const SCHEMA: u32 = 2;
 /// The largest message either side accepts, in bytes: 1,024 endpoints with 1 KiB of labels each, four times over.
 pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
 
+/// The largest message a proxy sends, in bytes: the daemon reads hundreds of streams at once, and each may hold so much of a message that never ends.
+pub const PROXY_MESSAGE_BYTES_MAX: usize = 512 << 10;
+
 /// A daemon sends metrics at least this often, changed or not: silence is how a filter learns that it is gone.
 pub const METRICS_INTERVAL_MAX_MS: u64 = 500;
 

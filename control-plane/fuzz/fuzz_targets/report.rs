@@ -2,17 +2,21 @@
 
 #![no_main]
 
-use control_plane::counters::Counters;
+use control_plane::counters::{Counted, Counters};
+use control_plane::peer::{Peer, Remote};
 use control_plane::persist::Saved;
 use libfuzzer_sys::fuzz_target;
-use proto::state::Report;
+use prost::Message;
+use proto::state::VmCounters;
 use tokio::time::Instant;
 
 fuzz_target!(|data: &[u8]| {
     let mut counters = Counters::default();
+    let peer = Peer { node_id: "n".into(), process_id: 1, id: 1, remote: Remote::default() };
     let (first, second) = data.split_at(data.len() / 2);
     for bytes in [data, first, second] {
-        counters.report(1, &Report { counters: vec![bytes.to_vec()] }, Instant::now());
+        let report = VmCounters::decode(bytes).map(Counted::of_vm).into_iter().collect();
+        counters.report(&peer, report, Instant::now());
     }
     let _ = counters.totals("", Instant::now());
     if let Ok(text) = std::str::from_utf8(data) {

@@ -1,10 +1,14 @@
 //! What one EDS stream is to be sent next: pure, the same for both variants of the protocol.
 //!
 //! One response is out at a time; the next, when its acknowledgement or refusal is in, carries the newest set, whatever came between.
-//! A refused set is not sent again: Envoy keeps its last good one until the set changes.
+//! A refused set is not sent again: Envoy keeps its last good one until the set changes. Envoys answer at once; one that has not taken over what it was
+//! sent for [`EDS_ACK_WAIT_MAX`] is marked late, until it has.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use tokio::time::Instant;
+
+use super::EDS_ACK_WAIT_MAX;
 use crate::shared::{EdsAck, Pools};
 
 /// A stream's subscriptions.
@@ -16,6 +20,10 @@ pub struct Subscription {
     sent: BTreeMap<String, u64>,
     acks: BTreeMap<String, EdsAck>,
     nonce: u64,
+    /// Names asked for that nobody knows were mentioned.
+    unknown: bool,
+    /// Since when something sent is not taken over.
+    waits: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -55,6 +63,11 @@ impl Subscription {
         self.names = names;
     }
 
+    /// Are unknown names asked for for the first time?
+    pub fn is_first_unknown(&mut self) -> bool {
+        !std::mem::replace(&mut self.unknown, true)
+    }
+
     /// The names subscribed to.
     #[must_use]
     pub fn names(&self) -> &BTreeSet<String> {
@@ -73,15 +86,30 @@ impl Subscription {
         for (name, generation) in in_flight.generations {
             let Some(ack) = self.acks.get_mut(&name) else { continue };
             match answer {
-                Answer::Accepted => *ack = EdsAck { acked: generation, refused: None },
+                Answer::Accepted => *ack = EdsAck { acked: generation, ..EdsAck::default() },
                 Answer::Refused(why) => ack.refused = Some(why.clone()),
             }
+        }
+        if *answer == Answer::Accepted {
+            self.waits = None;
         }
         true
     }
 
+    /// When it will be late, if it is not already and does not answer.
+    #[must_use]
+    pub fn late_at(&self) -> Option<Instant> {
+        self.waits.filter(|_| self.acks.values().all(|ack| !ack.late)).map(|since| since + EDS_ACK_WAIT_MAX)
+    }
+
+    /// The time has come that [`Self::late_at`] told.
+    pub fn mark_late(&mut self) {
+        let behind = |(name, ack): &(&String, &mut EdsAck)| self.sent.get(*name).is_some_and(|sent| *sent > ack.acked);
+        self.acks.iter_mut().filter(behind).for_each(|(_, ack)| ack.late = true);
+    }
+
     /// What to send now, if anything; it counts as sent.
-    pub fn due(&mut self, pools: &Pools) -> Option<Due> {
+    pub fn due(&mut self, pools: &Pools, now: Instant) -> Option<Due> {
         if self.in_flight.is_some() {
             return None;
         }
@@ -93,6 +121,7 @@ impl Subscription {
             return None;
         }
         self.nonce += 1;
+        self.waits = self.waits.or(Some(now));
         let nonce = self.nonce.to_string();
         self.sent.extend(generations.iter().cloned());
         let changed = generations.iter().map(|(name, _)| name.clone()).collect();

@@ -21,6 +21,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use super::health::Health;
 use super::peers::Peers;
 use crate::counters::Totals;
+use crate::peer::{Origin, Peer};
 use crate::push::Session;
 use crate::relay::SHARE_INTERVAL;
 use crate::shared::Shared;
@@ -126,7 +127,7 @@ impl Front {
     pub async fn keep(self: Arc<Self>, shared: Arc<Shared>, mut shutdown: Shutdown, health: Health) {
         // 0 is nobody among processes.
         let process_id = rand::random::<u64>().max(1);
-        let mut session = Session::new(NODE.to_owned(), process_id, self.pools.keys().map(ToString::to_string), Instant::now());
+        let mut session = Session::new(Peer::front(NODE, process_id), self.pools.keys().map(ToString::to_string), Instant::now());
         let (mut pools, mut relayed) = (shared.pools.subscribe(), shared.relayed.subscribe());
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -186,7 +187,7 @@ impl Front {
                 if !refused.is_empty() {
                     tracing::error!(pool = name, why = refused, "the ext_proc front cannot use a roster; it keeps the one it had");
                 }
-                Some(state::Ack { pool: name, version, refused })
+                Some(state::Ack { pool: name, version, refused, held: None })
             }
             daemon_message::Message::Metrics(metrics) => {
                 let mut pool = self.pools.get(metrics.pool.as_str())?.lock();
@@ -223,7 +224,7 @@ impl Front {
             observed(name, pool).into_iter().for_each(|observations| shared.observed(process_id, observations));
             // Proxies share only with those who pick: not with a front that nobody asks.
             if *used && peers.join() {
-                shared.relay().join(name, process_id, Instant::now());
+                shared.relay().join(name, (process_id, &Origin::default()), Instant::now());
                 shared.relayed.send_replace(());
             }
         }

@@ -9,13 +9,15 @@
 //! [`SILENCE_MAX`]. A message that did not arrive is not sent again: the proxy then begins anew, as it does when a stream breaks.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::collections::btree_map::Entry;
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, Extension, State};
+use axum::body::{Body, to_bytes};
+use axum::extract::{FromRequestParts, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
@@ -28,8 +30,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::TcpConnectInfo;
 use tonic::{Code, Status};
 
-use super::StateServer;
-use crate::shared::STREAMS_MAX;
+use super::{StateServer, refusal};
+use crate::listen::PeerName;
+use crate::peer::{Kind, Origin, Remote};
 
 /// How long a call is held when there is nothing to say. Metrics come twice a second: this is for a proxy whose pools are not known yet.
 const HOLD_MAX: Duration = Duration::from_secs(1);
@@ -40,11 +43,17 @@ const SILENCE_MAX: Duration = Duration::from_secs(5);
 /// Messages told but not taken yet, of one connection; a call that tells more waits.
 const TOLD_MAX: usize = 16;
 
+/// The most messages of one call: those of seconds in which the daemon answered nothing.
+const MESSAGES_MAX: usize = 4_096;
+
 /// No further message is put into an answer of so many bytes.
 const ANSWER_BYTES: usize = MESSAGE_BYTES_MAX / 4;
 
 /// The header that names a connection.
 const SESSION: &str = "x-switchpoint-session";
+
+/// How long the body of a call may take: a proxy sends it at once.
+const UPLOAD_MAX: Duration = Duration::from_secs(10);
 
 /// The connections.
 #[derive(Clone, Debug)]
@@ -56,6 +65,8 @@ struct Calls {
 /// The proxy's ends of a connection.
 #[derive(Debug)]
 struct Connection {
+    /// Whose it is: calls from elsewhere are none of it.
+    origin: Origin,
     told: mpsc::Sender<Result<state::ProxyMessage, Status>>,
     heard: AsyncMutex<mpsc::Receiver<Result<state::DaemonMessage, Status>>>,
     called: Mutex<Instant>,
@@ -66,17 +77,20 @@ pub fn router(server: StateServer) -> Router {
     Router::new()
         .route("/switchpoint/state/tell", post(tell))
         .route("/switchpoint/state/hear", post(hear))
-        .layer(DefaultBodyLimit::max(MESSAGE_BYTES_MAX))
         .with_state(Calls { server, table: Arc::default() })
 }
 
-async fn tell(State(calls): State<Calls>, peer: Option<Extension<TcpConnectInfo>>, headers: HeaderMap, body: Bytes) -> Result<(), Refusal> {
+async fn tell(State(calls): State<Calls>, Caller(remote): Caller, headers: HeaderMap, body: Body) -> Result<(), Refusal> {
     let session = session(&headers)?;
-    let messages = messages(&body)?;
+    // Before it is read, and until all of it is taken: a body takes as much memory as a message may.
+    let _seat = calls.server.shared.origins.seat(Kind::Upload, &remote.origin, Instant::now()).map_err(refusal)?;
+    let body = tokio::time::timeout(UPLOAD_MAX, to_bytes(body, MESSAGE_BYTES_MAX)).await;
+    let body = body.map_err(|_| Status::deadline_exceeded("the body took too long"))?;
+    let messages = messages(&body.map_err(|error| Status::out_of_range(format!("{MESSAGE_BYTES_MAX} bytes at most: {error}")))?)?;
     let hello = matches!(messages.first(), Some(state::ProxyMessage { message: Some(proxy_message::Message::Hello(_)) }));
-    let connection = match calls.find(session) {
+    let connection = match calls.find(session, &remote.origin) {
         Some(connection) => connection,
-        None if hello => calls.begin(session, peer.and_then(|Extension(peer)| peer.remote_addr()))?,
+        None if hello => calls.begin(session, remote)?,
         None => return Err(over()),
     };
     for message in messages {
@@ -85,8 +99,8 @@ async fn tell(State(calls): State<Calls>, peer: Option<Extension<TcpConnectInfo>
     Ok(())
 }
 
-async fn hear(State(calls): State<Calls>, headers: HeaderMap) -> Result<Vec<u8>, Refusal> {
-    let connection = calls.find(session(&headers)?).ok_or_else(over)?;
+async fn hear(State(calls): State<Calls>, Caller(remote): Caller, headers: HeaderMap) -> Result<Vec<u8>, Refusal> {
+    let connection = calls.find(session(&headers)?, &remote.origin).ok_or_else(over)?;
     let mut heard = connection.heard.lock().await;
     let mut answer = Vec::new();
     match tokio::time::timeout(HOLD_MAX, heard.recv()).await {
@@ -116,14 +130,14 @@ fn session(headers: &HeaderMap) -> Result<u64, Refusal> {
 
 fn messages(body: &[u8]) -> Result<Vec<state::ProxyMessage>, Refusal> {
     let (mut messages, mut rest) = (Vec::new(), body);
-    while !rest.is_empty() {
+    while !rest.is_empty() && messages.len() < MESSAGES_MAX {
         let message = frames::take(rest).and_then(|(message, after)| {
             rest = after;
             state::ProxyMessage::decode(message).ok()
         });
         messages.push(message.ok_or_else(|| Refusal(Status::invalid_argument("this is no sequence of messages")))?);
     }
-    Ok(messages)
+    if rest.is_empty() { Ok(messages) } else { Err(Refusal(Status::invalid_argument(format!("more than {MESSAGES_MAX} messages")))) }
 }
 
 fn over() -> Refusal {
@@ -133,26 +147,27 @@ fn over() -> Refusal {
 // === impl Calls ===
 
 impl Calls {
-    fn find(&self, session: u64) -> Option<Arc<Connection>> {
+    /// The connection of that name, if it is of that origin.
+    fn find(&self, session: u64, origin: &Origin) -> Option<Arc<Connection>> {
         let connection = self.table.lock().unwrap_or_else(PoisonError::into_inner).get(&session).cloned();
-        connection.inspect(|connection| connection.touch())
+        connection.filter(|connection| connection.origin == *origin).inspect(|connection| connection.touch())
     }
 
     /// Begins a connection, and ends it when it is over.
-    fn begin(&self, session: u64, peer: Option<SocketAddr>) -> Result<Arc<Connection>, Refusal> {
+    fn begin(&self, session: u64, remote: Remote) -> Result<Arc<Connection>, Refusal> {
+        let seat = self.server.seat(&remote)?;
         let ((told, inbound), (outbound, heard)) = (mpsc::channel(TOLD_MAX), mpsc::channel(1));
-        let connection = Arc::new(Connection { told, heard: AsyncMutex::new(heard), called: Mutex::new(Instant::now()) });
-        {
-            let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-            if table.len() >= STREAMS_MAX {
-                return Err(Refusal(Status::resource_exhausted(format!("{STREAMS_MAX} connections are open already"))));
-            }
-            table.insert(session, Arc::clone(&connection));
+        let origin = remote.origin.clone();
+        let connection = Arc::new(Connection { origin, told, heard: AsyncMutex::new(heard), called: Mutex::new(Instant::now()) });
+        match self.table.lock().unwrap_or_else(PoisonError::into_inner).entry(session) {
+            Entry::Vacant(entry) => drop(entry.insert(Arc::clone(&connection))),
+            Entry::Occupied(_) => return Err(over()), // another's, or begun this moment by another call
         }
         let (calls, ours) = (self.clone(), Arc::clone(&connection));
         tokio::spawn(async move {
-            let peer = peer.map_or_else(|| "unknown".to_owned(), |peer| peer.to_string());
-            let served = calls.server.clone().serve(ReceiverStream::new(inbound), outbound.clone(), peer);
+            // Calls come by many connections: none of them is that of an EDS stream for sure.
+            let remote = Remote { socket: None, ..remote };
+            let served = calls.server.clone().serve(ReceiverStream::new(inbound), outbound.clone(), remote, seat);
             let ended = tokio::select! {
                 ended = served => ended,
                 () = ours.silent() => Ok(()),
@@ -190,11 +205,30 @@ impl Connection {
 /// Why a call is refused, as the stream would have ended.
 struct Refusal(Status);
 
+impl From<Status> for Refusal {
+    fn from(status: Status) -> Self {
+        Self(status)
+    }
+}
+
+/// Who calls.
+struct Caller(Remote);
+
+impl<S: Sync> FromRequestParts<S> for Caller {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Infallible> {
+        let socket = parts.extensions.get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
+        Ok(Self(Remote::new(parts.extensions.get::<PeerName>(), socket)))
+    }
+}
+
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let status = match self.0.code() {
             Code::InvalidArgument | Code::FailedPrecondition => StatusCode::BAD_REQUEST,
             Code::NotFound | Code::Aborted => StatusCode::GONE,
+            Code::OutOfRange => StatusCode::PAYLOAD_TOO_LARGE,
             _ => StatusCode::SERVICE_UNAVAILABLE,
         };
         (status, format!("{}\n", self.0.message())).into_response()

@@ -16,11 +16,12 @@ use proto::{METRICS_INTERVAL_MAX_MS, PoolState, state};
 use scheduler::{Endpoint, EndpointMetrics, Version};
 use tokio::time::Instant;
 
+use crate::peer::Peer;
 use crate::pool::{Member, PoolView};
 use crate::relay::Cursor;
-use crate::shared::{EdsStreams, NodeEds, Pools, ProxyPool, Shared};
+use crate::shared::{EdsStreams, Pools, ProxyEds, ProxyPool, Shared};
 
-/// After a Hello, how long an EDS stream of the same node is waited for before Envoy counts as getting its hosts from elsewhere (Istio,
+/// After a Hello, how long an EDS stream of the same proxy is waited for before Envoy counts as getting its hosts from elsewhere (Istio,
 /// static clusters); and, for such an Envoy, how long a new endpoint is held back so that its other source can tell it.
 pub const EDS_ABSENT_GRACE: Duration = Duration::from_millis(300);
 
@@ -38,11 +39,14 @@ const HEARTBEAT: Duration = Duration::from_millis(METRICS_INTERVAL_MAX_MS / 2);
 /// Rosters sent whose acknowledgement is remembered; a proxy further behind than this acknowledges a newer one sooner or later.
 const UNACKED_MAX: usize = 64;
 
+/// How often a stream's term is raised, for each pool, because the proxy holds state of a later one. Once is enough for a proxy that tells the truth; each
+/// costs a whole roster.
+pub const RAISES_MAX: u32 = 3;
+
 /// A proxy's stream.
 #[derive(Debug)]
 pub struct Session {
-    node_id: String,
-    process_id: u64,
+    peer: Peer,
     begun: Instant,
     pools: BTreeMap<String, PoolSession>,
 }
@@ -53,6 +57,10 @@ struct PoolSession {
     roster: Option<SentRoster>,
     metrics: Option<SentMetrics>,
     unacked: VecDeque<(Version, u64)>,
+    /// Its rosters are of this term at least: above what the proxy held when it refused one of ours. The daemon's own term stays what it is, so that what one
+    /// proxy says of its state reaches no other.
+    term_min: u64,
+    raises: u32,
     relayed: Cursor,
     /// The sequence of what was learned, as sent last.
     learned: Option<u64>,
@@ -89,8 +97,8 @@ enum Gate {
 impl Session {
     /// A proxy said hello and asked for `pools`.
     #[must_use]
-    pub fn new(node_id: String, process_id: u64, pools: impl IntoIterator<Item = String>, now: Instant) -> Self {
-        Self { node_id, process_id, begun: now, pools: pools.into_iter().map(|name| (name, PoolSession::default())).collect() }
+    pub fn new(peer: Peer, pools: impl IntoIterator<Item = String>, now: Instant) -> Self {
+        Self { peer, begun: now, pools: pools.into_iter().map(|name| (name, PoolSession::default())).collect() }
     }
 
     /// What the proxy has, for people and for those who wait for its acknowledgement.
@@ -103,11 +111,11 @@ impl Session {
     pub fn next(&mut self, shared: &Shared, now: Instant) -> Option<state::DaemonMessage> {
         use state::daemon_message::Message::{Learned, Metrics, Peers, Roster};
         let (views, eds) = (shared.pools.borrow().clone(), shared.eds.borrow());
-        let (node_id, begun) = (self.node_id.as_str(), self.begun);
+        let (peer, begun) = (&self.peer, self.begun);
         let wrap = |message| Some(state::DaemonMessage { message: Some(message) });
         for (name, pool) in &mut self.pools {
             let Some(view) = views.get(name) else { continue };
-            let gate = gate(node_id, begun, name, &eds, now);
+            let gate = gate(peer, begun, name, &eds, now);
             if let Some(roster) = pool.next_roster(view, gate, begun, shared, now) {
                 return wrap(Roster(roster));
             }
@@ -123,10 +131,9 @@ impl Session {
                 return wrap(Learned(learned));
             }
         }
-        let process_id = self.process_id;
         for (name, pool) in self.pools.iter_mut().filter(|(_, pool)| pool.roster.is_some()) {
             let Some(view) = views.get(name) else { continue };
-            if let Some(peers) = shared.relay().next(view, process_id, &mut pool.relayed, now) {
+            if let Some(peers) = shared.relay().next(view, peer.id, &mut pool.relayed, now) {
                 return wrap(Peers(peers));
             }
         }
@@ -164,8 +171,9 @@ impl Session {
 
     /// The proxy acknowledged or refused a roster. An acknowledgement of what was never sent changes nothing.
     pub fn ack(&mut self, ack: state::Ack) -> Option<&ProxyPool> {
-        let state::Ack { pool, version, refused } = ack;
-        let version = version.map(|v| Version { term: v.term, sequence: v.sequence })?;
+        let state::Ack { pool, version, refused, held } = ack;
+        let [version, held] = [version, held].map(|v| v.map(|v| Version { term: v.term, sequence: v.sequence }));
+        let version = version?;
         let pool = self.pools.get_mut(&pool)?;
         let position = pool.unacked.iter().position(|(sent, _)| *sent == version)?;
         let acked = pool.unacked.drain(..=position).next_back()?;
@@ -174,6 +182,9 @@ impl Session {
             pool.status.refused = None;
         } else {
             pool.status.refused = Some(refused);
+            if let Some(held) = held.filter(|held| *held > version) {
+                pool.raise_above(held);
+            }
         }
         Some(&pool.status)
     }
@@ -182,6 +193,23 @@ impl Session {
 // === impl PoolSession ===
 
 impl PoolSession {
+    /// The proxy holds `held`, of a life of the daemon whose clock was ahead, or of another daemon: it takes nothing older. A term at the end of its range
+    /// has none above it; such a proxy keeps what it has until it is restarted.
+    fn raise_above(&mut self, held: Version) {
+        if let Some(above) = held.term.checked_add(1)
+            && self.raises < RAISES_MAX
+        {
+            self.raises += 1;
+            self.term_min = above;
+            self.roster = None;
+            self.learned = None;
+        }
+    }
+
+    fn of_term(&self, version: Version) -> Version {
+        Version { term: version.term.max(self.term_min), ..version }
+    }
+
     fn next_roster(&mut self, view: &PoolView, gate: Gate, begun: Instant, shared: &Shared, now: Instant) -> Option<state::Roster> {
         let rows: Vec<usize> = (0..).zip(view.members.iter()).filter(|(_, m)| gate.admits(m)).map(|(i, _)| i).collect();
         let withheld = view.members.len() - rows.len();
@@ -195,7 +223,7 @@ impl PoolSession {
         if !due || (rows.is_empty() && withheld > 0) {
             return None;
         }
-        let version = shared.next_version();
+        let version = self.of_term(shared.next_version());
         let endpoints: Vec<Endpoint> = rows.iter().filter_map(|&i| view.members.get(i)).map(|m| m.endpoint(now)).collect();
         let roster = proto::encode_roster(PoolState {
             pool: &view.name,
@@ -236,7 +264,14 @@ impl PoolSession {
     fn next_learned(&mut self, name: &str, shared: &Shared) -> Option<state::Learned> {
         let newest = shared.learned.borrow().get(name).map(Arc::clone)?;
         let sequence = newest.version?.sequence;
-        (self.learned.replace(sequence) != Some(sequence)).then(|| (*newest).clone())
+        let is_new = self.learned.replace(sequence) != Some(sequence);
+        is_new.then(|| {
+            let mut learned = (*newest).clone();
+            if let Some(version) = &mut learned.version {
+                version.term = version.term.max(self.term_min);
+            }
+            learned
+        })
     }
 }
 
@@ -252,11 +287,11 @@ impl Gate {
     }
 }
 
-fn gate(node_id: &str, begun: Instant, pool: &str, eds: &EdsStreams, now: Instant) -> Gate {
-    match eds.of_node(node_id, pool, now) {
-        NodeEds::Acked(generation) => Gate::Eds(generation),
-        NodeEds::None if now < begun + EDS_ABSENT_GRACE => Gate::Undecided,
-        NodeEds::None => now.checked_sub(EDS_ABSENT_GRACE).map_or(Gate::Undecided, Gate::JoinedBefore),
+fn gate(peer: &Peer, begun: Instant, pool: &str, eds: &EdsStreams, now: Instant) -> Gate {
+    match eds.of(peer, pool, now) {
+        ProxyEds::Acked(generation) => Gate::Eds(generation),
+        ProxyEds::None if now < begun + EDS_ABSENT_GRACE => Gate::Undecided,
+        ProxyEds::None => now.checked_sub(EDS_ABSENT_GRACE).map_or(Gate::Undecided, Gate::JoinedBefore),
     }
 }
 

@@ -6,5 +6,6 @@ mod configs;
 mod daemon;
 mod docs;
 mod exposition;
+mod hostile;
 mod manifests;
 mod scrape;

@@ -10,6 +10,8 @@
 //!
 //! Other proxies tell too, by way of the daemon, but their moments come over two clocks and a network: such a record is later than one known
 //! here only if it is by [`OUTSIDE_SLACK_MS`]. It is marked, and the VM that speaks for a process leaves it out, so that nothing goes in circles.
+//! Nor is another proxy believed without end, as it may be hostile: its word ejects for [`MAX_MS`] at most, then for [`OUTSIDE_REST_MS`] only
+//! what is seen here does; it ends no ejection for a failure seen here, and at most half being ejected, those seen here come first.
 
 use scheduler::sort::sort_by;
 use scheduler::{EndpointRef, Readiness, Snapshot};
@@ -33,6 +35,10 @@ const CLEARED_MS: u64 = 60_000;
 
 /// By how much a moment told from outside may be off, in ms: several times what a message to another proxy takes.
 const OUTSIDE_SLACK_MS: u64 = 100;
+
+/// For how long after an answer here, or after the end of an ejection that another proxy asked for, no other proxy can eject the endpoint, in ms: long
+/// enough that requests reach it and their answers or failures tell what is true. A proxy that trusts itself here pays one failed attempt.
+const OUTSIDE_REST_MS: u64 = 10_000;
 
 /// Which endpoints failed lately.
 #[derive(Debug, Default)]
@@ -135,8 +141,10 @@ impl Ejections {
 
     /// Somebody else knows this of an endpoint of the pool. Says whether it is news here.
     pub fn learn(&mut self, told: Ejection, now: Time) -> bool {
+        let told = if told.outside { told.bounded(now) } else { told };
         let known = self.rows.iter_mut().find(|r| r.endpoint == told.endpoint);
         match known {
+            Some(known) if told.outside && known.outweighs(told, now) => return false,
             Some(known) if *known >= told || (told.outside && told.at <= known.at.plus_ms(OUTSIDE_SLACK_MS)) => return false,
             Some(known) => *known = told,
             // Nothing was known against it, or that it answered was told long ago.
@@ -170,7 +178,7 @@ impl Ejections {
             return;
         }
         let ready = snapshot.endpoints().iter().filter(|e| e.readiness == Readiness::Ready).count();
-        sort_by(&mut ejected, |a, b| (b.failures, b.until, a.endpoint) < (a.failures, a.until, b.endpoint));
+        sort_by(&mut ejected, |a, b| (a.outside, b.failures, b.until, a.endpoint) < (b.outside, a.failures, a.until, b.endpoint));
         ejected.truncate(ready / 2);
         out.extend(snapshot.endpoints().iter().map(|e| ejected.iter().any(|r| r.endpoint == e.id)));
     }
@@ -179,6 +187,22 @@ impl Ejections {
 // === impl Ejection ===
 
 impl Ejection {
+    /// What another proxy says, held to what a proxy can have seen.
+    fn bounded(self, now: Time) -> Self {
+        Self { at: self.at.min(now), until: self.until.min(now.plus_ms(MAX_MS)), ..self }
+    }
+
+    /// Does this record stand whatever another proxy says?
+    fn outweighs(&self, told: Self, now: Time) -> bool {
+        match (self.failures > 0, told.failures > 0) {
+            // An ejection for what was seen here is ended by an answer here, or by time.
+            (true, false) => !self.outside && self.until > now,
+            (true, true) => self.outside && now < self.until.plus_ms(OUTSIDE_REST_MS),
+            (false, true) => !self.outside && now.ms_since(self.at) < OUTSIDE_REST_MS,
+            (false, false) => false,
+        }
+    }
+
     fn is_over(&self, now: Time) -> bool {
         self.failures == 0 && now.ms_since(self.at) >= CLEARED_MS
     }
@@ -365,12 +389,58 @@ mod tests {
         assert!(succeed(&mut ejections, 1, 1_150));
         assert!(!ejections.learn(told(1_005, 1), at(1_160)), "told again, and known to be over");
         assert!(ejected(&ejections, &pool, at(1_160)).is_empty());
-        assert!(ejections.learn(told(1_400, 1), at(1_400)), "it failed again elsewhere");
-        assert_eq!(ejected(&ejections, &pool, at(1_401)), [1]);
-        assert!(ejections.learn(told(1_600, 0), at(1_600)), "and did well there");
-        assert!(ejected(&ejections, &pool, at(1_601)).is_empty());
-        eject(&mut ejections, 1, 2_000);
+        let later = 1_150 + OUTSIDE_REST_MS;
+        assert!(ejections.learn(told(later, 1), at(later)), "it failed again elsewhere");
+        assert_eq!(ejected(&ejections, &pool, at(later + 1)), [1]);
+        assert!(ejections.learn(told(later + 200, 0), at(later + 200)), "and did well there");
+        assert!(ejected(&ejections, &pool, at(later + 201)).is_empty());
+        eject(&mut ejections, 1, later + 600);
         assert!(ejections.rows().iter().all(|row| !row.outside), "seen here, it is ours to tell");
+    }
+
+    /// A peer that lies says it again and again, of half the pool and for as long as a number can say.
+    #[test]
+    fn another_proxys_word_ejects_for_seconds_and_not_at_once_again() {
+        let (mut ejections, pool) = (Ejections::default(), pool(4));
+        let lie = |slot, ms: u64| Ejection {
+            at: at(ms),
+            failures: u32::MAX,
+            until: Time(u64::MAX),
+            endpoint: id(slot),
+            outside: true,
+            by_answers: true,
+        };
+        let (mut out, mut longest, mut free) = ([0_u64; 4], 0, 0);
+        for ms in (0..200_000).step_by(100) {
+            for slot in 0..2 {
+                ejections.learn(lie(slot, ms), at(ms));
+            }
+            let ejected = ejected(&ejections, &pool, at(ms));
+            for slot in 0..4_u16 {
+                let spell = &mut out[usize::from(slot)];
+                *spell = if ejected.contains(&slot) { *spell + 100 } else { 0 };
+                longest = longest.max(*spell);
+                // An endpoint that is not ejected gets requests, and serves them.
+                if *spell == 0 {
+                    succeed(&mut ejections, slot, ms);
+                }
+            }
+            free += u64::from(ejected.is_empty()) * 100;
+        }
+        assert!((100..=MAX_MS).contains(&longest), "{longest} ms without a request");
+        assert!(free >= 200_000 * OUTSIDE_REST_MS / (OUTSIDE_REST_MS + MAX_MS) * 9 / 10, "all served for {free} of 200,000 ms");
+    }
+
+    #[test]
+    fn what_was_seen_here_is_left_out_before_what_another_proxy_says() {
+        let (mut ejections, pool) = (Ejections::default(), pool(4));
+        for slot in 0..2 {
+            let told = Ejection { at: at(0), failures: 9, until: at(9_000), endpoint: id(slot), outside: true, by_answers: true };
+            ejections.learn(told, at(0));
+        }
+        eject(&mut ejections, 2, 1);
+        eject(&mut ejections, 3, 1);
+        assert_eq!(ejected(&ejections, &pool, at(2)), [2, 3]);
     }
 
     #[test]

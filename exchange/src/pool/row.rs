@@ -62,6 +62,14 @@ pub struct PeerRow {
     counts: bool,
 }
 
+/// What another process says of a failure ejects for no longer than this, in ms: the longest that a proxy ejects for by what it sees itself. The other
+/// process may be hostile, or its clock broken.
+pub const TOLD_MS_MAX: u64 = 30_000;
+
+/// The most prompts that one process can have waiting at an endpoint, as for requests, which have 16 bits: the rows of as many processes as a daemon
+/// serves add up without reaching the end of a number.
+const PROMPTS_MAX: u32 = 0xffff;
+
 /// Loads compared at once, as most are the same.
 const AT_ONCE: usize = 8;
 
@@ -97,17 +105,29 @@ impl RowHead {
     }
 
     /// Takes over the row of a writer with another clock: as [`Self::stamp`], and what it says of moments it says by ours from now on, as if it
-    /// had been written this moment. False, and nothing done, when it is no row.
+    /// had been written this moment. The one place where what another process says is bounded, in the daemon and in the proxies: no failure is of a
+    /// moment to come, none counts for longer than [`TOLD_MS_MAX`]. False, and nothing done, when it is no row.
     #[must_use]
     pub fn receive(self, row: &mut Vec<u8>) -> bool {
         let Some(read) = PeerRow::parse(std::mem::take(row)) else { return false };
         let (begin, written) = (read.failures_at(), read.head.written.0);
+        let loads = HEAD..HEAD + read.loads * LOAD;
         *row = read.bytes;
+        for load in row.get_mut(loads).unwrap_or_default().as_chunks_mut::<LOAD>().0 {
+            let [_, _, prompts, _] = words(load);
+            let (prompts, tokens) = unpair(prompts);
+            if prompts > PROMPTS_MAX
+                && let Some(to) = load.as_chunks_mut::<WORD>().0.get_mut(2)
+            {
+                *to = pair(PROMPTS_MAX, tokens).to_le_bytes();
+            }
+        }
+        let told_ns_max = Time(0).plus_ms(TOLD_MS_MAX).0;
         for failure in row.get_mut(begin..).unwrap_or_default().as_chunks_mut::<FAILURE>().0 {
             let [_, since, until, _] = words(failure);
-            // Never of a moment to come; and one that answered is left out until 0 by every clock.
             let since = self.written.0.saturating_sub(written.saturating_sub(since));
-            let until = if until == 0 { 0 } else { self.written.0.saturating_add(until.saturating_sub(written)) };
+            // One that answered is left out until 0 by every clock.
+            let until = if until == 0 { 0 } else { self.written.0.saturating_add(until.saturating_sub(written).min(told_ns_max)) };
             for (to, moment) in failure.as_chunks_mut::<WORD>().0.iter_mut().skip(1).zip([since, until]) {
                 *to = moment.to_le_bytes();
             }
@@ -667,6 +687,36 @@ mod tests {
         for mut garbage in [vec![], vec![1; HEAD - 1], vec![0xff; HEAD + 5]] {
             assert!(!HEAD_OF_7.receive(&mut garbage));
         }
+    }
+
+    #[test]
+    fn nothing_another_process_says_lasts_longer_than_half_a_minute_or_counts_for_more_than_a_proxy_can_have() {
+        let now = Time(0).plus_ms(5_000_000);
+        let head = RowHead { written: now, ..HEAD_OF_7 };
+        let said = [(0, u64::MAX), (u64::MAX, u64::MAX), (1, now.0), (u64::MAX, 1)];
+        for (written, (at_, until)) in [0, 1, now.0, u64::MAX].into_iter().flat_map(|w| said.map(|s| (w, s))) {
+            let failure =
+                Ejection { at: Time(at_), failures: u32::MAX, until: Time(until), endpoint: at(1, 1), outside: false, by_answers: false };
+            let from = RowHead { written: Time(written), ..HEAD_OF_7 };
+            let mut row = OwnRow::default().write(from, &mut InFlight::default(), &[failure]).to_vec();
+            assert!(head.receive(&mut row));
+            let mut read = PeerRow::default();
+            read.replace(row, true, &mut started());
+            let told = read.ejections().next().unwrap();
+            assert!(told.at <= now, "{written} {at_} {until}: {told:?}");
+            assert!(told.until <= now.plus_ms(TOLD_MS_MAX), "{written} {at_} {until}: {told:?}");
+        }
+        // What so many say must add up without reaching the end of a number: what is cut off there is missed when one of them leaves.
+        let prefills = Prefills { prompts: u32::MAX, ..Prefills::default() };
+        let load = Load { requests: u32::MAX, prefills, ..Load::default() };
+        let mut row = Vec::new();
+        append(&mut row, &[7, 0, 0, 1]);
+        row.extend_from_slice(&load_bytes(at(2, 1), load));
+        assert!(head.receive(&mut row));
+        let (mut read, mut others) = (PeerRow::default(), started());
+        read.replace(row, true, &mut others);
+        assert_eq!(others.load(at(2, 1)).prefills.prompts, PROMPTS_MAX);
+        assert!(u64::from(PROMPTS_MAX) * 4_096 < u64::from(u32::MAX), "as many rows as a daemon serves streams");
     }
 
     #[test]

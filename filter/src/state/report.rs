@@ -14,8 +14,8 @@ use super::replica::Replica;
 use super::roll::Roll;
 use crate::host::{Expect, Host};
 
-/// The most rows' bytes in one report: a quarter of what the wire allows, so that one more row always fits.
-const REPORT_BYTES_MAX: usize = proto::MESSAGE_BYTES_MAX / 4;
+/// The most rows' bytes in one report: half of what the wire allows, so that one more row always fits.
+const REPORT_BYTES_MAX: usize = proto::PROXY_MESSAGE_BYTES_MAX / 2;
 
 /// Where the row of a pool of the VM at `slot` is.
 fn key(pool: &str, slot: u16) -> String {

@@ -175,6 +175,11 @@ impl Filter {
         self.outbound.send(state::ProxyMessage { message: Some(message) }).await.unwrap();
     }
 
+    /// The same; false when the stream has ended.
+    pub(crate) async fn tell(&self, message: proxy_message::Message) -> bool {
+        self.outbound.send(state::ProxyMessage { message: Some(message) }).await.is_ok()
+    }
+
     pub(crate) async fn hello(&self, schema: u32, node_id: &str, process_id: u64, pools: &[&str]) {
         let pools = pools.iter().map(|&p| p.to_owned()).collect();
         self.say(proxy_message::Message::Hello(state::Hello { schema, node_id: node_id.to_owned(), process_id, pools })).await;
@@ -209,7 +214,7 @@ impl Filter {
     }
 
     pub(crate) async fn ack(&self, roster: &state::Roster, refused: &str) {
-        let ack = state::Ack { pool: roster.pool.clone(), version: roster.version, refused: refused.to_owned() };
+        let ack = state::Ack { pool: roster.pool.clone(), version: roster.version, refused: refused.to_owned(), held: None };
         self.say(proxy_message::Message::Ack(ack)).await;
     }
 
@@ -225,18 +230,21 @@ impl Envoy {
     /// Subscribes to the pool `default`.
     pub(crate) async fn connect(address: SocketAddr, node_id: &str) -> Self {
         let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
-        let (outbound, messages) = mpsc::channel(16);
-        let envoy = Self {
-            inbound: EndpointDiscoveryServiceClient::new(channel)
-                .stream_endpoints(ReceiverStream::new(messages))
-                .await
-                .unwrap()
-                .into_inner(),
-            outbound,
-            node_id: node_id.to_owned(),
-        };
+        Self::over(channel, node_id).await
+    }
+
+    /// The same by this connection.
+    pub(crate) async fn over(channel: Channel, node_id: &str) -> Self {
+        let envoy = Self { node_id: node_id.to_owned(), ..Self::mute(channel).await };
         envoy.send("", None, &["default"]).await;
         envoy
+    }
+
+    /// Opens a stream and asks for nothing.
+    pub(crate) async fn mute(channel: Channel) -> Self {
+        let (outbound, messages) = mpsc::channel(16);
+        let stream = EndpointDiscoveryServiceClient::new(channel).stream_endpoints(ReceiverStream::new(messages)).await.unwrap();
+        Self { inbound: stream.into_inner(), outbound, node_id: String::new() }
     }
 
     pub(crate) async fn send(&self, nonce: &str, refused: Option<&str>, names: &[&str]) {

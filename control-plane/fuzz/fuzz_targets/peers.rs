@@ -1,0 +1,10 @@
+//! Any sequence of messages of several peers on the state port: no panic, and the promises to another peer hold.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+#[path = "../../tests/it/hostile/sequence.rs"]
+mod sequence;
+
+fuzz_target!(|data: &[u8]| sequence::play(data));

@@ -1,0 +1,336 @@
+//! What was counted in a pool, and how it adds up. Names in it may be clients' choice: each kind has a limit, beyond which all are counted as one.
+
+use std::collections::BTreeMap;
+
+use proto::{HISTOGRAM_BOUNDS, state};
+use scheduler::{ENDPOINTS_MAX, Incarnation, Slot};
+
+/// The most models told apart in a pool; the rest is counted as [`OTHER`]. Clients choose these names; the reference has the same cap.
+pub const MODELS_MAX: usize = 1000;
+
+/// The most models of one VM that are kept.
+const MODELS_PER_VM_MAX: usize = exchange::pool::MODELS_MAX + 1;
+
+/// Stands for all models beyond the cap.
+pub const OTHER: &str = "other";
+
+/// The longest model name or reason kept, in bytes.
+const NAME_BYTES_MAX: usize = 256;
+
+/// The most drop reasons or HTTP statuses kept apart in one place.
+const KEYS_MAX: usize = 64;
+
+/// Counts of a pool.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Totals {
+    /// VMs that reported lately.
+    pub vms: u64,
+    /// By life of an endpoint.
+    pub endpoints: BTreeMap<(Incarnation, Slot), EndpointTotals>,
+    /// By what they are told apart by.
+    pub models: BTreeMap<Label, ModelTotals>,
+    /// Requests refused by us, by drop reason.
+    pub dropped: BTreeMap<String, u64>,
+    /// Time of a pick, in µs.
+    pub pick_us: Histogram,
+    /// Entries of the largest prefix index.
+    pub prefix_entries: u64,
+    /// Entries evicted.
+    pub prefix_evictions: u64,
+    /// Placements that nobody was told of, as too many waited to be told.
+    pub placements_dropped: u64,
+}
+
+/// What counts of requests are told apart by.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Label {
+    /// The model asked for.
+    pub model: String,
+    /// The model sent on.
+    pub target: String,
+    /// The priority.
+    pub priority: i32,
+}
+
+/// Counts of one endpoint's life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EndpointTotals {
+    /// Named first in a ranked list.
+    pub picked: u64,
+    /// Answered.
+    pub served: u64,
+    /// Refused or reset before a response.
+    pub failed: u64,
+    /// Requests outstanding now.
+    pub requests: u64,
+    /// Prompt tokens outstanding now.
+    pub prefill_tokens: u64,
+    /// Tokens being generated now.
+    pub decode_tokens: u64,
+    /// Prompts whose first token is waited for now.
+    pub prompts: u64,
+    /// Requests with an SLO outstanding now.
+    pub tracked: u64,
+}
+
+/// Counts of one model.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ModelTotals {
+    /// Requests begun.
+    pub requests: u64,
+    /// By HTTP status of the reply.
+    pub errors: BTreeMap<String, u64>,
+    /// Whole exchanges, in ms.
+    pub duration_ms: Histogram,
+    /// Time to the first token, in ms.
+    pub ttft_ms: Histogram,
+    /// Time for each further token, in ms.
+    pub tpot_ms: Histogram,
+    /// Tokens of prompts.
+    pub prompt_tokens: u64,
+    /// Tokens generated.
+    pub completion_tokens: u64,
+    /// Tokens of prompts that the engine had cached.
+    pub cached_tokens: u64,
+    /// Bytes of request bodies.
+    pub request_bytes: u64,
+    /// Bytes of response bodies.
+    pub response_bytes: u64,
+    /// Requests outstanding now.
+    pub running: u64,
+}
+
+/// Counts by bucket of [`HISTOGRAM_BOUNDS`], the last one unbounded.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Histogram {
+    /// By bucket.
+    pub counts: [u64; HISTOGRAM_BOUNDS.len() + 1],
+    /// Sum of the values.
+    pub sum: f64,
+}
+
+// === impl Totals ===
+
+impl Totals {
+    pub(super) fn of_vm(counters: state::VmCounters) -> Self {
+        let state::VmCounters { endpoints, models, dropped, pick_us, prefix_entries, prefix_evictions, placements_dropped, .. } = counters;
+        let pick_us = Histogram::of(pick_us);
+        let mut totals = Self { vms: 1, pick_us, prefix_entries, prefix_evictions, placements_dropped, ..Self::default() };
+        for e in endpoints.into_iter().take(ENDPOINTS_MAX) {
+            let Ok(slot) = u16::try_from(e.slot) else { continue };
+            let state::EndpointCounters {
+                incarnation,
+                picked,
+                served,
+                failed,
+                requests,
+                prefill_tokens,
+                decode_tokens,
+                prompts,
+                tracked,
+                ..
+            } = e;
+            let row = EndpointTotals { picked, served, failed, requests, prefill_tokens, decode_tokens, prompts, tracked };
+            totals.endpoints.insert((Incarnation(incarnation), Slot(slot)), row);
+        }
+        for m in models {
+            let label = Label { model: shorten(&m.model), target: shorten(&m.target_model), priority: m.priority };
+            totals.of(label, MODELS_PER_VM_MAX).add(&ModelTotals::of(m), true);
+        }
+        add_counts(&mut totals.dropped, dropped.into_iter().map(|c| (shorten(&c.key), c.count)));
+        totals
+    }
+
+    /// What was counted in this process, where nothing need be checked.
+    #[must_use]
+    pub fn of_pool(pool: &exchange::Pool, pick_us: &exchange::pool::Histogram) -> Self {
+        let (counters, prefixes) = (pool.counters(), pool.prefixes().stats());
+        let endpoint = |c: &exchange::pool::EndpointCounters| {
+            let load = pool.in_flight().own(c.endpoint);
+            let row = EndpointTotals {
+                picked: c.picked,
+                served: c.served,
+                failed: c.failed,
+                requests: u64::from(load.requests),
+                prefill_tokens: load.prefill_tokens,
+                decode_tokens: load.decode_tokens,
+                prompts: u64::from(load.prefills.prompts),
+                tracked: pool.in_flight().running(c.endpoint).len() as u64,
+            };
+            ((c.endpoint.incarnation, c.endpoint.slot), row)
+        };
+        Self {
+            vms: 1,
+            endpoints: counters.endpoints().iter().map(endpoint).collect(),
+            models: counters.models().iter().map(|m| (Label::of_front(&m.label), ModelTotals::of_front(m))).collect(),
+            dropped: counters.dropped().iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect(),
+            pick_us: Histogram::of_front(pick_us),
+            prefix_entries: prefixes.entries as u64,
+            prefix_evictions: prefixes.evictions,
+            placements_dropped: pool.placements_dropped(),
+        }
+    }
+
+    /// How much memory it takes, about.
+    pub(super) fn bytes(&self) -> usize {
+        // What a tree of such entries takes for each, besides the entry.
+        const NODE: usize = 16;
+        let counts = |counts: &BTreeMap<String, u64>| counts.keys().map(|key| key.len() + size_of::<(String, u64)>() + NODE).sum::<usize>();
+        let model = |(label, totals): (&Label, &ModelTotals)| {
+            size_of::<(Label, ModelTotals)>() + NODE + label.model.len() + label.target.len() + counts(&totals.errors)
+        };
+        let endpoints = self.endpoints.len() * (size_of::<((Incarnation, Slot), EndpointTotals)>() + NODE);
+        endpoints + self.models.iter().map(model).sum::<usize>() + counts(&self.dropped)
+    }
+
+    /// Adds another's counts; what it has outstanding only if that is `fresh`.
+    pub(super) fn add(&mut self, other: &Self, fresh: bool) {
+        if fresh {
+            self.vms += other.vms;
+            self.prefix_entries = self.prefix_entries.max(other.prefix_entries);
+        }
+        for (id, row) in &other.endpoints {
+            self.endpoints.entry(*id).or_default().add(row, fresh);
+        }
+        // Lives long over; the newest are the largest.
+        while self.endpoints.len() > 4 * ENDPOINTS_MAX {
+            self.endpoints.pop_first();
+        }
+        for (label, row) in &other.models {
+            self.of(label.clone(), MODELS_MAX).add(row, fresh);
+        }
+        add_counts(&mut self.dropped, other.dropped.iter().map(|(key, count)| (key.clone(), *count)));
+        self.pick_us.add(&other.pick_us);
+        add_to(&mut self.prefix_evictions, other.prefix_evictions);
+        add_to(&mut self.placements_dropped, other.placements_dropped);
+    }
+
+    fn of(&mut self, label: Label, models_max: usize) -> &mut ModelTotals {
+        let room = self.models.len() < models_max || self.models.contains_key(&label);
+        let other = || Label { model: OTHER.to_owned(), target: OTHER.to_owned(), priority: 0 };
+        self.models.entry(if room { label } else { other() }).or_default()
+    }
+}
+
+// === impl Label ===
+
+impl Label {
+    fn of_front(label: &exchange::pool::Label) -> Self {
+        Self { model: label.model.to_string(), target: label.target_model.to_string(), priority: label.priority }
+    }
+}
+
+// === impl EndpointTotals ===
+
+impl EndpointTotals {
+    fn add(&mut self, other: &Self, fresh: bool) {
+        let Self { picked, served, failed, requests, prefill_tokens, decode_tokens, prompts, tracked } = other;
+        add_to(&mut self.picked, *picked);
+        add_to(&mut self.served, *served);
+        add_to(&mut self.failed, *failed);
+        if fresh {
+            add_to(&mut self.requests, *requests);
+            add_to(&mut self.prefill_tokens, *prefill_tokens);
+            add_to(&mut self.decode_tokens, *decode_tokens);
+            add_to(&mut self.prompts, *prompts);
+            add_to(&mut self.tracked, *tracked);
+        }
+    }
+}
+
+// === impl ModelTotals ===
+
+impl ModelTotals {
+    fn of(m: state::ModelCounters) -> Self {
+        let mut errors = BTreeMap::new();
+        add_counts(&mut errors, m.errors.into_iter().map(|c| (shorten(&c.key), c.count)));
+        Self {
+            requests: m.requests,
+            errors,
+            duration_ms: Histogram::of(m.duration_ms),
+            ttft_ms: Histogram::of(m.ttft_ms),
+            tpot_ms: Histogram::of(m.tpot_ms),
+            prompt_tokens: m.prompt_tokens,
+            completion_tokens: m.completion_tokens,
+            cached_tokens: m.cached_tokens,
+            request_bytes: m.request_bytes,
+            response_bytes: m.response_bytes,
+            running: m.running,
+        }
+    }
+
+    fn of_front(m: &exchange::pool::ModelCounters) -> Self {
+        Self {
+            requests: m.requests,
+            errors: m.errors.iter().map(|(status, count)| (status.to_string(), *count)).collect(),
+            duration_ms: Histogram::of_front(&m.duration_ms),
+            ttft_ms: Histogram::of_front(&m.ttft_ms),
+            tpot_ms: Histogram::of_front(&m.tpot_ms),
+            prompt_tokens: m.prompt_tokens,
+            completion_tokens: m.completion_tokens,
+            cached_tokens: m.cached_tokens,
+            request_bytes: m.request_bytes,
+            response_bytes: m.response_bytes,
+            running: m.running,
+        }
+    }
+
+    fn add(&mut self, other: &Self, fresh: bool) {
+        add_to(&mut self.requests, other.requests);
+        add_counts(&mut self.errors, other.errors.iter().map(|(key, count)| (key.clone(), *count)));
+        self.duration_ms.add(&other.duration_ms);
+        self.ttft_ms.add(&other.ttft_ms);
+        self.tpot_ms.add(&other.tpot_ms);
+        add_to(&mut self.prompt_tokens, other.prompt_tokens);
+        add_to(&mut self.completion_tokens, other.completion_tokens);
+        add_to(&mut self.cached_tokens, other.cached_tokens);
+        add_to(&mut self.request_bytes, other.request_bytes);
+        add_to(&mut self.response_bytes, other.response_bytes);
+        if fresh {
+            add_to(&mut self.running, other.running);
+        }
+    }
+}
+
+// === impl Histogram ===
+
+impl Histogram {
+    /// How many values.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
+    }
+
+    fn of(message: Option<state::Histogram>) -> Self {
+        let mut histogram = Self::default();
+        if let Some(state::Histogram { counts, sum }) = message {
+            histogram.counts.iter_mut().zip(counts).for_each(|(bucket, count)| *bucket = count);
+            histogram.sum = if sum.is_finite() && sum >= 0.0 { sum } else { 0.0 };
+        }
+        histogram
+    }
+
+    fn of_front(histogram: &exchange::pool::Histogram) -> Self {
+        Self { counts: histogram.counts, sum: histogram.sum }
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.counts.iter_mut().zip(other.counts).for_each(|(bucket, count)| add_to(bucket, count));
+        self.sum += other.sum;
+    }
+}
+
+fn add_to(total: &mut u64, count: u64) {
+    *total = total.saturating_add(count);
+}
+
+fn add_counts(totals: &mut BTreeMap<String, u64>, counts: impl IntoIterator<Item = (String, u64)>) {
+    for (key, count) in counts {
+        let room = totals.len() < KEYS_MAX || totals.contains_key(&key);
+        add_to(totals.entry(if room { key } else { OTHER.to_owned() }).or_default(), count);
+    }
+}
+
+fn shorten(name: &str) -> String {
+    name.get(..name.floor_char_boundary(NAME_BYTES_MAX)).unwrap_or_default().to_owned()
+}

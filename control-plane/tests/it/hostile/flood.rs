@@ -1,0 +1,214 @@
+//! Floods, and messages that never end: what they cost a daemon that is a process of its own, and what another proxy notices.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use prost::Message as _;
+use proto::state::{self, daemon_message::Message, proxy_message};
+use scheduler::{EndpointRef, Incarnation, Slot};
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpSocket, TcpStream};
+
+use super::kit::{ELSEWHERE, HOME, NODE, channel, filter, largest_row, share};
+use crate::daemon::harness::{Filter, PATIENCE, endpoints, names, write};
+
+/// By how much the daemon may grow through one hostile host, in bytes: half messages on all its streams, and what it may have counted and placed.
+const GROWTH_MAX: u64 = 256 << 20;
+
+/// The most CPU that floods may take, in cores. It was 0.3 without optimization.
+const CORES_MAX: f64 = 1.2;
+
+/// How late a roster or another proxy's placement may be while all this goes on.
+const LATE_MAX: Duration = Duration::from_secs(10);
+
+/// The program, and where it listens.
+struct Daemon {
+    child: tokio::process::Child,
+    state: SocketAddr,
+    folder: tempfile::TempDir,
+}
+
+impl Daemon {
+    async fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("endpoints.yaml");
+        write(&file, &endpoints(&[1, 2, 3, 4]));
+        let state = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let child = tokio::process::Command::new(env!("CARGO_BIN_EXE_switchpointd"))
+            .args(["serve", "--endpoints-file", file.to_str().unwrap(), "--listen-state", &state.to_string()])
+            .args(["--listen-admin", "127.0.0.1:0", "--listen-ext-proc", "none"])
+            .env("RUST_LOG", "error")
+            .stderr(std::process::Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let up = async {
+            while TcpStream::connect(state).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, up).await.expect("it does not start");
+        Self { child, state, folder }
+    }
+
+    fn stat(&self, file: &str) -> String {
+        std::fs::read_to_string(format!("/proc/{}/{file}", self.child.id().unwrap())).unwrap()
+    }
+
+    /// Resident memory, in bytes.
+    fn memory(&self) -> u64 {
+        let pages: u64 = self.stat("statm").split(' ').nth(1).unwrap().parse().unwrap();
+        pages * 4096
+    }
+
+    /// CPU time so far.
+    fn cpu(&self) -> Duration {
+        let stat = self.stat("stat");
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+        let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
+        Duration::from_millis(ticks * 10)
+    }
+}
+
+/// Says the same as fast as the daemon takes it, until the daemon ends the stream.
+async fn say_without_end(filter: Filter, messages: Vec<proxy_message::Message>) {
+    for message in messages.iter().cycle() {
+        if !filter.tell(message.clone()).await {
+            return;
+        }
+    }
+}
+
+/// One of each kind, as large as a peer can make it or as small.
+fn everything() -> Vec<Vec<proxy_message::Message>> {
+    let at: Vec<EndpointRef> = (0..1_024).map(|slot| EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) }).collect();
+    let pool = || "default".to_owned();
+    let mut junk = Vec::new();
+    (0..20).for_each(|block| proto::placements::push(&mut junk, at[0], &vec![block; 100]));
+    let model =
+        |vm: u64, i: u64| state::ModelCounters { model: format!("{vm}-{i}-{}", "x".repeat(200)), requests: u64::MAX, ..Default::default() };
+    let vm = |vm_id| state::VmCounters { pool: pool(), vm_id, models: (0..100).map(|i| model(vm_id, i)).collect(), ..Default::default() };
+    let reports = (0..500).map(|of| state::Report { counters: (0..10).map(|vm_id| vm(of * 10 + vm_id).encode_to_vec()).collect() });
+    let observations = |first| state::Observations { pool: pool(), vm_id: first, first, rows: vec![0xff; 512 * 64] };
+    let version = Some(state::Version { term: u64::MAX, sequence: u64::MAX });
+    let ack = state::Ack { pool: pool(), version, refused: "x".repeat(100_000), held: version };
+    vec![
+        vec![share(largest_row(&at), junk.clone())],
+        vec![share(Vec::new(), Vec::new())],
+        vec![share(Vec::new(), junk)],
+        vec![share(vec![0xff; 80_000], vec![0xff; 20_000])],
+        reports.map(proxy_message::Message::Report).collect(),
+        vec![proxy_message::Message::Report(state::Report { counters: vec![Vec::new(); 50_000] })],
+        [0, u64::MAX, 7, 7, 3].map(|first| proxy_message::Message::Observations(observations(first))).to_vec(),
+        vec![proxy_message::Message::Ack(ack)],
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn floods_of_every_message_leave_other_proxies_served_and_the_daemon_small() {
+    let daemon = Daemon::start().await;
+    let home = channel(daemon.state, HOME).await;
+    let mut good = filter(&home, 1).await;
+    let third = filter(&home, 3).await;
+    let roster = good.roster().await;
+    let (before, cpu, begun) = (daemon.memory(), daemon.cpu(), Instant::now());
+    let mut floods = Vec::new();
+    for (process_id, messages) in (100..).zip(everything()) {
+        let filter = filter(&channel(daemon.state, ELSEWHERE).await, process_id).await;
+        floods.push(tokio::spawn(say_without_end(filter, messages)));
+    }
+    tokio::time::sleep(Duration::from_secs(3)).await;
+
+    // While that goes on: a change of the pool, and what another proxy places.
+    write(&daemon.folder.path().join("endpoints.yaml"), &endpoints(&[1, 2, 3, 4, 5]));
+    let asked = Instant::now();
+    while names(&good.roster().await).len() != 5 {}
+    assert!(asked.elapsed() < LATE_MAX, "the roster took {:?}", asked.elapsed());
+    let first = &roster.endpoints[0];
+    let at = EndpointRef { slot: Slot(u16::try_from(first.slot).unwrap()), incarnation: Incarnation(first.incarnation) };
+    let mut placements = Vec::new();
+    proto::placements::push(&mut placements, at, &[424_242]);
+    third.say(share(Vec::new(), placements)).await;
+    let asked = Instant::now();
+    let arrives = async {
+        loop {
+            if let Message::Peers(peers) = good.next().await.unwrap() {
+                assert!(peers.active <= 18, "{} others", peers.active);
+                if proto::placements::each(&peers.placements).any(|(_, blocks)| blocks == [424_242]) {
+                    return;
+                }
+            }
+        }
+    };
+    tokio::time::timeout(LATE_MAX, arrives).await.expect("what another proxy placed was lost");
+    assert!(asked.elapsed() < LATE_MAX);
+
+    let cores = (daemon.cpu() - cpu).as_secs_f64() / begun.elapsed().as_secs_f64();
+    let growth = daemon.memory().saturating_sub(before);
+    println!("floods: {cores:.2} cores, {} MiB more", growth >> 20);
+    assert!(cores < CORES_MAX, "{cores} cores");
+    assert!(growth < GROWTH_MAX, "{growth} bytes more");
+    floods.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// HTTP/2 by hand: opens streams, and on each sends most of a message.
+async fn half_messages(address: SocketAddr, streams: u32) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind((ELSEWHERE, 0).into()).unwrap();
+    let mut stream = socket.connect(address).await.unwrap();
+    let frame = |kind: u8, flags: u8, id: u32, body: &[u8]| {
+        let length = u32::try_from(body.len()).unwrap().to_be_bytes();
+        [&length[1..], &[kind, flags], &id.to_be_bytes(), body].concat()
+    };
+    let literal = |name: &str, value: &str| {
+        [&[0, u8::try_from(name.len()).unwrap()], name.as_bytes(), &[u8::try_from(value.len()).unwrap()], value.as_bytes()].concat()
+    };
+    let path = "/switchpoint.state.v1.StateService/Stream";
+    let headers = [
+        literal(":method", "POST"),
+        literal(":scheme", "http"),
+        literal(":path", path),
+        literal(":authority", "d"),
+        literal("te", "trailers"),
+        literal("content-type", "application/grpc"),
+    ]
+    .concat();
+    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    bytes.extend(frame(4, 0, 0, &[]));
+    // A gRPC message of 500,000 bytes, of which a part comes.
+    let mut begin = vec![0];
+    begin.extend(500_000_u32.to_be_bytes());
+    begin.resize(16_000, 0x0a);
+    for id in (0..streams).map(|i| 2 * i + 1) {
+        bytes.extend(frame(1, 4, id, &headers));
+        bytes.extend(frame(0, 0, id, &begin));
+    }
+    let _ = tokio::time::timeout(Duration::from_secs(2), stream.write_all(&bytes)).await;
+    stream
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_that_never_end_take_bounded_memory_and_their_streams_are_closed() {
+    let daemon = Daemon::start().await;
+    let before = daemon.memory();
+    let mut half = Vec::new();
+    for _ in 0..10 {
+        half.push(half_messages(daemon.state, 150).await);
+    }
+    let mut good = filter(&channel(daemon.state, HOME).await, 1).await;
+    assert_eq!(good.roster().await.endpoints.len(), 4);
+    let growth = daemon.memory().saturating_sub(before);
+    println!("half messages: {} MiB more", growth >> 20);
+    assert!(growth < GROWTH_MAX, "{growth} bytes more");
+    // Their share of streams is free again once no Hello came of them.
+    let again = async {
+        loop {
+            if let Ok(filter) = Filter::over(channel(daemon.state, ELSEWHERE).await).await {
+                filter.hello(proto::SCHEMA, NODE, 9, &[]).await;
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, again).await.expect("their places are not free");
+}

@@ -1,0 +1,144 @@
+//! What one proxy says of endpoints, as another hears it.
+
+use std::time::Duration;
+
+use exchange::Time;
+use exchange::pool::{Ejection, PeerRow, Sum, TOLD_MS_MAX};
+use proto::state;
+use scheduler::in_flight::Load;
+use scheduler::{EndpointRef, Incarnation, Slot};
+
+use super::kit::{ELSEWHERE, HOME, channel, endpoints, failures, filter, largest_row, peers, row_of_failures, share};
+use crate::daemon::harness::{Filter, PATIENCE, Rig, instance};
+
+async fn rig() -> (Rig, Filter, Filter) {
+    let rig = Rig::start((1..=4).map(|port| instance(&format!("e{port}"), port)).collect()).await;
+    let mut good = filter(&channel(rig.address, HOME).await, 1).await;
+    let mut bad = filter(&channel(rig.address, ELSEWHERE).await, 2).await;
+    good.roster().await;
+    bad.roster().await;
+    (rig, good, bad)
+}
+
+/// What a row of load says, put together as the daemon does.
+fn row_of_load(at: EndpointRef, load: Load) -> Vec<u8> {
+    let mut sum = Sum::default();
+    sum.start(vec![at], []);
+    sum.add(at, load);
+    sum.row(exchange::pool::RowHead::default(), [], &[])
+}
+
+fn load(peers: state::Peers, at: EndpointRef) -> Load {
+    let (mut sum, mut read) = (Sum::default(), PeerRow::default());
+    sum.start(vec![at], []);
+    sum.read(&mut read, peers.row);
+    sum.load(at)
+}
+
+#[tokio::test]
+async fn a_failure_told_by_a_hostile_peer_ejects_for_half_a_minute_at_most() {
+    let (rig, mut good, bad) = rig().await;
+    for (written, at, until) in [(0, 0, u64::MAX), (5, u64::MAX, u64::MAX), (u64::MAX, u64::MAX, u64::MAX), (u64::MAX - 1, 0, u64::MAX)] {
+        let lie = |endpoint| Ejection { at: Time(at), failures: u32::MAX, until: Time(until), endpoint, outside: false, by_answers: false };
+        let lies: Vec<Ejection> = endpoints(&rig).into_iter().take(2).map(lie).collect();
+        bad.say(share(row_of_failures(written, &lies), Vec::new())).await;
+        let heard = tokio::time::timeout(PATIENCE, async {
+            loop {
+                let (now, heard) = failures(&peers(&mut good).await.row);
+                if heard.len() == 2 {
+                    return (now, heard);
+                }
+            }
+        });
+        let (now, heard) = heard.await.unwrap();
+        for told in heard {
+            let ms = told.until.ms_since(now);
+            assert!(told.at <= now && ms <= TOLD_MS_MAX, "ejected for {ms} ms more");
+        }
+    }
+}
+
+#[tokio::test]
+async fn after_a_row_of_the_largest_numbers_the_sum_is_right_again() {
+    let (rig, mut good, bad) = rig().await;
+    let at = endpoints(&rig)[0];
+    let mut third = filter(&channel(rig.address, HOME).await, 3).await;
+    third.roster().await;
+    let mut small = Load { requests: 3, prefill_tokens: 70, ..Load::default() };
+    (small.prefills.prompts, small.prefills.prompt_tokens) = (2, 70);
+    let tell = || share(row_of_load(at, small), Vec::new());
+    third.say(tell()).await;
+    bad.say(share(largest_row(&endpoints(&rig)), Vec::new())).await;
+    while load(peers(&mut good).await, at).requests < 0xffff {}
+    drop(bad);
+    let mended = async {
+        loop {
+            third.say(tell()).await;
+            if load(peers(&mut good).await, at).requests == 3 {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, mended).await.unwrap();
+    // One more look, as the last may have been in between.
+    third.say(tell()).await;
+    assert_eq!(load(peers(&mut good).await, at), small);
+}
+
+#[tokio::test]
+async fn many_processes_of_one_host_stand_for_a_few() {
+    let (rig, mut good, _bad) = rig().await;
+    let at = endpoints(&rig)[0];
+    let elsewhere = channel(rig.address, ELSEWHERE).await;
+    let mut crowd = Vec::new();
+    for process_id in 100..180 {
+        let one = filter(&elsewhere, process_id).await;
+        one.say(share(row_of_load(at, Load { requests: 1, ..Load::default() }), Vec::new())).await;
+        crowd.push(one);
+    }
+    let mut most = 0;
+    let end = tokio::time::Instant::now() + Duration::from_secs(1);
+    while tokio::time::Instant::now() < end {
+        most = most.max(peers(&mut good).await.active);
+        crowd[0].say(share(row_of_load(at, Load { requests: 1, ..Load::default() }), Vec::new())).await;
+    }
+    assert!(most <= 17, "each pick counts {most} times over");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_good_proxy_placed_arrives_though_a_hostile_one_places_without_end() {
+    const LEAST: u64 = 1_000_000;
+    let (rig, mut good, bad) = rig().await;
+    let at = endpoints(&rig)[0];
+    let mut third = filter(&channel(rig.address, HOME).await, 3).await;
+    let flood = tokio::spawn(async move {
+        let mut junk = Vec::new();
+        let nonsense = EndpointRef { slot: Slot(1), incarnation: Incarnation(1) };
+        (0..23).for_each(|block| proto::placements::push(&mut junk, nonsense, &vec![block; 100]));
+        while bad.tell(share(Vec::new(), junk.clone())).await {}
+    });
+    let sent: Vec<u64> = (LEAST..LEAST + 50).collect();
+    let told = sent.clone();
+    let tells = tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        for block in told {
+            let mut placements = Vec::new();
+            proto::placements::push(&mut placements, at, &[block]);
+            third.say(share(Vec::new(), placements)).await;
+            // It reads, too, as a proxy does.
+            let _ = third.next().await;
+        }
+        third
+    });
+    let mut arrived = Vec::new();
+    let hears = async {
+        while arrived.len() < sent.len() {
+            let told = peers(&mut good).await;
+            arrived.extend(proto::placements::each(&told.placements).flat_map(|(_, blocks)| blocks).filter(|block| *block >= LEAST));
+        }
+    };
+    let _ = tokio::time::timeout(PATIENCE, hears).await;
+    flood.abort();
+    tells.abort();
+    assert_eq!(arrived, sent, "placements of a good proxy were pushed out");
+}

@@ -1,0 +1,254 @@
+//! Any sequence of messages from some peers, beside one that behaves well. Bytes say what happens, so that a fuzzer and a property test can both choose.
+//! Also a part of `fuzz/fuzz_targets/peers.rs`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use control_plane::config::{Latency, PoolConfig};
+use control_plane::peer::{Origin, Remote};
+use control_plane::pool::{Now, Pool, Settings};
+use control_plane::push::{Conversation, FIRST_ROSTER_WAIT};
+use control_plane::relay::ACTIVE_PER_ORIGIN_MAX;
+use control_plane::scrape::{ScrapeConfig, Scraper};
+use control_plane::shared::{EdsAck, EdsStream, ScraperHandle, Shared};
+use discovery::Instance;
+use exchange::pool::{PeerRow, Sum, TOLD_MS_MAX};
+use prost::Message as _;
+use proto::state::{self, daemon_message, proxy_message};
+use tokio::time::Instant;
+
+/// Hostile peers at once; the good one comes besides.
+const PEERS: u8 = 5;
+/// Hosts they come from.
+const HOSTS: u8 = 2;
+
+/// The daemon's end of it all.
+struct World {
+    shared: Arc<Shared>,
+    pool: Pool,
+    now: Instant,
+    endpoints: u16,
+    good: Conversation,
+    good_has: Heard,
+    bad: Vec<Option<(Conversation, Heard)>>,
+}
+
+/// What a peer was told.
+#[derive(Default)]
+struct Heard {
+    version: Option<(u64, u64)>,
+    endpoints: usize,
+}
+
+/// What happens next is read from here.
+struct Bytes<'b>(&'b [u8]);
+
+/// Plays what `bytes` say; panics where the daemon breaks a promise.
+pub fn play(bytes: &[u8]) {
+    let (mut world, mut bytes) = (World::new(), Bytes(bytes));
+    while !bytes.0.is_empty() {
+        world.step(&mut bytes);
+        world.listen();
+    }
+    world.end();
+}
+
+impl World {
+    fn new() -> Self {
+        let (_scraper, busy, stats) = Scraper::try_new(&ScrapeConfig::default()).unwrap();
+        let shared = Shared::new(7, 99, [(Arc::from("p"), ScraperHandle { busy, stats })].into());
+        let PoolConfig { pipeline, .. } = PoolConfig::default_config(&Latency::default()).unwrap();
+        let staleness_max = Duration::from_secs(5);
+        let pool = Pool::new(Settings { name: "p".into(), pipeline, config_file: None, staleness_max, incarnation_first: 1 });
+        let now = Instant::now();
+        let good = begin(&shared, 0, 0, now);
+        let mut world = Self { shared, pool, now, endpoints: 0, good, good_has: Heard::default(), bad: (0..PEERS).map(|_| None).collect() };
+        world.discover(3);
+        world
+    }
+
+    fn discover(&mut self, endpoints: u16) {
+        self.endpoints = endpoints;
+        let all = (1..=endpoints).map(|port| Instance::new(format!("e{port}"), ([127, 0, 0, 1], port).into())).collect();
+        self.pool.reset(all, Now { instant: self.now, wall: SystemTime::UNIX_EPOCH });
+        self.publish();
+    }
+
+    fn publish(&mut self) {
+        if let Some(view) = self.pool.take_view() {
+            self.shared.publish(view);
+        }
+    }
+
+    fn step(&mut self, bytes: &mut Bytes<'_>) {
+        let who = usize::from(bytes.byte() % PEERS);
+        match bytes.byte() % 8 {
+            0 => {
+                let (host, process_id) = (1 + bytes.byte() % HOSTS, u64::from(bytes.byte() % 4));
+                self.bad[who] = Some((begin(&self.shared, host, process_id, self.now), Heard::default()));
+            }
+            1 => self.bad[who] = None,
+            2 => self.now += Duration::from_millis(u64::from(bytes.byte()) * 20),
+            3 => self.discover(u16::from(bytes.byte() % 6)),
+            4 => {
+                let (host, stream, acked, late) =
+                    (1 + bytes.byte() % HOSTS, u64::from(bytes.byte()), bytes.number(), bytes.byte().is_multiple_of(2));
+                let pools = BTreeMap::from([("p".to_owned(), EdsAck { acked, late, refused: None })]);
+                let eds = EdsStream { node_id: "n".to_owned(), remote: remote(host), since: SystemTime::UNIX_EPOCH, pools };
+                self.shared
+                    .eds
+                    .send_modify(|all| if acked.is_multiple_of(7) { all.close(stream, self.now) } else { all.open(stream, eds) });
+            }
+            _ => {
+                let message = bytes.message(self.bad[who].as_ref().and_then(|(_, heard)| heard.version));
+                if let Some((conversation, _)) = &mut self.bad[who]
+                    && conversation.receive(message, self.now).is_err()
+                {
+                    self.bad[who] = None;
+                }
+            }
+        }
+        let shared = Arc::clone(&self.shared);
+        self.pool.settle(|generation| shared.acknowledged("p", generation), Now { instant: self.now, wall: SystemTime::UNIX_EPOCH });
+        self.publish();
+    }
+
+    /// Each takes what is due to it; only the good one acknowledges.
+    fn listen(&mut self) {
+        for (conversation, heard) in self.bad.iter_mut().flatten() {
+            while let Some(message) = conversation.next(self.now) {
+                heard.take(message);
+            }
+        }
+        while let Some(message) = self.good.next(self.now) {
+            if let Some(ack) = self.good_has.take(message) {
+                self.good.receive(state::ProxyMessage { message: Some(proxy_message::Message::Ack(ack)) }, self.now).unwrap();
+            }
+        }
+        let open = self.bad.iter().flatten().count() + 1;
+        assert!(self.shared.proxies.borrow().len() <= open, "rows of streams that are over");
+        assert!(self.shared.proxies.borrow().contains_key(&self.good.stream_id()), "the good one was replaced");
+        let counters = self.shared.counters();
+        assert_eq!(counters.totals("q", self.now).vms, 0, "a pool that nobody serves is counted");
+    }
+
+    fn end(&mut self) {
+        self.now += FIRST_ROSTER_WAIT;
+        self.listen();
+        assert_eq!(self.good_has.endpoints, usize::from(self.endpoints), "the good one has not the newest roster");
+    }
+}
+
+impl Heard {
+    /// Holds a message to what any proxy may rely on. The acknowledgement of it, if it wants one.
+    fn take(&mut self, message: state::DaemonMessage) -> Option<state::Ack> {
+        match message.message? {
+            daemon_message::Message::Roster(roster) => {
+                let version = roster.version.map(|v| (v.term, v.sequence));
+                assert!(version > self.version, "{version:?} after {:?}", self.version);
+                (self.version, self.endpoints) = (version, roster.endpoints.len());
+                Some(state::Ack { pool: roster.pool, version: roster.version, ..state::Ack::default() })
+            }
+            daemon_message::Message::Peers(peers) => {
+                assert!(
+                    peers.active <= u32::from(1 + HOSTS) * ACTIVE_PER_ORIGIN_MAX && peers.placements.len() <= proto::PLACEMENTS_BYTES_MAX
+                );
+                let mut row = PeerRow::default();
+                Sum::default().read(&mut row, peers.row);
+                let written = row.head().written;
+                for told in row.ejections() {
+                    assert!(told.at <= written && told.until.ms_since(written) <= TOLD_MS_MAX, "{told:?} at {written:?}");
+                }
+                None
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Bytes<'_> {
+    fn byte(&mut self) -> u8 {
+        let Some((first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        *first
+    }
+
+    /// Small, large, or as large as can be.
+    fn number(&mut self) -> u64 {
+        match self.byte() {
+            255 => u64::MAX,
+            254 => u64::MAX - 1,
+            253 => u64::from(u32::MAX),
+            252 => 1 << 63,
+            small => u64::from(small),
+        }
+    }
+
+    fn some(&mut self) -> Vec<u8> {
+        let length = usize::from(self.byte()).min(self.0.len());
+        let (some, rest) = self.0.split_at(length);
+        self.0 = rest;
+        some.to_vec()
+    }
+
+    fn row(&mut self) -> Vec<u8> {
+        if self.byte().is_multiple_of(4) {
+            return self.some();
+        }
+        let count = u64::from(self.byte() % 6);
+        let mut words = vec![self.number(), self.number(), self.number(), count | count << 32];
+        for slot in 0..count {
+            words.extend([slot | self.number() << 16, self.number(), self.number(), self.number()]);
+        }
+        for slot in 0..count {
+            words.extend([slot | 1 << 32, self.number(), self.number(), self.number()]);
+        }
+        words.into_iter().flat_map(u64::to_le_bytes).collect()
+    }
+
+    fn message(&mut self, newest: Option<(u64, u64)>) -> state::ProxyMessage {
+        let pool = if self.byte().is_multiple_of(8) { "q" } else { "p" }.to_owned();
+        let version = |(term, sequence)| state::Version { term, sequence };
+        let message = match self.byte() % 6 {
+            0 => {
+                let sent = newest.filter(|_| !self.byte().is_multiple_of(4)).unwrap_or((self.number(), self.number()));
+                let held = (self.byte().is_multiple_of(2)).then(|| version((self.number(), self.number())));
+                let refused = "r".repeat(usize::from(self.byte() % 2) * 2_000);
+                proxy_message::Message::Ack(state::Ack { pool, version: Some(version(sent)), refused, held })
+            }
+            1 | 2 => proxy_message::Message::Share(state::Share { pool, row: self.row(), placements: self.some(), stamp: self.number() }),
+            3 => {
+                let endpoint = state::EndpointCounters {
+                    slot: u32::from(self.byte()),
+                    picked: self.number(),
+                    requests: self.number(),
+                    ..Default::default()
+                };
+                let model = state::ModelCounters { model: self.byte().to_string(), requests: self.number(), ..Default::default() };
+                let vm =
+                    state::VmCounters { pool, vm_id: self.number(), endpoints: vec![endpoint], models: vec![model], ..Default::default() };
+                proxy_message::Message::Report(state::Report { counters: vec![vm.encode_to_vec(), self.some()] })
+            }
+            4 => proxy_message::Message::Observations(state::Observations {
+                pool,
+                vm_id: self.number(),
+                first: self.number(),
+                rows: self.some(),
+            }),
+            _ => return state::ProxyMessage::decode(self.some().as_slice()).unwrap_or_default(),
+        };
+        state::ProxyMessage { message: Some(message) }
+    }
+}
+
+fn remote(host: u8) -> Remote {
+    Remote { origin: Origin { certificate: None, address: Some([10, 0, 0, host].into()) }, socket: None }
+}
+
+fn begin(shared: &Arc<Shared>, host: u8, process_id: u64, now: Instant) -> Conversation {
+    let pools = vec!["p".to_owned(), "q".to_owned()];
+    let hello = state::Hello { schema: proto::SCHEMA, node_id: "n".to_owned(), process_id, pools };
+    let (conversation, _) = Conversation::begin(shared, hello, remote(host), now).unwrap();
+    conversation
+}
