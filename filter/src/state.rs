@@ -489,7 +489,10 @@ mod tests {
         let sent = std::mem::take(&mut *host.sent.borrow_mut());
         let text = |(stream, bytes): (u32, Vec<u8>)| match state::ProxyMessage::decode(bytes.as_slice()).unwrap().message.unwrap() {
             proxy_message::Message::Hello(h) => format!("{stream}: hello {} {:?}", h.node_id, h.pools),
-            proxy_message::Message::Ack(a) => format!("{stream}: ack {} {}", a.version.unwrap().sequence, a.refused),
+            proxy_message::Message::Ack(a) => {
+                let held = a.held.map_or(String::new(), |held| format!("; holds {}.{}", held.term, held.sequence));
+                format!("{stream}: ack {} {}{held}", a.version.unwrap().sequence, a.refused)
+            }
             proxy_message::Message::Report(r) => format!("{stream}: report of {}", r.counters.len()),
             proxy_message::Message::Observations(o) => format!("{stream}: {} bytes of observations", o.encoded_len()),
             proxy_message::Message::Share(s) => format!("{stream}: share of {} bytes, {} placements", s.row.len(), s.placements.len()),
@@ -597,7 +600,7 @@ mod tests {
         send(&host, &mut leader, metrics_message("default", version(1), 3, &[1.0, 2.0]));
         let said = said(&host);
         assert!(said[0].starts_with("1: ack 2 ") && said[0].contains("claimed by two endpoints"), "{said:?}");
-        assert_eq!(said[1..], ["1: ack 99 older than 40.1, which is in force"]);
+        assert_eq!(said[1..], ["1: ack 99 older than 40.1, which is in force; holds 40.1"]);
         assert_eq!((in_force(&leader), host.metric_value("switchpoint_state_refused_total")), (1, 4));
         // And it goes on.
         send(&host, &mut leader, roster_message("default", Version { term: TERM + 1, sequence: 1 }, &["10.0.0.7:1"]));

@@ -368,7 +368,8 @@ impl<'a, H: Host> Lead<'a, H> {
                 if replica.version() != version {
                     let held = replica.version();
                     let why = format!("older than {}.{}, which is in force", held.term, held.sequence);
-                    return Ok(self.refuse(Refused { pool: roster.pool, version: Some(wire(version)), why }));
+                    let refused = self.refuse(Refused { pool: roster.pool, version: Some(wire(version)), why });
+                    return Ok(refused.map(|ack| state::Ack { held: Some(wire(held)), ..ack }));
                 }
             }
             Err(NotPosted::Host(error)) => {
@@ -377,7 +378,7 @@ impl<'a, H: Host> Lead<'a, H> {
             }
             Err(over) => return Err(over),
         }
-        let ack = state::Ack { pool: replica.name.to_string(), version: Some(wire(version)), refused: String::new() };
+        let ack = state::Ack { pool: replica.name.to_string(), version: Some(wire(version)), ..state::Ack::default() };
         drop(replica);
         let total = self.replicas.iter().filter_map(|r| r.borrow().pool.snapshot().map(|s| s.endpoints().len() as u64)).sum();
         self.metrics.record(Stat::Endpoints, total);
@@ -438,7 +439,7 @@ impl<'a, H: Host> Lead<'a, H> {
         // Metrics come many times a second, and the next may be good; a roster that is wrong is wrong until somebody acts.
         let level = if version.is_some() || pool.is_empty() { log::Level::Error } else { log::Level::Debug };
         log::log!(level, "pool {pool}: a message of the daemon is refused whole, what was in force stays: {why}");
-        version.is_some().then_some(state::Ack { pool, version, refused: why })
+        version.is_some().then_some(state::Ack { pool, version, refused: why, held: None })
     }
 
     /// Tells every other VM to look at the board. A wake-up that is lost costs until that VM's next tick.

@@ -186,7 +186,7 @@ impl Front {
                 if !refused.is_empty() {
                     tracing::error!(pool = name, why = refused, "the ext_proc front cannot use a roster; it keeps the one it had");
                 }
-                Some(state::Ack { pool: name, version, refused })
+                Some(state::Ack { pool: name, version, refused, held: None })
             }
             daemon_message::Message::Metrics(metrics) => {
                 let mut pool = self.pools.get(metrics.pool.as_str())?.lock();

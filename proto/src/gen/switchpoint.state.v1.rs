@@ -92,6 +92,9 @@ pub struct Ack {
     /// Why it was refused whole; empty when it is in force.
     #[prost(string, tag = "3")]
     pub refused: ::prost::alloc::string::String,
+    /// Set when it was refused because this newer version is in force there: the daemon then numbers this proxy's rosters above it.
+    #[prost(message, optional, tag = "4")]
+    pub held: ::core::option::Option<Version>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Roster {

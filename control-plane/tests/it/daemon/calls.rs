@@ -98,7 +98,7 @@ async fn a_hello_is_answered_by_all_that_a_stream_is_told() {
     assert_eq!((welcome.schema, welcome.unknown_pools.len()), (proto::SCHEMA, 0));
     let roster = caller.roster().await;
     assert_eq!(names(&roster), ["a"]);
-    let ack = state::Ack { pool: "default".to_owned(), version: roster.version, refused: String::new() };
+    let ack = state::Ack { pool: "default".to_owned(), version: roster.version, ..state::Ack::default() };
     assert_eq!(caller.tell(vec![proxy_message::Message::Ack(ack)]).await.0, 200);
     until("the acknowledgement counts", || async { rig.shared.acknowledged("default", 1) }).await;
     let metrics = caller.next(|message| if let Message::Metrics(metrics) = message { Some(metrics) } else { None }).await;

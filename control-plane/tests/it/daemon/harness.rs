@@ -209,7 +209,7 @@ impl Filter {
     }
 
     pub(crate) async fn ack(&self, roster: &state::Roster, refused: &str) {
-        let ack = state::Ack { pool: roster.pool.clone(), version: roster.version, refused: refused.to_owned() };
+        let ack = state::Ack { pool: roster.pool.clone(), version: roster.version, refused: refused.to_owned(), held: None };
         self.say(proxy_message::Message::Ack(ack)).await;
     }
 

@@ -305,5 +305,5 @@ async fn roster(stream: &mut Streaming<state::DaemonMessage>, out: &mpsc::Sender
 }
 
 fn ack(roster: &state::Roster) -> proxy_message::Message {
-    proxy_message::Message::Ack(state::Ack { pool: roster.pool.clone(), version: roster.version, refused: String::new() })
+    proxy_message::Message::Ack(state::Ack { pool: roster.pool.clone(), version: roster.version, ..state::Ack::default() })
 }

@@ -42,7 +42,7 @@ impl Outsider {
             Self { out, stream, roster: state::Roster::default(), others: (Sum::default(), PeerRow::default()), heard: Vec::new() };
         while outsider.roster.endpoints.len() < stack.servers.len() {
             if let daemon_message::Message::Roster(roster) = outsider.next().await? {
-                let ack = state::Ack { pool: roster.pool.clone(), version: roster.version, refused: String::new() };
+                let ack = state::Ack { pool: roster.pool.clone(), version: roster.version, ..state::Ack::default() };
                 outsider.out.send(proxy_message::Message::Ack(ack)).await?;
                 outsider.roster = roster;
             }
