@@ -164,7 +164,7 @@ impl Session {
 
     /// The proxy acknowledged or refused a roster. An acknowledgement of what was never sent changes nothing.
     pub fn ack(&mut self, ack: state::Ack) -> Option<&ProxyPool> {
-        let state::Ack { pool, version, refused } = ack;
+        let state::Ack { pool, version, refused, .. } = ack;
         let version = version.map(|v| Version { term: v.term, sequence: v.sequence })?;
         let pool = self.pools.get_mut(&pool)?;
         let position = pool.unacked.iter().position(|(sent, _)| *sent == version)?;
