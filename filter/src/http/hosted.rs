@@ -3,11 +3,12 @@
 //! ```text
 //!  Passing (no pool of ours, or gone on undecided)
 //!  Buffering ── last byte ──► decide ──► Routed, or Answered
-//!      ▲                         │ no state yet
-//!      └── body begun, not whole ┴── Parked ── state, or the deadline ──► decide
+//!                               │ no state yet
+//!                               └──► Parked ── state, or the deadline ──► decide
 //! ```
-//! A request is held from its headers on, because headers can be changed only so long; it goes on when its last byte is in and it is decided.
-//! Whatever is needed of headers later is taken while they can be read.
+//! A request is held from its headers on, because headers can be changed only so long; it goes on when it is decided. One whose body is read is
+//! decided when its last byte is in; any other at its headers, and a parked one of those goes on with as much of its body as there is: the body of
+//! a gRPC stream has no end that could be waited for. Whatever is needed of headers later is taken while they can be read.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -98,6 +99,12 @@ impl<H: Host> Hosted<H> {
         })
     }
 
+    /// Opens what callbacks share, for as long as `act` takes. It is handed all that it may work on, and calls nothing of ours that opens a cell; the
+    /// host does not call back ([`Host`]).
+    fn open<R>(&self, replica: &RefCell<Replica>, act: impl FnOnce(&Vm<H>, &mut Exchange, &mut Replica) -> R) -> R {
+        act(&self.vm.borrow(), &mut self.exchange.borrow_mut(), &mut replica.borrow_mut())
+    }
+
     /// The request headers are in.
     pub fn request_headers(&self, end_of_stream: bool) -> Flow {
         self.end(); // a proxy that begins twice must not leak the first pick
@@ -113,7 +120,8 @@ impl<H: Host> Hosted<H> {
         self.strip(&bytes);
         let step = self.exchange.borrow_mut().request_headers(&self.config.settings, Pairs::new(&bytes), end_of_stream);
         if step == HeadersStep::Ready {
-            return self.reply(&ready_reply(self.vm.borrow().is_ready(&self.config)));
+            let ready = self.vm.borrow().is_ready(&self.config);
+            return self.reply(&ready_reply(ready));
         }
         let replica = self.pool();
         if replica.is_none() {
@@ -176,23 +184,23 @@ impl<H: Host> Hosted<H> {
         let path = ["metadata", "filter_metadata", settings.subset_namespace.as_str(), settings.subset_key.as_str()];
         // One that cannot be read allows nobody: never more than was meant.
         let hint = self.host.property(&path).unwrap_or_else(|e| Some(self.failed("the subset hint", e)));
-        let step = {
-            let (vm, mut replica) = (self.vm.borrow(), replica.borrow_mut());
+        let step = self.open(&replica, |vm, exchange, replica| {
             replica.pool.reserve_prefixes(self.config.prefix_entries);
             #[cfg(feature = "drill")]
             let watch = crate::drill::Watch::of(&self.host);
-            vm.hear(&mut replica, now, Moment::Pick);
+            vm.hear(replica, now, Moment::Pick);
             #[cfg(feature = "drill")]
             let watch = watch.paused(&self.host);
-            let step = self.exchange.borrow_mut().decide(settings, &mut replica.pool, hint.as_deref(), &body, now);
+            let step = exchange.decide(settings, &mut replica.pool, hint.as_deref(), &body, now);
             #[cfg(feature = "drill")]
             let watch = watch.resumed(&self.host);
-            vm.tell(&mut replica, now, Moment::Pick);
+            vm.tell(replica, now, Moment::Pick);
             #[cfg(feature = "drill")]
             watch.paused(&self.host).done();
             step
-        };
-        if let Some(record) = self.exchange.borrow_mut().take_record() {
+        });
+        let record = self.exchange.borrow_mut().take_record();
+        if let Some(record) = record {
             self.host.property_set(RECORD, record.as_bytes()).unwrap_or_else(|e| self.failed("the record of a decision", e));
         }
         match step {
@@ -213,7 +221,7 @@ impl<H: Host> Hosted<H> {
             && let Err(error) = self.host.buffer_replace(Buffer::RequestBody, splice.range.end, &splice.beginning(body))
         {
             self.failed::<()>("another model name", error);
-            let reply = self.exchange.borrow_mut().abandon(&mut replica.borrow_mut().pool, since);
+            let reply = self.open(replica, |_, exchange, replica| exchange.abandon(&mut replica.pool, since));
             return self.refuse(&reply);
         }
         for (name, value) in &forward.set {
@@ -224,10 +232,15 @@ impl<H: Host> Hosted<H> {
     }
 
     fn forwarded(&self, replica: &RefCell<Replica>, since: Time) {
-        let mut replica = replica.borrow_mut();
-        if replica.has_state() {
-            let us = self.host.now().us_since(since);
-            replica.pick_took(us);
+        let us = self.host.now().us_since(since);
+        let picked = self.open(replica, |_, _, replica| {
+            let picked = replica.has_state();
+            if picked {
+                replica.pick_took(us);
+            }
+            picked
+        });
+        if picked {
             self.metrics.record(Stat::PickUs, us);
             self.metrics.count(Stat::Picked);
             self.request.set(Request::Routed);
@@ -275,7 +288,7 @@ impl<H: Host> Hosted<H> {
             ..ResponseHead::read(Pairs::new(&bytes))
         };
         let now = self.host.now();
-        let step = self.exchange.borrow_mut().response_headers(&mut replica.borrow_mut().pool, &head, now);
+        let step = self.open(&replica, |_, exchange, replica| exchange.response_headers(&mut replica.pool, &head, now));
         self.shared(&replica, now);
         self.response.set(step.body);
         for name in step.remove {
@@ -317,43 +330,48 @@ impl<H: Host> Hosted<H> {
             size => self.host.buffer(Buffer::ResponseBody, size).unwrap_or_else(|e| self.failed("the response body", e)),
         };
         let now = self.host.now();
-        let changes = replica.borrow().pool.changes();
-        if let Some(restored) = self.exchange.borrow_mut().response_chunk(&mut replica.borrow_mut().pool, &bytes, last, now) {
-            match self.host.buffer_replace(Buffer::ResponseBody, size, restored) {
-                Ok(()) if held => {
-                    let length = restored.len().to_string();
-                    self.host
-                        .header_set(Map::Response, headers::CONTENT_LENGTH, length.as_bytes())
-                        .unwrap_or_else(|e| self.failed("a response header", e));
-                }
-                Ok(()) => {}
-                Err(error) => self.failed("the client's model name", error),
-            }
+        let (restored, news) = self.open(&replica, |_, exchange, replica| {
+            let changes = replica.pool.changes();
+            let restored = exchange.response_chunk(&mut replica.pool, &bytes, last, now);
+            let restored = restored.map(|bytes| self.host.buffer_replace(Buffer::ResponseBody, size, bytes).map(|()| bytes.len()));
+            (restored, replica.pool.changes() != changes)
+        });
+        match restored {
+            Some(Ok(length)) if held => self
+                .host
+                .header_set(Map::Response, headers::CONTENT_LENGTH, length.to_string().as_bytes())
+                .unwrap_or_else(|e| self.failed("a response header", e)),
+            Some(Err(error)) => self.failed("the client's model name", error),
+            _ => {}
         }
         // Most pieces bring a token that nobody is told of; and a pick looks at what others tell by itself.
-        if replica.borrow().pool.changes() != changes {
+        if news {
             self.shared(&replica, now);
         }
     }
 
     /// The other VMs are told and heard, when no request waits for it here.
     fn shared(&self, replica: &RefCell<Replica>, now: Time) {
-        let (vm, mut replica) = (self.vm.borrow(), replica.borrow_mut());
-        vm.tell(&mut replica, now, Moment::End);
-        vm.hear(&mut replica, now, Moment::End);
+        self.open(replica, |vm, _, replica| {
+            vm.tell(replica, now, Moment::End);
+            vm.hear(replica, now, Moment::End);
+        });
     }
 
     /// The exchange is over, in whatever way.
     pub fn end(&self) {
+        if self.waits() {
+            self.request.set(Request::Passing);
+        }
         let Some(replica) = self.replica.borrow().clone() else { return };
         let now = self.host.now();
         let is_open = self.exchange.borrow().is_open();
         if is_open && Origin::of_details(&self.text(&["response", "code_details"])) == Origin::Lost {
             self.exchange.borrow_mut().cut_off();
         }
-        let outcome = self.exchange.borrow_mut().end(&mut replica.borrow_mut().pool, now);
+        let outcome = self.open(&replica, |_, exchange, replica| exchange.end(&mut replica.pool, now));
         self.shared(&replica, now);
-        self.vm.borrow().tell_observed(&mut replica.borrow_mut());
+        self.open(&replica, |vm, _, replica| vm.tell_observed(replica));
         if let Some(outcome) = outcome {
             self.metrics.add(Stat::FailedAttempts, outcome.failed_attempts);
             if let Some(ttft_ms) = outcome.ttft_ms {
@@ -408,17 +426,18 @@ impl<H: Host> Hosted<H> {
 }
 
 impl<H: Host> Waiting for Hosted<H> {
+    fn waits(&self) -> bool {
+        self.request.get() == Request::Parked
+    }
+
     fn retry(&self) {
         // The proxy has no such stream any more when its client has left.
-        if self.request.get() != Request::Parked || self.host.focus(self.id).is_err() {
+        if !self.waits() || self.host.focus(self.id).is_err() {
             return;
         }
-        // A request whose body has begun must not go on before its end; without any body yet, that may never come (an upgrade).
-        if self.body_size.get() > 0 && !self.whole.get() {
-            self.request.set(Request::Buffering);
-            return;
-        }
-        if self.decide(self.body(), self.host.now()) == Flow::Go {
+        // A body that is not whole is not read: its request was to be decided without. What of it is in goes on with the headers.
+        let body = if self.whole.get() { self.body() } else { Vec::new() };
+        if self.decide(body, self.host.now()) == Flow::Go {
             self.host.resume_request().unwrap_or_else(|e| self.failed("a resumption", e));
         }
     }

@@ -395,25 +395,84 @@ fn a_vm_that_replaces_a_lost_one_has_its_state_before_its_first_tick() {
     assert_eq!(healed.host.metric_value("switchpoint_parked_total"), 0);
 }
 
-#[test]
-fn a_parked_request_whose_body_has_begun_goes_on_only_at_its_end() {
-    let world = World::new(r#"{"pools": [{"name": "default"}]}"#);
-    let (mut stream, action) = world.post("/pictures");
-    assert_eq!(action, Action::Pause, "an unknown path is decided at its headers, and parked there");
-    assert_eq!(stream.on_http_request_body(5, false), Action::Pause);
-    world.state("default");
-    world.host.take_log();
-    tick(&world);
-    assert_eq!(world.host.take_log(), ["focus 11"], "not resumed: its last byte is not in");
-    assert_eq!(stream.on_http_request_body(9, true), Action::Continue);
-    assert!(world.request_header(DESTINATION).is_some());
+/// Requests that are decided at their headers, so that their bodies are not waited for: some have no end.
+const UNREAD: [&[(&str, &str)]; 3] = [
+    &[(":method", "POST"), (":path", "/pictures")],
+    &[(":method", "POST"), (":path", "/some.Service/Talk"), ("content-type", "application/grpc"), ("te", "trailers")],
+    &[(":method", "GET"), (":path", "/"), ("upgrade", "websocket"), ("connection", "upgrade")],
+];
 
+#[test]
+fn a_parked_request_is_decided_when_state_comes_however_much_of_its_body_is_in() {
+    for headers in UNREAD {
+        for pieces in 0..3 {
+            let world = World::new(r#"{"pools": [{"name": "default"}]}"#);
+            let (mut stream, action) = world.headers(headers, false);
+            assert_eq!(action, Action::Pause);
+            for piece in 1..=pieces {
+                assert_eq!(stream.on_http_request_body(5 * piece, false), Action::Pause);
+            }
+            world.state("default");
+            world.host.take_log();
+            tick(&world);
+            assert_eq!(world.host.take_log(), ["focus 11", "resume"], "{headers:?}: {pieces} pieces of its body are in");
+            assert!(world.request_header(DESTINATION).is_some());
+            assert_eq!(world.in_flight(), 1);
+            assert_eq!(stream.on_http_request_body(9, false), Action::Continue, "what comes now goes by");
+            assert_eq!(stream.on_http_request_body(9, true), Action::Continue);
+            stream.on_done();
+            assert_eq!(world.in_flight(), 0);
+        }
+    }
+}
+
+#[test]
+fn a_parked_request_whose_body_never_ends_is_answered_at_its_deadline() {
+    for (mode, expected) in [("close", "reply 503"), ("open", "resume")] {
+        for headers in UNREAD {
+            let world =
+                World::new(&format!(r#"{{"pools": [{{"name": "default"}}], "failure_mode": "{mode}", "cold_start_wait_ms": 300}}"#));
+            let (mut stream, _) = world.headers(headers, false);
+            assert_eq!(stream.on_http_request_body(5, false), Action::Pause);
+            world.host.take_log();
+            (0..3).for_each(|_| tick(&world));
+            let log = world.host.take_log();
+            assert!(log.len() == 2 && log[1].starts_with(expected), "{headers:?}: {log:?}");
+            let after = if mode == "open" { Action::Continue } else { Action::Pause };
+            assert_eq!(stream.on_http_request_body(5, false), after);
+        }
+    }
+}
+
+#[test]
+fn a_client_that_leaves_while_its_body_comes_is_forgotten() {
+    for headers in UNREAD {
+        let world = World::new(r#"{"pools": [{"name": "default"}]}"#);
+        let (mut stream, _) = world.headers(headers, false);
+        assert_eq!(stream.on_http_request_body(5, false), Action::Pause);
+        world.host.gone.borrow_mut().push(11);
+        stream.on_done();
+        world.host.take_log();
+        world.state("default");
+        tick(&world);
+        assert_eq!((world.host.take_log(), world.in_flight()), (vec![], 0));
+    }
+}
+
+#[test]
+fn a_parked_request_that_the_proxy_does_not_find_at_first_is_decided_at_the_next_tick() {
     let world = World::new(r#"{"pools": [{"name": "default"}]}"#);
-    let (_upgrade, _) = world.headers(&[(":method", "GET"), (":path", "/"), ("upgrade", "websocket")], false);
+    let (mut stream, _) = world.post("/v1/chat/completions");
+    world.body(&mut stream, CHAT);
     world.state("default");
-    world.host.take_log();
+    world.host.fail(&[crate::fake::Call::Focus]);
     tick(&world);
-    assert_eq!(world.host.take_log(), ["focus 11", "resume"], "an upgrade has no last byte to wait for");
+    assert_eq!(world.in_flight(), 0);
+    world.host.fail(&[]);
+    tick(&world);
+    assert_eq!(world.in_flight(), 1);
+    stream.on_done();
+    assert_eq!(world.in_flight(), 0);
 }
 
 #[test]

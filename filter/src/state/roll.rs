@@ -75,6 +75,15 @@ impl Roll {
         let _ = self.place(row);
     }
 
+    /// Puts a VM at a seat of the shared table, whoever was there.
+    #[cfg(test)]
+    pub fn seat(host: &crate::fake::FakeHost, slot: u16, row: Row) {
+        let (mut roll, _) = Self::load(host).unwrap();
+        roll.rows.resize(roll.rows.len().max(usize::from(slot) + 1), Row::default());
+        roll.rows[usize::from(slot)] = row;
+        host.share(KEY, &roll.to_bytes(), Expect::Any).unwrap();
+    }
+
     fn place(&mut self, row: Row) -> Option<u16> {
         let enrolled = self.rows.iter().position(|r| r.vm == row.vm);
         let free = || self.rows.iter().position(|r| !r.is_alive(row.beat));
