@@ -207,6 +207,12 @@ impl<H: Host> Vm<H> {
         true
     }
 
+    /// How many requests are parked.
+    #[cfg(test)]
+    pub fn waiting(&self) -> usize {
+        self.parked.len()
+    }
+
     /// What is due; the requests returned are to be decided again.
     pub fn tick(&mut self, root: u32) -> Vec<Rc<dyn Waiting>> {
         let now = self.host.now();
