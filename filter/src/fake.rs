@@ -56,6 +56,7 @@ pub struct Process {
     pub now_ms: Cell<u64>,
     pub shared: RefCell<BTreeMap<String, (Vec<u8>, u32)>>,
     pub writes: Cell<u32>,
+    pub reads: Cell<u32>,
     pub queues: RefCell<Vec<(String, VecDeque<Vec<u8>>)>>,
     pub properties: RefCell<BTreeMap<String, Vec<u8>>>,
     /// Properties that cannot be read.
@@ -158,6 +159,7 @@ impl Host for FakeHost {
 
     fn shared(&self, key: &str) -> Result<Option<Shared>> {
         self.may_fail(Call::Shared)?;
+        self.reads.set(self.reads.get() + 1);
         Ok(self.shared.borrow().get(key).map(|(bytes, token)| Shared { bytes: bytes.clone(), token: *token }))
     }
 

@@ -29,7 +29,7 @@ use crate::stream::{Answer, Lead, Link};
 use board::NotPosted;
 use lease::Lease;
 use replica::Replica;
-use roll::{HEARTBEAT_MS, Roll, Row};
+use roll::{EXPIRY_MS, HEARTBEAT_MS, Roll, Row, SEATS_MAX};
 use sharing::{Me, Moment};
 
 /// Tick period. It bounds how late a lost wake-up is noticed, a parked request answered, a free lease taken. A tick costs a few µs.
@@ -337,12 +337,32 @@ impl<H: Host> Vm<H> {
 
     fn beat(&mut self, now: Time) {
         let row = Row { vm: self.id, beat: now, queue: self.seat.queue, serves: self.serves };
-        let (slot, roll) = Roll::beat(&self.host, row);
-        if slot != self.seat.slot {
+        let (before, known) = (self.seat.slot, self.seat.beat.is_some());
+        match Roll::beat(&self.host, row) {
+            Some((slot, roll)) => {
+                self.seat = Seat { slot, roll, beat: Some(now), ..std::mem::take(&mut self.seat) };
+                if slot.is_none() && (before.is_some() || !known) {
+                    let seats = SEATS_MAX;
+                    log::warn!(
+                        "all {seats} seats for workers are taken: VM {:016x} picks by what it knows itself, until one is free",
+                        self.id
+                    );
+                }
+            }
+            // Tried again at the next tick. Nobody else sits there until the heartbeat before has expired.
+            None if self.seat.beat.is_some_and(|beat| now.ms_since(beat) < EXPIRY_MS) => {}
+            None => self.seat.slot = None,
+        }
+        if self.seat.slot != before {
             // Another slot has another queue.
             (self.seat.queue, self.seat.root) = (0, 0);
         }
-        (self.seat.slot, self.seat.roll, self.seat.beat) = (slot, roll, Some(now));
+    }
+
+    /// How many VMs of the process have no seat, as far as this one knows.
+    #[must_use]
+    pub fn without_seat(&self) -> usize {
+        self.seat.roll.without_seat(self.host.now())
     }
 
     fn write_counters(&self) {

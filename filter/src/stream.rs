@@ -129,6 +129,7 @@ impl Link {
                 self.keep_on(lead);
             }
         }
+        lead.metrics.record(Stat::WithoutSeat, lead.roll.without_seat(lead.now) as u64);
         let newest = lead.replicas.iter().filter_map(|replica| replica.metrics_at()).max();
         if let Some(at) = newest {
             lead.metrics.record(Stat::AgeMs, lead.now.ms_since(at));

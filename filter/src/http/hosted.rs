@@ -120,8 +120,8 @@ impl<H: Host> Hosted<H> {
         self.strip(&bytes);
         let step = self.exchange.borrow_mut().request_headers(&self.config.settings, Pairs::new(&bytes), end_of_stream);
         if step == HeadersStep::Ready {
-            let ready = self.vm.borrow().is_ready(&self.config);
-            return self.reply(&ready_reply(ready));
+            let (ready, without_seat) = (self.vm.borrow().is_ready(&self.config), self.vm.borrow().without_seat());
+            return self.reply(&ready_reply_of(ready, without_seat));
         }
         let replica = self.pool();
         if replica.is_none() {
@@ -422,6 +422,15 @@ impl<H: Host> Hosted<H> {
         self.metrics.count(Stat::HostErrors);
         log::debug!("the proxy refused {what}: {error}");
         T::default()
+    }
+}
+
+/// The answer of the ready path. A process in which some workers share nothing serves all the same: it says so, and is ready.
+fn ready_reply_of(ready: bool, without_seat: usize) -> Reply {
+    let reply = ready_reply(ready);
+    match without_seat {
+        0 => reply,
+        vms => Reply { body: format!(r#"{{"ready":{ready},"vms_without_seat":{vms}}}"#).into_bytes(), ..reply },
     }
 }
 

@@ -324,7 +324,20 @@ fn the_ready_path_tells_of_all_pools() {
     world.state("a");
     assert!(ask().starts_with("reply 503"));
     world.state("b");
-    assert!(ask().starts_with("reply 200"));
+    assert_eq!(ask(), r#"reply 200 {"ready":true}"#);
+    // More workers than seats: it serves all the same, and says so.
+    for seat in 0..crate::state::roll::SEATS_MAX as u64 + 2 {
+        let row = crate::state::roll::Row { vm: 1_000 + seat, beat: world.host.now(), queue: 0, serves: true };
+        crate::state::roll::Roll::beat(&world.host, row).unwrap();
+    }
+    // A VM that serves leaves a free lead to the others for a while.
+    for _ in 0..2 {
+        world.host.pass_ms(600);
+        world.vm.borrow_mut().tick(1);
+    }
+    world.host.take_log();
+    assert_eq!(ask(), r#"reply 200 {"ready":true,"vms_without_seat":3}"#);
+    assert_eq!(world.host.metric_value("switchpoint_vms_without_seat"), 3);
     assert_eq!(world.host.metric_value("switchpoint_refused_unavailable_total"), 0);
 }
 
