@@ -144,9 +144,9 @@ impl Link {
             let Replica { outward, sharing, pool, name, .. } = &mut **replica;
             let (share, lost) = outward.share(lead.host, (name, pool), sharing, lead.now);
             lead.metrics.add(Stat::PlacementsLost, lost);
-            shares.extend(share);
+            shares.extend(share.map(proxy_message::Message::Share));
         }
-        self.send_all(lead, shares.into_iter().map(proxy_message::Message::Share));
+        self.send_all(lead, shares);
     }
 
     /// Is `stream` the open one?
@@ -274,8 +274,8 @@ impl Link {
     }
 
     /// Sends messages, until the connection ends.
-    fn send_all<H: Host>(&mut self, lead: &mut Lead<'_, H>, messages: impl Iterator<Item = proxy_message::Message>) {
-        messages.for_each(|message| self.send(lead, message));
+    fn send_all<H: Host>(&mut self, lead: &mut Lead<'_, H>, messages: Vec<proxy_message::Message>) {
+        messages.into_iter().for_each(|message| self.send(lead, message));
     }
 
     /// Calls are made anew as they are answered.
@@ -331,15 +331,15 @@ impl Link {
         }
         self.reported = lead.now;
         let gather = |replica: &&mut Replica| report::gather(lead.host, &replica.name, lead.roll, lead.now);
-        let reports: Vec<_> = lead.replicas.iter().flat_map(gather).collect();
-        self.send_all(lead, reports.into_iter().map(proxy_message::Message::Report));
+        let reports = lead.replicas.iter().flat_map(gather).map(proxy_message::Message::Report).collect();
+        self.send_all(lead, reports);
     }
 
     /// Passes on what ended requests of all VMs told since the last tick.
     fn pass_on_observed<H: Host>(&mut self, lead: &mut Lead<'_, H>) {
         let read = |replica: &mut &mut Replica| replica.read_observed(lead.host, lead.roll, lead.now);
-        let observed: Vec<_> = lead.replicas.iter_mut().flat_map(read).collect();
-        self.send_all(lead, observed.into_iter().map(proxy_message::Message::Observations));
+        let observed = lead.replicas.iter_mut().flat_map(read).map(proxy_message::Message::Observations).collect();
+        self.send_all(lead, observed);
     }
 }
 

@@ -54,6 +54,8 @@ pub struct Hosted<H: Host> {
     replica: RefCell<Option<Rc<RefCell<Replica>>>>,
     request: Cell<Request>,
     body_size: Cell<usize>,
+    /// Did the proxy show any of it?
+    begun: Cell<bool>,
     /// Is its last byte in?
     whole: Cell<bool>,
     response: Cell<ResponseBody>,
@@ -93,6 +95,7 @@ impl<H: Host> Hosted<H> {
             replica: RefCell::new(None),
             request: Cell::new(Request::Passing),
             body_size: Cell::new(0),
+            begun: Cell::new(false),
             whole: Cell::new(false),
             response: Cell::new(ResponseBody::Ignore),
             response_size: Cell::new(0),
@@ -145,6 +148,7 @@ impl<H: Host> Hosted<H> {
     /// The request body, as far as it is in, is `size` bytes long.
     pub fn request_body(&self, size: usize, end_of_stream: bool) -> Flow {
         self.body_size.set(size);
+        self.begun.set(true);
         if self.request.get() == Request::Buffering {
             let too_large = self.exchange.borrow_mut().body_grew(&self.config.settings, size);
             if let Some(reply) = too_large {
@@ -224,7 +228,10 @@ impl<H: Host> Hosted<H> {
             let reply = self.open(replica, |_, exchange, replica| exchange.abandon(&mut replica.pool, since));
             return self.refuse(&reply);
         }
-        for (name, value) in &forward.set {
+        // The proxy's router keeps a body that it may have to send again where the proxy also keeps what it holds for us, and would send that twice
+        // after a request that goes on in the middle of its body (Envoy 1.40). So such a request has one attempt.
+        let once = self.begun.get() && !self.whole.get();
+        for (name, value) in forward.set.iter().filter(|(name, _)| !(once && name == headers::RETRY_ON)) {
             self.host.header_set(Map::Request, name, value.as_bytes()).unwrap_or_else(|e| self.failed("a request header", e));
         }
         self.forwarded(replica, since);

@@ -94,6 +94,7 @@ fn a_parked_request_is_decided_when_state_comes_however_much_of_its_body_is_in()
             tick(&world);
             assert_eq!(world.host.take_log(), ["focus 11", "resume"], "{headers:?}: {pieces} pieces of its body are in");
             assert!(world.request_header(DESTINATION).is_some());
+            assert_eq!(world.request_header("x-envoy-retry-on").is_some(), pieces == 0, "what is in is not sent twice");
             assert_eq!(world.in_flight(), 1);
             assert_eq!(stream.on_http_request_body(9, false), Action::Continue, "what comes now goes by");
             assert_eq!(stream.on_http_request_body(9, true), Action::Continue);
