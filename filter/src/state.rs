@@ -85,9 +85,9 @@ struct Seat {
 
 /// A request that waits for the first state of its pool.
 pub trait Waiting {
-    /// Is it still to be decided?
+    /// Is there still something to be done for it at a tick?
     fn waits(&self) -> bool;
-    /// There is state, or there will be none in time: decide again.
+    /// There is state, or there will be none in time: decide again; or let go what is held.
     fn retry(&self);
 }
 
@@ -203,8 +203,13 @@ impl<H: Host> Vm<H> {
             return false;
         }
         self.metrics.count(Stat::Parked);
-        self.parked.push(Parked { deadline, replica, request });
+        self.hold(deadline, replica, request);
         true
+    }
+
+    /// Has a request that was parked look again at the first tick after `at`. There are no more of those than were parked.
+    pub fn hold(&mut self, at: Time, replica: Rc<RefCell<Replica>>, request: Weak<dyn Waiting>) {
+        self.parked.push(Parked { deadline: at, replica, request });
     }
 
     /// How many requests are parked.

@@ -54,8 +54,7 @@ pub struct Hosted<H: Host> {
     replica: RefCell<Option<Rc<RefCell<Replica>>>>,
     request: Cell<Request>,
     body_size: Cell<usize>,
-    /// Did the proxy show any of it?
-    begun: Cell<bool>,
+    pieces: Cell<Pieces>,
     /// Is its last byte in?
     whole: Cell<bool>,
     response: Cell<ResponseBody>,
@@ -78,6 +77,20 @@ enum Request {
     Answered,
 }
 
+/// How the body comes. Where a filter held a piece and the proxy was told to go on before the last, Envoy up to 1.39 drops the piece after, unless the
+/// filter holds that too and lets it go together with yet another, or at a tick.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pieces {
+    /// None was shown.
+    None,
+    /// Held, or gone on, as their callbacks said.
+    InStep,
+    /// Gone on at a tick: the next is to be held.
+    Ahead,
+    /// One is held, for the next callback or tick.
+    Held,
+}
+
 // === impl Hosted ===
 
 impl<H: Host> Hosted<H> {
@@ -95,7 +108,7 @@ impl<H: Host> Hosted<H> {
             replica: RefCell::new(None),
             request: Cell::new(Request::Passing),
             body_size: Cell::new(0),
-            begun: Cell::new(false),
+            pieces: Cell::new(Pieces::None),
             whole: Cell::new(false),
             response: Cell::new(ResponseBody::Ignore),
             response_size: Cell::new(0),
@@ -148,22 +161,46 @@ impl<H: Host> Hosted<H> {
     /// The request body, as far as it is in, is `size` bytes long.
     pub fn request_body(&self, size: usize, end_of_stream: bool) -> Flow {
         self.body_size.set(size);
-        self.begun.set(true);
+        if self.pieces.get() == Pieces::None {
+            self.pieces.set(Pieces::InStep);
+        }
         if self.request.get() == Request::Buffering {
             let too_large = self.exchange.borrow_mut().body_grew(&self.config.settings, size);
             if let Some(reply) = too_large {
                 return self.refuse(&reply);
             }
         }
-        match self.request.get() {
+        let flow = match self.request.get() {
             _ if end_of_stream => self.request_complete(),
             Request::Passing | Request::Routed => Flow::Go,
             Request::Buffering | Request::Parked | Request::Answered => Flow::Hold,
+        };
+        if flow == Flow::Go { self.pass_on() } else { flow }
+    }
+
+    /// A piece may go on.
+    fn pass_on(&self) -> Flow {
+        if self.pieces.get() != Pieces::Ahead {
+            self.pieces.set(Pieces::InStep);
+            return Flow::Go;
         }
+        let Some(replica) = self.replica.borrow().clone() else { return Flow::Go };
+        self.pieces.set(Pieces::Held);
+        let (me, now): (Weak<dyn Waiting>, _) = (self.me.clone(), self.host.now());
+        self.vm.borrow_mut().hold(now, replica, me);
+        Flow::Hold
+    }
+
+    /// The request ends with trailers. What is held of its body goes on before them.
+    pub fn request_trailers(&self) -> Flow {
+        if self.pieces.get() == Pieces::Held {
+            self.pieces.set(Pieces::InStep);
+        }
+        self.request_complete()
     }
 
     /// The request's last byte is in.
-    pub fn request_complete(&self) -> Flow {
+    fn request_complete(&self) -> Flow {
         self.whole.set(true);
         match self.request.get() {
             Request::Passing | Request::Routed => Flow::Go,
@@ -230,7 +267,7 @@ impl<H: Host> Hosted<H> {
         }
         // The proxy's router keeps a body that it may have to send again where the proxy also keeps what it holds for us, and would send that twice
         // after a request that goes on in the middle of its body (Envoy 1.40). So such a request has one attempt.
-        let once = self.begun.get() && !self.whole.get();
+        let once = self.pieces.get() != Pieces::None && !self.whole.get();
         for (name, value) in forward.set.iter().filter(|(name, _)| !(once && name == headers::RETRY_ON)) {
             self.host.header_set(Map::Request, name, value.as_bytes()).unwrap_or_else(|e| self.failed("a request header", e));
         }
@@ -367,9 +404,10 @@ impl<H: Host> Hosted<H> {
 
     /// The exchange is over, in whatever way.
     pub fn end(&self) {
-        if self.waits() {
+        if self.request.get() == Request::Parked {
             self.request.set(Request::Passing);
         }
+        self.pieces.set(Pieces::None);
         let Some(replica) = self.replica.borrow().clone() else { return };
         let now = self.host.now();
         let is_open = self.exchange.borrow().is_open();
@@ -443,7 +481,7 @@ fn ready_reply_of(ready: bool, without_seat: usize) -> Reply {
 
 impl<H: Host> Waiting for Hosted<H> {
     fn waits(&self) -> bool {
-        self.request.get() == Request::Parked
+        self.request.get() == Request::Parked || self.pieces.get() == Pieces::Held
     }
 
     fn retry(&self) {
@@ -452,9 +490,14 @@ impl<H: Host> Waiting for Hosted<H> {
             return;
         }
         // A body that is not whole is not read: its request was to be decided without. What of it is in goes on with the headers.
-        let body = if self.whole.get() { self.body() } else { Vec::new() };
-        if self.decide(body, self.host.now()) == Flow::Go {
-            self.host.resume_request().unwrap_or_else(|e| self.failed("a resumption", e));
+        let parked = self.request.get() == Request::Parked;
+        let body = || if self.whole.get() { self.body() } else { Vec::new() };
+        if parked && self.decide(body(), self.host.now()) == Flow::Hold {
+            return;
         }
+        if self.pieces.get() != Pieces::None {
+            self.pieces.set(Pieces::Ahead);
+        }
+        self.host.resume_request().unwrap_or_else(|e| self.failed("a resumption", e));
     }
 }

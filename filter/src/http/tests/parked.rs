@@ -96,11 +96,48 @@ fn a_parked_request_is_decided_when_state_comes_however_much_of_its_body_is_in()
             assert!(world.request_header(DESTINATION).is_some());
             assert_eq!(world.request_header("x-envoy-retry-on").is_some(), pieces == 0, "what is in is not sent twice");
             assert_eq!(world.in_flight(), 1);
-            assert_eq!(stream.on_http_request_body(9, false), Action::Continue, "what comes now goes by");
+            // After pieces that were held, Envoy up to 1.39 drops the next if that goes on alone.
+            let next = if pieces == 0 { Action::Continue } else { Action::Pause };
+            assert_eq!(stream.on_http_request_body(9, false), next);
+            assert_eq!(stream.on_http_request_body(9, false), Action::Continue, "from here on they go by");
+            assert_eq!(stream.on_http_request_body(9, false), Action::Continue);
+            tick(&world);
+            assert_eq!(world.host.take_log(), [""; 0]);
             assert_eq!(stream.on_http_request_body(9, true), Action::Continue);
             stream.on_done();
             assert_eq!(world.in_flight(), 0);
         }
+    }
+}
+
+#[test]
+fn a_client_that_waits_for_answers_has_each_of_its_pieces_sent_at_a_tick() {
+    for last in ["data", "trailers"] {
+        let world = World::new(r#"{"pools": [{"name": "default"}]}"#);
+        let (mut stream, _) = world.headers(UNREAD[1], false);
+        stream.on_http_request_body(5, false);
+        world.state("default");
+        tick(&world);
+        world.host.take_log();
+        for _ in 0..3 {
+            assert_eq!(stream.on_http_request_body(5, false), Action::Pause);
+            tick(&world);
+            assert_eq!(world.host.take_log(), ["focus 11", "resume"]);
+            tick(&world);
+            assert_eq!(world.host.take_log(), [""; 0], "once");
+        }
+        if last == "data" {
+            assert_eq!(stream.on_http_request_body(5, true), Action::Pause);
+            tick(&world);
+            assert_eq!(world.host.take_log(), ["focus 11", "resume"]);
+        } else {
+            assert_eq!(stream.on_http_request_body(5, false), Action::Pause);
+            assert_eq!(stream.on_http_request_trailers(1), Action::Continue, "what is held goes with them");
+        }
+        world.host.gone.borrow_mut().push(11);
+        stream.on_done();
+        tick(&world);
+        assert_eq!((world.host.take_log(), world.in_flight(), world.vm.borrow().waiting()), (vec![], 0, 0));
     }
 }
 
@@ -116,6 +153,7 @@ fn a_parked_request_whose_body_never_ends_is_answered_at_its_deadline() {
             (0..3).for_each(|_| tick(&world));
             let log = world.host.take_log();
             assert!(log.len() == 2 && log[1].starts_with(expected), "{headers:?}: {log:?}");
+            stream.on_http_request_body(5, false);
             let after = if mode == "open" { Action::Continue } else { Action::Pause };
             assert_eq!(stream.on_http_request_body(5, false), after);
         }
