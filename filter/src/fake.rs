@@ -9,7 +9,7 @@
 )]
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
 use exchange::Time;
@@ -18,6 +18,34 @@ use crate::host::{Buffer, Expect, Host, HostError, Map, MetricKind, Result, Shar
 use crate::pairs;
 
 type Hook = Box<dyn FnOnce()>;
+
+/// A call to the host that may fail, so that a test can make it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Call {
+    Shared,
+    Share,
+    QueueRegister,
+    QueuePush,
+    QueuePop,
+    StreamOpen,
+    StreamSend,
+    StreamCancel,
+    Call,
+    Property,
+    PropertySet,
+    Headers,
+    HeaderSet,
+    HeaderRemove,
+    Buffer,
+    BufferReplace,
+    Reply,
+    ResumeRequest,
+    Focus,
+    TickPeriod,
+    Metric,
+    MetricAdd,
+    MetricRecord,
+}
 
 /// The process.
 #[derive(Clone, Default)]
@@ -28,6 +56,7 @@ pub struct Process {
     pub now_ms: Cell<u64>,
     pub shared: RefCell<BTreeMap<String, (Vec<u8>, u32)>>,
     pub writes: Cell<u32>,
+    pub reads: Cell<u32>,
     pub queues: RefCell<Vec<(String, VecDeque<Vec<u8>>)>>,
     pub properties: RefCell<BTreeMap<String, Vec<u8>>>,
     /// Properties that cannot be read.
@@ -52,6 +81,9 @@ pub struct Process {
     metric_names: RefCell<Vec<String>>,
     entropy: Cell<u64>,
     hook: RefCell<Option<Hook>>,
+    failing: RefCell<BTreeSet<Call>>,
+    /// How many calls go through before one fails.
+    fails_after: Cell<Option<u32>>,
 }
 
 impl std::ops::Deref for FakeHost {
@@ -72,6 +104,22 @@ impl FakeHost {
     /// Runs `hook` just before the next write to shared data: another thread gets in between a read and its write.
     pub fn before_next_share(&self, hook: impl FnOnce() + 'static) {
         *self.hook.borrow_mut() = Some(Box::new(hook));
+    }
+
+    /// From now on every call of these kinds fails, and no other.
+    pub fn fail(&self, kinds: &[Call]) {
+        *self.failing.borrow_mut() = kinds.iter().copied().collect();
+    }
+
+    /// Of the calls from now on, of any kind, one fails: that which comes after `count` others.
+    pub fn fail_after(&self, count: u32) {
+        self.fails_after.set(Some(count));
+    }
+
+    fn may_fail(&self, call: Call) -> Result<()> {
+        let left = self.fails_after.get();
+        self.fails_after.set(left.and_then(|left| left.checked_sub(1)));
+        if left == Some(0) || self.failing.borrow().contains(&call) { Err(HostError::INTERNAL) } else { Ok(()) }
     }
 
     pub fn pass_ms(&self, ms: u64) {
@@ -110,10 +158,13 @@ impl Host for FakeHost {
     }
 
     fn shared(&self, key: &str) -> Result<Option<Shared>> {
+        self.may_fail(Call::Shared)?;
+        self.reads.set(self.reads.get() + 1);
         Ok(self.shared.borrow().get(key).map(|(bytes, token)| Shared { bytes: bytes.clone(), token: *token }))
     }
 
     fn share(&self, key: &str, value: &[u8], expect: Expect) -> Result<()> {
+        self.may_fail(Call::Share)?;
         let hook = self.hook.borrow_mut().take();
         if let Some(hook) = hook {
             hook();
@@ -130,6 +181,7 @@ impl Host for FakeHost {
     }
 
     fn queue_register(&self, name: &str) -> Result<u32> {
+        self.may_fail(Call::QueueRegister)?;
         let mut queues = self.queues.borrow_mut();
         let position = queues.iter().position(|(n, _)| n == name).unwrap_or_else(|| {
             queues.push((name.to_owned(), VecDeque::new()));
@@ -139,6 +191,7 @@ impl Host for FakeHost {
     }
 
     fn queue_push(&self, queue: u32, item: &[u8]) -> Result<()> {
+        self.may_fail(Call::QueuePush)?;
         let mut queues = self.queues.borrow_mut();
         let (_, items) = queues.get_mut(queue as usize - 1).ok_or(HostError::NOT_FOUND)?;
         items.push_back(item.to_vec());
@@ -146,12 +199,14 @@ impl Host for FakeHost {
     }
 
     fn queue_pop(&self, queue: u32) -> Result<Option<Vec<u8>>> {
+        self.may_fail(Call::QueuePop)?;
         let mut queues = self.queues.borrow_mut();
         let (_, items) = queues.get_mut(queue as usize - 1).ok_or(HostError::NOT_FOUND)?;
         Ok(items.pop_front())
     }
 
     fn stream_open(&self, upstream: &str, service: &str, method: &str) -> Result<u32> {
+        self.may_fail(Call::StreamOpen)?;
         assert!(upstream.contains("switchpoint-state"));
         assert_eq!((service, method), ("switchpoint.state.v1.StateService", "Stream"));
         self.streams.borrow_mut().push(true);
@@ -159,6 +214,7 @@ impl Host for FakeHost {
     }
 
     fn stream_send(&self, stream: u32, message: &[u8]) -> Result<()> {
+        self.may_fail(Call::StreamSend)?;
         if !self.streams.borrow()[stream as usize - 1] {
             return Err(HostError::NOT_FOUND);
         }
@@ -167,11 +223,13 @@ impl Host for FakeHost {
     }
 
     fn stream_cancel(&self, stream: u32) -> Result<()> {
+        self.may_fail(Call::StreamCancel)?;
         self.streams.borrow_mut()[stream as usize - 1] = false;
         Ok(())
     }
 
     fn call(&self, cluster: &str, headers: &[(&str, &str)], body: &[u8], timeout_ms: u64) -> Result<u32> {
+        self.may_fail(Call::Call)?;
         assert!(cluster == "switchpoint-state" && timeout_ms > 0);
         let value = |name: &str| headers.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned()).unwrap();
         assert_eq!((value(":method").as_str(), value(":authority").as_str()), ("POST", "switchpoint-state"));
@@ -184,6 +242,7 @@ impl Host for FakeHost {
     }
 
     fn property(&self, path: &[&str]) -> Result<Option<Vec<u8>>> {
+        self.may_fail(Call::Property)?;
         let path = path.join(".");
         if self.unreadable.borrow().contains(&path) {
             return Err(HostError::INTERNAL);
@@ -192,33 +251,39 @@ impl Host for FakeHost {
     }
 
     fn property_set(&self, name: &str, value: &[u8]) -> Result<()> {
+        self.may_fail(Call::PropertySet)?;
         self.properties.borrow_mut().insert(name.to_owned(), value.to_vec());
         Ok(())
     }
 
     fn headers(&self, map: Map) -> Result<Vec<u8>> {
+        self.may_fail(Call::Headers)?;
         let headers = self.map(map).borrow();
         Ok(pairs::serialize(&headers.iter().map(|(n, v)| (n.as_str(), v.as_str())).collect::<Vec<_>>()))
     }
 
     fn header_set(&self, map: Map, name: &str, value: &[u8]) -> Result<()> {
-        self.header_remove(map, name)?;
+        self.may_fail(Call::HeaderSet)?;
+        self.map(map).borrow_mut().retain(|(n, _)| n != name);
         self.map(map).borrow_mut().push((name.to_owned(), String::from_utf8_lossy(value).into_owned()));
         Ok(())
     }
 
     fn header_remove(&self, map: Map, name: &str) -> Result<()> {
+        self.may_fail(Call::HeaderRemove)?;
         self.map(map).borrow_mut().retain(|(n, _)| n != name);
         Ok(())
     }
 
     fn buffer(&self, buffer: Buffer, size: usize) -> Result<Vec<u8>> {
+        self.may_fail(Call::Buffer)?;
         let mut bytes = self.buffers.borrow().get(&(buffer as u32)).cloned().unwrap_or_default();
         bytes.truncate(size);
         Ok(bytes)
     }
 
     fn buffer_replace(&self, buffer: Buffer, size: usize, bytes: &[u8]) -> Result<()> {
+        self.may_fail(Call::BufferReplace)?;
         if self.read_only.get() {
             return Err(HostError::INTERNAL);
         }
@@ -230,16 +295,19 @@ impl Host for FakeHost {
     }
 
     fn reply(&self, status: u16, _headers: &[u8], body: &[u8]) -> Result<()> {
+        self.may_fail(Call::Reply)?;
         self.note(format!("reply {status} {}", String::from_utf8_lossy(body)));
         Ok(())
     }
 
     fn resume_request(&self) -> Result<()> {
+        self.may_fail(Call::ResumeRequest)?;
         self.note("resume");
         Ok(())
     }
 
     fn focus(&self, context: u32) -> Result<()> {
+        self.may_fail(Call::Focus)?;
         if self.gone.borrow().contains(&context) {
             return Err(HostError::NOT_FOUND);
         }
@@ -248,22 +316,26 @@ impl Host for FakeHost {
     }
 
     fn tick_period(&self, period_ms: u32) -> Result<()> {
+        self.may_fail(Call::TickPeriod)?;
         self.note(format!("tick every {period_ms} ms"));
         Ok(())
     }
 
     fn metric(&self, _kind: MetricKind, name: &str) -> Result<u32> {
+        self.may_fail(Call::Metric)?;
         self.metric_names.borrow_mut().push(name.to_owned());
         Ok(u32::try_from(self.metric_names.borrow().len()).unwrap() - 1)
     }
 
     fn metric_add(&self, metric: u32, amount: i64) -> Result<()> {
+        self.may_fail(Call::MetricAdd)?;
         let name = self.metric_names.borrow()[metric as usize].clone();
         *self.metrics.borrow_mut().entry(name).or_default() += u64::try_from(amount).unwrap();
         Ok(())
     }
 
     fn metric_record(&self, metric: u32, value: u64) -> Result<()> {
+        self.may_fail(Call::MetricRecord)?;
         let name = self.metric_names.borrow()[metric as usize].clone();
         self.metrics.borrow_mut().insert(name, value);
         Ok(())

@@ -74,6 +74,9 @@ pub struct Shared {
 }
 
 /// The proxy. Calls about requests act on the context of the current callback, or on the one last [`Host::focus`]ed in it.
+///
+/// No call calls back: what one causes at once (a reply, the end of a call that cannot be made) the proxy brings in a callback after the current one.
+/// So a cell may be open during a call. It must not be during a call to anything of ours that opens it again.
 pub trait Host: Clone + 'static {
     /// Monotonic time, the same clock for all VMs of a process.
     fn now(&self) -> Time;

@@ -51,7 +51,7 @@ impl<H: Host> HttpContext for Http<H> {
     }
 
     fn on_http_request_trailers(&mut self, _: usize) -> Action {
-        self.0.request_complete().into()
+        self.0.request_trailers().into()
     }
 
     fn on_http_response_headers(&mut self, _: usize, end_of_stream: bool) -> Action {

@@ -53,6 +53,7 @@ metrics! {
     Connected: Gauge "switchpoint_state_connected", "Whether the daemon is heard: 1 or 0.";
     AgeMs: Gauge "switchpoint_state_age_ms", "Time since the daemon was last heard, in ms.";
     Endpoints: Gauge "switchpoint_state_endpoints", "Endpoints in all pools.";
+    WithoutSeat: Gauge "switchpoint_vms_without_seat", "Worker VMs that pick by what they know themselves, because all seats are taken.";
     HostErrors: Counter "switchpoint_host_errors_total", "Calls the proxy refused that it should not have.";
 }
 

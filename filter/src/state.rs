@@ -29,7 +29,7 @@ use crate::stream::{Answer, Lead, Link};
 use board::NotPosted;
 use lease::Lease;
 use replica::Replica;
-use roll::{HEARTBEAT_MS, Roll, Row};
+use roll::{EXPIRY_MS, HEARTBEAT_MS, Roll, Row, SEATS_MAX};
 use sharing::{Me, Moment};
 
 /// Tick period. It bounds how late a lost wake-up is noticed, a parked request answered, a free lease taken. A tick costs a few µs.
@@ -85,7 +85,9 @@ struct Seat {
 
 /// A request that waits for the first state of its pool.
 pub trait Waiting {
-    /// There is state, or there will be none in time: decide again.
+    /// Is there still something to be done for it at a tick?
+    fn waits(&self) -> bool;
+    /// There is state, or there will be none in time: decide again; or let go what is held.
     fn retry(&self);
 }
 
@@ -201,8 +203,19 @@ impl<H: Host> Vm<H> {
             return false;
         }
         self.metrics.count(Stat::Parked);
-        self.parked.push(Parked { deadline, replica, request });
+        self.hold(deadline, replica, request);
         true
+    }
+
+    /// Has a request that was parked look again at the first tick after `at`. There are no more of those than were parked.
+    pub fn hold(&mut self, at: Time, replica: Rc<RefCell<Replica>>, request: Weak<dyn Waiting>) {
+        self.parked.push(Parked { deadline: at, replica, request });
+    }
+
+    /// How many requests are parked.
+    #[cfg(test)]
+    pub fn waiting(&self) -> usize {
+        self.parked.len()
     }
 
     /// What is due; the requests returned are to be decided again.
@@ -329,12 +342,32 @@ impl<H: Host> Vm<H> {
 
     fn beat(&mut self, now: Time) {
         let row = Row { vm: self.id, beat: now, queue: self.seat.queue, serves: self.serves };
-        let (slot, roll) = Roll::beat(&self.host, row);
-        if slot != self.seat.slot {
+        let (before, known) = (self.seat.slot, self.seat.beat.is_some());
+        match Roll::beat(&self.host, row) {
+            Some((slot, roll)) => {
+                self.seat = Seat { slot, roll, beat: Some(now), ..std::mem::take(&mut self.seat) };
+                if slot.is_none() && (before.is_some() || !known) {
+                    let seats = SEATS_MAX;
+                    log::warn!(
+                        "all {seats} seats for workers are taken: VM {:016x} picks by what it knows itself, until one is free",
+                        self.id
+                    );
+                }
+            }
+            // Tried again at the next tick. Nobody else sits there until the heartbeat before has expired.
+            None if self.seat.beat.is_some_and(|beat| now.ms_since(beat) < EXPIRY_MS) => {}
+            None => self.seat.slot = None,
+        }
+        if self.seat.slot != before {
             // Another slot has another queue.
             (self.seat.queue, self.seat.root) = (0, 0);
         }
-        (self.seat.slot, self.seat.roll, self.seat.beat) = (slot, roll, Some(now));
+    }
+
+    /// How many VMs of the process have no seat, as far as this one knows.
+    #[must_use]
+    pub fn without_seat(&self) -> usize {
+        self.seat.roll.without_seat(self.host.now())
     }
 
     fn write_counters(&self) {
@@ -395,22 +428,23 @@ impl<H: Host> Vm<H> {
     }
 
     /// Does something as the leader; `None` when this VM is not.
-    fn with_lead<R>(&mut self, root: u32, now: Time, act: impl FnOnce(&mut Link, &Lead<'_, H>) -> R) -> Option<R> {
+    fn with_lead<R>(&mut self, root: u32, now: Time, act: impl FnOnce(&mut Link, &mut Lead<'_, H>) -> R) -> Option<R> {
         let (Some(epoch), Some(newest)) = (self.epoch.filter(|_| self.lease.holds(now)), self.roots.last()) else { return None };
         let me = self.seat.slot.filter(|_| newest.config.sharing).map(|seat| Me { vm: self.id, seat, roll: &self.seat.roll });
-        let lead = Lead {
+        let mut replicas: Vec<_> = self.replicas.iter().map(|replica| replica.borrow_mut()).collect();
+        let mut lead = Lead {
             host: &self.host,
             vm: self.id,
             root,
             epoch,
             now,
             config: &newest.config,
-            replicas: &self.replicas,
+            replicas: replicas.iter_mut().map(|replica| &mut **replica).collect(),
             me,
             roll: &self.seat.roll,
             metrics: &self.metrics,
         };
-        Some(act(&mut self.link, &lead))
+        Some(act(&mut self.link, &mut lead))
     }
 
     fn refresh(&self) {
@@ -427,14 +461,11 @@ impl<H: Host> Vm<H> {
         }
     }
 
+    /// The requests that are to be decided now. They stay among those parked until they are: the proxy may refuse what one needs for it.
     fn due(&mut self, now: Time) -> Vec<Rc<dyn Waiting>> {
-        if self.parked.is_empty() {
-            return Vec::new();
-        }
-        let is_due = |p: &Parked| p.deadline <= now || p.replica.borrow().has_state() || p.request.strong_count() == 0;
-        let (due, waiting) = std::mem::take(&mut self.parked).into_iter().partition(is_due);
-        self.parked = waiting;
-        due.into_iter().filter_map(|p: Parked| p.request.upgrade()).collect()
+        self.parked.retain(|parked| parked.request.upgrade().is_some_and(|request| request.waits()));
+        let is_due = |p: &&Parked| p.deadline <= now || p.replica.borrow().has_state();
+        self.parked.iter().filter(is_due).filter_map(|parked| parked.request.upgrade()).collect()
     }
 
     fn host_error(&self, what: &str, error: crate::host::HostError) {
@@ -605,6 +636,79 @@ mod tests {
         // And it goes on.
         send(&host, &mut leader, roster_message("default", Version { term: TERM + 1, sequence: 1 }, &["10.0.0.7:1"]));
         assert_eq!(leader.replica("default").unwrap().borrow().version().term, TERM + 1);
+    }
+
+    /// A daemon that raises its term when it is told, as far as a proxy sees it: the clock of the one before was ahead.
+    #[test]
+    fn a_daemon_whose_term_is_behind_is_told_what_is_held_and_heard_once_it_is_ahead() {
+        const AHEAD: u64 = TERM + 1_000_000;
+        for transport in ["grpc", "http"] {
+            let host = FakeHost::new();
+            let ahead = Version { term: AHEAD, sequence: 77 };
+            let replica = Replica::new("default", 1);
+            replica.board.post_roster(&host, 1, ahead, &roster_message("default", ahead, &["10.0.0.1:1"]), host.now()).unwrap();
+            replica.learned_board.post_roster(&host, 1, ahead, b"\xff", host.now()).unwrap();
+            let mut leader = Vm::new(host.clone());
+            leader.configure(1, config(&format!(r#"{{"pools": [{{"name": "default"}}], "state": {{"transport": "{transport}"}}}}"#)));
+            leader.tick(1);
+            let hear = |leader: &mut Vm<FakeHost>, message: Vec<u8>| match transport {
+                "grpc" => drop(send(&host, leader, message)),
+                _ => {
+                    let last = |kind: &str| host.calls.borrow().iter().rposition(|(path, _, _)| path.ends_with(kind)).unwrap() + 1;
+                    answer(leader, last("tell"), b"200", &[]);
+                    answer(leader, last("hear"), b"200", &[message]);
+                }
+            };
+            let acks = || -> Vec<state::Ack> {
+                let mut bytes: Vec<Vec<u8>> = host.sent.borrow().iter().map(|(_, bytes)| bytes.clone()).collect();
+                for (_, _, body) in &*host.calls.borrow() {
+                    let mut rest = body.as_slice();
+                    while let Some((message, after)) = proto::frames::take(rest) {
+                        rest = after;
+                        bytes.push(message.to_vec());
+                    }
+                }
+                let ack = |bytes: &Vec<u8>| match state::ProxyMessage::decode(bytes.as_slice()).unwrap().message {
+                    Some(proxy_message::Message::Ack(ack)) => Some(ack),
+                    _ => None,
+                };
+                bytes.iter().filter_map(ack).collect()
+            };
+            for sequence in 1..4 {
+                hear(&mut leader, roster_message("default", version(sequence), &["10.0.0.2:1"]));
+            }
+            let refusals = acks();
+            assert!(!refusals.is_empty(), "{transport}");
+            for ack in refusals {
+                let held = ack.held.map(|held| (held.term, held.sequence));
+                assert_eq!((held, ack.refused.is_empty()), (Some((AHEAD, 77)), false), "{transport}");
+            }
+            let raised = Version { term: AHEAD + 1, sequence: 1 };
+            hear(&mut leader, roster_message("default", raised, &["10.0.0.2:1"]));
+            hear(&mut leader, metrics_message("default", raised, 2, &[4.0]));
+            let replica = leader.replica("default").unwrap();
+            assert_eq!((replica.borrow().version(), replica.borrow().metrics_sequence()), (raised, 2), "{transport}");
+            host.pass_ms(100);
+            leader.tick(1);
+            assert!(acks().last().is_some_and(|ack| ack.refused.is_empty() && ack.held.is_none()), "{transport}");
+        }
+    }
+
+    #[test]
+    fn a_board_that_cannot_be_read_here_still_says_what_is_held() {
+        let (host, mut leader) = led();
+        said(&host);
+        let ahead = Version { term: TERM + 5, sequence: 2 };
+        let replica = leader.replica("default").unwrap();
+        replica.borrow().board.post_roster(&host, 9, ahead, b"\xff\xff", host.now()).unwrap();
+        // A later leader has written; this one still has the lease, and learns of it by what it wants to post.
+        host.share("switchpoint/1/leader", &words::write(&[9, leader.id, host.now().plus_ms(3_000).0], &[]), Expect::Any).unwrap();
+        leader.lease = Lease::new(leader.id);
+        leader.tick(1);
+        let stream = u32::try_from(host.streams.borrow().len()).unwrap();
+        assert_eq!(leader.epoch, Some(9));
+        send(&host, &mut leader, roster_message("default", version(3), &["10.0.0.2:1"]));
+        assert_eq!(said(&host).last().unwrap(), &format!("{stream}: ack 3 older than 45.2, which is in force; holds 45.2"));
     }
 
     #[test]
@@ -871,9 +975,75 @@ mod tests {
         assert_eq!((in_force(&leader), called(&host, &mut seen).len(), leader.epoch), (0, 0, None));
     }
 
+    // === a proxy that refuses ===
+
+    /// At some seats of the process requests end, more than the daemon is told at once.
+    fn requests_end(host: &FakeHost, writers: &mut [observed::Writer]) {
+        for (seat, writer) in (10_u16..).zip(writers) {
+            let vm = 1_000 + u64::from(seat);
+            Roll::seat(host, seat, Row { vm, beat: host.now(), queue: 0, serves: true });
+            writer.append(host, ("default", seat, vm), (0..512).map(|_| [7; exchange::pool::OBSERVATION_BYTES]));
+        }
+    }
+
+    #[test]
+    fn a_call_that_fails_at_once_ends_the_connection_and_harms_no_vm() {
+        let (host, mut leader, mut seen) = calling();
+        let mut writers = [observed::Writer::default()];
+        for round in 0..3 {
+            requests_end(&host, &mut writers);
+            host.fail(&[crate::fake::Call::Call]);
+            for _ in 0..30 {
+                host.pass_ms(100);
+                leader.tick(1);
+            }
+            assert_eq!(host.metric_value("switchpoint_state_connected"), 0);
+            host.fail(&[]);
+            for _ in 0..30 {
+                host.pass_ms(100);
+                leader.tick(1);
+            }
+            let said = called(&host, &mut seen);
+            assert!(said.last().is_some_and(|call| call.starts_with("tell")), "round {round}: {said:?}");
+            let hello = host.calls.borrow().len();
+            answer(&mut leader, hello, b"200", &[]);
+        }
+    }
+
+    #[test]
+    fn more_than_the_daemon_takes_in_time_ends_the_connection_whatever_carries_it() {
+        for transport in ["http", "grpc"] {
+            let host = FakeHost::new();
+            let mut leader = Vm::new(host.clone());
+            leader.configure(1, config(&format!(r#"{{"pools": [{{"name": "default"}}], "state": {{"transport": "{transport}"}}}}"#)));
+            leader.tick(1);
+            if transport == "http" {
+                answer(&mut leader, 1, b"200", &[]);
+            }
+            let connections = |host: &FakeHost| {
+                let sessions: std::collections::BTreeSet<String> =
+                    host.calls.borrow().iter().map(|(_, session, _)| session.clone()).collect();
+                sessions.len() + host.streams.borrow().len()
+            };
+            let mut writers: Vec<_> = (0..8).map(|_| observed::Writer::default()).collect();
+            // The daemon takes nothing, for less long than would count as silence.
+            for _ in 0..48 {
+                requests_end(&host, &mut writers);
+                host.pass_ms(100);
+                leader.tick(1);
+            }
+            assert!(connections(&host) >= 2, "{transport}: given up, and tried again");
+        }
+    }
+
+    #[derive(Default)]
     struct Waiter(std::cell::Cell<u32>);
 
     impl Waiting for Waiter {
+        fn waits(&self) -> bool {
+            self.0.get() == 0
+        }
+
         fn retry(&self) {
             self.0.set(self.0.get() + 1);
         }
@@ -885,17 +1055,25 @@ mod tests {
         let mut leader = vm(&host, 1);
         leader.tick(1);
         let replica = leader.replica("default").unwrap();
-        let waiter: Rc<dyn Waiting> = Rc::new(Waiter(std::cell::Cell::new(0)));
+        let waiters: [Rc<dyn Waiting>; 2] = [Rc::new(Waiter(std::cell::Cell::new(0))), Rc::new(Waiter(std::cell::Cell::new(0)))];
         let gone: Weak<dyn Waiting> = Weak::<Waiter>::new();
-        let park = |vm: &mut Vm<FakeHost>, ms| vm.park(host.now().plus_ms(ms), Rc::clone(&replica), Rc::downgrade(&waiter));
-        assert!(park(&mut leader, 500) && park(&mut leader, 2_000));
+        let park = |vm: &mut Vm<FakeHost>, ms, waiter| vm.park(host.now().plus_ms(ms), Rc::clone(&replica), Rc::downgrade(waiter));
+        assert!(park(&mut leader, 500, &waiters[0]) && park(&mut leader, 2_000, &waiters[1]));
         assert!(leader.park(host.now().plus_ms(2_000), Rc::clone(&replica), gone));
         host.pass_ms(100);
         assert_eq!(leader.tick(1).len(), 0, "one whose client left is dropped");
         assert_eq!(leader.parked.len(), 2);
         host.pass_ms(400);
-        assert_eq!(leader.tick(1).len(), 1, "the first is due");
+        let due = leader.tick(1);
+        assert_eq!(due.len(), 1, "the first is due");
+        assert_eq!(leader.tick(1).len(), 1, "and is until it is decided");
+        due[0].retry();
+        assert_eq!(leader.tick(1).len(), 0);
         assert_eq!(send(&host, &mut leader, roster_message("default", version(1), &["10.0.0.1:1"])), 1, "there is state");
+        waiters[1].retry();
+        assert_eq!(leader.tick(1).len(), 0);
+        let park =
+            |vm: &mut Vm<FakeHost>, ms| vm.park(host.now().plus_ms(ms), Rc::clone(&replica), Rc::<Waiter>::downgrade(&Rc::default()));
         assert!((0..PARKED_MAX).all(|_| park(&mut leader, 1)));
         assert!(!park(&mut leader, 1));
     }

@@ -10,9 +10,6 @@
 
 mod wire;
 
-use std::cell::{Ref, RefCell};
-use std::rc::Rc;
-
 use exchange::Time;
 use prost::Message as _;
 use proto::frames;
@@ -29,7 +26,7 @@ use crate::state::replica::{Refused, Replica, Update, decode};
 use crate::state::report;
 use crate::state::roll::Roll;
 use crate::state::sharing::{Me, Moment};
-use wire::Wire;
+use wire::{Broken, Wire};
 
 pub use wire::Answer;
 
@@ -83,8 +80,8 @@ pub struct Lead<'a, H> {
     pub now: Time,
     /// The configuration in force.
     pub config: &'a FilterConfig,
-    /// The pools.
-    pub replicas: &'a [Rc<RefCell<Replica>>],
+    /// The pools, for as long as this callback lasts: what is called from here on has them from here, and borrows no cell.
+    pub replicas: Vec<&'a mut Replica>,
     /// This VM among the others, when they share.
     pub me: Option<Me<'a>>,
     /// The VMs.
@@ -103,7 +100,7 @@ impl Default for Link {
 
 impl Link {
     /// This VM leads from now on.
-    pub fn begin<H: Host>(&mut self, lead: &Lead<'_, H>) {
+    pub fn begin<H: Host>(&mut self, lead: &mut Lead<'_, H>) {
         let (poison, lost) = Poison::load(lead.host, lead.vm, lead.now);
         if lost {
             log::error!("a VM was lost while it decoded a message of the daemon; that message is refused from now on");
@@ -114,11 +111,11 @@ impl Link {
     }
 
     /// What is due at a tick: opening, reporting, giving up on a daemon that is silent.
-    pub fn drive<H: Host>(&mut self, lead: &Lead<'_, H>) {
+    pub fn drive<H: Host>(&mut self, lead: &mut Lead<'_, H>) {
         match &self.phase {
             Phase::Closed { retry_at } if *retry_at <= lead.now => self.open(lead),
             Phase::Closed { .. } => {}
-            Phase::Open(open) if open.root != lead.root || open.state != lead.config.state || open.pools != names(lead.replicas) => {
+            Phase::Open(open) if open.root != lead.root || open.state != lead.config.state || open.pools != names(&lead.replicas) => {
                 self.close(lead.host, lead.root);
                 self.open(lead);
             }
@@ -132,23 +129,24 @@ impl Link {
                 self.keep_on(lead);
             }
         }
-        let newest = lead.replicas.iter().filter_map(|r| r.borrow().metrics_at()).max();
+        lead.metrics.record(Stat::WithoutSeat, lead.roll.without_seat(lead.now) as u64);
+        let newest = lead.replicas.iter().filter_map(|replica| replica.metrics_at()).max();
         if let Some(at) = newest {
             lead.metrics.record(Stat::AgeMs, lead.now.ms_since(at));
         }
     }
 
     /// Tells the other proxies what changed here.
-    pub fn share<H: Host>(&mut self, lead: &Lead<'_, H>) {
+    pub fn share<H: Host>(&mut self, lead: &mut Lead<'_, H>) {
         let (Phase::Open(_), Some(_)) = (&self.phase, lead.me) else { return };
-        for replica in lead.replicas {
-            let Replica { outward, sharing, pool, name, .. } = &mut *replica.borrow_mut();
+        let mut shares = Vec::new();
+        for replica in &mut lead.replicas {
+            let Replica { outward, sharing, pool, name, .. } = &mut **replica;
             let (share, lost) = outward.share(lead.host, (name, pool), sharing, lead.now);
             lead.metrics.add(Stat::PlacementsLost, lost);
-            if let Some(share) = share {
-                self.send(lead, proxy_message::Message::Share(share));
-            }
+            shares.extend(share.map(proxy_message::Message::Share));
         }
+        self.send_all(lead, shares);
     }
 
     /// Is `stream` the open one?
@@ -179,13 +177,13 @@ impl Link {
     }
 
     /// The daemon or the network ended the connection. A stream's handle must be released here: later it would be another's.
-    pub fn ended<H: Host>(&mut self, lead: &Lead<'_, H>, why: &str) {
+    pub fn ended<H: Host>(&mut self, lead: &mut Lead<'_, H>, why: &str) {
         self.close(lead.host, lead.root);
         self.failed(lead, why);
     }
 
     /// A call was answered, perhaps one of this connection's. The lead is over when a later leader has written.
-    pub fn answered<H: Host>(&mut self, lead: &Lead<'_, H>, call: u32, answer: Answer) -> Result<(), NotPosted> {
+    pub fn answered<H: Host>(&mut self, lead: &mut Lead<'_, H>, call: u32, answer: Answer) -> Result<(), NotPosted> {
         let Phase::Open(open) = &mut self.phase else { return Ok(()) };
         let Some(calls) = open.wire.calls_with(call) else { return Ok(()) };
         let (messages, goes_on) = match calls.answered(call, answer) {
@@ -211,9 +209,10 @@ impl Link {
     }
 
     /// A message came. The lead is over when a later leader has written.
-    pub fn message<H: Host>(&mut self, lead: &Lead<'_, H>, bytes: &[u8]) -> Result<(), NotPosted> {
+    pub fn message<H: Host>(&mut self, lead: &mut Lead<'_, H>, bytes: &[u8]) -> Result<(), NotPosted> {
         let Phase::Open(open) = &mut self.phase else { return Ok(()) };
         open.heard = lead.now;
+        open.wire.heard();
         #[cfg(feature = "drill")]
         crate::drill::stall(lead.host, bytes);
         let Some(decoded) = self.poison.guard(lead.host, lead.vm, bytes, || decode(bytes, |pool| lead.replica(pool))) else {
@@ -252,14 +251,14 @@ impl Link {
         Ok(())
     }
 
-    fn open<H: Host>(&mut self, lead: &Lead<'_, H>) {
-        let pools = names(lead.replicas);
+    fn open<H: Host>(&mut self, lead: &mut Lead<'_, H>) {
+        let pools = names(&lead.replicas);
         match Wire::open(lead.host, &lead.config.state) {
-            Err(error) => self.failed(lead, &format!("its cluster is not to be had: {error}")),
+            Err(error) => self.failed(lead, &Broken::from(error).to_string()),
             Ok(wire) => {
                 lead.metrics.count(Stat::StreamsOpened);
                 // Another daemon, perhaps, that knows nothing of what the last one was told.
-                lead.replicas.iter().for_each(|replica| replica.borrow_mut().outward = Outward::default());
+                lead.replicas.iter_mut().for_each(|replica| replica.outward = Outward::default());
                 let (root, state) = (lead.root, lead.config.state.clone());
                 self.phase = Phase::Open(Open { wire, root, heard: lead.now, state, pools: pools.clone() });
                 self.reported = lead.now;
@@ -269,24 +268,29 @@ impl Link {
         }
     }
 
-    fn send<H: Host>(&mut self, lead: &Lead<'_, H>, message: proxy_message::Message) {
+    fn send<H: Host>(&mut self, lead: &mut Lead<'_, H>, message: proxy_message::Message) {
         let bytes = state::ProxyMessage { message: Some(message) }.encode_to_vec();
-        self.act(lead, |wire, state| wire.send(lead.host, state, &bytes));
+        self.act(lead, |host, wire, state| wire.send(host, state, &bytes));
+    }
+
+    /// Sends messages, until the connection ends.
+    fn send_all<H: Host>(&mut self, lead: &mut Lead<'_, H>, messages: Vec<proxy_message::Message>) {
+        messages.into_iter().for_each(|message| self.send(lead, message));
     }
 
     /// Calls are made anew as they are answered.
-    fn keep_on<H: Host>(&mut self, lead: &Lead<'_, H>) {
-        self.act(lead, |wire, state| wire.drive(lead.host, state));
+    fn keep_on<H: Host>(&mut self, lead: &mut Lead<'_, H>) {
+        self.act(lead, |host, wire, state| wire.drive(host, state));
     }
 
-    fn act<H: Host>(&mut self, lead: &Lead<'_, H>, act: impl FnOnce(&mut Wire, &StateConfig) -> crate::host::Result<()>) {
+    fn act<H: Host>(&mut self, lead: &mut Lead<'_, H>, act: impl FnOnce(&H, &mut Wire, &StateConfig) -> Result<(), Broken>) {
         let Phase::Open(open) = &mut self.phase else { return };
-        if let Err(error) = act(&mut open.wire, &open.state) {
-            self.ended(lead, &format!("its cluster is not to be had: {error}"));
+        if let Err(broken) = act(lead.host, &mut open.wire, &open.state) {
+            self.ended(lead, &broken.to_string());
         }
     }
 
-    fn welcome<H: Host>(&mut self, lead: &Lead<'_, H>, welcome: &state::Welcome) {
+    fn welcome<H: Host>(&mut self, lead: &mut Lead<'_, H>, welcome: &state::Welcome) {
         if welcome.schema != proto::SCHEMA {
             self.ended(lead, &format!("it speaks state schema {}, this filter {}: run both of one release", welcome.schema, proto::SCHEMA));
             return;
@@ -305,7 +309,7 @@ impl Link {
     }
 
     /// Waits before the next attempt: half of the pause for sure, the other half by chance, so that proxies do not come back in step.
-    fn failed<H: Host>(&mut self, lead: &Lead<'_, H>, why: &str) {
+    fn failed<H: Host>(&mut self, lead: &mut Lead<'_, H>, why: &str) {
         lead.metrics.record(Stat::Connected, 0);
         self.failures = self.failures.saturating_add(1);
         // The first failure of a row, then ever fewer: an outage of a day is some twenty lines.
@@ -313,7 +317,7 @@ impl Link {
             log::warn!("no daemon (attempt {}): {why}; picking goes on with the state there is", self.failures);
         }
         let doublings = self.failures.saturating_sub(1).min(20);
-        let cold = lead.replicas.iter().any(|r| !r.borrow().has_state());
+        let cold = lead.replicas.iter().any(|replica| !replica.has_state());
         let longest = if cold { COLD_BACKOFF_MS } else { lead.config.state.backoff_max_ms };
         let pause = (BACKOFF_MS << doublings).min(longest);
         let half = pause / 2;
@@ -321,40 +325,36 @@ impl Link {
         self.phase = Phase::Closed { retry_at: lead.now.plus_ms(half.saturating_add(chance)) };
     }
 
-    fn report<H: Host>(&mut self, lead: &Lead<'_, H>) {
+    fn report<H: Host>(&mut self, lead: &mut Lead<'_, H>) {
         if lead.now.ms_since(self.reported) < REPORT_MS {
             return;
         }
         self.reported = lead.now;
-        for replica in lead.replicas {
-            for report in report::gather(lead.host, &replica.borrow().name, lead.roll, lead.now) {
-                self.send(lead, proxy_message::Message::Report(report));
-            }
-        }
+        let gather = |replica: &&mut Replica| report::gather(lead.host, &replica.name, lead.roll, lead.now);
+        let reports = lead.replicas.iter().flat_map(gather).map(proxy_message::Message::Report).collect();
+        self.send_all(lead, reports);
     }
 
     /// Passes on what ended requests of all VMs told since the last tick.
-    fn pass_on_observed<H: Host>(&mut self, lead: &Lead<'_, H>) {
-        for replica in lead.replicas {
-            for observations in replica.borrow_mut().read_observed(lead.host, lead.roll, lead.now) {
-                self.send(lead, proxy_message::Message::Observations(observations));
-            }
-        }
+    fn pass_on_observed<H: Host>(&mut self, lead: &mut Lead<'_, H>) {
+        let read = |replica: &mut &mut Replica| replica.read_observed(lead.host, lead.roll, lead.now);
+        let observed = lead.replicas.iter_mut().flat_map(read).map(proxy_message::Message::Observations).collect();
+        self.send_all(lead, observed);
     }
 }
 
 // === impl Lead ===
 
 impl<'a, H: Host> Lead<'a, H> {
-    fn replica(&self, pool: &str) -> Option<Ref<'a, Replica>> {
-        self.replicas.iter().map(|r| r.borrow()).find(|r| *r.name == *pool)
+    fn replica(&self, pool: &str) -> Option<&Replica> {
+        self.replicas.iter().map(|replica| &**replica).find(|replica| *replica.name == *pool)
     }
 
     /// Takes a roster over; what is to be said of it.
-    fn roster(&self, roster: proto::Roster, bytes: &[u8]) -> Result<Option<state::Ack>, NotPosted> {
-        let Some(replica) = self.replicas.iter().find(|r| *r.borrow().name == roster.pool) else { return Ok(None) };
+    fn roster(&mut self, roster: proto::Roster, bytes: &[u8]) -> Result<Option<state::Ack>, NotPosted> {
+        let Some(replica) = self.replicas.iter_mut().find(|r| *r.name == roster.pool) else { return Ok(None) };
         let (version, endpoints) = (roster.snapshot.version(), roster.snapshot.endpoints().len());
-        let mut replica = replica.borrow_mut();
+        let ack = state::Ack { pool: roster.pool.clone(), version: Some(wire(version)), ..state::Ack::default() };
         match replica.board.post_roster(self.host, self.epoch, version, bytes, self.now) {
             Ok(()) => {
                 log::info!("pool {}: {endpoints} endpoints, version {}.{}", roster.pool, version.term, version.sequence);
@@ -366,7 +366,9 @@ impl<'a, H: Host> Lead<'a, H> {
                 // Sent again, or older than what a former leader heard: the board is right.
                 let _ = replica.refresh(self.host);
                 if replica.version() != version {
-                    let held = replica.version();
+                    // By the board's word: what is on it counts, even where it cannot be read here.
+                    let posted = replica.board.look(self.host).ok().flatten().map(|seen| seen.head.version);
+                    let held = posted.unwrap_or_default().max(replica.version());
                     let why = format!("older than {}.{}, which is in force", held.term, held.sequence);
                     let refused = self.refuse(Refused { pool: roster.pool, version: Some(wire(version)), why });
                     return Ok(refused.map(|ack| state::Ack { held: Some(wire(held)), ..ack }));
@@ -378,16 +380,13 @@ impl<'a, H: Host> Lead<'a, H> {
             }
             Err(over) => return Err(over),
         }
-        let ack = state::Ack { pool: replica.name.to_string(), version: Some(wire(version)), ..state::Ack::default() };
-        drop(replica);
-        let total = self.replicas.iter().filter_map(|r| r.borrow().pool.snapshot().map(|s| s.endpoints().len() as u64)).sum();
+        let total = self.replicas.iter().filter_map(|r| r.pool.snapshot().map(|s| s.endpoints().len() as u64)).sum();
         self.metrics.record(Stat::Endpoints, total);
         Ok(Some(ack))
     }
 
-    fn measured(&self, pool: &str, snapshot: scheduler::Snapshot, sequence: u64, bytes: &[u8]) -> Result<(), NotPosted> {
-        let Some(replica) = self.replicas.iter().find(|r| *r.borrow().name == *pool) else { return Ok(()) };
-        let mut replica = replica.borrow_mut();
+    fn measured(&mut self, pool: &str, snapshot: scheduler::Snapshot, sequence: u64, bytes: &[u8]) -> Result<(), NotPosted> {
+        let Some(replica) = self.replicas.iter_mut().find(|r| *r.name == *pool) else { return Ok(()) };
         match replica.board.post_metrics(self.host, self.epoch, (snapshot.version(), sequence), bytes, self.now) {
             Ok(()) => {
                 replica.measure(snapshot, sequence, self.now);
@@ -401,9 +400,8 @@ impl<'a, H: Host> Lead<'a, H> {
         }
     }
 
-    fn learned(&self, learned: proto::Learned, bytes: &[u8]) -> Result<(), NotPosted> {
-        let Some(replica) = self.replicas.iter().find(|r| *r.borrow().name == *learned.pool) else { return Ok(()) };
-        let mut replica = replica.borrow_mut();
+    fn learned(&mut self, learned: proto::Learned, bytes: &[u8]) -> Result<(), NotPosted> {
+        let Some(replica) = self.replicas.iter_mut().find(|r| *r.name == *learned.pool) else { return Ok(()) };
         match replica.learned_board.post_roster(self.host, self.epoch, learned.version, bytes, self.now) {
             Ok(()) => {
                 replica.learn(learned);
@@ -421,9 +419,9 @@ impl<'a, H: Host> Lead<'a, H> {
         }
     }
 
-    fn peers(&self, peers: state::Peers) {
-        let Some(replica) = self.replicas.iter().find(|r| *r.borrow().name == *peers.pool) else { return };
-        let Replica { outward, sharing, pool, .. } = &mut *replica.borrow_mut();
+    fn peers(&mut self, peers: state::Peers) {
+        let Some(replica) = self.replicas.iter_mut().find(|r| *r.name == *peers.pool) else { return };
+        let Replica { outward, sharing, pool, .. } = &mut **replica;
         if let Some(delay_us) = outward.heard(&peers, self.now) {
             self.metrics.record(Stat::ShareDelayUs, u64::from(delay_us));
         }
@@ -456,8 +454,8 @@ fn wire(version: Version) -> state::Version {
     state::Version { term: version.term, sequence: version.sequence }
 }
 
-fn names(replicas: &[Rc<RefCell<Replica>>]) -> Vec<String> {
-    replicas.iter().map(|r| r.borrow().name.to_string()).collect()
+fn names(replicas: &[&mut Replica]) -> Vec<String> {
+    replicas.iter().map(|replica| replica.name.to_string()).collect()
 }
 
 fn node_id<H: Host>(host: &H) -> String {

@@ -197,6 +197,43 @@ async fn parked_requests_are_served_whole_when_the_daemon_comes() -> Result<()> 
     Ok(())
 }
 
+/// A path whose body is not read: it may be a conversation in which the client waits for an answer before it says more.
+#[tokio::test]
+async fn parked_requests_whose_bodies_have_no_end_yet_are_picked_when_the_daemon_comes() -> Result<()> {
+    const OPEN: usize = 4;
+    let patient = json!({"cold_start_wait_ms": 30_000});
+    let mut stack = Stack::builder().servers(2).concurrency(2).without_daemon().picker(patient).start().await?;
+    let pieces: Vec<String> = (0..40).map(|i| format!("piece {i} {}", "lorem ipsum ".repeat(i))).collect();
+    let chunk = |text: &str| format!("{:x}\r\n{text}\r\n", text.len());
+    let begun = "POST /some/other/path HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".to_owned() + &chunk(&pieces[0]);
+    let mut open = Vec::new();
+    for _ in 0..=OPEN {
+        let mut raw = Raw::connect(stack.address()).await?;
+        raw.write(&begun).await?;
+        open.push(raw);
+    }
+    let gone = open.pop().ok_or("none")?;
+    stack.envoy.picker_stat_until("switchpoint_parked_total", |parked| parked == OPEN as i64 + 1, LIMIT).await?;
+    gone.reset()?;
+
+    stack.start_daemon()?;
+    stack.envoy.picker_stat_until("switchpoint_picked_total", |picked| picked >= OPEN as i64, LIMIT).await?;
+    for (number, piece) in pieces.iter().enumerate().skip(1) {
+        for raw in &mut open {
+            raw.write(chunk(piece)).await?;
+        }
+        // The first few each alone, as of one who waits for an answer: longer apart than ticks.
+        tokio::time::sleep(Duration::from_millis(if number < 4 { 250 } else { 2 })).await;
+    }
+    for mut raw in open {
+        raw.write("0\r\n\r\n").await?;
+        let reply = raw.read_reply().await?;
+        assert_eq!((reply.status, &reply.json()?["body"]), (200, &json!(pieces.concat())), "byte for byte");
+    }
+    assert_eq!(stack.envoy.picker_stat("switchpoint_host_errors_total").await?, 0);
+    Ok(())
+}
+
 #[tokio::test]
 async fn fail_open_goes_to_any_endpoint_that_envoy_knows() -> Result<()> {
     let server = || ModelServer::start(Options { models: vec!["demo".into()], speed: 0.0, ..Options::default() });

@@ -68,6 +68,27 @@ pub(crate) fn hostcalls_stay_in_host(tree: &Tree) -> Vec<String> {
     })
 }
 
+/// Who opens a cell twice traps, and a trap fails all streams of a worker. So cells are opened where a callback enters, in these files; all that is
+/// called from there is handed what it works on, and the compiler sees that nobody has it twice.
+const CELLS: &[&str] = &[
+    "filter/src/lib.rs",
+    "filter/src/root.rs",
+    "filter/src/http.rs",
+    "filter/src/http/hosted.rs",
+    "filter/src/state.rs",
+    // Tests and drills.
+    "filter/src/drill.rs",
+    "filter/src/fake.rs",
+];
+
+pub(crate) fn cells_are_opened_where_callbacks_enter(tree: &Tree) -> Vec<String> {
+    let below = |file: &&File| !CELLS.contains(&file.path.as_str()) && !file.path.ends_with("/tests.rs") && !file.path.contains("/tests/");
+    complain(tree.under("filter/src/", ".rs").filter(below), |_, line| {
+        let opens = ["RefCell", ".borrow()", ".borrow_mut()", "RefMut"].iter().any(|word| line.contains(word));
+        opens.then_some("a cell is opened below the entry of a callback: take what it holds by reference")
+    })
+}
+
 pub(crate) fn adapter_is_thin(tree: &Tree) -> Vec<String> {
     let lines: usize = tree.where_path(|path| ADAPTER.contains(&path)).map(|file| file.before_tests().count()).sum();
     Vec::from_iter((lines > ADAPTER_LINES_MAX).then(|| format!("{ADAPTER:?} have {lines} lines, at most {ADAPTER_LINES_MAX}")))

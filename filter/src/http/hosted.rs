@@ -3,11 +3,12 @@
 //! ```text
 //!  Passing (no pool of ours, or gone on undecided)
 //!  Buffering ── last byte ──► decide ──► Routed, or Answered
-//!      ▲                         │ no state yet
-//!      └── body begun, not whole ┴── Parked ── state, or the deadline ──► decide
+//!                               │ no state yet
+//!                               └──► Parked ── state, or the deadline ──► decide
 //! ```
-//! A request is held from its headers on, because headers can be changed only so long; it goes on when its last byte is in and it is decided.
-//! Whatever is needed of headers later is taken while they can be read.
+//! A request is held from its headers on, because headers can be changed only so long; it goes on when it is decided. One whose body is read is
+//! decided when its last byte is in; any other at its headers, and a parked one of those goes on with as much of its body as there is: the body of
+//! a gRPC stream has no end that could be waited for. Whatever is needed of headers later is taken while they can be read.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -53,6 +54,7 @@ pub struct Hosted<H: Host> {
     replica: RefCell<Option<Rc<RefCell<Replica>>>>,
     request: Cell<Request>,
     body_size: Cell<usize>,
+    pieces: Cell<Pieces>,
     /// Is its last byte in?
     whole: Cell<bool>,
     response: Cell<ResponseBody>,
@@ -75,6 +77,20 @@ enum Request {
     Answered,
 }
 
+/// How the body comes. Where a filter held a piece and the proxy was told to go on before the last, Envoy up to 1.39 drops the piece after, unless the
+/// filter holds that too and lets it go together with yet another, or at a tick.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pieces {
+    /// None was shown.
+    None,
+    /// Held, or gone on, as their callbacks said.
+    InStep,
+    /// Gone on at a tick: the next is to be held.
+    Ahead,
+    /// One is held, for the next callback or tick.
+    Held,
+}
+
 // === impl Hosted ===
 
 impl<H: Host> Hosted<H> {
@@ -92,10 +108,17 @@ impl<H: Host> Hosted<H> {
             replica: RefCell::new(None),
             request: Cell::new(Request::Passing),
             body_size: Cell::new(0),
+            pieces: Cell::new(Pieces::None),
             whole: Cell::new(false),
             response: Cell::new(ResponseBody::Ignore),
             response_size: Cell::new(0),
         })
+    }
+
+    /// Opens what callbacks share, for as long as `act` takes. It is handed all that it may work on, and calls nothing of ours that opens a cell; the
+    /// host does not call back ([`Host`]).
+    fn open<R>(&self, replica: &RefCell<Replica>, act: impl FnOnce(&Vm<H>, &mut Exchange, &mut Replica) -> R) -> R {
+        act(&self.vm.borrow(), &mut self.exchange.borrow_mut(), &mut replica.borrow_mut())
     }
 
     /// The request headers are in.
@@ -113,7 +136,8 @@ impl<H: Host> Hosted<H> {
         self.strip(&bytes);
         let step = self.exchange.borrow_mut().request_headers(&self.config.settings, Pairs::new(&bytes), end_of_stream);
         if step == HeadersStep::Ready {
-            return self.reply(&ready_reply(self.vm.borrow().is_ready(&self.config)));
+            let (ready, without_seat) = (self.vm.borrow().is_ready(&self.config), self.vm.borrow().without_seat());
+            return self.reply(&ready_reply_of(ready, without_seat));
         }
         let replica = self.pool();
         if replica.is_none() {
@@ -137,21 +161,46 @@ impl<H: Host> Hosted<H> {
     /// The request body, as far as it is in, is `size` bytes long.
     pub fn request_body(&self, size: usize, end_of_stream: bool) -> Flow {
         self.body_size.set(size);
+        if self.pieces.get() == Pieces::None {
+            self.pieces.set(Pieces::InStep);
+        }
         if self.request.get() == Request::Buffering {
             let too_large = self.exchange.borrow_mut().body_grew(&self.config.settings, size);
             if let Some(reply) = too_large {
                 return self.refuse(&reply);
             }
         }
-        match self.request.get() {
+        let flow = match self.request.get() {
             _ if end_of_stream => self.request_complete(),
             Request::Passing | Request::Routed => Flow::Go,
             Request::Buffering | Request::Parked | Request::Answered => Flow::Hold,
+        };
+        if flow == Flow::Go { self.pass_on() } else { flow }
+    }
+
+    /// A piece may go on.
+    fn pass_on(&self) -> Flow {
+        if self.pieces.get() != Pieces::Ahead {
+            self.pieces.set(Pieces::InStep);
+            return Flow::Go;
         }
+        let Some(replica) = self.replica.borrow().clone() else { return Flow::Go };
+        self.pieces.set(Pieces::Held);
+        let (me, now): (Weak<dyn Waiting>, _) = (self.me.clone(), self.host.now());
+        self.vm.borrow_mut().hold(now, replica, me);
+        Flow::Hold
+    }
+
+    /// The request ends with trailers. What is held of its body goes on before them.
+    pub fn request_trailers(&self) -> Flow {
+        if self.pieces.get() == Pieces::Held {
+            self.pieces.set(Pieces::InStep);
+        }
+        self.request_complete()
     }
 
     /// The request's last byte is in.
-    pub fn request_complete(&self) -> Flow {
+    fn request_complete(&self) -> Flow {
         self.whole.set(true);
         match self.request.get() {
             Request::Passing | Request::Routed => Flow::Go,
@@ -176,23 +225,23 @@ impl<H: Host> Hosted<H> {
         let path = ["metadata", "filter_metadata", settings.subset_namespace.as_str(), settings.subset_key.as_str()];
         // One that cannot be read allows nobody: never more than was meant.
         let hint = self.host.property(&path).unwrap_or_else(|e| Some(self.failed("the subset hint", e)));
-        let step = {
-            let (vm, mut replica) = (self.vm.borrow(), replica.borrow_mut());
+        let step = self.open(&replica, |vm, exchange, replica| {
             replica.pool.reserve_prefixes(self.config.prefix_entries);
             #[cfg(feature = "drill")]
             let watch = crate::drill::Watch::of(&self.host);
-            vm.hear(&mut replica, now, Moment::Pick);
+            vm.hear(replica, now, Moment::Pick);
             #[cfg(feature = "drill")]
             let watch = watch.paused(&self.host);
-            let step = self.exchange.borrow_mut().decide(settings, &mut replica.pool, hint.as_deref(), &body, now);
+            let step = exchange.decide(settings, &mut replica.pool, hint.as_deref(), &body, now);
             #[cfg(feature = "drill")]
             let watch = watch.resumed(&self.host);
-            vm.tell(&mut replica, now, Moment::Pick);
+            vm.tell(replica, now, Moment::Pick);
             #[cfg(feature = "drill")]
             watch.paused(&self.host).done();
             step
-        };
-        if let Some(record) = self.exchange.borrow_mut().take_record() {
+        });
+        let record = self.exchange.borrow_mut().take_record();
+        if let Some(record) = record {
             self.host.property_set(RECORD, record.as_bytes()).unwrap_or_else(|e| self.failed("the record of a decision", e));
         }
         match step {
@@ -213,10 +262,13 @@ impl<H: Host> Hosted<H> {
             && let Err(error) = self.host.buffer_replace(Buffer::RequestBody, splice.range.end, &splice.beginning(body))
         {
             self.failed::<()>("another model name", error);
-            let reply = self.exchange.borrow_mut().abandon(&mut replica.borrow_mut().pool, since);
+            let reply = self.open(replica, |_, exchange, replica| exchange.abandon(&mut replica.pool, since));
             return self.refuse(&reply);
         }
-        for (name, value) in &forward.set {
+        // The proxy's router keeps a body that it may have to send again where the proxy also keeps what it holds for us, and would send that twice
+        // after a request that goes on in the middle of its body (Envoy 1.40). So such a request has one attempt.
+        let once = self.pieces.get() != Pieces::None && !self.whole.get();
+        for (name, value) in forward.set.iter().filter(|(name, _)| !(once && name == headers::RETRY_ON)) {
             self.host.header_set(Map::Request, name, value.as_bytes()).unwrap_or_else(|e| self.failed("a request header", e));
         }
         self.forwarded(replica, since);
@@ -224,10 +276,15 @@ impl<H: Host> Hosted<H> {
     }
 
     fn forwarded(&self, replica: &RefCell<Replica>, since: Time) {
-        let mut replica = replica.borrow_mut();
-        if replica.has_state() {
-            let us = self.host.now().us_since(since);
-            replica.pick_took(us);
+        let us = self.host.now().us_since(since);
+        let picked = self.open(replica, |_, _, replica| {
+            let picked = replica.has_state();
+            if picked {
+                replica.pick_took(us);
+            }
+            picked
+        });
+        if picked {
             self.metrics.record(Stat::PickUs, us);
             self.metrics.count(Stat::Picked);
             self.request.set(Request::Routed);
@@ -275,7 +332,7 @@ impl<H: Host> Hosted<H> {
             ..ResponseHead::read(Pairs::new(&bytes))
         };
         let now = self.host.now();
-        let step = self.exchange.borrow_mut().response_headers(&mut replica.borrow_mut().pool, &head, now);
+        let step = self.open(&replica, |_, exchange, replica| exchange.response_headers(&mut replica.pool, &head, now));
         self.shared(&replica, now);
         self.response.set(step.body);
         for name in step.remove {
@@ -317,43 +374,49 @@ impl<H: Host> Hosted<H> {
             size => self.host.buffer(Buffer::ResponseBody, size).unwrap_or_else(|e| self.failed("the response body", e)),
         };
         let now = self.host.now();
-        let changes = replica.borrow().pool.changes();
-        if let Some(restored) = self.exchange.borrow_mut().response_chunk(&mut replica.borrow_mut().pool, &bytes, last, now) {
-            match self.host.buffer_replace(Buffer::ResponseBody, size, restored) {
-                Ok(()) if held => {
-                    let length = restored.len().to_string();
-                    self.host
-                        .header_set(Map::Response, headers::CONTENT_LENGTH, length.as_bytes())
-                        .unwrap_or_else(|e| self.failed("a response header", e));
-                }
-                Ok(()) => {}
-                Err(error) => self.failed("the client's model name", error),
-            }
+        let (restored, news) = self.open(&replica, |_, exchange, replica| {
+            let changes = replica.pool.changes();
+            let restored = exchange.response_chunk(&mut replica.pool, &bytes, last, now);
+            let restored = restored.map(|bytes| self.host.buffer_replace(Buffer::ResponseBody, size, bytes).map(|()| bytes.len()));
+            (restored, replica.pool.changes() != changes)
+        });
+        match restored {
+            Some(Ok(length)) if held => self
+                .host
+                .header_set(Map::Response, headers::CONTENT_LENGTH, length.to_string().as_bytes())
+                .unwrap_or_else(|e| self.failed("a response header", e)),
+            Some(Err(error)) => self.failed("the client's model name", error),
+            _ => {}
         }
         // Most pieces bring a token that nobody is told of; and a pick looks at what others tell by itself.
-        if replica.borrow().pool.changes() != changes {
+        if news {
             self.shared(&replica, now);
         }
     }
 
     /// The other VMs are told and heard, when no request waits for it here.
     fn shared(&self, replica: &RefCell<Replica>, now: Time) {
-        let (vm, mut replica) = (self.vm.borrow(), replica.borrow_mut());
-        vm.tell(&mut replica, now, Moment::End);
-        vm.hear(&mut replica, now, Moment::End);
+        self.open(replica, |vm, _, replica| {
+            vm.tell(replica, now, Moment::End);
+            vm.hear(replica, now, Moment::End);
+        });
     }
 
     /// The exchange is over, in whatever way.
     pub fn end(&self) {
+        if self.request.get() == Request::Parked {
+            self.request.set(Request::Passing);
+        }
+        self.pieces.set(Pieces::None);
         let Some(replica) = self.replica.borrow().clone() else { return };
         let now = self.host.now();
         let is_open = self.exchange.borrow().is_open();
         if is_open && Origin::of_details(&self.text(&["response", "code_details"])) == Origin::Lost {
             self.exchange.borrow_mut().cut_off();
         }
-        let outcome = self.exchange.borrow_mut().end(&mut replica.borrow_mut().pool, now);
+        let outcome = self.open(&replica, |_, exchange, replica| exchange.end(&mut replica.pool, now));
         self.shared(&replica, now);
-        self.vm.borrow().tell_observed(&mut replica.borrow_mut());
+        self.open(&replica, |vm, _, replica| vm.tell_observed(replica));
         if let Some(outcome) = outcome {
             self.metrics.add(Stat::FailedAttempts, outcome.failed_attempts);
             if let Some(ttft_ms) = outcome.ttft_ms {
@@ -407,19 +470,34 @@ impl<H: Host> Hosted<H> {
     }
 }
 
+/// The answer of the ready path. A process in which some workers share nothing serves all the same: it says so, and is ready.
+fn ready_reply_of(ready: bool, without_seat: usize) -> Reply {
+    let reply = ready_reply(ready);
+    match without_seat {
+        0 => reply,
+        vms => Reply { body: format!(r#"{{"ready":{ready},"vms_without_seat":{vms}}}"#).into_bytes(), ..reply },
+    }
+}
+
 impl<H: Host> Waiting for Hosted<H> {
+    fn waits(&self) -> bool {
+        self.request.get() == Request::Parked || self.pieces.get() == Pieces::Held
+    }
+
     fn retry(&self) {
         // The proxy has no such stream any more when its client has left.
-        if self.request.get() != Request::Parked || self.host.focus(self.id).is_err() {
+        if !self.waits() || self.host.focus(self.id).is_err() {
             return;
         }
-        // A request whose body has begun must not go on before its end; without any body yet, that may never come (an upgrade).
-        if self.body_size.get() > 0 && !self.whole.get() {
-            self.request.set(Request::Buffering);
+        // A body that is not whole is not read: its request was to be decided without. What of it is in goes on with the headers.
+        let parked = self.request.get() == Request::Parked;
+        let body = || if self.whole.get() { self.body() } else { Vec::new() };
+        if parked && self.decide(body(), self.host.now()) == Flow::Hold {
             return;
         }
-        if self.decide(self.body(), self.host.now()) == Flow::Go {
-            self.host.resume_request().unwrap_or_else(|e| self.failed("a resumption", e));
+        if self.pieces.get() != Pieces::None {
+            self.pieces.set(Pieces::Ahead);
         }
+        self.host.resume_request().unwrap_or_else(|e| self.failed("a resumption", e));
     }
 }

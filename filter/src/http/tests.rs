@@ -1,5 +1,8 @@
 //! A client's requests against a proxy in memory.
 
+mod parked;
+mod refusing;
+
 use super::*;
 use crate::fake::{FakeHost, roster_message};
 use crate::host::Buffer;
@@ -321,112 +324,21 @@ fn the_ready_path_tells_of_all_pools() {
     world.state("a");
     assert!(ask().starts_with("reply 503"));
     world.state("b");
-    assert!(ask().starts_with("reply 200"));
+    assert_eq!(ask(), r#"reply 200 {"ready":true}"#);
+    // More workers than seats: it serves all the same, and says so.
+    for seat in 0..crate::state::roll::SEATS_MAX as u64 + 2 {
+        let row = crate::state::roll::Row { vm: 1_000 + seat, beat: world.host.now(), queue: 0, serves: true };
+        crate::state::roll::Roll::beat(&world.host, row).unwrap();
+    }
+    // A VM that serves leaves a free lead to the others for a while.
+    for _ in 0..2 {
+        world.host.pass_ms(600);
+        world.vm.borrow_mut().tick(1);
+    }
+    world.host.take_log();
+    assert_eq!(ask(), r#"reply 200 {"ready":true,"vms_without_seat":3}"#);
+    assert_eq!(world.host.metric_value("switchpoint_vms_without_seat"), 3);
     assert_eq!(world.host.metric_value("switchpoint_refused_unavailable_total"), 0);
-}
-
-/// What is due at the next tick, as the root context does it.
-fn tick(world: &World) {
-    world.host.pass_ms(100);
-    let due = world.vm.borrow_mut().tick(1);
-    due.iter().for_each(|request| request.retry());
-}
-
-#[test]
-fn a_request_before_the_first_state_waits_for_it() {
-    let world = World::new(r#"{"pools": [{"name": "default"}]}"#);
-    let (mut stream, _) = world.post("/v1/chat/completions");
-    assert_eq!(world.body(&mut stream, CHAT), Action::Pause);
-    world.host.take_log();
-    tick(&world);
-    assert_eq!(world.host.take_log(), [""; 0]);
-    world.state("default");
-    tick(&world);
-    assert_eq!(world.host.take_log(), ["focus 11", "resume"]);
-    assert!(world.request_header(DESTINATION).is_some());
-    assert_eq!(world.in_flight(), 1);
-    tick(&world);
-    assert_eq!(world.host.take_log(), [""; 0], "once");
-    stream.on_done();
-    assert_eq!(world.in_flight(), 0);
-}
-
-#[test]
-fn without_state_until_the_deadline_it_is_refused_or_sent_anywhere() {
-    for (mode, expected) in [("close", "reply 503"), ("open", "resume")] {
-        let world = World::new(&format!(r#"{{"pools": [{{"name": "default"}}], "failure_mode": "{mode}", "cold_start_wait_ms": 300}}"#));
-        let (mut stream, _) = world.post("/v1/chat/completions");
-        assert_eq!(world.body(&mut stream, CHAT), Action::Pause);
-        world.host.take_log();
-        (0..3).for_each(|_| tick(&world));
-        let log = world.host.take_log();
-        assert!(log.len() == 2 && log[1].starts_with(expected), "{log:?}");
-        assert_eq!(world.request_header("x-switchpoint-open").is_some(), mode == "open");
-        assert_eq!(world.host.metric_value("switchpoint_failed_open_total"), u64::from(mode == "open"));
-        world.respond(&mut stream, "", "", &[(":status", "503")]);
-        stream.on_done();
-    }
-}
-
-#[test]
-fn a_client_that_leaves_while_it_waits_is_forgotten() {
-    let world = World::new(r#"{"pools": [{"name": "default"}]}"#);
-    let (mut stream, _) = world.post("/v1/chat/completions");
-    world.body(&mut stream, CHAT);
-    world.host.gone.borrow_mut().push(11);
-    stream.on_done();
-    world.host.take_log();
-    world.state("default");
-    tick(&world);
-    assert_eq!((world.host.take_log(), world.in_flight()), (vec![], 0));
-    drop(stream);
-    tick(&world);
-}
-
-#[test]
-fn a_vm_that_replaces_a_lost_one_has_its_state_before_its_first_tick() {
-    let (lost, mut healed) = (World::ready(), World::new(r#"{"pools": [{"name": "default"}]}"#));
-    healed.host = lost.host.clone();
-    healed.vm = Rc::new(RefCell::new(Vm::new(lost.host)));
-    healed.vm.borrow_mut().configure(1, Rc::clone(&healed.config));
-    let (_, action) = healed.headers(&[(":method", "GET"), (":path", "/v1/models")], true);
-    assert_eq!(action, Action::Continue);
-    assert!(healed.request_header(DESTINATION).is_some());
-    assert_eq!(healed.host.metric_value("switchpoint_parked_total"), 0);
-}
-
-#[test]
-fn a_parked_request_whose_body_has_begun_goes_on_only_at_its_end() {
-    let world = World::new(r#"{"pools": [{"name": "default"}]}"#);
-    let (mut stream, action) = world.post("/pictures");
-    assert_eq!(action, Action::Pause, "an unknown path is decided at its headers, and parked there");
-    assert_eq!(stream.on_http_request_body(5, false), Action::Pause);
-    world.state("default");
-    world.host.take_log();
-    tick(&world);
-    assert_eq!(world.host.take_log(), ["focus 11"], "not resumed: its last byte is not in");
-    assert_eq!(stream.on_http_request_body(9, true), Action::Continue);
-    assert!(world.request_header(DESTINATION).is_some());
-
-    let world = World::new(r#"{"pools": [{"name": "default"}]}"#);
-    let (_upgrade, _) = world.headers(&[(":method", "GET"), (":path", "/"), ("upgrade", "websocket")], false);
-    world.state("default");
-    world.host.take_log();
-    tick(&world);
-    assert_eq!(world.host.take_log(), ["focus 11", "resume"], "an upgrade has no last byte to wait for");
-}
-
-#[test]
-fn more_requests_than_may_wait_are_answered_at_once() {
-    let world = World::new(r#"{"pools": [{"name": "default"}]}"#);
-    let mut waiting = Vec::new();
-    while world.host.log.borrow().is_empty() {
-        let (stream, action) = world.headers(&[(":method", "GET"), (":path", "/")], true);
-        assert_eq!(action, Action::Pause);
-        waiting.push(stream);
-    }
-    assert_eq!(waiting.len(), 1_025);
-    assert!(world.host.take_log()[0].starts_with("reply 503"));
 }
 
 /// A retried request: what is asked of the proxy tells who failed, and nothing is asked where the headers and the address say all.

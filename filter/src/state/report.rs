@@ -132,7 +132,7 @@ mod tests {
         let mut roll = Roll::default();
         for vm in 1..=5 {
             let row = Row { vm, beat: host.now(), queue: 0, serves: false };
-            roll = Roll::beat(&host, row).1;
+            roll = Roll::beat(&host, row).unwrap().1;
         }
         let replica = Replica::new("p", 1);
         write(&host, 1, 0, &replica);

@@ -1,15 +1,20 @@
 //! The roll of this process's VMs: one shared table, a row each, kept by heartbeats.
 //!
-//! A VM's slot numbers its queue and its counters, so that their names are a fixed set: shared data frees no key. A row without a heartbeat for
-//! [`EXPIRY_MS`] is free; a VM that was stalled for so long finds another in its row and enrols again.
+//! The first [`SEATS_MAX`] rows are seats. A seat numbers what its VM shares (queue, counters, row, ring), so that their names are a fixed set: shared
+//! data frees no key. VMs beyond that have rows without a seat: they pick by what they know themselves, share nothing, are woken by their ticks only,
+//! and take the first seat that comes free. A row without a heartbeat for [`EXPIRY_MS`] is free; a VM that was stalled for so long finds another in its
+//! row and enrols again.
 
 use exchange::Time;
 
 use super::words;
 use crate::host::{Expect, Host, Result};
 
-/// The most VMs of a process: each worker thread has one, and the main thread. Beyond it a VM is not woken (its ticks still look) nor counted.
-pub const VMS_MAX: usize = 128;
+/// Seats of a process. Each worker thread has a VM, and the main thread; so many are twice those of 192 cores, as all of them may be replaced at once
+/// and the seats of those that are lost are free only after [`EXPIRY_MS`]. The table is 32 bytes a row, and each VM reads it every 100 ms.
+pub const SEATS_MAX: usize = 512;
+/// Rows of the table, those without a seat included. Beyond that a VM is not even known to be there.
+const ROWS_MAX: usize = 2 * SEATS_MAX;
 /// How often a VM shows that it is alive.
 pub const HEARTBEAT_MS: u64 = 1_000;
 /// A VM silent for this long is gone: five heartbeats, so that a long blocking call on its thread does not evict it.
@@ -44,19 +49,17 @@ pub struct Roll {
 // === impl Roll ===
 
 impl Roll {
-    /// Writes `row` where its VM is enrolled, or enrols it in the first free row. The slot, and the table as it is then; no slot when the
-    /// table is full or would not be written.
-    pub fn beat<H: Host>(host: &H, row: Row) -> (Option<u16>, Self) {
-        let mut roll = Self::default();
+    /// Writes `row` where its VM is enrolled, or enrols it in the first free row. Its seat, if it has one, and the table as it is then; `None` when
+    /// nothing was written, because others got in between each time or the proxy refused: what was there still is.
+    pub fn beat<H: Host>(host: &H, row: Row) -> Option<(Option<u16>, Self)> {
         for _ in 0..TRIES_MAX {
-            let Ok((read, expect)) = Self::load(host) else { break };
-            roll = read;
-            let Some(slot) = roll.place(row) else { break };
+            let (mut roll, expect) = Self::load(host).ok()?;
+            let seat = roll.place(row);
             if host.share(KEY, &roll.to_bytes(), expect).is_ok() {
-                return (Some(slot), roll);
+                return Some((seat, roll));
             }
         }
-        (None, roll)
+        None
     }
 
     /// The table as it is.
@@ -64,9 +67,15 @@ impl Roll {
         Self::load(host).map(|(roll, _)| roll)
     }
 
-    /// Everyone alive, by slot.
+    /// Everyone alive who has a seat, by seat.
     pub fn alive(&self, now: Time) -> impl Iterator<Item = (u16, Row)> + '_ {
-        (0_u16..).zip(self.rows.iter().copied()).filter(move |(_, row)| row.is_alive(now))
+        (0_u16..).zip(self.rows.iter().copied()).take(SEATS_MAX).filter(move |(_, row)| row.is_alive(now))
+    }
+
+    /// How many are alive and have no seat.
+    #[must_use]
+    pub fn without_seat(&self, now: Time) -> usize {
+        self.rows.iter().skip(SEATS_MAX).filter(|row| row.is_alive(now)).count()
     }
 
     /// Enrols a VM in this copy of the table.
@@ -75,18 +84,32 @@ impl Roll {
         let _ = self.place(row);
     }
 
+    /// Puts a VM at a seat of the shared table, whoever was there.
+    #[cfg(test)]
+    pub fn seat(host: &crate::fake::FakeHost, slot: u16, row: Row) {
+        let (mut roll, _) = Self::load(host).unwrap();
+        roll.rows.resize(roll.rows.len().max(usize::from(slot) + 1), Row::default());
+        roll.rows[usize::from(slot)] = row;
+        host.share(KEY, &roll.to_bytes(), Expect::Any).unwrap();
+    }
+
+    /// Puts `row` at its VM's seat, at a free seat, or else where it is known that it has none. Its seat.
     fn place(&mut self, row: Row) -> Option<u16> {
         let enrolled = self.rows.iter().position(|r| r.vm == row.vm);
-        let free = || self.rows.iter().position(|r| !r.is_alive(row.beat));
-        let slot = enrolled.or_else(free).unwrap_or(self.rows.len());
-        if slot >= VMS_MAX {
+        let seated = enrolled.filter(|at| *at < SEATS_MAX);
+        let free = || self.rows.iter().position(|r| !r.is_alive(row.beat)).unwrap_or(self.rows.len());
+        let at = seated.unwrap_or_else(|| free().min(enrolled.unwrap_or(ROWS_MAX)));
+        if at >= ROWS_MAX {
             return None;
         }
-        if slot == self.rows.len() {
+        if let Some(left) = enrolled.filter(|left| *left != at).and_then(|left| self.rows.get_mut(left)) {
+            *left = Row::default();
+        }
+        if at == self.rows.len() {
             self.rows.push(Row::default());
         }
-        *self.rows.get_mut(slot)? = row;
-        u16::try_from(slot).ok()
+        *self.rows.get_mut(at)? = row;
+        u16::try_from(at).ok().filter(|_| at < SEATS_MAX)
     }
 
     fn load<H: Host>(host: &H) -> Result<(Self, Expect)> {
@@ -102,7 +125,7 @@ impl Roll {
             rest = tail;
             rows.push(Row { vm, beat: Time(beat), queue: u32::try_from(queue).unwrap_or(0), serves: serves == 1 });
         }
-        rows.truncate(VMS_MAX);
+        rows.truncate(ROWS_MAX);
         Self { rows }
     }
 
@@ -134,7 +157,7 @@ mod tests {
     }
 
     fn slot(host: &FakeHost, row: Row) -> Option<u16> {
-        Roll::beat(host, row).0
+        Roll::beat(host, row).unwrap().0
     }
 
     #[test]
@@ -142,7 +165,7 @@ mod tests {
         let host = FakeHost::new();
         assert_eq!([1, 2, 3].map(|vm| slot(&host, row(vm, 0))), [Some(0), Some(1), Some(2)]);
         assert_eq!(slot(&host, row(2, 1_000)), Some(1));
-        let roll = Roll::beat(&host, row(1, 5_500)).1;
+        let roll = Roll::beat(&host, row(1, 5_500)).unwrap().1;
         assert_eq!(roll.alive(at(5_500)).map(|(s, r)| (s, r.vm)).collect::<Vec<_>>(), [(0, 1), (1, 2)]);
     }
 
@@ -166,20 +189,61 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_takes_nobody_in() {
+    fn the_vms_of_a_host_with_192_cores_all_have_a_seat_while_all_of_them_are_replaced() {
         let host = FakeHost::new();
-        for vm in 1..=VMS_MAX as u64 {
+        for vm in 1..=2 * 193 {
+            assert_eq!(slot(&host, row(vm, 0)).map(u64::from), Some(vm - 1));
+        }
+        let roll = Roll::look(&host).unwrap();
+        assert_eq!((roll.alive(at(0)).count(), roll.without_seat(at(0))), (2 * 193, 0));
+        // The dead are forgotten: those that come next sit where they were.
+        assert_eq!(slot(&host, row(1_000, EXPIRY_MS)), Some(0));
+    }
+
+    #[test]
+    fn who_finds_no_seat_is_known_and_takes_the_first_that_comes_free() {
+        let host = FakeHost::new();
+        let last = SEATS_MAX as u64;
+        for vm in 1..=last {
             assert!(slot(&host, row(vm, 0)).is_some());
         }
-        assert_eq!(slot(&host, row(999, 0)), None);
-        assert_eq!(slot(&host, row(5, 10)), Some(4));
+        assert_eq!([901, 902].map(|vm| slot(&host, row(vm, 0))), [None, None]);
+        assert_eq!(slot(&host, row(5, 10)), Some(4), "who sits goes on to");
+        let roll = Roll::look(&host).unwrap();
+        assert_eq!((roll.alive(at(10)).count(), roll.without_seat(at(10))), (SEATS_MAX, 2));
+        // VM 7 falls silent; all others do not.
+        for vm in (1..=last).filter(|vm| *vm != 7) {
+            slot(&host, row(vm, 4_000));
+        }
+        assert_eq!([901, 902].map(|vm| slot(&host, row(vm, 4_000))), [None, None]);
+        assert_eq!([902, 901].map(|vm| slot(&host, row(vm, 5_000))), [Some(6), None]);
+        let roll = Roll::look(&host).unwrap();
+        assert_eq!((roll.alive(at(5_000)).count(), roll.without_seat(at(5_000))), (SEATS_MAX, 1));
+    }
+
+    #[test]
+    fn more_than_the_table_has_rows_for_are_turned_away() {
+        let host = FakeHost::new();
+        for vm in 1..=ROWS_MAX as u64 + 10 {
+            slot(&host, row(vm, 0));
+        }
+        let roll = Roll::look(&host).unwrap();
+        assert_eq!((roll.rows.len(), roll.without_seat(at(0))), (ROWS_MAX, ROWS_MAX - SEATS_MAX));
+    }
+
+    #[test]
+    fn a_heartbeat_that_others_are_in_the_way_of_says_so() {
+        let host = FakeHost::new();
+        slot(&host, row(1, 0));
+        host.fail(&[crate::fake::Call::Share]);
+        assert_eq!(Roll::beat(&host, row(1, 1_000)), None);
     }
 
     #[test]
     fn garbage_in_the_table_is_survived() {
         let host = FakeHost::new();
         host.share(KEY, &[0xff; 100_001], Expect::Any).unwrap();
-        let (_, roll) = Roll::beat(&host, row(1, 0));
-        assert!(roll.rows.len() <= VMS_MAX);
+        let (_, roll) = Roll::beat(&host, row(1, 0)).unwrap();
+        assert!(roll.rows.len() <= ROWS_MAX);
     }
 }

@@ -25,6 +25,9 @@ pub const ROW_EXPIRY_MS: u64 = 1_000;
 const ROWS_MS: u64 = 2;
 /// ... and when nobody waits for it, sooner.
 const ROWS_AT_END_MS: u64 = 1;
+/// ... but no more than so many a millisecond, in a process of more than 64 workers: a row costs 1 to 2 µs, so that looks never take more than a
+/// twentieth of a worker. With 192 workers the last look is 6 ms old, with 511 it is 15.
+const ROWS_A_MS: u64 = 32;
 /// Rows of those that do not pick, and of all other proxies together: no more often than the daemon tells.
 const SLOW_ROWS_MS: u64 = 5;
 /// At a pick rings are read when the last look is so long ago, in ms ...
@@ -86,6 +89,8 @@ pub struct Sharing {
     row: OwnRow,
     /// The pool's changes that were told, and when.
     told: Option<(u64, Time)>,
+    /// How many others pick.
+    picking: u64,
     rows_at: Option<Time>,
     slow_rows_at: Option<Time>,
     rings_at: Option<Time>,
@@ -129,6 +134,7 @@ impl Sharing {
             told_ring: Position::default(),
             row: OwnRow::default(),
             told: None,
+            picking: 0,
             rows_at: None,
             slow_rows_at: None,
             rings_at: None,
@@ -212,9 +218,10 @@ impl Sharing {
     /// Takes in what the others told, as far as it is due. Returns how much of their rings was lost.
     pub fn hear<H: Host>(&mut self, host: &H, me: Me<'_>, pool: &mut Pool, now: Time, moment: Moment) -> u32 {
         let due = |at: Option<Time>, ms: u64| moment == Moment::Tick || at.is_none_or(|at| now.ms_since(at) >= ms);
+        let spread_ms = self.picking / ROWS_A_MS;
         let (rows_ms, rings_ms) = if moment == Moment::Pick { (ROWS_MS, RINGS_AT_PICK_MS) } else { (ROWS_AT_END_MS, RINGS_AT_END_MS) };
-        let rings = due(self.rings_at, rings_ms) && pool.prefixes().bytes() > 0;
-        if rings || due(self.rows_at, rows_ms) {
+        let rings = due(self.rings_at, rings_ms.max(spread_ms)) && pool.prefixes().bytes() > 0;
+        if rings || due(self.rows_at, rows_ms.max(spread_ms)) {
             self.rows_at = Some(now);
             // With nobody outside, only the end of that is to be noticed.
             let slow_ms = if self.others().proxies > 1 { SLOW_ROWS_MS } else { RINGS_AT_PICK_MS };
@@ -256,11 +263,13 @@ impl Sharing {
         for peer in &mut self.peers {
             peer.vm = 0;
         }
+        self.picking = 0;
         for (seat, row) in me.roll.alive(now).filter(|(_, row)| row.vm != me.vm) {
             while self.peers.len() <= usize::from(seat) {
                 let seat = u16::try_from(self.peers.len()).unwrap_or(u16::MAX);
                 self.peers.push(Peer::new(key(&self.pool, seat)));
             }
+            self.picking = self.picking.saturating_add(u64::from(row.serves));
             if let Some(peer) = self.peers.get_mut(usize::from(seat)) {
                 (peer.vm, peer.serves) = (row.vm, row.serves);
             }

@@ -9,6 +9,8 @@
 //! ```
 //! A call cannot be called back. One of a connection that is given up is forgotten: its answer is nobody's.
 
+use std::fmt;
+
 use prost::Message;
 use proto::{MESSAGE_BYTES_MAX, frames};
 
@@ -20,16 +22,37 @@ use crate::pairs::Pairs;
 /// part of valid UTF-8 (E1 80 80 02), which the SDK asks of a serialized message.
 const RECEIVE_BYTES_MAX: u32 = 4_194_304 + 97;
 
+/// The most bytes that wait for the daemon: what it has not taken yet, or, on a stream, what was sent since it last spoke. A daemon speaks every
+/// second, and the most that 200 VMs tell in one is about 10 MiB. One that is so far behind is given up: what waits is memory of the proxy.
+const WAITING_BYTES_MAX: usize = 4 * MESSAGE_BYTES_MAX;
+
 /// Names the connection in each of its calls.
 const SESSION: &str = "x-switchpoint-session";
 
 /// An open connection.
 #[derive(Debug)]
 pub enum Wire {
-    /// A gRPC stream, by its number.
-    Stream(u32),
+    /// A gRPC stream.
+    Stream(Stream),
     /// HTTP calls.
     Calls(Calls),
+}
+
+/// A gRPC stream.
+#[derive(Debug)]
+pub struct Stream {
+    number: u32,
+    /// Bytes sent since the daemon last spoke. The proxy holds those that the daemon does not take, and does not say how many they are.
+    unheard: usize,
+}
+
+/// Why a connection is of no more use.
+#[derive(Debug)]
+pub enum Broken {
+    /// The proxy refuses what it needs.
+    Refused(HostError),
+    /// The daemon takes less than it is told.
+    Full,
 }
 
 /// Calls that stand for a stream.
@@ -59,22 +82,30 @@ impl Wire {
     /// Opens a connection. Over calls, what is sent first goes out with the first of them.
     pub fn open<H: Host>(host: &H, config: &StateConfig) -> Result<Self> {
         match config.transport {
-            Transport::Grpc => host.stream_open(&service(config), "switchpoint.state.v1.StateService", "Stream").map(Self::Stream),
+            Transport::Grpc => host
+                .stream_open(&service(config), "switchpoint.state.v1.StateService", "Stream")
+                .map(|number| Self::Stream(Stream { number, unheard: 0 })),
             Transport::Http => Ok(Self::Calls(Calls::new(host.entropy()))),
         }
     }
 
     /// Sends a message; after an error the connection is of no more use.
-    pub fn send<H: Host>(&mut self, host: &H, config: &StateConfig, message: &[u8]) -> Result<()> {
+    pub fn send<H: Host>(&mut self, host: &H, config: &StateConfig, message: &[u8]) -> Result<(), Broken> {
         match self {
-            // A stream that is gone says so in a callback of its own.
-            Self::Stream(stream) => host.stream_send(*stream, message).or(Ok(())),
+            Self::Stream(stream) => stream.send(host, message),
             Self::Calls(calls) => calls.send(host, config, message),
         }
     }
 
+    /// A message came.
+    pub fn heard(&mut self) {
+        if let Self::Stream(stream) = self {
+            stream.unheard = 0;
+        }
+    }
+
     /// Makes the call that is due, if any.
-    pub fn drive<H: Host>(&mut self, host: &H, config: &StateConfig) -> Result<()> {
+    pub fn drive<H: Host>(&mut self, host: &H, config: &StateConfig) -> Result<(), Broken> {
         match self {
             Self::Stream(_) => Ok(()),
             Self::Calls(calls) => calls.drive(host, config),
@@ -84,13 +115,13 @@ impl Wire {
     /// Ends it; for a stream, in a callback of its own root context.
     pub fn close<H: Host>(&self, host: &H) {
         if let Self::Stream(stream) = self {
-            let _ = host.stream_cancel(*stream);
+            let _ = host.stream_cancel(stream.number);
         }
     }
 
     /// Is it this stream?
     pub fn is_stream(&self, number: u32) -> bool {
-        matches!(self, Self::Stream(stream) if *stream == number)
+        matches!(self, Self::Stream(stream) if stream.number == number)
     }
 
     /// The calls, if one of them is `call`.
@@ -98,6 +129,36 @@ impl Wire {
         match self {
             Self::Calls(calls) if calls.tell == Some(call) || calls.hear == Some(call) => Some(calls),
             _ => None,
+        }
+    }
+}
+
+// === impl Stream ===
+
+impl Stream {
+    fn send<H: Host>(&mut self, host: &H, message: &[u8]) -> Result<(), Broken> {
+        self.unheard = self.unheard.saturating_add(message.len());
+        if self.unheard > WAITING_BYTES_MAX {
+            return Err(Broken::Full);
+        }
+        // A stream that is gone says so in a callback of its own.
+        host.stream_send(self.number, message).or(Ok(()))
+    }
+}
+
+// === impl Broken ===
+
+impl From<HostError> for Broken {
+    fn from(error: HostError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused(error) => write!(f, "its cluster is not to be had: {error}"),
+            Self::Full => write!(f, "it does not take what it is told: more than {WAITING_BYTES_MAX} bytes wait"),
         }
     }
 }
@@ -123,18 +184,19 @@ impl Calls {
         Self { session: format!("{session:016x}"), outbox: Vec::new(), tell: None, hear: None, known: false }
     }
 
-    fn send<H: Host>(&mut self, host: &H, config: &StateConfig, message: &[u8]) -> Result<()> {
-        if self.outbox.len().saturating_add(message.len()) > MESSAGE_BYTES_MAX {
-            return Err(HostError::INTERNAL);
+    fn send<H: Host>(&mut self, host: &H, config: &StateConfig, message: &[u8]) -> Result<(), Broken> {
+        if self.outbox.len().saturating_add(message.len()) > WAITING_BYTES_MAX {
+            return Err(Broken::Full);
         }
         frames::push(&mut self.outbox, message);
         self.drive(host, config)
     }
 
-    fn drive<H: Host>(&mut self, host: &H, config: &StateConfig) -> Result<()> {
+    fn drive<H: Host>(&mut self, host: &H, config: &StateConfig) -> Result<(), Broken> {
         if self.tell.is_none() && !self.outbox.is_empty() {
-            self.tell = Some(self.call(host, config, "/switchpoint/state/tell", &self.outbox)?);
-            self.outbox.clear();
+            let (body, rest) = first_call(&self.outbox);
+            self.tell = Some(self.call(host, config, "/switchpoint/state/tell", body)?);
+            self.outbox = rest.to_vec();
         }
         if self.hear.is_none() && self.known {
             self.hear = Some(self.call(host, config, "/switchpoint/state/hear", &[])?);
@@ -168,6 +230,20 @@ impl Calls {
     }
 }
 
+/// The messages of an outbox that go into the next call, and the rest: the daemon takes no larger body than a message may be.
+fn first_call(outbox: &[u8]) -> (&[u8], &[u8]) {
+    let (mut size, mut rest) = (0, outbox);
+    while let Some((_, after)) = frames::take(rest) {
+        let grown = outbox.len().saturating_sub(after.len());
+        // A message that is too large by itself goes alone, and is refused.
+        if size > 0 && grown > MESSAGE_BYTES_MAX {
+            break;
+        }
+        (size, rest) = (grown, after);
+    }
+    outbox.split_at_checked(size).unwrap_or((outbox, &[]))
+}
+
 /// A serialized `envoy.config.core.v3.GrpcService`. The host also takes the bare name of a cluster, but tries this first, and some names are
 /// valid messages by accident. Names have at most 48 bytes, so that every length in here is one ASCII byte.
 fn service(config: &StateConfig) -> String {
@@ -194,6 +270,21 @@ fn service(config: &StateConfig) -> String {
 mod tests {
     use super::*;
     use crate::config::{FilterConfig, NAME_BYTES_MAX};
+
+    #[test]
+    fn a_call_takes_whole_messages_and_no_more_than_the_daemon_does() {
+        let mut outbox = Vec::new();
+        let sizes = [MESSAGE_BYTES_MAX / 2, MESSAGE_BYTES_MAX / 2 - 8, 10, MESSAGE_BYTES_MAX + 1, 3];
+        sizes.iter().for_each(|size| frames::push(&mut outbox, &vec![7; *size]));
+        let (mut rest, mut calls) = (outbox.as_slice(), Vec::new());
+        while !rest.is_empty() {
+            let (body, after) = first_call(rest);
+            calls.push(body.len());
+            rest = after;
+        }
+        assert_eq!(calls, [MESSAGE_BYTES_MAX, 14, MESSAGE_BYTES_MAX + 5, 7]);
+        assert_eq!(first_call(&[]), (&[][..], &[][..]));
+    }
 
     #[test]
     fn any_service_allowed_is_text_and_limits_what_is_received() {

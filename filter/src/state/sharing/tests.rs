@@ -166,6 +166,24 @@ fn looks_are_no_closer_than_two_ms() {
     assert_eq!(world.look(1).requests, 1);
 }
 
+/// All 192 workers of the largest hosts share; and what their looks cost is bounded, not squared.
+#[test]
+fn of_many_workers_all_are_heard_and_none_looks_at_more_than_so_many_rows_a_millisecond() {
+    let world = World::new(193, "");
+    let streams: Vec<_> = (0..193).map(|worker| world.request(worker, &format!("{worker}"))).collect();
+    world.tick();
+    world.host.pass_ms(6);
+    assert!((0..193).all(|worker| world.look(worker).requests == 193));
+    let before = world.host.reads.get();
+    for _ in 0..60 {
+        world.host.pass_ms(1);
+        world.look(0);
+    }
+    let rows = u64::from(world.host.reads.get() - before);
+    assert!((9 * 192..60 * ROWS_A_MS + 400).contains(&rows), "{rows} rows in 60 ms");
+    drop(streams);
+}
+
 #[test]
 fn sharing_switched_off_tells_and_hears_nothing() {
     let world = World::new(2, r#", "sharing": false"#);
