@@ -64,7 +64,7 @@ impl Listening {
         let front = Front::new(&shared.pool_names);
         let _ = shared.front_streams.set(Arc::clone(front.streams())); // there is one front
         let (health, asked) = health().await;
-        let server = ExtProcServer::new(Arc::clone(&front), &settings, shutdown.clone()).into_service();
+        let server = ExtProcServer::new(Arc::clone(&front), &settings, shutdown.clone());
         let router = Server::builder()
             .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
             .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))

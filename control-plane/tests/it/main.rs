@@ -6,4 +6,6 @@ mod configs;
 mod daemon;
 mod docs;
 mod exposition;
+#[cfg(target_os = "linux")] // it reads /proc
+mod hostile_ext_proc;
 mod scrape;
