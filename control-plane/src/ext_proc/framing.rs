@@ -339,7 +339,7 @@ mod tests {
         let protocol_config = Some(ProtocolConfiguration { request_body_mode: 4, ..ProtocolConfiguration::default() });
         let messages: Vec<_> = parts
             .into_iter()
-            .map(|part| ProcessingRequest { request: Some(part), protocol_config: protocol_config.clone(), ..ProcessingRequest::default() })
+            .map(|part| ProcessingRequest { request: Some(part), protocol_config, ..ProcessingRequest::default() })
             .chain([ProcessingRequest::default()])
             .collect();
         let bytes: Vec<u8> = messages.iter().flat_map(|message| framed(&message.encode_to_vec())).collect();

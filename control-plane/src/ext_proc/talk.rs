@@ -143,6 +143,12 @@ impl Talk {
         self.lock().conversation.as_ref().is_some_and(Conversation::is_dispensable)
     }
 
+    /// How much memory it takes for what the proxy sent and has not taken, in bytes.
+    #[must_use]
+    pub fn memory(&self) -> usize {
+        self.lock().memory()
+    }
+
     /// Resolves when [`Self::next`] is to be asked though nothing came.
     pub async fn woken(&self) {
         self.woken.notified().await;

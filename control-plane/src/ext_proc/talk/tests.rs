@@ -281,7 +281,7 @@ proptest! {
                 }
                 Event::Leaves => talks[index] = None,
             }
-            let held: usize = talks.iter().flatten().map(|talk| talk.lock().memory()).sum();
+            let held: usize = talks.iter().flatten().map(|talk| talk.memory()).sum();
             prop_assert_eq!(memory.held(), held + short);
         }
         talks.clear();
