@@ -8,6 +8,7 @@
 //! The same exchange and the same scheduler as in the wasm filter: no rule of the protocol is written here, only how Envoy's messages bring in
 //! what happens and take out what is to be done.
 
+mod answers;
 mod conversation;
 mod framing;
 mod front;
@@ -65,6 +66,9 @@ pub const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 /// Read-ahead of a connection, in bytes: a gigabyte a second where a round trip takes a millisecond. This much memory a connection can take that we
 /// do not account for.
 pub const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
+
+/// The longest header list of a gRPC request, in bytes: its metadata is two short names. Each open stream may send that much.
+pub const METADATA_BYTES_MAX: u32 = 16 << 10;
 
 /// The method that there is.
 const METHOD: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
@@ -225,4 +229,25 @@ fn trailers(status: &Status) -> HeaderMap {
         trailers.insert("grpc-status", HeaderValue::from_static("13")); // its words do not fit a header
     }
     trailers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shutdown;
+
+    #[tokio::test]
+    async fn more_streams_than_are_served_are_refused_at_once() {
+        let front = Front::new(&["p".into()]);
+        let mut server = ExtProcServer::new(Arc::clone(&front), &Settings::default(), shutdown::channel().1);
+        let mut status = async || {
+            let request = http::Request::post(METHOD).body(Body::empty()).unwrap();
+            Status::from_header_map(server.call(request).await.unwrap().headers())
+        };
+        assert!(status().await.is_none());
+        for _ in 0..STREAMS_MAX {
+            front.streams().begin();
+        }
+        assert_eq!(status().await.unwrap().code(), tonic::Code::ResourceExhausted);
+    }
 }

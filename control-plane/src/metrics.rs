@@ -345,7 +345,7 @@ impl Exposition {
         let held = streams().map(|streams| (Labels::new(), count(streams.memory().held())));
         page.gauge("switchpoint_ext_proc_held_bytes", "Bytes of unfinished bodies and unsent answers that these streams hold.", held)?;
         let refused = streams().map(|streams| (Labels::new(), streams.refused()));
-        page.counter("switchpoint_ext_proc_refused", "Requests answered for want of memory or because their bodies never ended.", refused)?;
+        page.counter("switchpoint_ext_proc_refused", "Requests refused for want of memory or of the end of their bodies.", refused)?;
         let (proxies, eds) = (self.shared.proxies.borrow().clone(), self.shared.eds.borrow().clone());
         let per_pool = |of: &dyn Fn(&PoolCounts) -> f64| self.pools.iter().map(|p| (pool_label(p), of(p))).collect::<Vec<_>>();
         let asks = |p: &PoolCounts| count(proxies.values().filter(|proxy| proxy.pools.contains_key(&*p.view.name)).count());

@@ -10,7 +10,6 @@
 //!
 //! A stream ends when the proxy has nothing more to ask, or its client left: either way what the pick holds is released, once, when this is dropped.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Part;
@@ -21,6 +20,7 @@ use exchange::{
     Asking, Exchange, Forward, HeadersStep, Origin, Reply, ResponseBody, ResponseHead, Settings, Step, Time, headers, ready_reply,
 };
 
+use super::answers::{self, Answers};
 use super::front::{Front, FrontPool};
 use super::held::{Held, Pieces};
 use super::refusal::Refusal;
@@ -62,23 +62,7 @@ pub struct Conversation {
     /// How the held body's end came.
     end: End,
     response: ResponseBody,
-    out: VecDeque<Answer>,
-}
-
-/// What is to be sent.
-#[derive(Debug)]
-enum Answer {
-    /// A message, and how long the body in it is.
-    Message(Box<ProcessingResponse>, usize),
-    /// A body, piece by piece.
-    Body {
-        pieces: Pieces,
-        direction: Direction,
-        /// The pieces are all that goes on; otherwise each answers one that came.
-        duplex: bool,
-        /// The body's end comes with the last.
-        ends: bool,
-    },
+    out: Answers,
 }
 
 /// How far the request is.
@@ -132,7 +116,7 @@ impl Conversation {
             held: Held::default(),
             end: End::Headers,
             response: ResponseBody::Ignore,
-            out: VecDeque::new(),
+            out: Answers::default(),
         }
     }
 
@@ -144,44 +128,19 @@ impl Conversation {
 
     /// What is to be sent next.
     pub fn next_answer(&mut self) -> Option<ProcessingResponse> {
-        loop {
-            match self.out.front_mut()? {
-                Answer::Message(..) => {}
-                Answer::Body { pieces, direction, duplex, ends } => {
-                    if let Some(piece) = pieces.next() {
-                        let (direction, last) = (*direction, piece.last);
-                        let answer = if *duplex {
-                            wire::streamed_body(direction, piece.bytes, last && *ends)
-                        } else {
-                            wire::body_answer(direction, piece.changed.then_some(piece.bytes), HeaderChanges::default())
-                        };
-                        if last {
-                            self.out.pop_front();
-                        }
-                        return Some(answer);
-                    }
-                }
-            }
-            if let Answer::Message(message, _) = self.out.pop_front()? {
-                return Some(*message);
-            }
-        }
+        self.out.next()
     }
 
     /// All that is to be sent, in order.
     pub fn answers(&mut self) -> impl Iterator<Item = ProcessingResponse> {
-        std::iter::from_fn(|| self.next_answer())
+        std::iter::from_fn(|| self.out.next())
     }
 
     /// How much memory it takes for what the proxy sent, in bytes.
     #[must_use]
     pub fn memory(&self) -> usize {
-        let answers = self.out.iter().map(|answer| match answer {
-            Answer::Message(_, body_bytes) => size_of::<ProcessingResponse>() + body_bytes,
-            Answer::Body { pieces, .. } => pieces.memory(),
-        });
         let hint = self.hint.as_ref().map_or(0, Vec::capacity);
-        self.head_bytes + hint + self.held.memory() + answers.sum::<usize>()
+        self.head_bytes + hint + self.held.memory() + self.out.memory()
     }
 
     /// Is the request's body on its way, and nothing can be done before its end?
@@ -368,7 +327,7 @@ impl Conversation {
         if headers_answered {
             let (answer, body_bytes) = self.buffered(splice, changes);
             let answer = ProcessingResponse { dynamic_metadata: metadata, mode_override, ..answer };
-            self.out.push_back(Answer::Message(Box::new(answer), body_bytes));
+            self.out.push(answer, body_bytes);
         } else {
             let answer = wire::headers_answer(Direction::Request, changes);
             self.answer(ProcessingResponse { dynamic_metadata: metadata, mode_override, ..answer });
@@ -389,7 +348,7 @@ impl Conversation {
         let duplex = self.modes().request == BodyMode::FullDuplex;
         // Where each piece is answered, they stay as they were.
         let pieces = self.held.take_pieces(splice, if duplex { PIECE_BYTES_MAX } else { usize::MAX });
-        self.out.push_back(Answer::Body { pieces, direction: Direction::Request, duplex, ends: self.end == End::Body });
+        self.out.push_body(answers::Body { pieces, direction: Direction::Request, duplex, ends: self.end == End::Body });
         if self.end == End::Trailers {
             self.answer(wire::trailers_answer(Direction::Request));
         }
@@ -409,16 +368,16 @@ impl Conversation {
     fn send_duplex(&mut self, direction: Direction, body: Vec<u8>, ends: bool) {
         if body.len() > PIECE_BYTES_MAX {
             let pieces = Pieces::of(body, PIECE_BYTES_MAX);
-            self.out.push_back(Answer::Body { pieces, direction, duplex: true, ends });
+            self.out.push_body(answers::Body { pieces, direction, duplex: true, ends });
         } else {
             let body_bytes = body.len();
-            self.out.push_back(Answer::Message(Box::new(wire::streamed_body(direction, body, ends)), body_bytes));
+            self.out.push(wire::streamed_body(direction, body, ends), body_bytes);
         }
     }
 
     /// Sends a message without a body to speak of.
     fn answer(&mut self, message: ProcessingResponse) {
-        self.out.push_back(Answer::Message(Box::new(message), 0));
+        self.out.push(message, 0);
     }
 
     fn reply(&mut self, reply: Reply) {
@@ -488,7 +447,7 @@ impl Conversation {
             changes.set.push((headers::CONTENT_LENGTH.to_owned(), restored.len().to_string()));
         }
         let body_bytes = restored.as_ref().map_or(0, Vec::len);
-        self.out.push_back(Answer::Message(Box::new(wire::body_answer(Direction::Response, restored, changes)), body_bytes));
+        self.out.push(wire::body_answer(Direction::Response, restored, changes), body_bytes);
     }
 
     fn response_trailers(&mut self) {

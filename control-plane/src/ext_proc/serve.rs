@@ -8,7 +8,7 @@ use exchange::{DestinationFormat, FailureMode, ObjectiveHeader, Settings};
 use tokio::task::JoinSet;
 use tonic::transport::Server;
 
-use super::{CONNECTION_WINDOW_BYTES, ExtProcServer, Front, STREAM_WINDOW_BYTES, STREAMS_PER_CONNECTION_MAX, health};
+use super::{CONNECTION_WINDOW_BYTES, ExtProcServer, Front, METADATA_BYTES_MAX, STREAM_WINDOW_BYTES, STREAMS_PER_CONNECTION_MAX, health};
 use crate::args::{self, ExtProcArgs};
 use crate::listen::{Incoming, Tls, TlsFiles, listen};
 use crate::run::Fatal;
@@ -69,6 +69,7 @@ impl Listening {
             .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
             .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
             .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
+            .http2_max_header_list_size(METADATA_BYTES_MAX)
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .add_service(server)

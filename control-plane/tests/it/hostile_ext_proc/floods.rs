@@ -75,10 +75,12 @@ async fn silent_streams_cost_little_and_no_connection_takes_all() {
     let channel = program.channel().await;
     let idle = program.rss();
     let limit = STREAMS_PER_CONNECTION_MAX as usize;
-    // Twice as many as there is room for on the connection: the rest wait at the client.
-    let mut peers: Vec<Peer> = (0..limit * 2).map(|_| Peer::open(&channel)).collect();
-    for peer in &peers {
+    // Some more than there is room for on the connection: those wait at the client.
+    let mut peers = Vec::new();
+    for _ in 0..limit + 16 {
+        let peer = Peer::open(&channel);
         peer.say(&chat(BodySendMode::FullDuplexStreamed)).await;
+        peers.push(peer);
     }
     #[expect(clippy::cast_precision_loss, reason = "some thousands")]
     let limit = limit as f64;
@@ -93,7 +95,8 @@ async fn silent_streams_cost_little_and_no_connection_takes_all() {
     eprintln!("{each} bytes a stream, {cores:.3} cores, slowest pick of the neighbour {slowest:?}");
     assert!(each < STREAM_BYTES_MAX, "{each} bytes a stream");
     assert!(cores < IDLE_CORES_MAX, "{cores} cores");
-    peers.drain(..).for_each(Peer::leave);
+    drop(channel);
+    peers.into_iter().for_each(Peer::leave);
     program.settled().await;
 }
 
