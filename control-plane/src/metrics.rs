@@ -369,11 +369,12 @@ impl Exposition {
         let release = vec![("commit", String::new()), ("build_ref", env!("CARGO_PKG_VERSION").to_owned())];
         page.gauge("llm_d_epp_info", "The build.", [(release, 1.0)])?;
         page.gauge("switchpoint_term", "This life of the daemon.", [(Labels::new(), float(self.shared.term))])?;
-        let streams = || self.shared.front_streams.get().into_iter();
-        let open = streams().map(|streams| (Labels::new(), float(streams.open())));
-        page.gauge("llm_d_epp_extproc_streams_inflight", "Streams of gateways that ask by ext_proc.", open)?;
-        let begun = streams().map(|streams| (Labels::new(), streams.begun()));
-        page.counter("llm_d_epp_extproc_streams", "The same, since the start.", begun)?;
+        let streams = self.shared.front_streams.get();
+        let now = |of: fn(&crate::ext_proc::Streams) -> f64| streams.map(|s| (Labels::new(), of(s)));
+        page.gauge("llm_d_epp_extproc_streams_inflight", "Streams of gateways that ask by ext_proc.", now(|s| float(s.open())))?;
+        page.gauge("switchpoint_ext_proc_held_bytes", "Bytes of bodies and answers they hold.", now(|s| count(s.memory().held())))?;
+        page.counter("llm_d_epp_extproc_streams", "The same, since the start.", streams.map(|s| (Labels::new(), s.begun())))?;
+        page.counter("switchpoint_ext_proc_refused", "Requests they refused.", streams.map(|s| (Labels::new(), s.refused())))?;
         self.peers(page)?;
         let per_pool = |of: &dyn Fn(&PoolCounts) -> f64| self.pools.iter().map(|p| (pool_label(p), of(p))).collect::<Vec<_>>();
         page.gauge("switchpoint_roster_generation", "Grows with every change of a pool.", per_pool(&|p| float(p.view.generation)))?;

@@ -1,17 +1,19 @@
-//! Any messages on an ext_proc stream, in any order and of any bytes: no panic, nothing picked is left behind, and in full duplex what goes on
-//! is what came, in its order.
+//! Any messages on several ext_proc streams at once, in any order, of any bytes and cut anywhere, while time passes and memory runs short: no panic, the
+//! books of what is held are right after every step, nothing picked or held is left behind, and in full duplex what goes on is what came, in its order.
 
 #![no_main]
 
 use std::sync::Arc;
 
 use arbitrary::Arbitrary;
-use control_plane::ext_proc::{Conversation, Front, Next};
+use control_plane::ext_proc::{Act, Front, HELD_BYTES_MAX, Talk};
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
 use envoy_types::pb::envoy::service::ext_proc::v3::body_mutation::Mutation;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response;
-use envoy_types::pb::envoy::service::ext_proc::v3::{HttpBody, HttpHeaders, HttpTrailers, ProcessingRequest, ProtocolConfiguration};
+use envoy_types::pb::envoy::service::ext_proc::v3::{
+    HttpBody, HttpHeaders, HttpTrailers, ProcessingRequest, ProcessingResponse, ProtocolConfiguration,
+};
 use exchange::{DestinationFormat, Settings};
 use libfuzzer_sys::fuzz_target;
 use prost::Message;
@@ -32,11 +34,42 @@ enum Said {
     ReplyTrailers,
 }
 
+/// What happens on a stream.
 #[derive(Arbitrary, Debug)]
-struct Talk {
-    modes: Option<(u8, u8, bool)>,
+enum Event {
+    Says(Said),
+    /// The same, in frames of so many bytes.
+    SaysInFrames(Said, u8),
+    /// Bytes that need not be a message.
+    Bytes(Vec<u8>),
+    /// So many times, what is to be sent is taken.
+    Takes(u8),
+    /// Its clock goes on, by so many seconds.
+    Waits(u8),
+    /// All other streams of the daemon hold all but so many bytes.
+    Short(u32),
+    Leaves,
+}
+
+#[derive(Arbitrary, Debug)]
+struct Gateway {
+    modes: [Option<(u8, u8, bool)>; STREAMS],
     list: bool,
-    said: Vec<Said>,
+    events: Vec<(u8, Event)>,
+}
+
+/// Streams at once.
+const STREAMS: usize = 3;
+
+/// One stream, and what its bodies were.
+struct Stream {
+    talk: Arc<Talk>,
+    config: Option<ProtocolConfiguration>,
+    came: Vec<u8>,
+    went: Vec<u8>,
+    begun: u32,
+    /// Bytes of any kind may begin anew, or bring another configuration: then the books do not balance.
+    balances: bool,
 }
 
 fn front() -> Arc<Front> {
@@ -98,44 +131,101 @@ fn request(said: Said) -> Option<ProcessingRequest> {
     Some(ProcessingRequest { request: Some(request), ..ProcessingRequest::default() })
 }
 
-fuzz_target!(|talk: Talk| {
-    let front = front();
-    let pool = Arc::clone(front.pool(None).expect("the pool"));
-    let destination_format = if talk.list { DestinationFormat::List } else { DestinationFormat::Single };
-    let settings = Settings { destination_format, body_limit_bytes: 4096, ..Settings::default() };
-    let mut conversation = Conversation::new(Arc::clone(&front), Arc::clone(&pool), Arc::new(settings));
-    let config = talk.modes.map(|(request, response, early)| ProtocolConfiguration {
-        request_body_mode: i32::from(request % 6),
-        response_body_mode: i32::from(response % 6),
-        send_body_without_waiting_for_header_response: early,
-    });
-    let duplex = config.is_none_or(|config| config.request_body_mode == DUPLEX);
-    let (mut came, mut went, mut begun) = (Vec::new(), Vec::new(), 0);
-    // Raw messages may begin anew, or bring another configuration: then the books do not balance.
-    let mut balances = duplex;
-    for (index, said) in talk.said.into_iter().enumerate() {
-        balances &= !matches!(said, Said::Raw(_));
-        begun += usize::from(matches!(said, Said::Begins { .. }));
-        let Some(mut message) = request(said) else { continue };
-        if index == 0 {
-            message.protocol_config = config;
-        }
+impl Stream {
+    fn new(front: &Arc<Front>, settings: &Arc<Settings>, modes: Option<(u8, u8, bool)>) -> Self {
+        let config = modes.map(|(request, response, early)| ProtocolConfiguration {
+            request_body_mode: i32::from(request % 6),
+            response_body_mode: i32::from(response % 6),
+            send_body_without_waiting_for_header_response: early,
+            ..ProtocolConfiguration::default()
+        });
+        let balances = config.as_ref().is_none_or(|config| config.request_body_mode == DUPLEX);
+        let talk = Talk::new(front, front.pool(None).expect("the pool"), settings);
+        Self { talk, config, came: Vec::new(), went: Vec::new(), begun: 0, balances }
+    }
+
+    fn framed(&mut self, said: Said) -> Option<Vec<u8>> {
+        self.balances &= !matches!(said, Said::Raw(_));
+        self.begun += u32::from(matches!(said, Said::Begins { .. }));
+        let mut message = request(said)?;
+        message.protocol_config = self.config.take();
         if let Some(Request::RequestBody(body)) = &message.request {
-            came.extend_from_slice(&body.body);
+            self.came.extend_from_slice(&body.body);
         }
-        assert!(matches!(conversation.receive(message), Next::Listen), "there is state");
-        for answer in conversation.answers() {
+        let message = message.encode_to_vec();
+        let length = u32::try_from(message.len()).expect("a short message");
+        Some([&[0], &length.to_be_bytes()[..], &message].concat())
+    }
+
+    /// Takes what is to be sent. Is there more?
+    fn take(&mut self) -> bool {
+        let bytes = match self.talk.next() {
+            Act::Send(bytes) => bytes,
+            Act::Wait(_) => panic!("there is state"),
+            Act::Listen | Act::End(_) => return false,
+        };
+        let mut rest = &bytes[..];
+        while let [0, a, b, c, d, more @ ..] = rest {
+            let (message, after) = more.split_at(u32::from_be_bytes([*a, *b, *c, *d]) as usize);
+            let answer = ProcessingResponse::decode(message).expect("an answer");
             if let Some(Response::RequestBody(answer)) = answer.response
                 && let Some(Mutation::StreamedResponse(piece)) = answer.response.and_then(|r| r.body_mutation).and_then(|b| b.mutation)
             {
-                went.extend(piece.body);
+                self.went.extend(piece.body);
             }
+            rest = after;
         }
+        assert!(!self.balances || self.begun > 1 || self.came.starts_with(&self.went));
+        true
     }
-    if balances && begun <= 1 {
-        assert!(came.starts_with(&went));
+}
+
+fuzz_target!(|gateway: Gateway| {
+    let front = front();
+    let memory = Arc::clone(front.streams().memory());
+    let destination_format = if gateway.list { DestinationFormat::List } else { DestinationFormat::Single };
+    let settings = Arc::new(Settings { destination_format, body_limit_bytes: 4096, ..Settings::default() });
+    let (mut others, mut short, mut ahead_ms) = (memory.account(), 0, 0);
+    let mut streams: [Option<Stream>; STREAMS] = std::array::from_fn(|_| None);
+    for (index, event) in gateway.events {
+        let index = usize::from(index) % STREAMS;
+        let stream = streams[index].get_or_insert_with(|| Stream::new(&front, &settings, gateway.modes[index]));
+        match event {
+            Event::Says(said) => {
+                let bytes = stream.framed(said).unwrap_or_default();
+                stream.talk.receive(&bytes);
+                while stream.take() {}
+            }
+            Event::SaysInFrames(said, frame) => {
+                let bytes = stream.framed(said).unwrap_or_default();
+                for frame in bytes.chunks(usize::from(frame).max(1)) {
+                    stream.talk.receive(frame);
+                    stream.take();
+                }
+            }
+            Event::Bytes(bytes) => {
+                stream.balances = false;
+                stream.talk.receive(&bytes);
+            }
+            Event::Takes(times) => {
+                let _ = (0..times).all(|_| stream.take());
+            }
+            Event::Waits(seconds) => {
+                ahead_ms += u64::from(seconds) * 1000;
+                stream.talk.expire(front.now().plus_ms(ahead_ms));
+            }
+            Event::Short(left) => {
+                let ours = memory.held() - short;
+                short = HELD_BYTES_MAX.saturating_sub(ours + left as usize);
+                others.record(short);
+            }
+            Event::Leaves => streams[index] = None,
+        }
+        let held: usize = streams.iter().flatten().map(|stream| stream.talk.memory()).sum();
+        assert_eq!(memory.held(), held + short);
     }
-    drop(conversation);
+    drop((streams, others));
+    let pool = front.pool(None).expect("the pool");
     let left: u32 = pool.lock().pool.in_flight().rows().map(|(_, load)| load.requests).sum();
-    assert_eq!(left, 0);
+    assert_eq!((left, memory.held(), front.streams().open()), (0, 0, 0));
 });

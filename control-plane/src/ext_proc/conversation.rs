@@ -14,13 +14,16 @@ use std::sync::Arc;
 
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Part;
 use envoy_types::pb::envoy::service::ext_proc::v3::{HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse};
+use exchange::api::Family;
 use exchange::rewrite::Splice;
 use exchange::{
     Asking, Exchange, Forward, HeadersStep, Origin, Reply, ResponseBody, ResponseHead, Settings, Step, Time, headers, ready_reply,
 };
 
+use super::answers::{self, Answers};
 use super::front::{Front, FrontPool};
-use super::held::Held;
+use super::held::{Held, Pieces};
+use super::refusal::Refusal;
 use super::wire::{self, BodyMode, BodyModes, Direction, HeaderChanges};
 
 /// Longest piece of a body sent in one full-duplex message, in bytes: Envoy asks for no more than 64 KiB.
@@ -45,6 +48,11 @@ pub struct Conversation {
     pool: Arc<FrontPool>,
     settings: Arc<Settings>,
     exchange: Exchange,
+    number: u64,
+    /// Of the API that was called.
+    family: Family,
+    /// Length of the request headers, some of which the exchange keeps.
+    head_bytes: usize,
     modes: Option<BodyModes>,
     request: Request,
     hint: Option<Vec<u8>>,
@@ -54,7 +62,7 @@ pub struct Conversation {
     /// How the held body's end came.
     end: End,
     response: ResponseBody,
-    out: Vec<ProcessingResponse>,
+    out: Answers,
 }
 
 /// How far the request is.
@@ -92,9 +100,12 @@ impl Conversation {
     /// A stream that has only just begun.
     #[must_use]
     pub fn new(front: Arc<Front>, pool: Arc<FrontPool>, settings: Arc<Settings>) -> Self {
-        front.streams().begin();
+        let number = front.streams().begin();
         Self {
             exchange: Exchange::new(front.now()),
+            number,
+            family: Family::OpenAi,
+            head_bytes: 0,
             front,
             pool,
             settings,
@@ -105,13 +116,52 @@ impl Conversation {
             held: Held::default(),
             end: End::Headers,
             response: ResponseBody::Ignore,
-            out: Vec::new(),
+            out: Answers::default(),
         }
     }
 
-    /// What is to be sent, in order.
-    pub fn answers(&mut self) -> std::vec::Drain<'_, ProcessingResponse> {
-        self.out.drain(..)
+    /// Its number among all streams since the start.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// What is to be sent next.
+    pub fn next_answer(&mut self) -> Option<ProcessingResponse> {
+        self.out.next()
+    }
+
+    /// All that is to be sent, in order.
+    pub fn answers(&mut self) -> impl Iterator<Item = ProcessingResponse> {
+        std::iter::from_fn(|| self.out.next())
+    }
+
+    /// How much memory it takes for what the proxy sent, in bytes.
+    #[must_use]
+    pub fn memory(&self) -> usize {
+        let hint = self.hint.as_ref().map_or(0, Vec::capacity);
+        self.head_bytes + hint + self.held.memory() + self.out.memory()
+    }
+
+    /// Is the request's body on its way, and nothing can be done before its end?
+    #[must_use]
+    pub fn awaits_body(&self) -> bool {
+        matches!(self.request, Request::Buffering { .. })
+    }
+
+    /// The client was answered by us, and that has been sent: the proxy has nothing more to ask.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.request == Request::Answered && self.out.is_empty()
+    }
+
+    /// Answers the client in place of all that is not sent yet, and gives back what the pick and the body hold.
+    pub fn refuse(&mut self, refusal: Refusal) {
+        self.front.streams().refuse();
+        self.release();
+        self.out.clear();
+        self.hint = None;
+        self.reply(refusal.reply(self.family));
     }
 
     /// May the proxy go on without us? Then a daemon that stops cuts nobody's reply.
@@ -156,9 +206,12 @@ impl Conversation {
     }
 
     fn request_headers(&mut self, message: &ProcessingRequest, headers: &HttpHeaders) -> Next {
-        self.release(); // a proxy that begins twice must not leak the first pick
+        self.release(); // a proxy that begins twice must not leak the first pick, nor its body
+        self.held = Held::default();
         self.exchange = Exchange::new(self.front.now());
         let pairs = wire::pairs(headers.headers.as_ref());
+        self.family = wire::family(pairs.clone());
+        self.head_bytes = pairs.clone().map(|(name, value)| name.len() + value.len()).sum();
         let settings = Arc::clone(&self.settings);
         self.stripped = pairs.clone().filter(|(name, _)| settings.removes(name)).map(|(name, _)| lossy(name)).collect();
         let hint = wire::metadata(message.metadata_context.as_ref(), &settings.subset_namespace, &settings.subset_key);
@@ -177,7 +230,7 @@ impl Conversation {
             (HeadersStep::Buffer, BodyMode::Buffered | BodyMode::BufferedPartial) => {
                 self.request = Request::Buffering { headers_answered: true };
                 let changes = HeaderChanges { remove: std::mem::take(&mut self.stripped), set: Vec::new() };
-                self.out.push(wire::headers_answer(Direction::Request, changes));
+                self.answer(wire::headers_answer(Direction::Request, changes));
             }
             (HeadersStep::Buffer, BodyMode::None | BodyMode::Streamed { early: false }) => {
                 self.exchange.body_unseen();
@@ -196,7 +249,7 @@ impl Conversation {
             return Next::Listen;
         };
         self.held.push(body);
-        if let Some(reply) = self.exchange.body_grew(&self.settings, self.held.bytes()) {
+        if let Some(reply) = self.exchange.body_grew(&self.settings, self.held.len()) {
             self.reply(reply);
             return Next::Listen;
         }
@@ -219,7 +272,7 @@ impl Conversation {
             }
             Request::Parked { .. } => self.end = End::Trailers,
             Request::Answered => {}
-            Request::Passing | Request::Routed => self.out.push(wire::trailers_answer(Direction::Request)),
+            Request::Passing | Request::Routed => self.answer(wire::trailers_answer(Direction::Request)),
         }
         Next::Listen
     }
@@ -228,8 +281,7 @@ impl Conversation {
     fn decide(&mut self, headers_answered: bool, now: Time) -> Next {
         let step = {
             let (exchange, settings) = (&mut self.exchange, &*self.settings);
-            let body = self.held.whole();
-            let read = exchange.read(&body);
+            let read = exchange.read(self.held.whole());
             let resolved = {
                 let mut inner = self.pool.lock();
                 inner.use_it();
@@ -271,41 +323,34 @@ impl Conversation {
         let mut remove = std::mem::take(&mut self.stripped);
         remove.retain(|name| !set.iter().any(|(set, _)| set == name));
         let changes = HeaderChanges { remove, set };
-        let first = self.out.len();
-        let declined = if self.end == End::Headers { wire::decline_request_body(self.modes()) } else { None };
+        let mode_override = if self.end == End::Headers { wire::decline_request_body(self.modes()) } else { None };
         if headers_answered {
-            self.send_buffered(splice.as_ref(), changes);
+            let (answer, body_bytes) = self.buffered(splice, changes);
+            let answer = ProcessingResponse { dynamic_metadata: metadata, mode_override, ..answer };
+            self.out.push(answer, body_bytes);
         } else {
-            self.out.push(wire::headers_answer(Direction::Request, changes));
-            self.send_pieces(splice.as_ref());
-        }
-        if let Some(answer) = self.out.get_mut(first) {
-            answer.dynamic_metadata = metadata;
-            answer.mode_override = declined;
+            let answer = wire::headers_answer(Direction::Request, changes);
+            self.answer(ProcessingResponse { dynamic_metadata: metadata, mode_override, ..answer });
+            self.send_pieces(splice);
         }
     }
 
-    fn send_buffered(&mut self, splice: Option<&Splice>, changes: HeaderChanges) {
-        self.out.push(match self.held.take(splice).pop() {
-            Some((piece, changed)) => wire::body_answer(Direction::Request, changed.then_some(piece), changes),
-            // Trailers came in place of a body. Their answer cannot change headers; the destination goes as metadata alone.
-            None => wire::trailers_answer(Direction::Request),
-        });
+    /// The answer to a body that came as one piece, and how long the body in it is.
+    fn buffered(&mut self, splice: Option<Splice>, changes: HeaderChanges) -> (ProcessingResponse, usize) {
+        // Trailers came in place of a body. Their answer cannot change headers; the destination goes as metadata alone.
+        let Some(piece) = self.held.take(splice) else { return (wire::trailers_answer(Direction::Request), 0) };
+        let replacement = piece.changed.then_some(piece.bytes);
+        let body_bytes = replacement.as_ref().map_or(0, Vec::len);
+        (wire::body_answer(Direction::Request, replacement, changes), body_bytes)
     }
 
-    fn send_pieces(&mut self, splice: Option<&Splice>) {
-        let mut pieces = self.held.take(splice).into_iter().peekable();
+    fn send_pieces(&mut self, splice: Option<Splice>) {
         let duplex = self.modes().request == BodyMode::FullDuplex;
-        while let Some((piece, changed)) = pieces.next() {
-            let last = pieces.peek().is_none() && self.end == End::Body;
-            if duplex {
-                self.send_duplex(Direction::Request, piece, last);
-            } else {
-                self.out.push(wire::body_answer(Direction::Request, changed.then_some(piece), HeaderChanges::default()));
-            }
-        }
+        // Where each piece is answered, they stay as they were.
+        let pieces = self.held.take_pieces(splice, if duplex { PIECE_BYTES_MAX } else { usize::MAX });
+        self.out.push_body(answers::Body { pieces, direction: Direction::Request, duplex, ends: self.end == End::Body });
         if self.end == End::Trailers {
-            self.out.push(wire::trailers_answer(Direction::Request));
+            self.answer(wire::trailers_answer(Direction::Request));
         }
     }
 
@@ -316,22 +361,29 @@ impl Conversation {
         if mode == BodyMode::FullDuplex {
             self.send_duplex(direction, body, end_of_stream);
         } else {
-            self.out.push(wire::body_answer(direction, None, HeaderChanges::default()));
+            self.answer(wire::body_answer(direction, None, HeaderChanges::default()));
         }
     }
 
-    fn send_duplex(&mut self, direction: Direction, mut body: Vec<u8>, end_of_stream: bool) {
-        while body.len() > PIECE_BYTES_MAX {
-            let rest = body.split_off(PIECE_BYTES_MAX);
-            self.out.push(wire::streamed_body(direction, std::mem::replace(&mut body, rest), false));
+    fn send_duplex(&mut self, direction: Direction, body: Vec<u8>, ends: bool) {
+        if body.len() > PIECE_BYTES_MAX {
+            let pieces = Pieces::of(body, PIECE_BYTES_MAX);
+            self.out.push_body(answers::Body { pieces, direction, duplex: true, ends });
+        } else {
+            let body_bytes = body.len();
+            self.out.push(wire::streamed_body(direction, body, ends), body_bytes);
         }
-        self.out.push(wire::streamed_body(direction, body, end_of_stream));
+    }
+
+    /// Sends a message without a body to speak of.
+    fn answer(&mut self, message: ProcessingResponse) {
+        self.out.push(message, 0);
     }
 
     fn reply(&mut self, reply: Reply) {
         self.request = Request::Answered;
         self.held = Held::default();
-        self.out.push(wire::immediate(reply));
+        self.answer(wire::immediate(reply));
     }
 
     fn response_headers(&mut self, message: &ProcessingRequest, given: &HttpHeaders) {
@@ -344,7 +396,7 @@ impl Conversation {
             changes.remove = step.remove.into_iter().map(str::to_owned).collect();
             changes.set = step.set.into_iter().map(|(name, value)| (name.into_owned(), value)).collect();
         }
-        self.out.push(wire::headers_answer(Direction::Response, changes));
+        self.answer(wire::headers_answer(Direction::Response, changes));
     }
 
     /// What of a response's headers matters, and who served by the attributes that the proxy sends along, else by the protocol's word for it.
@@ -394,7 +446,8 @@ impl Conversation {
         if let (ResponseBody::Hold, Some(restored)) = (self.response, &restored) {
             changes.set.push((headers::CONTENT_LENGTH.to_owned(), restored.len().to_string()));
         }
-        self.out.push(wire::body_answer(Direction::Response, restored, changes));
+        let body_bytes = restored.as_ref().map_or(0, Vec::len);
+        self.out.push(wire::body_answer(Direction::Response, restored, changes), body_bytes);
     }
 
     fn response_trailers(&mut self) {
@@ -406,9 +459,9 @@ impl Conversation {
         if restoring && self.modes().response == BodyMode::FullDuplex {
             let now = self.front.now();
             let rest = self.exchange.response_chunk(&mut self.pool.lock().pool, &[], true, now).map(<[u8]>::to_vec);
-            rest.into_iter().for_each(|rest| self.out.push(wire::streamed_body(Direction::Response, rest, false)));
+            rest.into_iter().for_each(|rest| self.answer(wire::streamed_body(Direction::Response, rest, false)));
         }
-        self.out.push(wire::trailers_answer(Direction::Response));
+        self.answer(wire::trailers_answer(Direction::Response));
     }
 
     fn release(&mut self) {
@@ -429,4 +482,4 @@ fn lossy(name: &[u8]) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -6,9 +6,9 @@
 //!
 //! A pool is behind a lock that is held for one step of one exchange, some tens of µs, and never while anything is waited for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use exchange::Time;
@@ -19,7 +19,9 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::health::Health;
+use super::memory::Memory;
 use super::peers::Peers;
+use super::talk::Talk;
 use crate::counters::Totals;
 use crate::peer::{Origin, Peer};
 use crate::push::Session;
@@ -52,13 +54,17 @@ pub struct Front {
     /// Places to wait in.
     pub(super) parking: Semaphore,
     streams: Arc<Streams>,
+    /// Those that are served, by a number of each.
+    talks: Mutex<HashMap<u64, Weak<Talk>>>,
 }
 
-/// How many streams there are.
+/// How many streams there are, and what they hold.
 #[derive(Debug, Default)]
 pub struct Streams {
     begun: AtomicU64,
     ended: AtomicU64,
+    refused: AtomicU64,
+    memory: Arc<Memory>,
 }
 
 /// One pool of it.
@@ -86,7 +92,13 @@ impl Front {
     #[must_use]
     pub fn new(pools: &[Arc<str>]) -> Arc<Self> {
         let pools = pools.iter().map(|name| (Arc::clone(name), Arc::new(FrontPool::new()))).collect();
-        Arc::new(Self { pools, began: Instant::now(), parking: Semaphore::new(PARKED_MAX), streams: Arc::default() })
+        Arc::new(Self {
+            pools,
+            began: Instant::now(),
+            parking: Semaphore::new(PARKED_MAX),
+            streams: Arc::default(),
+            talks: Mutex::default(),
+        })
     }
 
     /// The pool of that name; without a name the only one.
@@ -121,6 +133,27 @@ impl Front {
     #[must_use]
     pub fn streams(&self) -> &Arc<Streams> {
         &self.streams
+    }
+
+    /// Has `talk` looked after by [`Self::expire`], under this number.
+    pub(super) fn register(&self, number: u64, talk: Weak<Talk>) {
+        self.talks().insert(number, talk);
+    }
+
+    /// It is over.
+    pub(super) fn forget(&self, number: u64) {
+        self.talks().remove(&number);
+    }
+
+    /// Ends the streams whose time is up.
+    pub fn expire(&self) {
+        let now = self.now();
+        let talks: Vec<Arc<Talk>> = self.talks().values().filter_map(Weak::upgrade).collect();
+        talks.iter().for_each(|talk| talk.expire(now));
+    }
+
+    fn talks(&self) -> MutexGuard<'_, HashMap<u64, Weak<Talk>>> {
+        self.talks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Follows the daemon's state until `shutdown`, and tells `health` whether every pool has some.
@@ -161,6 +194,7 @@ impl Front {
                     if reported.elapsed() >= REPORT_INTERVAL {
                         reported = Instant::now();
                         self.report(&shared);
+                        self.expire();
                     }
                 }
                 () = shutdown.begun() => return,
@@ -270,12 +304,29 @@ fn observed(name: &str, pool: &mut exchange::Pool) -> Option<state::Observations
 // === impl Streams ===
 
 impl Streams {
-    pub(super) fn begin(&self) {
-        self.begun.fetch_add(1, Ordering::Relaxed);
+    /// Counts one more. Its number.
+    pub(super) fn begin(&self) -> u64 {
+        self.begun.fetch_add(1, Ordering::Relaxed)
     }
 
     pub(super) fn end(&self) {
         self.ended.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn refuse(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What they hold.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    /// Requests answered because there was no memory for them or no end of their bodies, since the start.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
     }
 
     /// Since the start.

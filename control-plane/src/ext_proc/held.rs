@@ -1,68 +1,138 @@
-//! A request body held until it is whole, as the pieces it came in.
+//! A request body held until it is whole, and the pieces it is sent back in.
 //!
-//! It is read in one piece and sent back in several. Pieces move in and out; the one copy is what puts them together for the reader, and a body
-//! that came in one piece is not copied at all.
-
-use std::borrow::Cow;
+//! The body is one run of bytes, so that reading it needs no copy; where its pieces ended is kept beside. A body that came in one piece is not copied.
 
 use exchange::rewrite::Splice;
 
-/// Pieces of a body.
+/// A body, and where its pieces end.
 #[derive(Debug, Default)]
 pub struct Held {
-    pieces: Vec<Vec<u8>>,
-    bytes: usize,
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+/// The pieces of a body, one after another.
+#[derive(Debug)]
+pub struct Pieces {
+    held: Held,
+    /// The next of `held.ends`.
+    index: usize,
+    /// How far it has been taken.
+    taken: usize,
+    piece_bytes_max: usize,
+    splice: Option<Splice>,
+}
+
+/// A piece of a body.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// They are not those that came.
+    pub changed: bool,
+    /// None follows.
+    pub last: bool,
 }
 
 // === impl Held ===
 
 impl Held {
     /// The next piece.
-    pub fn push(&mut self, piece: Vec<u8>) {
-        self.bytes = self.bytes.saturating_add(piece.len());
-        self.pieces.push(piece);
+    pub fn push(&mut self, mut piece: Vec<u8>) {
+        if self.bytes.is_empty() {
+            piece.shrink_to_fit();
+            self.bytes = piece;
+        } else {
+            // It grows by a quarter, not by itself: what is not used yet counts as held.
+            let len = self.bytes.len() + piece.len();
+            if len > self.bytes.capacity() {
+                self.bytes.reserve_exact(len + len / 4 - self.bytes.len());
+            }
+            self.bytes.extend_from_slice(&piece);
+        }
+        self.ends.push(self.bytes.len());
     }
 
     /// How long the body is so far.
     #[must_use]
-    pub fn bytes(&self) -> usize {
-        self.bytes
+    pub fn len(&self) -> usize {
+        self.bytes.len()
     }
 
-    /// In one piece.
+    /// How much memory it takes, in bytes.
     #[must_use]
-    pub fn whole(&self) -> Cow<'_, [u8]> {
-        match self.pieces.as_slice() {
-            [] => Cow::Borrowed(&[]),
-            [only] => Cow::Borrowed(only),
-            pieces => Cow::Owned(pieces.concat()),
-        }
+    pub fn memory(&self) -> usize {
+        self.bytes.capacity() + self.ends.capacity() * size_of::<usize>()
     }
 
-    /// Takes the pieces out, changed by `splice`, each with whether it was changed.
-    pub fn take(&mut self, splice: Option<&Splice>) -> Vec<(Vec<u8>, bool)> {
-        self.bytes = 0;
-        let pieces = std::mem::take(&mut self.pieces);
-        let Some(Splice { range, replacement }) = splice else { return pieces.into_iter().map(|piece| (piece, false)).collect() };
-        let (mut start, mut replacement) = (0, Some(replacement));
-        let change = |mut piece: Vec<u8>| {
-            let end = start + piece.len();
-            let (from, to) = (range.start.clamp(start, end) - start, range.end.clamp(start, end) - start);
-            start = end;
-            if from < to {
-                // The first piece that has any of it gets all that comes in its place.
-                piece.splice(from..to, replacement.take().into_iter().flatten().copied());
-            }
-            (piece, from < to)
+    /// The body so far.
+    #[must_use]
+    pub fn whole(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Takes the body out, changed by `splice`; `None` if nothing of a body has come.
+    pub fn take(&mut self, splice: Option<Splice>) -> Option<Piece> {
+        let Self { mut bytes, ends } = std::mem::take(self);
+        ends.last()?;
+        let changed = splice.is_some();
+        if let Some(Splice { range, replacement }) = splice {
+            bytes.splice(range, replacement);
+        }
+        Some(Piece { bytes, changed, last: true })
+    }
+
+    /// Takes the body out in the pieces it came in, none longer than `piece_bytes_max` but for what `splice` adds.
+    pub fn take_pieces(&mut self, splice: Option<Splice>, piece_bytes_max: usize) -> Pieces {
+        Pieces { held: std::mem::take(self), index: 0, taken: 0, piece_bytes_max, splice }
+    }
+}
+
+// === impl Pieces ===
+
+impl Pieces {
+    /// A body of one piece.
+    #[must_use]
+    pub fn of(bytes: Vec<u8>, piece_bytes_max: usize) -> Self {
+        let mut held = Held::default();
+        held.push(bytes);
+        held.take_pieces(None, piece_bytes_max)
+    }
+
+    /// How much memory they take, in bytes.
+    #[must_use]
+    pub fn memory(&self) -> usize {
+        self.held.memory()
+    }
+}
+
+impl Iterator for Pieces {
+    type Item = Piece;
+
+    fn next(&mut self) -> Option<Piece> {
+        let start = self.taken;
+        let piece_end = *self.held.ends.get(self.index)?;
+        let end = piece_end.min(start.saturating_add(self.piece_bytes_max));
+        self.taken = end;
+        self.index += usize::from(end == piece_end);
+        let part = |from: usize, to: usize| self.held.bytes.get(from..to).unwrap_or_default();
+        let last = self.index == self.held.ends.len();
+        let Some(Splice { range, replacement }) = &mut self.splice else {
+            return Some(Piece { bytes: part(start, end).to_vec(), changed: false, last });
         };
-        pieces.into_iter().map(change).collect()
+        let (from, to) = (range.start.clamp(start, end), range.end.clamp(start, end));
+        let changed = from < to;
+        // The first piece that has any of what goes gets all that comes in its place.
+        let comes = if changed { std::mem::take(replacement) } else { Vec::new() };
+        Some(Piece { bytes: [part(start, from), &comes, part(to, end)].concat(), changed, last })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     fn held(pieces: &[&[u8]]) -> Held {
         let mut held = Held::default();
@@ -71,36 +141,53 @@ mod tests {
     }
 
     #[test]
-    fn one_piece_is_lent_and_not_copied() {
-        assert!(matches!(held(&[b"abc"]).whole(), Cow::Borrowed(b"abc")));
-        assert!(matches!(held(&[b"a", b"", b"bc"]).whole(), Cow::Owned(whole) if whole == b"abc"));
-        assert_eq!(held(&[]).whole(), &b""[..]);
+    fn a_name_cut_in_two_is_replaced_once() {
+        let splice = Splice { range: 2..6, replacement: b"XY".to_vec() };
+        let pieces = held(&[b"ab", b"", b"cd", b"ef", b"gh"]).take_pieces(Some(splice), 9);
+        let pieces: Vec<_> = pieces.map(|piece| (piece.bytes, piece.changed, piece.last)).collect();
+        let expected = [("ab", false, false), ("", false, false), ("XY", true, false), ("", true, false), ("gh", false, true)];
+        assert_eq!(pieces, expected.map(|(bytes, changed, last)| (bytes.as_bytes().to_vec(), changed, last)));
     }
 
     #[test]
-    fn a_name_cut_in_two_is_replaced_once() {
-        let splice = Splice { range: 2..6, replacement: b"XY".to_vec() };
-        let pieces = held(&[b"ab", b"", b"cd", b"ef", b"gh"]).take(Some(&splice));
-        let expected: Vec<(Vec<u8>, bool)> =
-            [(&b"ab"[..], false), (b"", false), (b"XY", true), (b"", true), (b"gh", false)].map(|(p, c)| (p.to_vec(), c)).into();
-        assert_eq!(pieces, expected);
+    fn a_long_piece_goes_in_shorter_ones() {
+        let pieces = held(&[b"abcde", b"", b"f"]).take_pieces(None, 2);
+        let pieces: Vec<_> = pieces.map(|piece| (String::from_utf8(piece.bytes).unwrap(), piece.last)).collect();
+        assert_eq!(pieces, [("ab", false), ("cd", false), ("e", false), ("", false), ("f", true)].map(|(p, last)| (p.to_owned(), last)));
+    }
+
+    #[test]
+    fn nothing_has_no_piece_and_an_empty_body_has_one() {
+        assert_eq!(held(&[]).take(None), None);
+        assert_eq!(held(&[]).take_pieces(None, 9).count(), 0);
+        assert_eq!(held(&[b""]).take(None), Some(Piece { bytes: vec![], changed: false, last: true }));
+        assert_eq!(held(&[b""]).take_pieces(None, 9).count(), 1);
     }
 
     proptest! {
         #[test]
-        fn however_it_is_cut_the_whole_changes_alike(body in prop::collection::vec(any::<u8>(), 1..60), cuts: Vec<u8>, a: u8, b: u8, new: Vec<u8>) {
+        fn however_it_is_cut_the_whole_changes_alike(
+            body in prop::collection::vec(any::<u8>(), 1..60), cuts: Vec<u8>, a: u8, b: u8, new: Vec<u8>, max in 1_usize..60,
+        ) {
             let (a, b) = (usize::from(a) % body.len(), usize::from(b) % body.len());
             let splice = Splice { range: a.min(b)..a.max(b) + 1, replacement: new };
             let mut whole = body.clone();
             whole.splice(splice.range.clone(), splice.replacement.iter().copied());
             let mut cuts: Vec<usize> = cuts.iter().map(|c| usize::from(*c) % body.len()).chain([0, body.len()]).collect();
             cuts.sort_unstable();
-            let mut held = Held::default();
-            cuts.windows(2).for_each(|w| held.push(body[w[0]..w[1]].to_vec()));
-            prop_assert_eq!(held.bytes(), body.len());
-            prop_assert_eq!(&*held.whole(), &body[..]);
-            let taken = held.take(Some(&splice));
-            prop_assert_eq!(taken.into_iter().flat_map(|(piece, _)| piece).collect::<Vec<u8>>(), whole);
+            let cut = || {
+                let mut held = Held::default();
+                cuts.windows(2).for_each(|w| held.push(body[w[0]..w[1]].to_vec()));
+                held
+            };
+            let whole_before = cut();
+            prop_assert_eq!(whole_before.len(), body.len());
+            prop_assert_eq!(whole_before.whole(), &body[..]);
+            prop_assert_eq!(cut().take(Some(splice.clone())).unwrap().bytes, whole.clone());
+            let pieces: Vec<Piece> = cut().take_pieces(Some(splice), max).collect();
+            prop_assert_eq!(pieces.iter().map(|piece| piece.last).rposition(|last| last), Some(pieces.len() - 1));
+            prop_assert_eq!(pieces.iter().filter(|piece| piece.last).count(), 1);
+            prop_assert_eq!(pieces.into_iter().flat_map(|piece| piece.bytes).collect::<Vec<u8>>(), whole);
         }
     }
 }

@@ -7,7 +7,9 @@ use std::time::Duration;
 use exchange::{DestinationFormat, FailureMode, ObjectiveHeader, Settings};
 use tokio::task::JoinSet;
 
-use super::{CONNECTION_WINDOW_BYTES, ExtProcServer, Front, STREAM_WINDOW_BYTES, STREAMS_PER_CONNECTION_MAX, health::Health};
+use super::{
+    CONNECTION_WINDOW_BYTES, ExtProcServer, Front, METADATA_BYTES_MAX, STREAM_WINDOW_BYTES, STREAMS_PER_CONNECTION_MAX, health::Health,
+};
 use crate::args::{self, ExtProcArgs};
 use crate::listen::{Incoming, Listener, Tls, TlsFiles, identify};
 use crate::monitoring::{ended, open, server};
@@ -47,9 +49,10 @@ impl Listening {
         let Self { ext_proc, settings } = self;
         let front = Front::new(&shared.pool_names);
         let _ = shared.front_streams.set(Arc::clone(front.streams())); // there is one front
-        let service = ExtProcServer::new(Arc::clone(&front), &settings, shutdown.clone()).into_service();
+        let service = ExtProcServer::new(Arc::clone(&front), &settings, shutdown.clone());
         let router = server()
             .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
+            .http2_max_header_list_size(METADATA_BYTES_MAX)
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .layer(identify())

@@ -16,6 +16,7 @@ use envoy_types::pb::envoy::r#type::v3::HttpStatus;
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Struct, Value};
 use exchange::Reply;
+use exchange::api::{Api, Family};
 
 /// Where the protocol puts the destination, and the proxy who served.
 pub const DESTINATION_NAMESPACE: &str = "envoy.lb";
@@ -94,6 +95,19 @@ pub fn pairs(map: Option<&HeaderMap>) -> impl Iterator<Item = (&[u8], &[u8])> + 
     headers
         .iter()
         .map(|HeaderValue { key, value, raw_value, .. }| (key.as_bytes(), if raw_value.is_empty() { value.as_bytes() } else { raw_value }))
+}
+
+/// In whose shape errors of a request with these headers are.
+pub fn family<'m>(pairs: impl Iterator<Item = (&'m [u8], &'m [u8])>) -> Family {
+    let (mut method, mut path) = (&b""[..], &b""[..]);
+    for (name, value) in pairs {
+        match name {
+            b":method" => method = value,
+            b":path" => path = value,
+            _ => {}
+        }
+    }
+    Api::of(method, path).error_family()
 }
 
 /// The value at `key` of a namespace of the metadata that came with a message.

@@ -7,5 +7,7 @@ mod daemon;
 mod docs;
 mod exposition;
 mod hostile;
+#[cfg(target_os = "linux")] // it reads /proc
+mod hostile_ext_proc;
 mod manifests;
 mod scrape;

@@ -18,11 +18,11 @@ use scheduler::Version;
 use super::*;
 
 const POOL: &str = "default";
-const SERVER: &str = "10.0.0.1:8000";
+pub(in crate::ext_proc) const SERVER: &str = "10.0.0.1:8000";
 const OTHER: &str = "10.0.0.2:8000";
 
 /// A front that knows these endpoints, and serves the model `alias` as `served`.
-fn front(addresses: &[&str]) -> Arc<Front> {
+pub(in crate::ext_proc) fn front(addresses: &[&str]) -> Arc<Front> {
     let front = Front::new(&[POOL.into()]);
     tell(&front, 1, addresses);
     front
@@ -78,7 +78,7 @@ fn conversation(front: &Arc<Front>, settings: Settings) -> Conversation {
 }
 
 /// Requests under way at the first endpoint, as the ledger has it.
-fn under_way(front: &Front) -> u32 {
+pub(in crate::ext_proc) fn under_way(front: &Front) -> u32 {
     let inner = front.pool(None).unwrap().lock();
     inner.pool.in_flight().rows().map(|(_, load)| load.requests).sum()
 }

@@ -1,0 +1,99 @@
+//! What a conversation has to send, in order. A body in it is cut into messages only as they are taken.
+
+use std::collections::VecDeque;
+
+use envoy_types::pb::envoy::service::ext_proc::v3::ProcessingResponse;
+
+use super::held::Pieces;
+use super::wire::{self, Direction, HeaderChanges};
+
+/// A queue of answers.
+#[derive(Debug, Default)]
+pub struct Answers(VecDeque<Answer>);
+
+#[derive(Debug)]
+enum Answer {
+    /// A message, and how long the body in it is.
+    Message(Box<ProcessingResponse>, usize),
+    Body(Body),
+}
+
+/// A body, piece by piece.
+#[derive(Debug)]
+pub struct Body {
+    /// The pieces.
+    pub pieces: Pieces,
+    /// Whose body it is.
+    pub direction: Direction,
+    /// The pieces are all that goes on; otherwise each answers one that came.
+    pub duplex: bool,
+    /// The body's end comes with the last.
+    pub ends: bool,
+}
+
+// === impl Answers ===
+
+impl Answers {
+    /// A message with a body of so many bytes in it.
+    pub fn push(&mut self, message: ProcessingResponse, body_bytes: usize) {
+        self.0.push_back(Answer::Message(Box::new(message), body_bytes));
+    }
+
+    /// A body.
+    pub fn push_body(&mut self, body: Body) {
+        self.0.push_back(Answer::Body(body));
+    }
+
+    /// Takes the next message out.
+    pub fn next(&mut self) -> Option<ProcessingResponse> {
+        loop {
+            if let Answer::Body(body) = self.0.front_mut()?
+                && let Some((message, last)) = body.next()
+            {
+                if last {
+                    self.0.pop_front();
+                }
+                return Some(message);
+            }
+            if let Answer::Message(message, _) = self.0.pop_front()? {
+                return Some(*message);
+            }
+        }
+    }
+
+    /// How much memory they take, in bytes.
+    #[must_use]
+    pub fn memory(&self) -> usize {
+        let each = self.0.iter().map(|answer| match answer {
+            Answer::Message(_, body_bytes) => size_of::<ProcessingResponse>() + body_bytes,
+            Answer::Body(body) => body.pieces.memory(),
+        });
+        each.sum()
+    }
+
+    /// Is nothing left to send?
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Sends none of them.
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+// === impl Body ===
+
+impl Body {
+    /// The next message, and whether it is the last.
+    fn next(&mut self) -> Option<(ProcessingResponse, bool)> {
+        let piece = self.pieces.next()?;
+        let message = if self.duplex {
+            wire::streamed_body(self.direction, piece.bytes, piece.last && self.ends)
+        } else {
+            wire::body_answer(self.direction, piece.changed.then_some(piece.bytes), HeaderChanges::default())
+        };
+        Some((message, piece.last))
+    }
+}

@@ -1,0 +1,146 @@
+//! The memory that streams may hold, all of them together.
+//!
+//! Every stream has an [`Account`] that says how many bytes it holds: what has come of an unfinished message, the body that waits for its last byte,
+//! answers that the proxy has not taken. The sum over all streams stays within [`HELD_BYTES_MAX`], and a stream may hold at most a quarter of what the
+//! others leave. So a few large bodies do not shut out the rest: the more is held, the less a single stream may add, and a small request
+//! still finds room.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The most bytes that all streams hold together: 16 bodies of the longest kind (24 MiB). The shipped Kubernetes manifest gives the daemon 1 GiB, of which
+/// its pools, scraping, EDS and the state streams need up to a quarter, and the streams themselves with their HTTP/2 buffers another.
+pub const HELD_BYTES_MAX: usize = 384 << 20;
+
+/// A stream holds at most one part in so many of what the others leave. A first body of 24 MiB needs less than that of all there is.
+const SHARE: usize = 4;
+
+/// How many bytes all streams hold.
+#[derive(Debug, Default)]
+pub struct Memory {
+    held: AtomicUsize,
+}
+
+/// How many bytes one stream holds. They are given back when it is dropped.
+#[derive(Debug)]
+pub struct Account {
+    memory: Arc<Memory>,
+    bytes: usize,
+}
+
+/// A stream would hold more than its share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full;
+
+// === impl Memory ===
+
+impl Memory {
+    /// How many bytes are held now.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    /// An account that holds nothing.
+    #[must_use]
+    pub fn account(self: &Arc<Self>) -> Account {
+        Account { memory: Arc::clone(self), bytes: 0 }
+    }
+}
+
+// === impl Account ===
+
+impl Account {
+    /// The stream holds `bytes` from now on, in place of what it held.
+    ///
+    /// # Errors
+    /// It wants more than it had, and more than its share. It holds what it held.
+    pub fn hold(&mut self, bytes: usize) -> Result<(), Full> {
+        if bytes <= self.bytes {
+            self.record(bytes);
+            return Ok(());
+        }
+        let (had, more) = (self.bytes, bytes - self.bytes);
+        let grown = |held: usize| {
+            let left_by_others = HELD_BYTES_MAX.saturating_sub(held - had);
+            (bytes <= left_by_others / SHARE).then_some(held + more)
+        };
+        self.memory.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown).map_err(|_| Full)?;
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    /// The stream holds `bytes` from now on, whether it may or not.
+    pub fn record(&mut self, bytes: usize) {
+        match bytes.checked_sub(self.bytes) {
+            Some(0) => {}
+            Some(more) => {
+                self.memory.held.fetch_add(more, Ordering::Relaxed);
+            }
+            None => {
+                self.memory.held.fetch_sub(self.bytes - bytes, Ordering::Relaxed);
+            }
+        }
+        self.bytes = bytes;
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        self.record(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const BODY: usize = 24 << 20;
+
+    #[test]
+    fn what_an_account_holds_is_given_back_when_it_is_dropped() {
+        let memory = Arc::new(Memory::default());
+        let (mut first, mut second) = (memory.account(), memory.account());
+        assert_eq!((first.hold(5), second.hold(7), first.hold(2)), (Ok(()), Ok(()), Ok(())));
+        assert_eq!(memory.held(), 9);
+        drop(first);
+        assert_eq!(memory.held(), 7);
+        drop(second);
+        assert_eq!(memory.held(), 0);
+    }
+
+    #[test]
+    fn large_bodies_leave_room_for_small_ones() {
+        let memory = Arc::new(Memory::default());
+        let mut accounts: Vec<Account> = (0..60).map(|_| memory.account()).collect();
+        let held = accounts.iter_mut().filter_map(|account| account.hold(BODY).ok()).count();
+        assert_eq!(held, 13, "of 60 bodies of 24 MiB");
+        assert_eq!(memory.account().hold(1 << 20), Ok(()), "a prompt of a quarter of a million tokens");
+    }
+
+    #[test]
+    fn one_that_may_not_grow_keeps_what_it_had() {
+        let memory = Arc::new(Memory::default());
+        let mut account = memory.account();
+        assert_eq!(account.hold(HELD_BYTES_MAX / SHARE), Ok(()));
+        assert_eq!(account.hold(HELD_BYTES_MAX / SHARE + 1), Err(Full));
+        assert_eq!(memory.held(), HELD_BYTES_MAX / SHARE);
+    }
+
+    proptest! {
+        #[test]
+        fn the_sum_is_bounded_and_exact(steps in prop::collection::vec((0_usize..8, 0_usize..HELD_BYTES_MAX), 0..100)) {
+            let memory = Arc::new(Memory::default());
+            let mut accounts: Vec<Account> = (0..8).map(|_| memory.account()).collect();
+            for (index, bytes) in steps {
+                let _ = accounts[index].hold(bytes);
+                prop_assert!(memory.held() <= HELD_BYTES_MAX);
+                prop_assert_eq!(memory.held(), accounts.iter().map(|account| account.bytes).sum::<usize>());
+            }
+            drop(accounts);
+            prop_assert_eq!(memory.held(), 0);
+        }
+    }
+}

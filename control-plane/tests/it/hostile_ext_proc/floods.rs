@@ -1,0 +1,183 @@
+//! Many of something: messages, streams, connections that say nothing, answers that are not taken.
+
+use std::time::{Duration, Instant};
+
+use control_plane::ext_proc::STREAMS_PER_CONNECTION_MAX;
+use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
+use envoy_types::pb::envoy::service::ext_proc::v3::ProcessingRequest;
+use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Part;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tonic::codegen::Bytes;
+
+use super::kit::{Neighbour, Peer, Program, RSS_BYTES_MAX, body, chat, framed, headers, prompt, said};
+use crate::daemon::harness::until;
+
+/// How long each flood lasts.
+const FLOOD: Duration = Duration::from_secs(2);
+
+/// What peers that are silent may take of the daemon's CPU, in parts of one core; it takes a few hundredths by itself (a debug build, some more).
+const IDLE_CORES_MAX: f64 = 0.5;
+
+/// What a silent stream may take of memory, in bytes.
+const STREAM_BYTES_MAX: u64 = 32 << 10;
+
+async fn flood(message: Bytes, begins: Bytes) {
+    let program = Program::start().await;
+    let neighbour = Neighbour::of(&program).await;
+    let channel = program.channel().await;
+    // Many messages to a frame: one that is sent alone costs its sender more than it costs us.
+    let batch = Bytes::from(message.repeat((32 << 10) / message.len() + 1));
+    let senders = (0..4).map(|_| {
+        let (peer, begins, batch) = (Peer::open(&channel), begins.clone(), batch.clone());
+        tokio::spawn(async move {
+            let began = Instant::now();
+            peer.send(begins).await;
+            while began.elapsed() < FLOOD && peer.send(batch.clone()).await {}
+            peer.leave();
+        })
+    });
+    for sender in senders.collect::<Vec<_>>() {
+        sender.await.unwrap();
+    }
+    let peak = program.peak_rss();
+    let slowest = neighbour.was_served().await;
+    eprintln!("peak {} MiB, slowest pick of the neighbour {slowest:?}", peak >> 20);
+    assert!(peak < RSS_BYTES_MAX, "{} MiB", peak >> 20);
+    program.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_of_messages_that_say_nothing_leaves_room_for_others() {
+    flood(framed(&ProcessingRequest::default()), Bytes::new()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_of_requests_on_a_stream_leaves_room_for_others() {
+    let get = framed(&said(Part::RequestHeaders(headers(&[(":method", "GET"), (":path", "/v1/models")], true))));
+    flood(get, Bytes::new()).await;
+}
+
+/// Each piece is a few bytes or none, and takes more than those to keep.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_of_empty_pieces_is_not_kept_for_ever() {
+    flood(framed(&body("", false)), framed(&chat(BodySendMode::FullDuplexStreamed))).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_of_tiny_pieces_is_not_kept_for_ever() {
+    flood(framed(&body("x", false)), framed(&chat(BodySendMode::FullDuplexStreamed))).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn silent_streams_cost_little_and_no_connection_takes_all() {
+    let program = Program::start().await;
+    let channel = program.channel().await;
+    let idle = program.rss();
+    let limit = STREAMS_PER_CONNECTION_MAX as usize;
+    // Some more than there is room for on the connection: those wait at the client.
+    let mut peers = Vec::new();
+    for _ in 0..limit + 16 {
+        let peer = Peer::open(&channel);
+        peer.say(&chat(BodySendMode::FullDuplexStreamed)).await;
+        peers.push(peer);
+    }
+    #[expect(clippy::cast_precision_loss, reason = "some thousands")]
+    let limit = limit as f64;
+    until("as many are open as may be", || async { program.metric("llm_d_epp_extproc_streams_inflight").await >= limit }).await;
+    assert!(program.metric("llm_d_epp_extproc_streams_inflight").await <= limit);
+    let each = (program.rss() - idle) / u64::from(STREAMS_PER_CONNECTION_MAX);
+    let neighbour = Neighbour::of(&program).await;
+    let (cpu, began) = (program.cpu(), Instant::now());
+    tokio::time::sleep(FLOOD).await;
+    let slowest = neighbour.was_served().await;
+    let cores = (program.cpu() - cpu).as_secs_f64() / began.elapsed().as_secs_f64();
+    eprintln!("{each} bytes a stream, {cores:.3} cores, slowest pick of the neighbour {slowest:?}");
+    assert!(each < STREAM_BYTES_MAX, "{each} bytes a stream");
+    assert!(cores < IDLE_CORES_MAX, "{cores} cores");
+    drop(channel);
+    peers.into_iter().for_each(Peer::leave);
+    program.settled().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn half_open_handshakes_leave_room_for_others() {
+    let program = Program::start().await;
+    let neighbour = Neighbour::of(&program).await;
+    const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+    // Headers that never end, of a stream that is never finished.
+    let open_headers = [0, 0, 1, 1, 0, 0, 0, 0, 1, 0x82];
+    let whole = [PREFACE, &settings, &open_headers].concat();
+    let mut connections = Vec::new();
+    for index in 0..300 {
+        let mut connection = TcpStream::connect(program.ext_proc).await.unwrap();
+        // Cut off at every byte.
+        connection.write_all(&whole[..index % (whole.len() + 1)]).await.unwrap();
+        connections.push(connection);
+    }
+    let (cpu, began) = (program.cpu(), Instant::now());
+    tokio::time::sleep(FLOOD).await;
+    let cores = (program.cpu() - cpu).as_secs_f64() / began.elapsed().as_secs_f64();
+    let slowest = neighbour.was_served().await;
+    eprintln!("{cores:.3} cores, peak {} MiB, slowest pick of the neighbour {slowest:?}", program.peak_rss() >> 20);
+    assert!(cores < IDLE_CORES_MAX, "{cores} cores");
+    assert!(program.peak_rss() < RSS_BYTES_MAX);
+    drop(connections);
+    program.settled().await;
+}
+
+/// Peers that send whole bodies and take nothing of what comes back: what they do not take is held, and is within the bound as well.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_that_are_not_taken_are_bounded_too() {
+    let program = Program::start().await;
+    let neighbour = Neighbour::of(&program).await;
+    let piece = framed(&body(vec![b' '; 64 << 10], false));
+    let mut senders = Vec::new();
+    for _ in 0..40 {
+        // It takes one byte of each stream, and that is all.
+        let channel = program.endpoint().initial_stream_window_size(1).initial_connection_window_size(65_535).connect().await.unwrap();
+        let (peer, piece) = (Peer::unread(&channel), piece.clone());
+        senders.push(tokio::spawn(async move {
+            peer.say(&chat(BodySendMode::FullDuplexStreamed)).await;
+            for _ in 0..(20 << 20) / (64 << 10) {
+                if !tokio::time::timeout(Duration::from_secs(5), peer.send(piece.clone())).await.unwrap_or(false) {
+                    break;
+                }
+            }
+            let _ = tokio::time::timeout(Duration::from_secs(5), peer.say(&prompt())).await;
+            peer
+        }));
+    }
+    let mut peers = Vec::new();
+    for sender in senders {
+        peers.push(sender.await.unwrap());
+    }
+    let peak = program.peak_rss();
+    let slowest = neighbour.was_served().await;
+    eprintln!("peak {} MiB, slowest pick of the neighbour {slowest:?}", peak >> 20);
+    assert!(peak < RSS_BYTES_MAX, "{} MiB", peak >> 20);
+    peers.into_iter().for_each(Peer::leave);
+    program.settled().await;
+}
+
+/// A body of one long piece is cut into those that Envoy takes, in a time that grows with its length and not with its square.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_piece_takes_a_time_like_its_length() {
+    let program = Program::start().await;
+    let channel = program.channel().await;
+    let spent = async |bytes: usize| {
+        let before = program.cpu();
+        for _ in 0..4 {
+            let peer = Peer::open(&channel);
+            peer.say(&said(Part::RequestHeaders(headers(&[(":method", "POST"), (":path", "/x")], false)))).await;
+            peer.say(&body(vec![b'x'; bytes], true)).await;
+            let (answers, status) = peer.end().await;
+            assert!(answers.len() > bytes / (64 << 10), "{} answers, {status:?}", answers.len());
+        }
+        (program.cpu() - before).as_secs_f64().max(0.05)
+    };
+    let (short, long) = (spent(3 << 20).await, spent(24 << 20).await);
+    eprintln!("{short} s for 3 MiB, {long} s for 24 MiB");
+    assert!(long < short * 8.0 * 4.0, "{short} s for 3 MiB, {long} s for 24 MiB");
+}

@@ -1,0 +1,321 @@
+//! The daemon as a process, a hostile peer that sends any bytes on a gRPC stream, and the neighbour who only wants to be served.
+
+use std::net::{SocketAddr, TcpListener};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
+use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
+use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Part;
+use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response as Answer;
+use envoy_types::pb::envoy::service::ext_proc::v3::{
+    HttpBody, HttpHeaders, ImmediateResponse, ProcessingRequest, ProcessingResponse, ProtocolConfiguration,
+};
+use http_body_util::{BodyExt, StreamBody};
+use prost::Message;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
+use tonic::client::GrpcService;
+use tonic::codegen::Bytes;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::daemon::harness::{get, get_json, until};
+
+/// What the daemon may take of memory whatever its peers do: the shipped manifest ends it at 1 GiB.
+pub(crate) const RSS_BYTES_MAX: u64 = 700 << 20;
+
+/// How long a pick of the neighbour may take. It takes a millisecond; the rest is for a machine with other work.
+pub(crate) const PICK_MAX: Duration = Duration::from_secs(3);
+
+const PATH: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
+
+/// A daemon of its own, with one endpoint.
+pub(crate) struct Program {
+    child: Child,
+    pub(crate) ext_proc: SocketAddr,
+    pub(crate) state: SocketAddr,
+    pub(crate) admin: SocketAddr,
+}
+
+/// One gRPC stream, sent byte by byte.
+pub(crate) struct Peer {
+    bytes: mpsc::Sender<Bytes>,
+    answers: JoinHandle<(Vec<ProcessingResponse>, Option<Status>)>,
+}
+
+/// A client who is served all the while.
+pub(crate) struct Neighbour {
+    stop: Arc<AtomicBool>,
+    picks: Arc<AtomicU64>,
+    task: JoinHandle<Duration>,
+}
+
+fn free_port() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+// === impl Program ===
+
+impl Program {
+    pub(crate) async fn start() -> Self {
+        let [ext_proc, state, admin] = [(); 3].map(|()| free_port());
+        let child = Command::new(env!("CARGO_BIN_EXE_switchpointd"))
+            .args(["serve", "--endpoint", "127.0.0.1:1", "--ext-proc-plaintext", "--listen-health", "none"])
+            .args(["--listen-ext-proc", &ext_proc.to_string(), "--listen-state", &state.to_string(), "--listen-admin", &admin.to_string()])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let program = Self { child, ext_proc, state, admin };
+        until("the daemon listens", || async { tokio::net::TcpStream::connect(ext_proc).await.is_ok() }).await;
+        until("it has state", || async { pick(&program.channel().await).await.is_ok() }).await;
+        program
+    }
+
+    /// A connection.
+    pub(crate) async fn channel(&self) -> Channel {
+        self.endpoint().connect().await.unwrap()
+    }
+
+    pub(crate) fn endpoint(&self) -> Endpoint {
+        Endpoint::from_shared(format!("http://{}", self.ext_proc)).unwrap()
+    }
+
+    /// A figure of the system's page about the process, in kB.
+    fn status(&self, name: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("the daemon lives");
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.split_whitespace().next().unwrap().parse().unwrap()
+    }
+
+    /// The most memory it has had so far, in bytes.
+    pub(crate) fn peak_rss(&self) -> u64 {
+        self.status("VmHWM:") * 1024
+    }
+
+    /// What memory it has now, in bytes.
+    pub(crate) fn rss(&self) -> u64 {
+        self.status("VmRSS:") * 1024
+    }
+
+    /// The CPU it has used so far.
+    pub(crate) fn cpu(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
+        let ticks: u64 = [fields[11], fields[12]].iter().map(|field| field.parse::<u64>().unwrap()).sum();
+        Duration::from_millis(ticks * 10) // 100 ticks a second on Linux
+    }
+
+    /// The value of a metric without labels.
+    pub(crate) async fn metric(&self, name: &str) -> f64 {
+        let page = get(self.admin, "/metrics").await.1;
+        let line =
+            page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).unwrap_or_else(|| panic!("no {name} in\n{page}"));
+        line.parse().unwrap()
+    }
+
+    pub(crate) async fn in_flight(&self) -> u64 {
+        get_json(self.admin, "/debug/endpoints").await["endpoints"][0]["in_flight"].as_u64().unwrap()
+    }
+
+    /// Everything that hostile peers held is given back.
+    pub(crate) async fn settled(&self) {
+        until("nothing is in flight", || async { self.in_flight().await == 0 }).await;
+        until("no stream is open", || async { self.metric("llm_d_epp_extproc_streams_inflight").await == 0.0 }).await;
+        until("no bytes are held", || async { self.metric("switchpoint_ext_proc_held_bytes").await == 0.0 }).await;
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+// === messages ===
+
+pub(crate) fn framed(message: &ProcessingRequest) -> Bytes {
+    framed_bytes(&message.encode_to_vec())
+}
+
+/// A gRPC message of any bytes.
+pub(crate) fn framed_bytes(message: &[u8]) -> Bytes {
+    let mut framed = vec![0];
+    framed.extend_from_slice(&u32::try_from(message.len()).unwrap().to_be_bytes());
+    framed.extend_from_slice(message);
+    framed.into()
+}
+
+pub(crate) fn said(part: Part) -> ProcessingRequest {
+    ProcessingRequest { request: Some(part), ..ProcessingRequest::default() }
+}
+
+pub(crate) fn headers(pairs: &[(&str, &str)], end_of_stream: bool) -> HttpHeaders {
+    let header = |(name, value): &(&str, &str)| HeaderValue { key: (*name).into(), raw_value: (*value).into(), ..HeaderValue::default() };
+    HttpHeaders { headers: Some(HeaderMap { headers: pairs.iter().map(header).collect() }), end_of_stream, ..HttpHeaders::default() }
+}
+
+/// The beginning of a chat, its body sent in this way.
+pub(crate) fn chat(mode: BodySendMode) -> ProcessingRequest {
+    let config =
+        ProtocolConfiguration { request_body_mode: mode.into(), response_body_mode: mode.into(), ..ProtocolConfiguration::default() };
+    let headers = headers(&[(":method", "POST"), (":path", "/v1/chat/completions")], false);
+    ProcessingRequest { protocol_config: Some(config), ..said(Part::RequestHeaders(headers)) }
+}
+
+pub(crate) fn body(bytes: impl Into<Vec<u8>>, end_of_stream: bool) -> ProcessingRequest {
+    said(Part::RequestBody(HttpBody { body: bytes.into(), end_of_stream, ..HttpBody::default() }))
+}
+
+pub(crate) fn prompt() -> ProcessingRequest {
+    body(r#"{"model":"m","messages":[{"role":"user","content":"hi"}]}"#, true)
+}
+
+// === impl Peer ===
+
+impl Peer {
+    pub(crate) fn open(channel: &Channel) -> Self {
+        Self::with_metadata(channel, &[])
+    }
+
+    pub(crate) fn with_metadata(channel: &Channel, metadata: &[(&str, &str)]) -> Self {
+        Self::over(channel, metadata, true)
+    }
+
+    /// It takes none of its answers.
+    pub(crate) fn unread(channel: &Channel) -> Self {
+        Self::over(channel, &[], false)
+    }
+
+    fn over(channel: &Channel, metadata: &[(&str, &str)], reads: bool) -> Self {
+        let (bytes, sent) = mpsc::channel::<Bytes>(4);
+        let frames = ReceiverStream::new(sent).map(|bytes| Ok::<_, Status>(http_body::Frame::data(bytes)));
+        let mut request =
+            http::Request::post(format!("http://d{PATH}")).header("content-type", "application/grpc").header("te", "trailers");
+        for (name, value) in metadata {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(tonic::body::Body::new(StreamBody::new(frames))).unwrap();
+        let mut channel = channel.clone();
+        let answers = tokio::spawn(async move {
+            let failed = |error: tonic::transport::Error| (Vec::new(), Some(Status::from_error(error.into())));
+            if let Err(error) = futures::future::poll_fn(|cx| GrpcService::<tonic::body::Body>::poll_ready(&mut channel, cx)).await {
+                return failed(error);
+            }
+            match GrpcService::<tonic::body::Body>::call(&mut channel, request).await {
+                Ok(response) if reads => read(response).await,
+                Ok(_response) => futures::future::pending().await,
+                Err(error) => failed(error),
+            }
+        });
+        Self { bytes, answers }
+    }
+
+    /// Sends these bytes, if the daemon still takes any.
+    pub(crate) async fn send(&self, bytes: Bytes) -> bool {
+        self.bytes.send(bytes).await.is_ok()
+    }
+
+    pub(crate) async fn say(&self, message: &ProcessingRequest) -> bool {
+        self.send(framed(message)).await
+    }
+
+    pub(crate) fn is_answered(&self) -> bool {
+        self.answers.is_finished()
+    }
+
+    /// Sends no more. All answers, and the status where it is an error.
+    pub(crate) async fn end(self) -> (Vec<ProcessingResponse>, Option<Status>) {
+        drop(self.bytes);
+        tokio::time::timeout(Duration::from_secs(20), self.answers).await.expect("the daemon leaves its peer hanging").unwrap()
+    }
+
+    /// The stream as it is, with nothing more said, until the daemon ends it.
+    pub(crate) async fn ended(self) -> (Vec<ProcessingResponse>, Option<Status>) {
+        tokio::time::timeout(Duration::from_secs(20), self.answers).await.expect("the daemon leaves its peer hanging").unwrap()
+    }
+
+    /// Leaves without a word.
+    pub(crate) fn leave(self) {
+        self.answers.abort();
+    }
+}
+
+async fn read(response: http::Response<tonic::body::Body>) -> (Vec<ProcessingResponse>, Option<Status>) {
+    let (mut bytes, mut trailers) = (Vec::new(), Status::from_header_map(response.headers()));
+    let mut body = response.into_body();
+    while let Some(frame) = body.frame().await {
+        match frame {
+            Err(status) => trailers = Some(status),
+            Ok(frame) => match frame.into_data() {
+                Ok(data) => bytes.extend_from_slice(&data),
+                Err(frame) => trailers = frame.into_trailers().ok().and_then(|map| Status::from_header_map(&map)).or(trailers),
+            },
+        }
+    }
+    let mut answers = Vec::new();
+    let mut rest = &bytes[..];
+    while let [_, a, b, c, d, more @ ..] = rest {
+        let (message, after) = more.split_at(u32::from_be_bytes([*a, *b, *c, *d]) as usize);
+        answers.push(ProcessingResponse::decode(message).unwrap());
+        rest = after;
+    }
+    (answers, trailers.filter(|status| status.code() != tonic::Code::Ok))
+}
+
+/// The reply among the answers that a client is given in place of a model server's.
+pub(crate) fn immediate(answers: &[ProcessingResponse]) -> Option<&ImmediateResponse> {
+    answers.iter().find_map(|answer| match &answer.response {
+        Some(Answer::ImmediateResponse(reply)) => Some(reply),
+        _ => None,
+    })
+}
+
+/// One whole chat of a well-behaved gateway: is it sent to the endpoint?
+pub(crate) async fn pick(channel: &Channel) -> Result<(), String> {
+    let peer = Peer::open(channel);
+    peer.say(&chat(BodySendMode::FullDuplexStreamed)).await;
+    peer.say(&prompt()).await;
+    let (answers, status) = peer.end().await;
+    let routed =
+        answers.iter().any(|answer| matches!(&answer.response, Some(Answer::RequestHeaders(_))) && answer.dynamic_metadata.is_some());
+    if routed { Ok(()) } else { Err(format!("{answers:?} {status:?}")) }
+}
+
+// === impl Neighbour ===
+
+impl Neighbour {
+    /// Asks again and again from now on.
+    pub(crate) async fn of(program: &Program) -> Self {
+        let channel = program.channel().await;
+        let (stop, picks) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&picks));
+        let task = tokio::spawn(async move {
+            let mut slowest = Duration::ZERO;
+            while !stopped.load(Ordering::Relaxed) {
+                let began = Instant::now();
+                pick(&channel).await.expect("the neighbour is served");
+                slowest = slowest.max(began.elapsed());
+                counted.fetch_add(1, Ordering::Relaxed);
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            slowest
+        });
+        Self { stop, picks, task }
+    }
+
+    /// Its slowest pick; it must have been served, and each time promptly.
+    pub(crate) async fn was_served(self) -> Duration {
+        self.stop.store(true, Ordering::Relaxed);
+        let slowest = self.task.await.unwrap();
+        assert!(self.picks.load(Ordering::Relaxed) > 0, "no pick at all");
+        assert!(slowest < PICK_MAX, "a pick took {slowest:?}");
+        slowest
+    }
+}
