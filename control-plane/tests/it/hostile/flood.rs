@@ -36,7 +36,7 @@ impl Daemon {
         let state = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let child = tokio::process::Command::new(env!("CARGO_BIN_EXE_switchpointd"))
             .args(["serve", "--endpoints-file", file.to_str().unwrap(), "--listen-state", &state.to_string()])
-            .args(["--listen-admin", "127.0.0.1:0", "--listen-ext-proc", "none"])
+            .args(["--listen-admin", "127.0.0.1:0", "--listen-ext-proc", "none", "--listen-health", "none"])
             .env("RUST_LOG", "error")
             .stderr(std::process::Stdio::null())
             .kill_on_drop(true)
