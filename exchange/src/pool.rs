@@ -341,7 +341,10 @@ impl Pool {
         match blocks {
             [mark] if adapters::is_mark(*mark) => self.adapters.note(at, *mark),
             [mark] if crashing::is_mark(*mark) => self.crashing.note(*mark, endpoint, now),
-            _ => self.prefixes.record(endpoint, blocks),
+            _ => {
+                self.in_flight.picked(endpoint);
+                self.prefixes.record(endpoint, blocks);
+            }
         }
     }
 

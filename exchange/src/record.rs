@@ -53,6 +53,7 @@ impl Record {
                         w.name("matched_blocks").plain(local.matched_blocks(index));
                         w.name("prefix_age").plain(local.prefix_age(index));
                         w.name("cold_pick").plain(local.last_cold_pick(index));
+                        w.name("last_pick").plain(local.in_flight.last_pick(endpoint.id));
                         w.name("ejected").plain(local.ejected(index));
                         w.name("last_answer").plain(local.last_answer(endpoint.id.slot));
                         w.name("failing").plain(local.failing(index));

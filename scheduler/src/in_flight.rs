@@ -12,6 +12,9 @@
 //!
 //! What others have outstanding is kept beside it ([`Others`]) and read together with it: a pick sees all that is known to be under way.
 
+mod last_picks;
+use last_picks::LastPicks;
+
 mod others;
 pub use others::Others;
 
@@ -72,6 +75,7 @@ pub struct InFlight {
     others: Others,
     scraped: SinceScrape,
     queues: Queues,
+    last_picks: LastPicks,
 }
 
 /// One request's place in the ledger.
@@ -204,6 +208,7 @@ impl InFlight {
         let prefills = Prefills::of(prompt_tokens, uncached_tokens);
         let share = Load { requests: 1, prefill_tokens: prefills.uncached_tokens, prefills, ..NOTHING };
         let mut ticket = Ticket { endpoint, life: NOWHERE, share, past_first_token: false, output_tokens: 0, entry: None };
+        self.picked(endpoint);
         if self.life(endpoint) == NOWHERE {
             self.start_row(endpoint);
         }
@@ -310,6 +315,22 @@ impl InFlight {
     #[must_use]
     pub fn own(&self, endpoint: EndpointRef) -> Load {
         self.row(endpoint.slot).filter(|row| row.is_of(endpoint)).map_or(EMPTY.load, |row| row.load)
+    }
+
+    /// Somebody gives `endpoint` a request: one that is admitted here, or one of another worker that was told of.
+    pub fn picked(&mut self, endpoint: EndpointRef) {
+        self.last_picks.note(endpoint);
+    }
+
+    /// `endpoint` was last given a request at this pick, by the count of [`Self::last_pick`].
+    pub fn picked_at(&mut self, endpoint: EndpointRef, pick: u64) {
+        self.last_picks.set(endpoint, pick);
+    }
+
+    /// When `endpoint` was last given a request, in numbers that grow with every pick; 0: never.
+    #[must_use]
+    pub fn last_pick(&self, endpoint: EndpointRef) -> u64 {
+        self.last_picks.of(endpoint)
     }
 
     /// What others have outstanding, to be told anew.

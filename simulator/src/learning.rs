@@ -51,11 +51,12 @@ impl Learning {
         if turn > 0 {
             return;
         }
+        let queued = place.last_first_token > waiting.picked;
         let service_ms = now - waiting.picked.max(place.last_first_token);
         place.last_first_token = now;
         let (uncached_tokens, prompt_tokens) = (waiting.uncached as f32, waiting.prompt as f32);
         if let Some(endpoint) = endpoint {
-            self.learner.first_token(endpoint, &FirstToken { uncached_tokens, prompt_tokens, service_ms: service_ms as f32 });
+            self.learner.first_token(endpoint, &FirstToken { uncached_tokens, prompt_tokens, service_ms: service_ms as f32 }, queued);
         }
     }
 

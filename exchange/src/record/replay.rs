@@ -76,6 +76,7 @@ impl Recorded {
         let refs: Vec<_> = pool.endpoints.iter().map(|e| e.id).collect();
         in_flight.others_mut().start(&refs);
         refs.iter().zip(&pool.loads).for_each(|(id, load)| in_flight.others_mut().add(*id, *load));
+        refs.iter().zip(&pool.last_picks).for_each(|(id, pick)| in_flight.picked_at(*id, *pick));
         let snapshot = live
             .with_endpoints(pool.version, pool.endpoints, pool.metrics)
             .map_err(|invalid| InvalidRecord::Endpoints(invalid.to_string()))?;
@@ -121,6 +122,7 @@ struct PoolRows {
     failing: Vec<f32>,
     last_answers: Vec<u64>,
     cold_picks: Vec<u64>,
+    last_picks: Vec<u64>,
     adapter_rooms: Vec<AdapterRoom>,
     predicted: Vec<Option<Prediction>>,
 }
@@ -208,6 +210,8 @@ impl PoolRows {
         self.failing.push(real(row.get("failing")).unwrap_or(0.0));
         self.answered_last(row);
         self.cold_picks.push(number(row, "cold_pick")?);
+        // Older records do not say; where costs were equal they are then decided by chance.
+        self.last_picks.push(number(row, "last_pick").unwrap_or(0));
         self.adapter_rooms.push(row.get("adapter_room").map(read_adapter_room).unwrap_or_default());
         self.predicted.push(prediction(row));
         Ok(())

@@ -36,7 +36,7 @@ pub(super) fn read(api: Api, data: &Held, seen: &mut Seen) -> bool {
         seen.finished |= closing;
         return !closing;
     }
-    if data.bytes() == DONE {
+    if data.bytes().trim_ascii() == DONE {
         seen.finished = true;
         return false;
     }

@@ -192,3 +192,19 @@ fn what_the_stream_ends_in_is_an_event_too() {
         assert_eq!(more.usage.completion_tokens, Some(whole.events + 1));
     }
 }
+
+/// Some engines tell neither usage nor why they finish: the mark at the end is all there is.
+#[test]
+fn a_stream_that_ends_with_the_mark_alone_is_whole() {
+    let says = |stream: &str| {
+        let mut reader = exchange::sse::ResponseReader::new(exchange::api::Api::ChatCompletions, true);
+        reader.chunk(stream.as_bytes());
+        reader.finish();
+        reader.says()
+    };
+    let token = "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"}}]}\n\n";
+    assert_eq!(says(token), exchange::verdict::BodySays::Unfinished);
+    for end in ["data: [DONE]\n\n", "data:[DONE]\r\n\r\n", "data: [DONE]"] {
+        assert_eq!(says(&format!("{token}{end}")), exchange::verdict::BodySays::Reply, "{end:?}");
+    }
+}

@@ -64,6 +64,21 @@ pub struct Observation {
     pub gap: Option<Gap>,
 }
 
+/// A first token that took this much longer since its pick than its service did had to wait for others', ms.
+const QUEUED_MS: f32 = 0.5;
+
+impl Observation {
+    /// Did the first tokens of other requests come at its endpoint between its pick and its own? Of one that was not streamed: did prompts wait there at
+    /// the pick?
+    #[must_use]
+    pub fn queued(&self) -> bool {
+        match (self.ttft_ms, self.first_token) {
+            (Some(ttft_ms), Some(first)) => ttft_ms > first.service_ms + QUEUED_MS,
+            _ => self.conditions.prefill_tokens > 0.0,
+        }
+    }
+}
+
 /// What became of an observation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -222,7 +237,7 @@ impl Learner {
 
     fn learn(&mut self, observation: &Observation, predicted: Option<&Prediction>) {
         let Observation { endpoint, conditions, ttft_ms, tpot_ms, output_tokens, first_token, gap, .. } = *observation;
-        first_token.map(|sample| self.steps.first_token(endpoint, &sample));
+        first_token.map(|sample| self.steps.first_token(endpoint, &sample, observation.queued()));
         gap.map(|sample| self.steps.gap(endpoint, &sample));
         output_tokens.into_iter().for_each(|tokens| self.steps.ended(tokens));
         if ttft_ms.is_none() && tpot_ms.is_none() {

@@ -43,7 +43,9 @@
 //! there uses its adapter any more. How often is simulated, not derived: eight times is too little where loads take twice as long as thought, thirty-two
 //! keeps requests in queues.
 //!
-//! The score is the lowest J over J: 1 is the best, and a half costs twice as much. ψ is what makes the policy: a miss on a full pool costs
+//! The score is the lowest J over J: 1 is the best, and a half costs twice as much. Costs that differ by less than they are known, by 2 % or 1 ms,
+//! are equal: of those endpoints the one with the fewest requests in flight is the best, then the one that was picked least recently. So an engine
+//! that seems to cost nothing, or the same whatever it is given, is loaded evenly all the same. ψ is what makes the policy: a miss on a full pool costs
 //! everyone, so hits are kept; κ keeps them on an empty one, too, where a miss harms nobody yet. Not those of a prefix that everybody asks for: r
 //! prompts like this one were given to each endpoint, on average, since it was asked for last; where that is much less than one, every endpoint
 //! may as well have a copy.
@@ -54,6 +56,7 @@ use crate::local::AdapterRoom;
 use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State, for_people};
 use crate::scorer::PREFIX_PRODUCER;
 use crate::snapshot::EndpointIndex;
+use crate::sort::sort_by;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "marginal-cost-scorer",
@@ -136,6 +139,13 @@ const DISPLACING: f32 = 16.0;
 
 /// Prompts that however long a queue counts for at most, as to what each costs beside its tokens.
 const SHARING_PROMPTS: f32 = 4.0;
+
+/// Costs that differ by no more than this share of the lowest, or by this many ms, are equal: a model that was learned tells no finer.
+const EQUAL_SHARE: f32 = 0.02;
+const EQUAL_MS: f32 = 1.0;
+
+/// What the last of endpoints of equal cost is below the first: less than what the next cost is below all of them.
+const EQUAL_SPAN: f32 = 0.01;
 
 /// Of an engine's KV memory, what is there for new prompts: the rest is for the output of those who run.
 const USABLE: f32 = 0.9;
@@ -273,9 +283,30 @@ impl Scorer for MarginalCost {
             *score = Some(self.cost(&asked, place)).filter(|cost| cost.is_finite()).unwrap_or(f32::MAX);
             lowest = lowest.min(*score);
         }
-        for score in scores {
-            *score = if *score > lowest { lowest / *score } else { 1.0 };
+        let equal = lowest + EQUAL_MS.max(EQUAL_SHARE * lowest);
+        let mut equals = Vec::with_capacity(endpoints.len());
+        for ((score, &endpoint), place) in scores.iter_mut().zip(endpoints).zip(&places) {
+            if *score <= equal {
+                let last_pick = context.snapshot.id(endpoint).map_or(0, |id| context.local.in_flight.last_pick(id));
+                equals.push(((place.load.requests, last_pick), score));
+            } else {
+                *score = lowest / *score;
+            }
         }
+        rank_equals(equals);
+    }
+}
+
+/// Scores endpoints of equal cost by what is least of each; 1 for the first. Those that are the same in this too stay so.
+fn rank_equals(mut equals: Vec<((u32, u64), &mut f32)>) {
+    sort_by(&mut equals, |(one, _), (other, _)| one < other);
+    let count = whole(equals.len() as u64);
+    let (mut rank, mut before) = (0, None);
+    for (at, (key, score)) in (0_u64..).zip(equals) {
+        if before.replace(key) != Some(key) {
+            rank = at;
+        }
+        *score = 1.0 - EQUAL_SPAN * whole(rank) / count;
     }
 }
 

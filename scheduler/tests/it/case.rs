@@ -51,6 +51,7 @@ pub struct Row {
     /// When it last answered.
     pub last_answer: u64,
     pub last_cold_pick: u64,
+    pub last_pick: u64,
     pub adapter_room: AdapterRoom,
     /// TTFT and TPOT that the model predicts there, ms.
     pub predicted: Option<(f32, f32)>,
@@ -121,6 +122,7 @@ impl Row {
             failing: 0.0,
             last_answer: 0,
             last_cold_pick: 0,
+            last_pick: 0,
             adapter_room: AdapterRoom::Unknown,
             predicted: None,
             slo: Slo::default(),
@@ -156,6 +158,7 @@ impl Row {
             "last_answer" => self.last_answer = number(cell)?,
             "adapter_room" => self.adapter_room = room(cell)?,
             "last_cold_pick" => self.last_cold_pick = number(cell)?,
+            "last_pick" => self.last_pick = number(cell)?,
             "ttft" => self.predicted.get_or_insert_default().0 = number(cell)?,
             "tpot" => self.predicted.get_or_insert_default().1 = number(cell)?,
             "ttft_slo" => self.slo.ttft_us = micros(cell)?,
@@ -337,6 +340,8 @@ impl Case {
                 }
             }
         }
+        // Those admissions are of no order.
+        self.pool.iter().for_each(|row| in_flight.picked_at(row.endpoint.id, row.last_pick));
         in_flight
     }
 

@@ -170,7 +170,14 @@ fn marginal_cost(case: &Case, allowed: &[usize]) -> Vec<(usize, f64)> {
         (cost - age * free * saved * (1.0 + 1.6 * held_up)).max(w + s)
     };
     let lowest = allowed.iter().map(|&at| cost(at)).fold(f64::INFINITY, f64::min);
-    allowed.iter().map(|&at| (at, lowest / cost(at))).collect()
+    // Costs within 2 % or 1 ms are equal: fewest in flight, then least recently picked.
+    let equal = |at: usize| cost(at) <= lowest + (0.02 * lowest).max(1.0);
+    let key = |at: usize| (case.pool[at].in_flight, case.pool[at].last_pick);
+    let equals: Vec<usize> = allowed.iter().copied().filter(|&at| equal(at)).collect();
+    let before = |at: usize| equals.iter().filter(|&&other| key(other) < key(at)).count();
+    #[expect(clippy::cast_precision_loss, reason = "a dozen")]
+    let score = |at: usize| if equal(at) { 1.0 - 0.01 * before(at) as f64 / equals.len() as f64 } else { lowest / cost(at) };
+    allowed.iter().map(|&at| (at, score(at))).collect()
 }
 
 /// Tokens of KV memory, and how many of them are in use.

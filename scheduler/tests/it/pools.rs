@@ -66,6 +66,7 @@ fn row() -> impl Strategy<Value = Row> {
         (row.in_flight, row.prefill_tokens, row.matched_blocks) = own;
         row.ejected = ejected;
         row.last_cold_pick = last_cold_pick;
+        row.last_pick = last_cold_pick;
         row.adapter_room = room;
         let labels =
             [("llm-d.ai/context-length-range", range), ("llm-d.ai/role", role.map(str::to_owned)), ("tier", tier.map(str::to_owned))];

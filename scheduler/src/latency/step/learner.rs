@@ -61,6 +61,13 @@ struct Fit {
     prior_ms: f64,
 }
 
+/// What the weights of a fit are at least.
+#[derive(Clone, Copy, Debug)]
+struct Floors {
+    least_ms: [f32; 3],
+    of_first: [f32; 3],
+}
+
 /// What was seen at one endpoint against what the pool's model says.
 #[derive(Clone, Copy, Debug)]
 struct Ratios {
@@ -69,10 +76,12 @@ struct Ratios {
     decode: Ratio,
 }
 
+/// Sums over samples of one endpoint: what was seen, and the terms of the prior, of which the weights of any moment make what is expected. So endpoints
+/// that were sampled while the weights were others are compared by the same.
 #[derive(Clone, Copy, Debug, Default)]
 struct Ratio {
     observed_ms: f64,
-    expected_ms: f64,
+    terms: [f64; 3],
     count: f64,
 }
 
@@ -90,9 +99,17 @@ const SHRINK_SAMPLES: f64 = 10.0;
 /// An endpoint this little off is like all others: noise must not sort equal endpoints.
 const SPEED_IGNORED: f64 = 0.05;
 
+/// Samples of the pool from which on endpoints are compared.
+const SPEEDS_FROM_SAMPLES: f64 = 16.0;
+
 /// A sample counts for at most this many times what was expected, and this many ms more: beyond, something else than a step took its time.
 const CLIP_TIMES: f64 = 4.0;
 const CLIP_MORE_MS: f64 = 20.0;
+
+/// The least that each term of a step may cost, ms, and the least against what the first term costs: a tenth of what the fastest accelerators take. An
+/// engine whose time does not grow with the prompt, or with the batch, would else teach that load and a lost prefix are free.
+const PREFILL_FLOORS: Floors = Floors { least_ms: [0.0, 0.001, 0.0], of_first: [0.0, 1e-4, 0.0] };
+const DECODE_FLOORS: Floors = Floors { least_ms: [0.0, 5e-4, 1e-6], of_first: [0.0, 2e-4, 1e-6] };
 
 /// What a sample may say, ms; tokens and requests of one.
 const SAMPLE_MS: std::ops::RangeInclusive<f32> = 0.01..=600_000.0;
@@ -106,8 +123,8 @@ const OUTPUT_WEIGHT: f64 = 0.005;
 
 const NOTHING: Ratios = Ratios {
     incarnation: Incarnation(0),
-    prefill: Ratio { observed_ms: 0.0, expected_ms: 0.0, count: 0.0 },
-    decode: Ratio { observed_ms: 0.0, expected_ms: 0.0, count: 0.0 },
+    prefill: Ratio { observed_ms: 0.0, terms: [0.0; 3], count: 0.0 },
+    decode: Ratio { observed_ms: 0.0, terms: [0.0; 3], count: 0.0 },
 };
 
 // === impl Learner ===
@@ -131,17 +148,23 @@ impl Learner {
         }
     }
 
-    /// Learns from a first token. `false` when it cannot be, and is not learned from.
-    pub fn first_token(&mut self, endpoint: EndpointRef, sample: &FirstToken) -> bool {
+    /// Learns from a first token; `queued`: others' first tokens came at its endpoint between its pick and its own. `false` when it cannot
+    /// be, and is not learned from.
+    pub fn first_token(&mut self, endpoint: EndpointRef, sample: &FirstToken, queued: bool) -> bool {
         let FirstToken { uncached_tokens, prompt_tokens, service_ms } = *sample;
         if !(0.0..=SAMPLE_COUNT_MAX).contains(&prompt_tokens) || !(0.0..=prompt_tokens).contains(&uncached_tokens) {
             return false;
         }
         let (u, n) = (f64::from(uncached_tokens), f64::from(prompt_tokens));
-        let pool = Ratio::of_pool(self.endpoints.iter().map(|row| row.prefill));
+        let pool = self.prefill.ratio_of(self.endpoints.iter().map(|row| row.prefill));
         let Some(row) = row(&mut self.endpoints, endpoint).filter(|_| SAMPLE_MS.contains(&service_ms)) else { return false };
         let inputs = [1.0, u, u * (2.0 * n - u)];
-        row.prefill = self.prefill.learn(row.prefill.forgetting(PREFILL_SPEED_KEEP), pool, &inputs, service_ms);
+        let seen = self.prefill.learn(row.prefill.forgetting(PREFILL_SPEED_KEEP), pool, &inputs, service_ms);
+        // First tokens that come soon after one another show a fast endpoint, or one that works on many prompts at once: the more it is given, the
+        // faster it would seem.
+        if !queued {
+            row.prefill = seen;
+        }
         true
     }
 
@@ -151,7 +174,7 @@ impl Learner {
         if ![batch, context_tokens].iter().all(|count| (0.0..=SAMPLE_COUNT_MAX).contains(count)) {
             return false;
         }
-        let pool = Ratio::of_pool(self.endpoints.iter().map(|row| row.decode));
+        let pool = self.decode.ratio_of(self.endpoints.iter().map(|row| row.decode));
         let Some(row) = row(&mut self.endpoints, endpoint).filter(|_| SAMPLE_MS.contains(&gap_ms)) else { return false };
         let inputs = [1.0, f64::from(batch), f64::from(context_tokens)];
         row.decode = self.decode.learn(row.decode.forgetting(DECODE_SPEED_KEEP), pool, &inputs, gap_ms);
@@ -168,16 +191,21 @@ impl Learner {
     #[must_use]
     pub fn model(&self) -> StepModel {
         let output_tokens = nearest(narrow(self.output_tokens), &OUTPUT_TOKENS);
-        let prefill = Ratio::of_pool(self.endpoints.iter().map(|row| row.prefill));
-        let decode = Ratio::of_pool(self.endpoints.iter().map(|row| row.decode));
+        let prefill = self.prefill.ratio_of(self.endpoints.iter().map(|row| row.prefill));
+        let decode = self.decode.ratio_of(self.endpoints.iter().map(|row| row.decode));
         let speed = |row: &Ratios| Speed {
             incarnation: row.incarnation,
-            prefill: nearest(narrow(row.prefill.speed(prefill)), &SPEEDS),
-            decode: nearest(narrow(row.decode.speed(decode)), &SPEEDS),
+            prefill: nearest(narrow(self.prefill.speed(row.prefill, prefill)), &SPEEDS),
+            decode: nearest(narrow(self.decode.speed(row.decode, decode)), &SPEEDS),
         };
         let known = self.endpoints.iter().rposition(|row| speed(row) != Speed { incarnation: row.incarnation, ..AVERAGE });
         let speeds = self.endpoints.iter().take(known.map_or(0, |last| last + 1)).map(speed).collect();
-        StepModel { prefill: self.prefill.weights(), decode: self.decode.weights(), output_tokens, speeds }
+        StepModel {
+            prefill: PREFILL_FLOORS.under(self.prefill.weights()),
+            decode: DECODE_FLOORS.under(self.decode.weights()),
+            output_tokens,
+            speeds,
+        }
     }
 }
 
@@ -197,30 +225,31 @@ fn row(endpoints: &mut Vec<Ratios>, endpoint: EndpointRef) -> Option<&mut Ratios
     Some(row)
 }
 
+// === impl Floors ===
+
+impl Floors {
+    fn under(self, weights: [f32; 3]) -> [f32; 3] {
+        let [first, ..] = weights;
+        let mut weights = weights;
+        for ((weight, least_ms), share) in weights.iter_mut().zip(self.least_ms).zip(self.of_first) {
+            *weight = weight.max(least_ms).max(share * first);
+        }
+        weights
+    }
+}
+
 // === impl Ratio ===
 
 impl Ratio {
-    /// What was seen at all of these together, as one ratio.
-    fn of_pool(rows: impl Iterator<Item = Self>) -> f64 {
-        let (observed_ms, expected_ms) = rows.fold((0.0, 0.0), |(o, e), row| (o + row.observed_ms, e + row.expected_ms));
-        if expected_ms > 0.0 { observed_ms / expected_ms } else { 1.0 }
-    }
-
     fn forgetting(self, keep: f64) -> Self {
-        Self { observed_ms: keep * self.observed_ms, expected_ms: keep * self.expected_ms, count: keep * self.count }
+        Self { observed_ms: keep * self.observed_ms, terms: self.terms.map(|term| keep * term), count: keep * self.count }
     }
 
-    /// Against a pool of that ratio.
-    fn speed(self, pool: f64) -> f64 {
-        if self.count <= 0.0 {
-            return 1.0;
-        }
-        let shrink = SHRINK_SAMPLES * self.expected_ms / self.count;
-        let speed = (self.observed_ms / pool + shrink) / (self.expected_ms + shrink);
-        if !speed.is_finite() || (speed - 1.0).abs() < SPEED_IGNORED {
-            return 1.0;
-        }
-        speed.clamp(f64::from(*SPEEDS.start()), f64::from(*SPEEDS.end()))
+    fn with(self, other: Self) -> Self {
+        let [a0, a1, a2] = self.terms;
+        let [b0, b1, b2] = other.terms;
+        let terms = [a0 + b0, a1 + b1, a2 + b2];
+        Self { observed_ms: self.observed_ms + other.observed_ms, terms, count: self.count + other.count }
     }
 }
 
@@ -249,18 +278,43 @@ impl Fit {
         dot(&self.terms(inputs), &self.theta).max(1e-6)
     }
 
+    /// What was seen against what is expected.
+    fn ratio(&self, row: Ratio) -> f64 {
+        let expected_ms = dot(&row.terms, &self.theta);
+        if expected_ms > 0.0 { row.observed_ms / expected_ms } else { 1.0 }
+    }
+
+    /// What was seen at all of these together, as one ratio.
+    fn ratio_of(&self, rows: impl Iterator<Item = Ratio>) -> f64 {
+        self.ratio(rows.fold(Ratio::default(), Ratio::with))
+    }
+
+    /// How many times as long as a pool of that ratio this endpoint takes.
+    fn speed(&self, row: Ratio, pool: f64) -> f64 {
+        if row.count <= 0.0 {
+            return 1.0;
+        }
+        let expected_ms = dot(&row.terms, &self.theta);
+        let shrink = SHRINK_SAMPLES * expected_ms / row.count;
+        let speed = (row.observed_ms / pool + shrink) / (expected_ms + shrink);
+        if !speed.is_finite() || (speed - 1.0).abs() < SPEED_IGNORED {
+            return 1.0;
+        }
+        speed.clamp(f64::from(*SPEEDS.start()), f64::from(*SPEEDS.end()))
+    }
+
     /// One sample: teaches the fit what it says at an average speed. Gives back the endpoint's ratio with the sample in it.
     fn learn(&mut self, endpoint: Ratio, pool: f64, inputs: &[f64; 3], seen_ms: f32) -> Ratio {
-        let speed = endpoint.speed(pool);
+        let speed = self.speed(endpoint, pool);
         let expected_ms = self.expected_ms(inputs);
         let seen_ms = f64::from(seen_ms).min(CLIP_TIMES * expected_ms * speed + CLIP_MORE_MS);
         self.add(inputs, seen_ms / speed, expected_ms);
         self.solve();
-        Ratio {
-            observed_ms: endpoint.observed_ms + seen_ms,
-            expected_ms: endpoint.expected_ms + self.expected_ms(inputs),
-            count: endpoint.count + 1.0,
+        // The first samples of a pool are clipped by a prior that may be far off: they would make who was sampled first seem fast.
+        if self.count < SPEEDS_FROM_SAMPLES {
+            return endpoint;
         }
+        endpoint.with(Ratio { observed_ms: seen_ms, terms: self.terms(inputs), count: 1.0 })
     }
 
     fn add(&mut self, inputs: &[f64; 3], seen_ms: f64, expected_ms: f64) {
@@ -317,7 +371,11 @@ mod tests {
             let prompt = 50.0 + 8_000.0 * rng.open01() * rng.open01();
             let uncached = prompt * rng.open01();
             let service_ms = noise * truth.prefill_ms(uncached, prompt);
-            assert!(learner.first_token(endpoint(slot, 1), &FirstToken { uncached_tokens: uncached, prompt_tokens: prompt, service_ms }));
+            assert!(learner.first_token(
+                endpoint(slot, 1),
+                &FirstToken { uncached_tokens: uncached, prompt_tokens: prompt, service_ms },
+                false
+            ));
             let (batch, context_tokens) = (1.0 + 60.0 * rng.open01(), 100_000.0 * rng.open01());
             let gap_ms = noise * truth.decode_ms(batch, context_tokens);
             assert!(learner.gap(endpoint(slot, 1), &Gap { batch, context_tokens, gap_ms }));
@@ -371,14 +429,14 @@ mod tests {
         let before = learner.model();
         let good = FirstToken { uncached_tokens: 10.0, prompt_tokens: 20.0, service_ms: 12.0 };
         for bad in [f32::NAN, f32::INFINITY, -1.0, 1e30] {
-            assert!(!learner.first_token(endpoint(0, 1), &FirstToken { service_ms: bad, ..good }));
-            assert!(!learner.first_token(endpoint(0, 1), &FirstToken { uncached_tokens: bad, ..good }));
+            assert!(!learner.first_token(endpoint(0, 1), &FirstToken { service_ms: bad, ..good }, false));
+            assert!(!learner.first_token(endpoint(0, 1), &FirstToken { uncached_tokens: bad, ..good }, false));
             assert!(!learner.gap(endpoint(0, 1), &Gap { batch: bad, context_tokens: 1.0, gap_ms: 7.0 }));
             assert!(!learner.gap(endpoint(0, 1), &Gap { batch: 1.0, context_tokens: 1.0, gap_ms: bad }));
         }
         assert!(!learner.gap(endpoint(5_000, 1), &Gap { batch: 1.0, context_tokens: 1.0, gap_ms: 7.0 }));
         assert_eq!(learner.model(), before);
-        assert!(learner.first_token(endpoint(0, 1), &FirstToken { service_ms: 500_000.0, ..good }));
+        assert!(learner.first_token(endpoint(0, 1), &FirstToken { service_ms: 500_000.0, ..good }, false));
         assert!(off(&learner.model(), &before) < 0.05, "{:?} {before:?}", learner.model());
     }
 
@@ -389,7 +447,7 @@ mod tests {
             taught(&mut learner, &h100(), (u64::from(round), 50), |_| 1.0);
             let tokens = f32::from(round % 10) * 400.0;
             let sample = FirstToken { uncached_tokens: tokens, prompt_tokens: tokens + 400.0, service_ms: 10_000.0 };
-            assert!(learner.first_token(endpoint(round % 4, 1), &sample));
+            assert!(learner.first_token(endpoint(round % 4, 1), &sample, false));
             let gap = Gap { batch: 1.0 + tokens / 60.0, context_tokens: 25.0 * tokens, gap_ms: 10_000.0 };
             assert!(learner.gap(endpoint(round % 4, 1), &gap));
         }
@@ -416,7 +474,7 @@ mod tests {
             let mut learner = Learner::default();
             let small = small.into_iter().map(|(slot, numbers)| (slot, 1, numbers));
             for (slot, incarnation, [a, b, ms]) in samples.into_iter().chain(small) {
-                learner.first_token(endpoint(slot, incarnation), &FirstToken { uncached_tokens: a, prompt_tokens: b, service_ms: ms });
+                learner.first_token(endpoint(slot, incarnation), &FirstToken { uncached_tokens: a, prompt_tokens: b, service_ms: ms }, slot % 2 == 0);
                 learner.gap(endpoint(slot, incarnation), &Gap { batch: a, context_tokens: b, gap_ms: ms });
                 learner.ended(a as u32);
             }

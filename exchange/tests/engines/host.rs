@@ -1,0 +1,333 @@
+//! A proxy of several workers in virtual time, in front of engines: the real exchange, the real scheduler, and the daemon's learner.
+//!
+//! ```text
+//!  clients ─► a worker picks ─► engine ─► first token, others, end ─► that worker
+//!                │   rows and placements, SHARED_AFTER later            │ observations
+//!                ▼                                                      ▼
+//!          other workers ◄── what was learned, every LEARN_EVERY ── learner
+//! ```
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+use exchange::pool::{OwnRow, PeerRow, Placement, RowHead};
+use exchange::{Exchange, Origin, Pool, ResponseHead, Settings, Step, Time};
+use scheduler::latency::step::Learner;
+use scheduler::{Endpoint, EndpointMetrics, EndpointRef, Incarnation, Pipeline, PipelineSpec, Readiness, Rng, Slot, Snapshot, Version};
+
+use crate::engine::{Api, Engine, MS, Metrics, Server};
+
+/// What a worker knows, the others know so much later.
+const SHARED_AFTER: u64 = MS / 2;
+/// How often the daemon publishes what it learned, and scrapes.
+const LEARN_EVERY: u64 = 1_000 * MS;
+const SCRAPE_EVERY: u64 = 200 * MS;
+/// Tokens of a reply.
+const TOKENS: usize = 16;
+/// Bytes that count as a token.
+const TOKEN_BYTES: usize = 4;
+
+/// Requests of one client, one after another.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Client {
+    /// When its first begins, ns from now.
+    pub(crate) begins: u64,
+    /// From the end of one to the begin of the next, ns.
+    pub(crate) pause: u64,
+    pub(crate) prompts: VecDeque<String>,
+}
+
+/// A request that was picked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Picked {
+    pub(crate) server: usize,
+    pub(crate) at: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Send { client: usize },
+    Token { flight: usize },
+    Tell { worker: usize },
+    Learn,
+    Scrape,
+}
+
+struct Worker {
+    pool: Pool,
+    row: OwnRow,
+    /// Of each other worker.
+    peers: Vec<PeerRow>,
+    changes: u64,
+    telling: bool,
+    placements: Vec<Placement>,
+}
+
+struct Flight {
+    client: usize,
+    worker: usize,
+    server: usize,
+    exchange: Exchange,
+    next: u64,
+    tokens: usize,
+}
+
+pub(crate) struct Host {
+    engine: Engine,
+    workers: Vec<Worker>,
+    servers: Vec<Server>,
+    running: Vec<usize>,
+    learner: Learner,
+    rng: Rng,
+    now: u64,
+    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    planned: u64,
+    flights: Vec<Option<Flight>>,
+    clients: Vec<Client>,
+    picked: Vec<Picked>,
+    sequence: u64,
+}
+
+impl Host {
+    pub(crate) fn new(engine: Engine, workers: usize, servers: usize, seed: u64) -> Self {
+        let worker = |at: usize| Worker {
+            pool: Pool::new(seed * 100 + at as u64, 1 << 15),
+            row: OwnRow::default(),
+            peers: (0..workers).map(|_| PeerRow::default()).collect(),
+            changes: 0,
+            telling: false,
+            placements: Vec::new(),
+        };
+        let mut host = Self {
+            engine,
+            workers: (0..workers).map(worker).collect(),
+            servers: Vec::new(),
+            running: Vec::new(),
+            learner: Learner::default(),
+            rng: Rng::seeded(seed ^ 0x5eed),
+            now: 1_000 * MS,
+            events: BinaryHeap::new(),
+            planned: 0,
+            flights: Vec::new(),
+            clients: Vec::new(),
+            picked: Vec::new(),
+            sequence: 1,
+        };
+        host.grow(servers);
+        for worker in &mut host.workers {
+            worker.pool.tell_placements(workers > 1);
+            worker.pool.learned(host.learner.model(), None);
+        }
+        host
+    }
+
+    /// The pool has so many servers from now on.
+    pub(crate) fn grow(&mut self, servers: usize) {
+        let before = self.servers.len();
+        self.servers.resize(servers, Server::default());
+        self.running.resize(servers, 0);
+        self.sequence += 1;
+        for worker in &mut self.workers {
+            let age_ms = |at: usize| if at < before || before == 0 { 60_000 } else { 0 };
+            worker.pool.install(snapshot(servers, self.sequence, age_ms), 7, 1_000);
+            let Worker { pool, peers, .. } = worker;
+            pool.count_anew(peers.iter());
+        }
+        self.scrape();
+    }
+
+    /// Plays the clients to their end: what was picked for whom, in order.
+    pub(crate) fn play(&mut self, clients: Vec<Client>) -> Vec<Picked> {
+        self.events.clear();
+        for (client, at) in clients.iter().map(|client| client.begins).enumerate().filter(|(at, _)| !clients[*at].prompts.is_empty()) {
+            self.plan(self.now + at, Event::Send { client });
+        }
+        let mut left: usize = clients.iter().map(|client| client.prompts.len()).sum();
+        (self.clients, self.flights, self.picked) = (clients, Vec::new(), Vec::new());
+        self.plan(self.now + LEARN_EVERY, Event::Learn);
+        self.plan(self.now, Event::Scrape);
+        while left > 0 {
+            let Reverse((at, _, event)) = self.events.pop().expect("requests under way end");
+            self.now = at;
+            match event {
+                Event::Send { client } => self.send(client),
+                Event::Token { flight } => left -= usize::from(self.token(flight)),
+                Event::Tell { worker } => self.tell(worker),
+                Event::Learn => {
+                    self.learn();
+                    self.plan(self.now + LEARN_EVERY, Event::Learn);
+                }
+                Event::Scrape => {
+                    self.scrape();
+                    self.plan(self.now + SCRAPE_EVERY, Event::Scrape);
+                }
+            }
+        }
+        // What is still to be told is told, and a quiet second passes.
+        (0..self.workers.len()).for_each(|worker| self.tell(worker));
+        self.now += LEARN_EVERY;
+        self.learn();
+        self.scrape();
+        std::mem::take(&mut self.picked)
+    }
+
+    fn plan(&mut self, at: u64, event: Event) {
+        self.planned += 1;
+        self.events.push(Reverse((at, self.planned, event)));
+    }
+
+    fn send(&mut self, client: usize) {
+        let prompt = self.clients[client].prompts.pop_front().unwrap();
+        let worker = self.rng.below(self.workers.len());
+        let (settings, now, api) = (Settings::default(), Time(self.now), self.engine.api);
+        let mut exchange = Exchange::new(now);
+        let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", api.path())];
+        let pool = &mut self.workers[worker].pool;
+        let body = api.body(&prompt);
+        exchange.request_headers(&settings, pairs, false);
+        let read: &[u8] = if api == Api::Rerank { b"" } else { body.as_bytes() };
+        let Step::Forward(forward) = exchange.decide(&settings, pool, None, read, now) else { panic!("not routed") };
+        let first = forward.set[0].1.split(',').next().unwrap().to_owned();
+        let server = pool.snapshot().unwrap().endpoints().iter().position(|endpoint| *endpoint.address == *first).unwrap();
+        let (at, next) = self.engine.answers(&mut self.servers[server], self.now, body.len() / TOKEN_BYTES, &mut self.rng);
+        self.running[server] += 1;
+        self.picked.push(Picked { server, at: self.now });
+        self.flights.push(Some(Flight { client, worker, server, exchange, next, tokens: 0 }));
+        self.plan(at, Event::Token { flight: self.flights.len() - 1 });
+        self.changed(worker);
+    }
+
+    /// A token of a request is there; says whether it was the last.
+    fn token(&mut self, at: usize) -> bool {
+        let Some(mut flight) = self.flights[at].take() else { return false };
+        let (pool, now) = (&mut self.workers[flight.worker].pool, Time(self.now));
+        let streamed = self.engine.api == Api::Chat;
+        if flight.tokens == 0 {
+            let address = address(flight.server);
+            let head = ResponseHead {
+                origin: Origin::Upstream,
+                status: 200,
+                upstream_address: Some(address.as_bytes()),
+                attempts: 1,
+                content_type: Some(if streamed { b"text/event-stream" } else { b"application/json" }),
+                ..ResponseHead::default()
+            };
+            flight.exchange.response_headers(pool, &head, now);
+        }
+        let rest = if streamed && flight.next > 0 { 1 } else { TOKENS };
+        let mut text = String::new();
+        if streamed {
+            text.extend((0..rest).map(|_| "data: {\"choices\":[{\"delta\":{\"content\":\"word \"}}]}\n\n"));
+        } else {
+            text.push_str(r#"{"object":"list","data":[]"#);
+        }
+        flight.tokens += rest;
+        let last = flight.tokens >= TOKENS;
+        if last {
+            let usage = r#""usage":{"prompt_tokens":100,"completion_tokens":16}"#;
+            match (streamed, self.engine.usage) {
+                (true, true) => text.push_str(&format!("data: {{\"choices\":[],{usage}}}\n\ndata: [DONE]\n\n")),
+                (true, false) => text.push_str("data: [DONE]\n\n"),
+                (false, true) => text.push_str(&format!(",{usage}}}")),
+                (false, false) => text.push('}'),
+            }
+        }
+        flight.exchange.response_chunk(pool, text.as_bytes(), last, now);
+        if !last {
+            self.plan(self.now + flight.next, Event::Token { flight: at });
+            self.changed(flight.worker);
+            self.flights[at] = Some(flight);
+            return false;
+        }
+        flight.exchange.end(pool, now);
+        let (_, observed) = pool.take_observed();
+        for observed in observed {
+            let exchange::pool::Observed { observation, .. } = observed;
+            observation.first_token.map(|sample| self.learner.first_token(observation.endpoint, &sample, observation.queued()));
+            observation.gap.map(|sample| self.learner.gap(observation.endpoint, &sample));
+            observation.output_tokens.into_iter().for_each(|tokens| self.learner.ended(tokens));
+        }
+        self.running[flight.server] -= 1;
+        self.changed(flight.worker);
+        let client = &self.clients[flight.client];
+        if !client.prompts.is_empty() {
+            self.plan(self.now + client.pause, Event::Send { client: flight.client });
+        }
+        true
+    }
+
+    /// If there is news at the worker, the others hear of it soon.
+    fn changed(&mut self, at: usize) {
+        let worker = &mut self.workers[at];
+        worker.placements.extend(worker.pool.take_placements());
+        let changes = worker.pool.changes();
+        if std::mem::replace(&mut worker.changes, changes) != changes && !std::mem::replace(&mut worker.telling, true) {
+            self.plan(self.now + SHARED_AFTER, Event::Tell { worker: at });
+        }
+    }
+
+    fn tell(&mut self, from: usize) {
+        let Worker { pool, row, telling, placements, .. } = &mut self.workers[from];
+        *telling = false;
+        let bytes = pool.write_row(row, RowHead::default()).to_vec();
+        let placements = std::mem::take(placements);
+        for (_, other) in self.workers.iter_mut().enumerate().filter(|(at, _)| *at != from) {
+            other.pool.read_row(&mut other.peers[from], bytes.clone(), true);
+            for placement in &placements {
+                other.pool.placed(placement.endpoint, &placement.blocks, Time(self.now));
+            }
+        }
+    }
+
+    fn learn(&mut self) {
+        for worker in &mut self.workers {
+            worker.pool.learned(self.learner.model(), None);
+        }
+    }
+
+    fn scrape(&mut self) {
+        let metrics = |at: usize| match self.engine.metrics {
+            Metrics::Missing => EndpointMetrics::default(),
+            Metrics::Live => says(self.running[at] as f32, 0.1),
+            // One stopped telling when it was full, the others at some other moment.
+            Metrics::Frozen => says(at as f32, if at == 0 { 1.0 } else { 0.1 * (at % 8) as f32 }),
+        };
+        let metrics: Vec<EndpointMetrics> = (0..self.servers.len()).map(metrics).collect();
+        self.sequence += 1;
+        for worker in &mut self.workers {
+            let version = Version { term: 1, sequence: self.sequence };
+            let measured = worker.pool.snapshot().unwrap().with_metrics(version, metrics.clone()).unwrap();
+            worker.pool.refresh(measured, Time(self.now));
+        }
+    }
+}
+
+fn says(running: f32, kv_cache_utilization: f32) -> EndpointMetrics {
+    EndpointMetrics {
+        queue_depth: Some(0.0),
+        running_requests: Some(running),
+        kv_cache_utilization: Some(kv_cache_utilization),
+        kv_block_tokens: Some(16),
+        kv_blocks: Some(20_000),
+        ..EndpointMetrics::default()
+    }
+}
+
+fn address(server: usize) -> String {
+    format!("10.0.0.{server}:8000")
+}
+
+fn snapshot(servers: usize, sequence: u64, age_ms: impl Fn(usize) -> u64) -> Snapshot {
+    let endpoint = |at: usize| Endpoint {
+        id: EndpointRef { slot: Slot(u16::try_from(at).unwrap()), incarnation: Incarnation(1) },
+        name: format!("pod-{at}").into(),
+        address: address(at).into(),
+        readiness: Readiness::Ready,
+        labels: Box::new([]),
+        models: std::sync::Arc::default(),
+        age_ms: age_ms(at),
+    };
+    let endpoints: Vec<Endpoint> = (0..servers).map(endpoint).collect();
+    let metrics = vec![EndpointMetrics::default(); servers];
+    Snapshot::try_new(Version { term: 1, sequence }, endpoints, metrics, Pipeline::build(&PipelineSpec::default()).unwrap()).unwrap()
+}

@@ -1,0 +1,186 @@
+//! Engines that are nothing like the simulated ones, under the default configuration: load is spread, and prompts find their servers again.
+//!
+//! In virtual time, 20 seeds of each engine; `e2e/tests` has the same on a real Envoy.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
+#![allow(clippy::print_stdout, reason = "the table, for whoever asks with --nocapture")]
+#![allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small numbers")]
+
+mod engine;
+mod host;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use engine::{Api, ENGINES, Engine, MS};
+use host::{Client, Host, Picked};
+
+const SEEDS: u64 = 20;
+/// Of one worker, which is the simpler case.
+const SEEDS_OF_ONE_WORKER: u64 = 5;
+
+/// A burst of distinct long prompts over idle servers; 4 each would be even.
+const BURST: usize = 64;
+const BURST_SERVERS: usize = 16;
+const BURST_TIME: u64 = 200 * MS;
+const BURST_MAX: usize = 5;
+
+/// Conversations, one after another.
+const PREFIXES: usize = 16;
+const TURNS: usize = 6;
+const SERVERS: usize = 8;
+const RETURNED_MIN: f64 = 0.97;
+const SERVERS_USED_MIN: usize = 6;
+
+/// A steady load of distinct prompts.
+const REQUESTS: usize = 1_000;
+const CONCURRENCY: usize = 32;
+const BUSIEST_MAX: f64 = 1.3;
+
+/// By when a new endpoint is picked under that load.
+const NEW_WITHIN: u64 = 1_000 * MS;
+
+/// Two bounds that not every engine keeps yet.
+#[derive(Clone, Copy, Debug)]
+struct Bounds {
+    burst_max: usize,
+    servers_used_min: usize,
+}
+
+const BOUNDS: Bounds = Bounds { burst_max: BURST_MAX, servers_used_min: SERVERS_USED_MIN };
+
+/// Known faults, to be mended, not accepted. Engines of a constant time per token still make one server seem faster than the others, which is then
+/// given most cold prompts that come one by one. Workers do not hear of each other's requests whose body is not read before those have ended.
+const OPEN: [(&str, Bounds); 5] = [
+    ("constant per token", Bounds { servers_used_min: 3, ..BOUNDS }),
+    ("no /metrics", Bounds { servers_used_min: 3, ..BOUNDS }),
+    ("frozen metrics", Bounds { servers_used_min: 3, ..BOUNDS }),
+    ("no usage", Bounds { servers_used_min: 1, ..BOUNDS }),
+    ("rerank", Bounds { burst_max: 6, ..BOUNDS }),
+];
+
+/// What an engine made of one seed, or the worst of several.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    worst_burst: usize,
+    returned: f64,
+    servers_used: usize,
+    busiest_over_mean: f64,
+    new_after: u64,
+}
+
+impl Found {
+    const BEST: Self = Self { worst_burst: 0, returned: 1.0, servers_used: usize::MAX, busiest_over_mean: 0.0, new_after: 0 };
+
+    fn worse(self, other: Self) -> Self {
+        Self {
+            worst_burst: self.worst_burst.max(other.worst_burst),
+            returned: self.returned.min(other.returned),
+            servers_used: self.servers_used.min(other.servers_used),
+            busiest_over_mean: self.busiest_over_mean.max(other.busiest_over_mean),
+            new_after: self.new_after.max(other.new_after),
+        }
+    }
+
+    fn is_good(&self, bounds: Bounds) -> bool {
+        self.worst_burst <= bounds.burst_max
+            && self.returned >= RETURNED_MIN
+            && self.servers_used >= bounds.servers_used_min
+            && self.busiest_over_mean <= BUSIEST_MAX
+            && self.new_after <= NEW_WITHIN
+    }
+}
+
+fn prompt(number: usize, tokens: usize) -> String {
+    format!("{number:>7} times there was a prompt like no other. ") + &"It goes on. ".repeat(tokens / 3)
+}
+
+fn by_server(picked: &[Picked]) -> BTreeMap<usize, usize> {
+    picked.iter().fold(BTreeMap::new(), |mut tally, picked| {
+        *tally.entry(picked.server).or_default() += 1;
+        tally
+    })
+}
+
+fn most(picked: &[Picked]) -> usize {
+    by_server(picked).into_values().max().unwrap_or(0)
+}
+
+/// The most of a burst at one server: of a burst at first sight of the engine, and of two when it is known.
+fn worst_burst(engine: Engine, workers: usize, seed: u64) -> usize {
+    let mut host = Host::new(engine, workers, BURST_SERVERS, seed);
+    let burst = |round: usize| {
+        let client = |at: usize| Client {
+            begins: BURST_TIME * at as u64 / BURST as u64,
+            prompts: [prompt(round * BURST + at, 1_500)].into(),
+            ..Client::default()
+        };
+        (0..BURST).map(client).collect::<Vec<_>>()
+    };
+    (0..3).map(|round| most(&host.play(burst(round)))).max().unwrap()
+}
+
+/// Which part of the turns returned to the server of the first turn, and how many servers have one.
+fn returned(host: &mut Host, seed: u64) -> (f64, usize) {
+    let turn = |prefix: usize, turn: usize| prompt(1_000_000 + prefix, 1_500 + 60 * turn);
+    // All turns of one after all of another, or turn by turn.
+    let order: Vec<(usize, usize)> = if seed.is_multiple_of(2) {
+        (0..PREFIXES).flat_map(|prefix| (0..TURNS).map(move |turn| (prefix, turn))).collect()
+    } else {
+        (0..TURNS).flat_map(|turn| (0..PREFIXES).map(move |prefix| (prefix, turn))).collect()
+    };
+    let prompts = order.iter().map(|&(prefix, number)| turn(prefix, number)).collect();
+    let picked = host.play(vec![Client { begins: 0, pause: 20 * MS, prompts }]);
+    let (mut first, mut back) = (BTreeMap::new(), 0);
+    for (&(prefix, turn), picked) in order.iter().zip(&picked) {
+        let home = *first.entry(prefix).or_insert(picked.server);
+        back += usize::from(turn > 0 && home == picked.server);
+    }
+    (back as f64 / (PREFIXES * (TURNS - 1)) as f64, first.values().collect::<BTreeSet<_>>().len())
+}
+
+fn load(host: &mut Host, from: usize, requests: usize) -> Vec<Picked> {
+    let client = |at: usize| Client {
+        begins: at as u64 * MS,
+        pause: 0,
+        prompts: (0..requests).skip(at).step_by(CONCURRENCY).map(|number| prompt(from + number, 300)).collect(),
+    };
+    host.play((0..CONCURRENCY).map(client).collect())
+}
+
+fn found(engine: Engine, workers: usize, seed: u64) -> Found {
+    let mut host = Host::new(engine, workers, SERVERS, seed);
+    let picked = load(&mut host, 0, REQUESTS);
+    let busiest_over_mean = most(&picked) as f64 / (REQUESTS as f64 / SERVERS as f64);
+    // The engine is known by now. A prompt that is not read cannot return.
+    let (returned, servers_used) = if engine.api == Api::Rerank { (1.0, SERVERS) } else { returned(&mut host, seed) };
+    host.grow(SERVERS + 1);
+    let picked = load(&mut host, REQUESTS, REQUESTS / 4);
+    let new_after = picked.iter().find(|picked| picked.server == SERVERS).map_or(u64::MAX, |new| new.at - picked[0].at);
+    Found { worst_burst: worst_burst(engine, workers, seed), returned, servers_used, busiest_over_mean, new_after }
+}
+
+fn check(workers: usize, seeds: u64) {
+    let mut bad = Vec::new();
+    println!("{workers} workers, worst of {seeds} seeds");
+    println!("{:<22} {:>6} {:>9} {:>8} {:>8} {:>8}", "engine", "burst", "returned", "servers", "busiest", "new ms");
+    for engine in ENGINES {
+        let worst = (1..=seeds).map(|seed| found(engine, workers, seed)).fold(Found::BEST, Found::worse);
+        let Found { worst_burst, returned, servers_used, busiest_over_mean, new_after } = worst;
+        let (name, new_ms) = (engine.name, new_after / MS);
+        println!("{name:<22} {worst_burst:>6} {returned:>9.3} {servers_used:>8} {busiest_over_mean:>8.2} {new_ms:>8}");
+        let bounds = OPEN.iter().find(|(open, _)| *open == name).map_or(BOUNDS, |(_, bounds)| *bounds);
+        if !worst.is_good(bounds) {
+            bad.push(name);
+        }
+    }
+    assert!(bad.is_empty(), "beyond the bounds: {bad:?}");
+}
+
+#[test]
+fn any_engine_is_loaded_evenly_and_keeps_its_prompts_by_one_worker() {
+    check(1, SEEDS_OF_ONE_WORKER);
+}
+
+#[test]
+fn any_engine_is_loaded_evenly_and_keeps_its_prompts_by_four_workers() {
+    check(4, SEEDS);
+}

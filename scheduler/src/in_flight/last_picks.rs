@@ -1,0 +1,64 @@
+//! When each endpoint was last given a request, by the count of picks: of endpoints that cost the same, the one that waited longest is next.
+
+use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation};
+
+/// By slot, up to the highest one picked.
+#[derive(Debug, Default)]
+pub(super) struct LastPicks {
+    rows: Vec<(Incarnation, u64)>,
+    /// Picks made so far.
+    picks: u64,
+}
+
+impl LastPicks {
+    pub(super) fn note(&mut self, endpoint: EndpointRef) {
+        self.set(endpoint, self.picks + 1);
+    }
+
+    pub(super) fn set(&mut self, endpoint: EndpointRef, pick: u64) {
+        self.picks = self.picks.max(pick);
+        let slot = usize::from(endpoint.slot.0);
+        if slot >= ENDPOINTS_MAX {
+            return;
+        }
+        if self.rows.len() <= slot {
+            self.rows.resize(slot + 1, (Incarnation(0), 0));
+        }
+        if let Some(row) = self.rows.get_mut(slot) {
+            *row = (endpoint.incarnation, pick);
+        }
+    }
+
+    /// 0: never, in this life.
+    pub(super) fn of(&self, endpoint: EndpointRef) -> u64 {
+        match self.rows.get(usize::from(endpoint.slot.0)) {
+            Some(&(incarnation, pick)) if incarnation == endpoint.incarnation => pick,
+            _ => 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::snapshot::Slot;
+
+    fn endpoint(slot: u16, incarnation: u32) -> EndpointRef {
+        EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) }
+    }
+
+    #[test]
+    fn later_picks_have_greater_numbers_and_another_life_has_none() {
+        let mut last = LastPicks::default();
+        for slot in [3, 1, 3] {
+            last.note(endpoint(slot, 7));
+        }
+        assert_eq!([0, 1, 3, 9].map(|slot| last.of(endpoint(slot, 7))), [0, 2, 3, 0]);
+        assert_eq!(last.of(endpoint(3, 8)), 0);
+        last.set(endpoint(5, 7), 40);
+        last.note(endpoint(1, 7));
+        assert_eq!((last.of(endpoint(5, 7)), last.of(endpoint(1, 7))), (40, 41));
+        last.note(endpoint(u16::MAX, 7));
+        assert_eq!(last.of(endpoint(u16::MAX, 7)), 0, "no snapshot has such a slot");
+    }
+}
