@@ -4,19 +4,20 @@
 //! Requests carry one label more than at the reference, `pool`: one daemon serves several. Histograms of tokens have but the one unbounded
 //! bucket: proxies report sums, which is what rates and means are made of.
 
+mod page;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use discovery::Status;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
-use prometheus_client::metrics::MetricType;
+use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::registry::Registry;
-use proto::HISTOGRAM_BOUNDS;
 use scheduler::EndpointMetrics;
 use tokio::time::Instant;
 
+use self::page::{Buckets, Labels, Page};
 use crate::counters::{Histogram, ModelTotals, Totals};
 use crate::latency::{Page as Learner, Score, Target};
 use crate::persist::SnapshotFile;
@@ -40,22 +41,11 @@ struct PoolCounts {
     learner: Option<Learner>,
 }
 
-type Labels = Vec<(&'static str, String)>;
-
 type Time = fn(&ModelTotals) -> &Histogram;
 type Sum = fn(&ModelTotals) -> u64;
 type Gauge = fn(&EndpointMetrics) -> Option<f32>;
 /// Name, help and value.
 type LatencyGauge = (&'static str, &'static str, fn(&Score) -> f64);
-
-/// A histogram as it is written: bounds with counts, and the sum.
-struct Buckets {
-    counts: Vec<(f64, u64)>,
-    sum: f64,
-}
-
-/// Writes families one after the other.
-struct Page<'e>(DescriptorEncoder<'e>);
 
 /// The text of `/metrics`.
 ///
@@ -431,64 +421,6 @@ impl PoolCounts {
     fn endpoint(&self, id: scheduler::EndpointRef) -> crate::counters::EndpointTotals {
         self.totals.endpoints.get(&(id.incarnation, id.slot)).copied().unwrap_or_default()
     }
-}
-
-// === impl Buckets ===
-
-impl Buckets {
-    fn scaled(histogram: &Histogram, scale: f64) -> Self {
-        let bounds = HISTOGRAM_BOUNDS.iter().map(|bound| bound * scale).chain([f64::INFINITY]);
-        Self { counts: bounds.zip(histogram.counts).collect(), sum: histogram.sum * scale }
-    }
-
-    fn sum_only(sum: u64, count: u64) -> Self {
-        Self { counts: vec![(f64::INFINITY, count)], sum: float(sum) }
-    }
-}
-
-impl EncodeMetric for Buckets {
-    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
-        let count = self.counts.iter().fold(0, |sum, (_, count)| count.saturating_add(sum));
-        encoder.encode_histogram::<NoLabelSet>(self.sum, count, &self.counts, None)
-    }
-
-    fn metric_type(&self) -> MetricType {
-        MetricType::Histogram
-    }
-}
-
-// === impl Page ===
-
-impl Page<'_> {
-    /// The name is given without `_total`, which the encoder appends.
-    fn counter(&mut self, name: &str, help: &str, rows: impl IntoIterator<Item = (Labels, u64)>) -> fmt::Result {
-        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (labels, value) in rows {
-            labelled(&mut family, &labels, |row| row.encode_counter::<NoLabelSet, _, f64>(&value, None))?;
-        }
-        Ok(())
-    }
-
-    fn gauge(&mut self, name: &str, help: &str, rows: impl IntoIterator<Item = (Labels, f64)>) -> fmt::Result {
-        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for (labels, value) in rows {
-            labelled(&mut family, &labels, |row| row.encode_gauge(&value))?;
-        }
-        Ok(())
-    }
-
-    fn histogram(&mut self, name: &str, help: &str, rows: impl IntoIterator<Item = (Labels, Buckets)>) -> fmt::Result {
-        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
-        for (labels, buckets) in rows {
-            buckets.encode(family.encode_family(&labels)?)?;
-        }
-        Ok(())
-    }
-}
-
-/// One row; without labels also without their braces.
-fn labelled(family: &mut MetricEncoder<'_>, labels: &Labels, write: impl FnOnce(&mut MetricEncoder<'_>) -> fmt::Result) -> fmt::Result {
-    if labels.is_empty() { write(family) } else { write(&mut family.encode_family(labels)?) }
 }
 
 fn pool_label(pool: &PoolCounts) -> Labels {

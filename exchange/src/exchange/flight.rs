@@ -410,7 +410,8 @@ impl Flight {
             if head.origin == Origin::Lost && (at == failed || pool.is_alive(*endpoint, now)) {
                 pool.lost(*endpoint, prompt, now);
             }
-            let is_refused = head.origin == Origin::Proxy && at == failed;
+            // What is no inference is tried again only where there was no connection.
+            let is_refused = !self.api.is_inference() || (head.origin == Origin::Proxy && at == failed);
             let failure = if is_refused { Failure::Refused } else { Failure::Lost(prompt) };
             pool.unanswered(*endpoint, &mut self.held, failure, now);
         }
