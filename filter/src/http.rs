@@ -1,6 +1,7 @@
 //! One HTTP stream of the proxy: each callback is one call into [`Hosted`] and one translation to an [`Action`].
 
 mod hosted;
+mod stage;
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -8,7 +9,8 @@ use std::rc::Rc;
 pub use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
 
-use self::hosted::{Flow, Hosted};
+use self::hosted::Hosted;
+use self::stage::Flow;
 use crate::config::FilterConfig;
 use crate::host::Host;
 use crate::state::Vm;

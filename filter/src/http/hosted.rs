@@ -16,6 +16,7 @@ use std::rc::{Rc, Weak};
 use exchange::usage::Usage;
 use exchange::{Exchange, Forward, HeadersStep, Origin, Reply, ResponseBody, ResponseHead, Step, Time, headers, ready_reply};
 
+use super::stage::{Flow, Pieces, Request};
 use crate::config::FilterConfig;
 use crate::host::{Buffer, Host, HostError, Map};
 use crate::metrics::{Metrics, Stat};
@@ -32,15 +33,6 @@ const UPSTREAM_TIME: &[u8] = b"x-envoy-upstream-service-time";
 
 /// Where a route may name its pool, for routes that no cluster tells apart.
 const ROUTE_POOL: [&str; 5] = ["xds", "route_metadata", "filter_metadata", "switchpoint", "pool"];
-
-/// What becomes of the callback's headers or bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flow {
-    /// They go on.
-    Go,
-    /// The proxy holds them.
-    Hold,
-}
 
 /// One exchange and its host.
 pub struct Hosted<H: Host> {
@@ -60,35 +52,6 @@ pub struct Hosted<H: Host> {
     response: Cell<ResponseBody>,
     /// How much of a held response is in.
     response_size: Cell<usize>,
-}
-
-/// How far the request is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Request {
-    /// Not decided here, or gone on undecided: its body flows by.
-    Passing,
-    /// Waiting for its last byte.
-    Buffering,
-    /// Decided as far as its bytes go; waiting for state.
-    Parked,
-    /// Sent to a picked endpoint.
-    Routed,
-    /// Answered by us.
-    Answered,
-}
-
-/// How the body comes. Where a filter held a piece and the proxy was told to go on before the last, Envoy up to 1.39 drops the piece after, unless the
-/// filter holds that too and lets it go together with yet another, or at a tick.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pieces {
-    /// None was shown.
-    None,
-    /// Held, or gone on, as their callbacks said.
-    InStep,
-    /// Gone on at a tick: the next is to be held.
-    Ahead,
-    /// One is held, for the next callback or tick.
-    Held,
 }
 
 // === impl Hosted ===
