@@ -104,6 +104,15 @@ impl Api {
         !matches!(self, Self::Other { .. })
     }
 
+    /// Does it generate tokens, so that a stream of it carries some and ends with a mark?
+    #[must_use]
+    pub fn generates(self) -> bool {
+        matches!(
+            self,
+            Self::ChatCompletions | Self::Completions | Self::Responses | Self::Messages | Self::VllmGenerate | Self::SglangGenerate
+        )
+    }
+
     /// Must the body name a model? Where it need not, the engine has one only, or the model stands elsewhere.
     #[must_use]
     pub fn needs_model(self) -> bool {

@@ -401,10 +401,10 @@ impl Exchange {
         Refusal::Unsent.reply(self.family)
     }
 
-    /// What requests have in common that endpoints accept or refuse alike: API, model and credentials, as a hash.
-    fn kind(&self, model: &str) -> u64 {
+    /// What requests have in common that endpoints accept or refuse alike: API and model, and credentials, as hashes.
+    fn kind(&self, model: &str) -> (u64, u64) {
         let parser = self.api.parser().map_or(0, scheduler::name_hash);
-        scheduler::name_hash(model) ^ self.credentials.rotate_left(1) ^ parser.rotate_left(2)
+        (scheduler::name_hash(model) ^ parser.rotate_left(2), self.credentials)
     }
 
     fn parse<'b>(&self, body: &'b [u8]) -> Result<Option<body::Parsed<'b>>, Refusal> {

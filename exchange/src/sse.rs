@@ -46,6 +46,8 @@ struct Seen {
     any: bool,
     /// The mark that its API ends streams with.
     finished: bool,
+    /// Why nothing more was generated, or what a reply of its API has.
+    explained: bool,
     /// An error object, with the HTTP status it names, if it names one.
     error: Option<Option<u16>>,
 }
@@ -99,11 +101,13 @@ impl ResponseReader {
     #[must_use]
     pub fn says(&self) -> BodySays {
         let streamed = matches!(self.source, Source::Stream(_));
+        // Some engines end with their usage and no mark.
+        let has_usage = self.seen.usage.completion_tokens.is_some() && !self.seen.usage.estimated;
         match self.seen {
             Seen { error: Some(status), .. } => BodySays::Error(status),
             Seen { any: false, .. } => BodySays::Empty,
-            // Some engines end with their usage and no mark.
-            Seen { finished: false, usage: Usage { estimated: true, .. }, .. } if streamed => BodySays::Unfinished,
+            Seen { finished: false, .. } if streamed && !has_usage && self.api.generates() => BodySays::Unfinished,
+            Seen { explained: false, .. } if self.events == 0 && !has_usage && (!streamed || self.api.generates()) => BodySays::Strange,
             _ => BodySays::Reply,
         }
     }
@@ -111,6 +115,7 @@ impl ResponseReader {
 
 fn read_body(api: Api, held: &Held, seen: &mut Seen) {
     if held.is_cut() {
+        seen.explained = true; // too long to be read, and so to be strange
         held.read_usage_at_end(1, &mut seen.usage);
         return;
     }
@@ -119,6 +124,22 @@ fn read_body(api: Api, held: &Held, seen: &mut Seen) {
         *seen = read;
     }
 }
+
+/// Members by which a reply of any of the APIs is known, of which engines leave out many.
+const REPLY: [&[u8]; 12] = [
+    b"choices",
+    b"data",
+    b"results",
+    b"output",
+    b"outputs",
+    b"content",
+    b"text",
+    b"embedding",
+    b"embeddings",
+    b"input_tokens",
+    b"id",
+    b"model",
+];
 
 fn read_top_level(api: Api, body: &[u8], seen: &mut Seen) -> Result<(), JsonError> {
     let mut reader = Reader::new(body);
@@ -132,7 +153,12 @@ fn read_top_level(api: Api, body: &[u8], seen: &mut Seen) -> Result<(), JsonErro
             Ok(())
         }
         (b"code", _) => status(reader, &mut code),
-        _ => reader.skip().map(drop),
+        // FastAPI's shape.
+        (b"detail", _) => read_error(reader, &mut seen.error),
+        (name, _) => {
+            seen.explained |= REPLY.contains(&name);
+            reader.skip().map(drop)
+        }
     })?;
     if is_error {
         seen.error = Some(code);

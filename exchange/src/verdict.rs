@@ -7,6 +7,7 @@
 //! | misdirected | 401, 403, 404, 501; other 4xx without such a shape | only where another endpoint accepted the same lately | no | is undone |
 //! | overloaded | 429, 503 (tried again on the next endpoint) | yes | no | is undone |
 //! | ill | other 5xx, a lost connection, a stream cut off, an empty 200, a 200 with an error object | yes | no | is undone |
+//! | strange | 2xx with a body that is no reply of the API | yes | yes | stays |
 //! | unknown | the client left, or the path is no inference | no | no | stays |
 
 /// What an engine's answer means.
@@ -22,6 +23,8 @@ pub enum Verdict {
     Overloaded,
     /// The engine is broken.
     Ill,
+    /// A success by its status, and no reply of the API by its body. Echo servers are like that, and so is what stands in front of a dead engine.
+    Strange,
     /// The answer says nothing of the engine.
     #[default]
     Unknown,
@@ -39,8 +42,10 @@ pub enum BodySays {
     Error(Option<u16>),
     /// No byte, or a stream without any event.
     Empty,
-    /// A stream that generated something and ended without the mark that its API ends streams with.
+    /// A stream that ended without the mark that its API ends streams with.
     Unfinished,
+    /// Something that is no reply of the API: no JSON object with any member of one, or a stream that generated nothing and does not say why.
+    Strange,
 }
 
 /// The status that is tried again on the next endpoint. Other 5xx may have had effects.
@@ -53,6 +58,7 @@ impl Verdict {
         match (status, body) {
             (200..=299, BodySays::Error(named)) => named.filter(|status| *status >= 400).map_or(Self::Ill, |status| Self::of(status, body)),
             (200, BodySays::Empty) | (200..=299, BodySays::Unfinished) => Self::Ill,
+            (200..=299, BodySays::Strange) => Self::Strange,
             (200..=299, _) => Self::Success,
             (401 | 403 | 404 | 501, _) => Self::Misdirected,
             (429 | 503, _) => Self::Overloaded,
@@ -66,7 +72,7 @@ impl Verdict {
     /// Did the engine work on the prompt, so that it may have it cached now?
     #[must_use]
     pub fn keeps_placement(self) -> bool {
-        matches!(self, Self::Success | Self::Unknown)
+        matches!(self, Self::Success | Self::Strange | Self::Unknown)
     }
 }
 
@@ -76,12 +82,13 @@ mod tests {
 
     #[test]
     fn each_answer_has_one_meaning() {
-        use BodySays::{Empty, Error, Nothing, Reply, Unfinished};
+        use BodySays::{Empty, Error, Nothing, Reply, Strange, Unfinished};
         use Verdict::{ClientFault, Ill, Misdirected, Overloaded, Success, Unknown};
         for (status, body, verdict) in [
             (200, Reply, Success),
             (200, Nothing, Success),
             (204, Empty, Success),
+            (200, Strange, Verdict::Strange),
             (200, Empty, Ill),
             (200, Unfinished, Ill),
             (200, Error(None), Ill),

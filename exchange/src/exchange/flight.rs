@@ -24,6 +24,8 @@ pub enum Origin {
     Proxy,
     /// The same, and the endpoint tried last had been sent the request and lost the connection.
     Lost,
+    /// The same, and the endpoint tried last did not answer in time.
+    TimedOut,
     /// We did, or the proxy for a reason that is no server's fault.
     #[default]
     Ours,
@@ -127,8 +129,8 @@ pub(super) struct Flight {
     tokens: Vec<Token>,
     prompt: Prompt,
     picked_at: Time,
-    /// API, model and credentials, as a hash.
-    kind: u64,
+    /// API and model, and credentials, as hashes.
+    kind: (u64, u64),
     status: u16,
     /// The endpoint that answered.
     served_by: Option<EndpointRef>,
@@ -159,13 +161,15 @@ impl Origin {
         const UNANSWERED: [&[u8]; 2] = [b"upstream_per_try_timeout", b"upstream_response_timeout"];
         const RESET: [&[u8]; 2] = [b"upstream_reset_before_response_started", b"upstream_reset_after_response_started"];
         // In braces stands the reason of a reset; these say that there was no connection to send anything by.
-        const UNCONNECTED: [&[u8]; 3] = [b"connection_failure", b"connection_timeout", b"overflow"];
+        const UNCONNECTED: [&[u8]; 2] = [b"connection_failure", b"connection_timeout"];
         let starts = |prefixes: &[&[u8]]| prefixes.iter().any(|prefix| details.starts_with(prefix));
         match details {
             b"via_upstream" => Self::Upstream,
             _ if starts(&RESET) && UNCONNECTED.iter().any(|reason| memchr::memmem::find(details, reason).is_some()) => Self::Proxy,
+            // The proxy's own circuit breaker.
+            _ if memchr::memmem::find(details, b"{overflow").is_some() => Self::Ours,
             _ if starts(&RESET) => Self::Lost,
-            _ if starts(&UNANSWERED) => Self::Proxy,
+            _ if starts(&UNANSWERED) => Self::TimedOut,
             _ => Self::Ours,
         }
     }
@@ -203,7 +207,7 @@ fn number<N: std::str::FromStr>(value: &[u8]) -> Option<N> {
 // === impl Flight ===
 
 impl Flight {
-    pub(super) fn new(api: Api, label: Label, picked: Picked, prompt: Prompt, kind: u64, now: Time) -> Self {
+    pub(super) fn new(api: Api, label: Label, picked: Picked, prompt: Prompt, kind: (u64, u64), now: Time) -> Self {
         Self {
             api,
             label,
@@ -354,7 +358,8 @@ impl Flight {
     }
 
     fn prompt_hash(&self) -> u64 {
-        self.prompt.hashes.last().copied().unwrap_or(0)
+        // Of a prompt of which only the beginning was hashed, or that has images, the last hash is not of all of it.
+        self.prompt.hashes.last().copied().filter(|_| self.prompt.blocks.is_some()).unwrap_or(0)
     }
 
     /// What the answer means, and what follows from it for the endpoint.
@@ -372,14 +377,20 @@ impl Flight {
         if self.cut_off {
             pool.lost(endpoint, prompt, now);
         }
-        pool.judged(endpoint, verdict, &Sent { kind: self.kind, prompt, at: self.picked_at }, &mut self.held, now);
+        pool.judged(
+            endpoint,
+            verdict,
+            &Sent { kind: self.kind.0, credentials: self.kind.1, status: self.status, prompt, at: self.picked_at },
+            &mut self.held,
+            now,
+        );
         verdict
     }
 
     /// A reply that was broken off by the client is nobody's measure.
     fn ended(&self, verdict: Verdict) -> Ended {
         match (verdict, self.served, self.status) {
-            (Verdict::Success, ..) => Ended::Done,
+            (Verdict::Success | Verdict::Strange, ..) => Ended::Done,
             // Of paths that are no inference nothing is read, so their end is not known.
             (Verdict::Unknown, true, 200) if !self.api.is_inference() => Ended::Done,
             (Verdict::Unknown, true, 200) | (Verdict::Unknown, false, 0) => Ended::Aborted,
@@ -401,7 +412,9 @@ impl Flight {
         let failed = match head.origin {
             Origin::Ours => 0,
             Origin::Upstream => self.position(head.upstream_address).unwrap_or(0).min(attempted.saturating_sub(1)),
-            Origin::Proxy | Origin::Lost => self.position(head.upstream_address).map_or(0, |last| last.saturating_add(1)).min(attempted),
+            Origin::Proxy | Origin::Lost | Origin::TimedOut => {
+                self.position(head.upstream_address).map_or(0, |last| last.saturating_add(1)).min(attempted)
+            }
         };
         self.failed_attempts = u32::try_from(failed).unwrap_or(u32::MAX);
         let prompt = self.prompt_hash();

@@ -1,4 +1,4 @@
-//! Which endpoints lately accepted what: a model, asked for by a client with these credentials.
+//! Which endpoints lately accepted what: a model, and a model asked for by a client with these credentials.
 //!
 //! A 404 or a 401 says that the request and the engine do not fit, not which of them is wrong. It counts against an endpoint only where another one
 //! accepted the same a short while ago; so a client with a wrong model name or key ejects no endpoint.
@@ -7,8 +7,8 @@ use scheduler::EndpointRef;
 
 use crate::time::Time;
 
-/// Kinds of requests told apart; beyond, the least recently accepted go. A pool serves a few models to a few clients at a time.
-const KINDS_MAX: usize = 64;
+/// Kinds of requests told apart; beyond, the least recently accepted go. A pool serves a few models, to some clients at a time.
+const KINDS_MAX: usize = 256;
 
 /// How long an acceptance proves that the request is right, in ms.
 const LATELY_MS: u64 = 60_000;

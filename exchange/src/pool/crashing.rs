@@ -64,6 +64,13 @@ impl Crashing {
         self.lost.push_back(Lost { mark, endpoint, at: now });
     }
 
+    /// The prompt of this hash was served: it crashes no engine.
+    pub(super) fn forget(&mut self, prompt: u64) {
+        if !self.lost.is_empty() {
+            self.lost.retain(|lost| lost.mark != mark(prompt));
+        }
+    }
+
     /// Did the prompt of this hash cost engines their connection that other prompts do well with?
     pub(super) fn crashes(&self, prompt: u64, health: &Health, now: Time) -> bool {
         if self.lost.is_empty() {
@@ -117,6 +124,8 @@ mod tests {
         assert!(crashing.crashes(POISON, &health, at(5)));
         assert!(!crashing.crashes(POISON + 1, &health, at(5)), "another prompt");
         assert!(!crashing.crashes(POISON, &health, at(60_003)), "a minute later");
+        crashing.forget(POISON);
+        assert!(!crashing.crashes(POISON, &health, at(5)), "an engine served it");
     }
 
     #[test]

@@ -99,8 +99,9 @@ impl Ejections {
     }
 
     /// A probe ended without saying anything of the endpoint: the next request may be one.
-    pub fn probe_again(&mut self, endpoint: EndpointRef, now: Time) {
-        if let Some(row) = self.row(endpoint).filter(|row| row.failures > 0) {
+    /// `sent` is when the probe was sent: what became known of the endpoint since stands.
+    pub fn probe_again(&mut self, endpoint: EndpointRef, sent: Time, now: Time) {
+        if let Some(row) = self.row(endpoint).filter(|row| row.failures > 0 && row.at == sent) {
             self.put(Ejection { at: now, until: now, outside: false, ..row });
         }
     }
@@ -294,7 +295,7 @@ mod tests {
         assert!(!ejections.probes(id(1), at(1_001)));
         assert_eq!(ejected(&ejections, &pool, at(1_001)), [1]);
         assert!(ejections.probes(id(1), at(1_000 + PROBE_MS)), "a probe that hangs holds up the next no longer");
-        ejections.probe_again(id(1), at(6_500));
+        ejections.probe_again(id(1), at(1_000 + PROBE_MS), at(6_500));
         assert!(ejections.probes(id(1), at(6_500)), "one that said nothing makes room at once");
         assert!(succeed(&mut ejections, 1, 6_500));
         assert!(ejected(&ejections, &pool, at(6_501)).is_empty());
@@ -466,7 +467,7 @@ mod tests {
                 match what {
                     0 => eject(&mut workers[worker], slot, ms),
                     1 => workers[worker].probes(id(slot), at(ms)),
-                    2 => { workers[worker].probe_again(id(slot), at(ms)); true }
+                    2 => { workers[worker].probe_again(id(slot), at(ms - 173), at(ms)); true }
                     _ => succeed(&mut workers[worker], slot, ms),
                 };
                 let rows = workers[worker].rows().to_vec();

@@ -10,12 +10,30 @@ use crate::verdict::Verdict;
 /// What was sent, as far as its answer is judged by it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sent {
-    /// API, model and credentials of the request, as a hash: requests of one kind are accepted by all endpoints or by none.
+    /// API and model of the request, as a hash: requests of one kind are served by all endpoints that have the model.
     pub(crate) kind: u64,
+    /// The client's credentials, as a hash.
+    pub(crate) credentials: u64,
+    /// The status of the answer.
+    pub(crate) status: u16,
     /// Hash of the whole prompt; 0 without one.
     pub(crate) prompt: u64,
     /// When it was sent.
     pub(crate) at: Time,
+}
+
+// === impl Sent ===
+
+impl Sent {
+    /// The kind, of this client alone.
+    fn client(&self) -> u64 {
+        self.kind ^ self.credentials.rotate_left(1)
+    }
+
+    /// What was refused: the client, or the model to any client.
+    fn refused(&self) -> u64 {
+        if matches!(self.status, 401 | 403) { self.client() } else { self.kind }
+    }
 }
 
 // === impl Pool ===
@@ -61,11 +79,13 @@ impl Pool {
         match verdict {
             Verdict::Success => {
                 self.accepted.note(sent.kind, endpoint, now);
+                self.accepted.note(sent.client(), endpoint, now);
+                self.crashing.forget(sent.prompt);
                 self.did_well(endpoint, sent.at, held, now);
                 self.health.succeeded(endpoint, sent.prompt, now);
             }
-            Verdict::Ill | Verdict::Overloaded => self.hold_against(endpoint, held, Failure::Answer, now),
-            Verdict::Misdirected if self.accepted.elsewhere(sent.kind, endpoint, now) => {
+            Verdict::Ill | Verdict::Overloaded | Verdict::Strange => self.hold_against(endpoint, held, Failure::Answer, now),
+            Verdict::Misdirected if self.accepted.elsewhere(sent.refused(), endpoint, now) => {
                 self.hold_against(endpoint, held, Failure::Answer, now);
             }
             Verdict::Misdirected | Verdict::ClientFault | Verdict::Unknown => {}
@@ -78,7 +98,7 @@ impl Pool {
             self.health.mended(endpoint);
             self.changes += 1;
         }
-        held.probe = held.probe.filter(|probe| *probe != endpoint);
+        held.probe = held.probe.filter(|(probe, _)| *probe != endpoint);
     }
 
     /// Is the request a probe of an endpoint that was ejected?
@@ -88,7 +108,7 @@ impl Pool {
 
     fn hold_against(&mut self, endpoint: EndpointRef, held: &mut Held, failure: Failure, now: Time) {
         let (is_reason, by_answers) = (self.health.failed(endpoint, failure, now), failure == Failure::Answer);
-        if held.probe == Some(endpoint) {
+        if held.probe.is_some_and(|(probe, _)| probe == endpoint) {
             held.probe = None;
             self.ejections.probe_failed(endpoint, by_answers, self.rng.open01(), now);
             self.changes += 1;

@@ -46,7 +46,7 @@ pub(crate) struct Held {
     /// What is observed of it; `None` when nothing is.
     pub(super) watch: Option<Box<Watch>>,
     /// The endpoint that this request is a probe of: it was ejected, and no other request is sent there meanwhile.
-    pub(super) probe: Option<EndpointRef>,
+    pub(super) probe: Option<(EndpointRef, Time)>,
 }
 
 /// A response header that names an endpoint to the client.
@@ -120,7 +120,7 @@ impl Pool {
         let output = request.max_tokens.map_or(step.output_tokens(), narrow);
         let expected_ms =
             step.expected_ms(serving_ref, &self.in_flight.load(serving_ref), narrow(uncached_here), narrow(request.prompt_tokens), output);
-        let probe = self.ejections.probes(serving_ref, now).then_some(serving_ref);
+        let probe = self.ejections.probes(serving_ref, now).then_some((serving_ref, now));
         let second_answered = picked.get(1).is_some_and(|(second, _)| self.health.answered_at(*second).is_some());
         let serving_ticket = self.in_flight.admit_prompt(serving_ref, request.prompt_tokens, uncached_here);
         let mut held = Held { serving: serving_ticket, stages: Vec::new(), belief: None, watch, probe };
@@ -219,8 +219,8 @@ impl Pool {
     /// The request has ended.
     pub(crate) fn release(&mut self, mut held: Held, now: Time) {
         self.staged(&mut held);
-        if let Some(probe) = held.probe {
-            self.ejections.probe_again(probe, now);
+        if let Some((probe, sent)) = held.probe {
+            self.ejections.probe_again(probe, sent, now);
         }
         self.in_flight.release(held.serving);
         self.changes += 1;

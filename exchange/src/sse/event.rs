@@ -15,7 +15,7 @@
 //! An opening event (only a role, `message_start`, `ping`) is no content, and neither is `[DONE]` or anything that is not JSON.
 
 use super::held::Held;
-use super::{Seen, read_error};
+use super::{Seen, read_error, status};
 use crate::api::Api;
 use crate::json::{JsonError, Kind, Reader};
 use crate::usage::Usage;
@@ -24,7 +24,10 @@ use crate::usage::Usage;
 const DONE: &[u8] = b"[DONE]";
 
 /// Types of the events that end those of the others.
-const LAST: [&[u8]; 4] = [b"message_stop", b"response.completed", b"response.incomplete", b"response.failed"];
+const LAST: [&[u8]; 3] = [b"message_stop", b"response.completed", b"response.incomplete"];
+
+/// Type of the event that says in place of those that the engine failed.
+const FAILED: &[u8] = b"response.failed";
 
 /// Reads `data`; true if it carries content. Of an event too long to be held only the usage is read: the one event that grows that long is the
 /// closing one of the Responses API, which repeats the whole response.
@@ -34,6 +37,7 @@ pub(super) fn read(api: Api, data: &Held, seen: &mut Seen) -> bool {
         let closing = api == Api::Responses;
         data.read_usage_at_end(if closing { 2 } else { 1 }, &mut seen.usage);
         seen.finished |= closing;
+        seen.explained |= closing;
         return !closing;
     }
     if data.bytes().trim_ascii() == DONE {
@@ -53,14 +57,24 @@ pub(super) fn read(api: Api, data: &Held, seen: &mut Seen) -> bool {
 fn read_json(api: Api, data: &[u8], seen: &mut Seen) -> Result<bool, JsonError> {
     let mut content = false;
     let mut reader = Reader::new(data);
-    let Seen { usage, finished, error, .. } = seen;
+    let Seen { usage, finished, explained, error, .. } = seen;
+    let (mut is_error, mut code) = (false, None);
     reader.members(|reader, key| match (key.name().as_ref(), api) {
         (b"usage", _) | (b"meta_info", Api::SglangGenerate) => usage.read(reader),
         (b"text" | b"output_ids", Api::SglangGenerate) => value_with_content(reader, &mut content),
         (b"type", Api::Messages | Api::Responses) => {
-            *finished |= reader.string()?.is_some_and(|kind| LAST.contains(&kind.raw()));
+            let kind = reader.string()?;
+            let is_last = kind.is_some_and(|kind| LAST.contains(&kind.raw()));
+            *finished |= is_last;
+            *explained |= is_last;
+            is_error |= kind.is_some_and(|kind| kind.raw() == FAILED);
             Ok(())
         }
+        (b"object", _) => {
+            is_error |= reader.string()?.is_some_and(|kind| kind.raw() == b"error");
+            Ok(())
+        }
+        (b"code", _) => status(reader, &mut code),
         (b"error", _) => read_error(reader, error),
         (b"delta", Api::Responses) => string_with_content(reader, &mut content),
         (b"response", Api::Responses) => nested_usage(reader, usage),
@@ -77,7 +91,9 @@ fn read_json(api: Api, data: &[u8], seen: &mut Seen) -> Result<bool, JsonError> 
                 b"delta" => object_with_content(reader, &mut content),
                 b"text" => string_with_content(reader, &mut content),
                 b"finish_reason" => {
-                    *finished |= reader.peek()? != Kind::Null;
+                    let is_last = reader.peek()? != Kind::Null;
+                    *finished |= is_last;
+                    *explained |= is_last;
                     reader.skip().map(drop)
                 }
                 b"token_ids" if api == Api::VllmGenerate => value_with_content(reader, &mut content),
@@ -86,6 +102,9 @@ fn read_json(api: Api, data: &[u8], seen: &mut Seen) -> Result<bool, JsonError> 
         }),
         _ => reader.skip().map(drop),
     })?;
+    if is_error {
+        *error = Some(code);
+    }
     reader.end()?;
     Ok(content)
 }

@@ -26,18 +26,24 @@ enum Fault {
     Status(u16),
     EmptyReply,
     ErrorInReply,
+    Html,
+    EmptyObject,
     CutAfterFirstToken,
+    OnlyARole,
     Reset,
 }
 
-const FAULTS: [Fault; 8] = [
+const FAULTS: [Fault; 11] = [
     Fault::Status(500),
     Fault::Status(404),
     Fault::Status(401),
     Fault::Status(502),
     Fault::EmptyReply,
     Fault::ErrorInReply,
+    Fault::Html,
+    Fault::EmptyObject,
     Fault::CutAfterFirstToken,
+    Fault::OnlyARole,
     Fault::Reset,
 ];
 
@@ -207,6 +213,16 @@ fn answer_badly(exchange: &mut Exchange, pool: &mut Pool, to: &str, fault: Fault
             exchange.response_headers(pool, &head(to, 200), now);
             exchange.response_chunk(pool, br#"{"error":{"message":"CUDA error","type":"InternalServerError","code":500}}"#, true, now);
         }
+        Fault::Html | Fault::EmptyObject => {
+            let body: &[u8] = if matches!(fault, Fault::Html) { b"<html><h1>It works!</h1></html>" } else { b"{}" };
+            exchange.response_headers(pool, &head(to, 200), now);
+            exchange.response_chunk(pool, body, true, now);
+        }
+        Fault::OnlyARole => {
+            let head = ResponseHead { content_type: Some(b"text/event-stream"), ..head(to, 200) };
+            exchange.response_headers(pool, &head, now);
+            exchange.response_chunk(pool, b"data: {\"choices\":[{\"delta\":{\"role\":\"assistant\"}}]}\n\n", true, now);
+        }
         Fault::CutAfterFirstToken => {
             let head = ResponseHead { content_type: Some(b"text/event-stream"), ..head(to, 200) };
             exchange.response_headers(pool, &head, now);
@@ -247,6 +263,23 @@ fn a_wrong_model_name_ejects_no_endpoint() {
         exchange.response_headers(&mut pool, &head(&to, 404), now);
         exchange.response_chunk(&mut pool, br#"{"error":{"message":"no such model","code":404}}"#, true, now);
         assert_eq!(exchange.end(&mut pool, now).unwrap().verdict, exchange::verdict::Verdict::Misdirected);
+    }
+    assert!(pool.ejections().is_empty(), "{:?}", pool.ejections());
+}
+
+/// A pool of nothing but echo servers is used as any other, prompts return, and its answers are learned from.
+#[test]
+fn where_all_answers_are_strange_none_is_ejected_and_prompts_return() {
+    let mut pool = World::new(1, Fault::Reset).workers.remove(0).pool;
+    let mut homes = std::collections::BTreeMap::new();
+    for n in 0..60_u64 {
+        let now = at(100 + n * 50);
+        let (mut exchange, to) = request(&mut pool, &format!("conversation {} ", n % 6).repeat(400), false, now);
+        let to = to.unwrap().split(',').next().unwrap().to_owned();
+        exchange.response_headers(&mut pool, &head(&to, 200), now);
+        exchange.response_chunk(&mut pool, b"you said: hello", true, now);
+        assert_eq!(exchange.end(&mut pool, now).unwrap().verdict, exchange::verdict::Verdict::Strange);
+        assert_eq!(*homes.entry(n % 6).or_insert_with(|| to.clone()), to, "prompt {n}");
     }
     assert!(pool.ejections().is_empty(), "{:?}", pool.ejections());
 }
