@@ -38,7 +38,7 @@ const BUSIEST_MAX: f64 = 1.3;
 /// By when a new endpoint is picked under that load.
 const NEW_WITHIN: u64 = 1_000 * MS;
 
-/// Two bounds that not every engine keeps yet.
+/// Bounds that not every engine keeps yet.
 #[derive(Clone, Copy, Debug)]
 struct Bounds {
     burst_max: usize,
@@ -47,15 +47,8 @@ struct Bounds {
 
 const BOUNDS: Bounds = Bounds { burst_max: BURST_MAX, servers_used_min: SERVERS_USED_MIN };
 
-/// Known faults, to be mended, not accepted. Engines of a constant time per token still make one server seem faster than the others, which is then
-/// given most cold prompts that come one by one. Workers do not hear of each other's requests whose body is not read before those have ended.
-const OPEN: [(&str, Bounds); 5] = [
-    ("constant per token", Bounds { servers_used_min: 3, ..BOUNDS }),
-    ("no /metrics", Bounds { servers_used_min: 3, ..BOUNDS }),
-    ("frozen metrics", Bounds { servers_used_min: 3, ..BOUNDS }),
-    ("no usage", Bounds { servers_used_min: 1, ..BOUNDS }),
-    ("rerank", Bounds { burst_max: 6, ..BOUNDS }),
-];
+/// Known fault, to be mended: workers do not hear of each other's requests whose body is not read before those have ended.
+const OPEN: [(&str, Bounds); 1] = [("rerank", Bounds { burst_max: 6, ..BOUNDS })];
 
 /// What an engine made of one seed, or the worst of several.
 #[derive(Clone, Copy, Debug)]

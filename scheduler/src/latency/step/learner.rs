@@ -102,6 +102,10 @@ const SPEED_IGNORED: f64 = 0.05;
 /// Samples of the pool from which on endpoints are compared.
 const SPEEDS_FROM_SAMPLES: f64 = 16.0;
 
+/// A sample is unlike the others where a term of it is more than this share of what is expected of it, and so many times its usual share.
+const UNLIKE_SHARE: f64 = 0.05;
+const UNLIKE_TIMES: f64 = 2.5;
+
 /// A sample counts for at most this many times what was expected, and this many ms more: beyond, something else than a step took its time.
 const CLIP_TIMES: f64 = 4.0;
 const CLIP_MORE_MS: f64 = 20.0;
@@ -308,13 +312,22 @@ impl Fit {
         let speed = self.speed(endpoint, pool);
         let expected_ms = self.expected_ms(inputs);
         let seen_ms = f64::from(seen_ms).min(CLIP_TIMES * expected_ms * speed + CLIP_MORE_MS);
+        let is_unlike = self.is_unlike(inputs, expected_ms);
         self.add(inputs, seen_ms / speed, expected_ms);
         self.solve();
-        // The first samples of a pool are clipped by a prior that may be far off: they would make who was sampled first seem fast.
-        if self.count < SPEEDS_FROM_SAMPLES {
+        // The first samples of a pool are clipped by a prior that may be far off: they would make the endpoint that was sampled first seem fast.
+        if self.count < SPEEDS_FROM_SAMPLES || is_unlike {
             return endpoint;
         }
         endpoint.with(Ratio { observed_ms: seen_ms, terms: self.terms(inputs), count: 1.0 })
+    }
+
+    /// Is the sample so unlike those which the fit is made of that it says something of the fit, and not of its endpoint? After short prompts a first
+    /// long one is: an engine whose time does not grow with the prompt would seem fast where it was, and be given all others.
+    fn is_unlike(&self, inputs: &[f64; 3], expected_ms: f64) -> bool {
+        let shares = self.terms(inputs).map(|term| term / expected_ms);
+        let usual = |at: usize| self.normal.get(at).and_then(|row| row.get(at)).map_or(0.0, |sum| (sum / self.count.max(1.0)).sqrt());
+        (1..).zip(shares.iter().skip(1)).any(|(at, share)| *share > UNLIKE_SHARE && *share > UNLIKE_TIMES * usual(at))
     }
 
     fn add(&mut self, inputs: &[f64; 3], seen_ms: f64, expected_ms: f64) {
