@@ -9,7 +9,6 @@ pub mod certificates;
 pub mod client;
 pub mod daemon;
 pub mod drill;
-pub mod engine_matrix;
 pub mod envoy;
 pub mod explain;
 pub mod fleet;

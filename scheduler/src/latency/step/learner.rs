@@ -57,6 +57,8 @@ struct Fit {
     seen: [f64; 3],
     count: f64,
     /// Sums of what was seen, and of what the prior says: the common scale.
+    /// Sums of the squares of the inputs.
+    squares: [f64; 3],
     observed_ms: f64,
     prior_ms: f64,
 }
@@ -102,7 +104,7 @@ const SPEED_IGNORED: f64 = 0.05;
 /// Samples of the pool from which on endpoints are compared.
 const SPEEDS_FROM_SAMPLES: f64 = 16.0;
 
-/// A sample is unlike the others where a term of it is more than this share of what is expected of it, and so many times its usual share.
+/// A sample is unlike the others where an input is so many times its root mean square, and its term more than this share of what is expected.
 const UNLIKE_SHARE: f64 = 0.05;
 const UNLIKE_TIMES: f64 = 2.5;
 
@@ -262,7 +264,17 @@ impl Ratio {
 impl Fit {
     fn new(prior: [f32; 3], keep: f64) -> Self {
         let (prior, nothing) = (prior.map(f64::from), [0.0; 3]);
-        Self { prior, keep, theta: [1.0; 3], normal: [nothing; 3], seen: nothing, count: 0.0, observed_ms: 0.0, prior_ms: 0.0 }
+        Self {
+            prior,
+            keep,
+            theta: [1.0; 3],
+            normal: [nothing; 3],
+            seen: nothing,
+            count: 0.0,
+            squares: nothing,
+            observed_ms: 0.0,
+            prior_ms: 0.0,
+        }
     }
 
     fn weights(&self) -> [f32; 3] {
@@ -326,14 +338,18 @@ impl Fit {
     /// long one is: an engine whose time does not grow with the prompt would seem fast where it was, and be given all others.
     fn is_unlike(&self, inputs: &[f64; 3], expected_ms: f64) -> bool {
         let shares = self.terms(inputs).map(|term| term / expected_ms);
-        let usual = |at: usize| self.normal.get(at).and_then(|row| row.get(at)).map_or(0.0, |sum| (sum / self.count.max(1.0)).sqrt());
-        (1..).zip(shares.iter().skip(1)).any(|(at, share)| *share > UNLIKE_SHARE && *share > UNLIKE_TIMES * usual(at))
+        let usual = self.squares.map(|sum| (sum / self.count.max(1.0)).sqrt());
+        let mut rows = shares.iter().zip(inputs).zip(usual).skip(1);
+        rows.any(|((share, input), usual)| *share > UNLIKE_SHARE && *input > UNLIKE_TIMES * usual)
     }
 
     fn add(&mut self, inputs: &[f64; 3], seen_ms: f64, expected_ms: f64) {
         let terms = self.terms(inputs);
         let keep = self.keep;
         self.count = keep * self.count + 1.0;
+        for (sum, input) in self.squares.iter_mut().zip(inputs) {
+            *sum = keep * *sum + input * input;
+        }
         self.observed_ms = keep * self.observed_ms + seen_ms;
         self.prior_ms = keep * self.prior_ms + terms.iter().sum::<f64>();
         let relative = terms.map(|term| term / expected_ms);
