@@ -89,6 +89,35 @@ pub struct Found {
     pub new_after: Option<Duration>,
 }
 
+/// What engines are held to. How many requests return ([`RETURNED_MIN`]) and the load ([`BUSIEST_MAX`]) have one bound for all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// The most requests of a burst at one server.
+    pub burst_max: u64,
+    /// The fewest servers that conversations use.
+    pub servers_used_min: usize,
+}
+
+/// What is asked for every engine.
+pub const BOUNDS: Bounds = Bounds { burst_max: 5, servers_used_min: 6 };
+
+/// The smallest share of later turns that come to the server of the first.
+pub const RETURNED_MIN: f64 = 0.97;
+
+/// Requests of the load at the busiest server over the mean, at most.
+pub const BUSIEST_MAX: f64 = 1.3;
+
+/// Engines that do not keep a bound yet, and what they do keep: known faults, to be mended, not accepted. Engines with a constant time per token
+/// make one server seem a little faster than the others, and that one is given the cold prompts that come one by one. Workers learn of each other's
+/// requests whose body is not read (rerank) only when those have ended.
+const OPEN: [(&str, Bounds); 5] = [
+    ("constant-per-token", Bounds { servers_used_min: 1, ..BOUNDS }),
+    ("no-metrics", Bounds { servers_used_min: 1, ..BOUNDS }),
+    ("frozen-metrics", Bounds { servers_used_min: 1, ..BOUNDS }),
+    ("no-usage", Bounds { servers_used_min: 1, ..BOUNDS }),
+    ("rerank", Bounds { burst_max: 6, ..BOUNDS }),
+];
+
 /// The pools of all engines behind one proxy.
 #[derive(Debug)]
 pub struct EngineMatrix {
@@ -128,6 +157,21 @@ pub fn engines() -> Vec<Engine> {
         of("embeddings", Api::Embeddings),
         of("rerank", Api::Rerank),
     ]
+}
+
+// === impl Found ===
+
+impl Found {
+    /// Is it within the bounds of its engine? A new server has ten times what it should take.
+    #[must_use]
+    pub fn is_good(&self) -> bool {
+        let bounds = OPEN.iter().find(|(open, _)| *open == self.engine).map_or(BOUNDS, |(_, bounds)| *bounds);
+        self.worst_burst <= bounds.burst_max
+            && self.returned.is_none_or(|returned| returned >= RETURNED_MIN)
+            && self.servers_used.is_none_or(|used| used >= bounds.servers_used_min)
+            && self.busiest_over_mean <= BUSIEST_MAX
+            && self.new_after.is_some()
+    }
 }
 
 // === impl Api ===
@@ -195,16 +239,17 @@ impl EngineMatrix {
 
 impl Bench<'_> {
     async fn measure(&self) -> Result<Found> {
-        let known = async {
-            let busiest_over_mean = self.load().await?;
+        // Loads first: those of slow engines run at the same time, and a burst between two of them would make each wait for the other.
+        let busiest_over_mean = self.load().await?;
+        let conversations = async {
             // A prompt that is not read cannot return.
             let conversations = if self.engine.api == Api::Rerank { None } else { Some(self.converse().await?) };
-            Ok::<_, crate::Error>((busiest_over_mean, conversations, self.grow().await?))
+            Ok((conversations, self.grow().await?))
         };
-        let (bursts, known) = futures::future::join(Box::pin(self.worst_burst()), Box::pin(known)).await;
-        let (busiest_over_mean, conversations, new_after) = known?;
+        let bursts = self.worst_burst();
+        let (worst_burst, (conversations, new_after)) = futures::future::try_join(Box::pin(bursts), Box::pin(conversations)).await?;
         let (returned, servers_used) = conversations.unzip();
-        Ok(Found { engine: self.engine.name, worst_burst: bursts?, servers_used, returned, busiest_over_mean, new_after })
+        Ok(Found { engine: self.engine.name, worst_burst, servers_used, returned, busiest_over_mean, new_after })
     }
 
     /// The machine for itself.
