@@ -125,7 +125,7 @@ pub fn page(data: &str) -> Result<String, serde_json::Error> {
         page,
         "| column | what it is | bound |\n|---|---|---|\n\
          | burst | 64 long distinct prompts within 200 ms over 16 idle servers, twice: the most at one server of one burst; 4 would be even | at most {burst_max} |\n\
-         | returned | 16 distinct long prefixes one after another over 8 servers, 6 turns each: the share of later turns that came to the server of the first | at least {RETURNED_MIN} |\n\
+         | returned | 16 distinct long prefixes one after another over 8 servers, 6 turns each with 20 ms between them: the share of later turns that came to the server of the first | at least {RETURNED_MIN} |\n\
          | servers used | of those 8, how many had a first turn | at least {servers_used_min} |\n\
          | busiest / mean | 1,000 requests at concurrency 32 over 8 servers | at most {BUSIEST_MAX} |\n\
          | new after, s | from the change of the endpoints file to the first request at a ninth server under that load; noticing the file takes its part | at most 1 |\n\n\

@@ -35,7 +35,7 @@ pub(crate) async fn bench(args: Args) -> Result<()> {
             rows.push(Row::of_engine(shape, &found));
         }
         drop((second, matrix));
-        let broken = BrokenPools::start(workers).await?;
+        let broken = BrokenPools::start_with(|builder| builder.concurrency(workers).quiet()).await?;
         let (_second, addresses) = proxies_of(&broken.world().stack, shape).await?;
         for sent in broken.count(&addresses).await {
             println!("{shape:?} {sent:?}");
