@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde::{Deserialize, Serialize};
 
 use crate::broken_pools::Sent;
-use crate::engine_matrix::{BOUNDS, BUSIEST_MAX, Bounds, Found, RETURNED_MIN};
+use crate::engine_matrix::{BOUNDS, BUSIEST_MAX, Bounds, Found};
 
 /// What stands above the tables. The bounds come after it.
 const HEAD: &str = "# Engines of every kind
@@ -106,7 +106,7 @@ impl Row {
     fn misses_a_bound(&self) -> bool {
         self.worst_burst.is_some_and(|burst| burst > BOUNDS.burst_max)
             || self.servers_used.is_some_and(|used| used < BOUNDS.servers_used_min)
-            || self.returned.is_some_and(|returned| returned < RETURNED_MIN)
+            || self.returned.is_some_and(|returned| returned < BOUNDS.returned_min)
             || self.busiest_over_mean.is_some_and(|busiest| busiest > BUSIEST_MAX)
             || (self.share_of_broken.is_none() && self.new_after_s.is_none_or(|after| after > 1.0))
             || self.share_of_broken.is_some_and(|share| share > 0.02)
@@ -120,12 +120,12 @@ impl Row {
 pub fn page(data: &str) -> Result<String, serde_json::Error> {
     let data: Data = serde_json::from_str(data)?;
     let mut page = HEAD.to_owned();
-    let Bounds { burst_max, servers_used_min } = BOUNDS;
+    let Bounds { burst_max, servers_used_min, returned_min } = BOUNDS;
     let _ = write!(
         page,
         "| column | what it is | bound |\n|---|---|---|\n\
          | burst | 64 long distinct prompts within 200 ms over 16 idle servers, twice: the most at one server of one burst; 4 would be even | at most {burst_max} |\n\
-         | returned | 16 distinct long prefixes one after another over 8 servers, 6 turns each with 20 ms between them: the share of later turns that came to the server of the first | at least {RETURNED_MIN} |\n\
+         | returned | 16 distinct long prefixes one after another over 8 servers, 6 turns each with 20 ms between them: the share of later turns that came to the server of the first | at least {returned_min} |\n\
          | servers used | of those 8, how many had a first turn | at least {servers_used_min} |\n\
          | busiest / mean | 1,000 requests at concurrency 32 over 8 servers | at most {BUSIEST_MAX} |\n\
          | new after, s | from the change of the endpoints file to the first request at a ninth server under that load; noticing the file takes its part | at most 1 |\n\n\

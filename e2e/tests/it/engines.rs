@@ -11,7 +11,7 @@ async fn any_engine_is_loaded_evenly_and_keeps_its_prompts_by_four_workers() -> 
     for found in &all {
         println!("{found:?}");
     }
-    let bad: Vec<&Found> = all.iter().filter(|found| !found.is_good()).collect();
+    let bad: Vec<&Found> = all.iter().filter(|found| !found.is_good(1)).collect();
     assert!(bad.is_empty(), "beyond the bounds: {bad:?}");
     Ok(())
 }

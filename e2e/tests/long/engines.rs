@@ -16,7 +16,7 @@ async fn any_engine_is_loaded_evenly_and_keeps_its_prompts_by_one_worker_two_and
         let addresses: Vec<SocketAddr> = first.into_iter().chain(second.as_ref().map(|second| second.envoy.listener())).collect();
         for found in matrix.measure(&addresses).await? {
             println!("{workers} workers, {proxies} proxies: {found:?}");
-            if !found.is_good() {
+            if !found.is_good(proxies) {
                 bad.push((workers, proxies, found));
             }
         }
