@@ -154,6 +154,7 @@ bench: release $(VENV_READY) $(TOOLS)/.oha-$(OHA_VERSION) ## added latency and C
 	target/release/bench sharing
 	target/release/bench relay
 	target/release/bench quality
+	target/release/bench engines
 	.venv/bin/python scheduler/benches/both.py
 
 # --- Look at it.

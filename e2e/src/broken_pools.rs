@@ -10,6 +10,7 @@ use tokio::time::sleep;
 
 use crate::plain_engine::{Answer, Behaviour, Delay};
 use crate::plain_pools::{PlainPool, PlainPools};
+use crate::stack::Builder;
 use crate::{Result, wait_for};
 
 /// Clients of each pool.
@@ -75,11 +76,19 @@ impl BrokenPools {
     /// # Errors
     /// If any part does not start.
     pub async fn start(workers: u32) -> Result<Self> {
+        Self::start_with(|builder| builder.concurrency(workers)).await
+    }
+
+    /// The same; `change` sets what else the stack should be like.
+    ///
+    /// # Errors
+    /// If any part does not start.
+    pub async fn start_with(change: impl FnOnce(Builder) -> Builder) -> Result<Self> {
         let mut pools = Vec::new();
         for (name, fault) in faults() {
             pools.push(PlainPool::start(name, [fault, works(), works(), works()]).await?);
         }
-        let world = PlainPools::start(pools, |builder| builder.concurrency(workers)).await?;
+        let world = PlainPools::start(pools, change).await?;
         Ok(Self { world, over: Arc::default() })
     }
 

@@ -9,6 +9,8 @@ pub mod certificates;
 pub mod client;
 pub mod daemon;
 pub mod drill;
+pub mod engine_matrix;
+pub mod engine_page;
 pub mod envoy;
 pub mod explain;
 pub mod fleet;

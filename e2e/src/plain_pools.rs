@@ -1,6 +1,7 @@
 //! Many pools of plain engines behind one Envoy, each reached by the header `x-pool`: the default configuration, for engines of every kind at once.
 
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use http::Request;
@@ -22,6 +23,8 @@ pub struct PlainPool {
     pub name: String,
     /// Its engines.
     pub engines: Vec<PlainEngine>,
+    /// So many of them, from the first on, are endpoints of the pool at the start.
+    pub listed: usize,
 }
 
 /// All pools, one daemon and one Envoy.
@@ -31,7 +34,7 @@ pub struct PlainPools {
     pub stack: Stack,
     /// The pools, in order.
     pub pools: Vec<Arc<PlainPool>>,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 // === impl PlainPool ===
@@ -46,7 +49,17 @@ impl PlainPool {
         for behaviour in behaviours {
             engines.push(PlainEngine::start(SocketAddr::from(([127, 0, 0, 1], 0)), behaviour).await?);
         }
-        Ok(Self { name: name.to_owned(), engines })
+        let listed = engines.len();
+        Ok(Self { name: name.to_owned(), engines, listed })
+    }
+
+    /// The text of an endpoints file with the first so many engines.
+    fn endpoints(&self, listed: usize) -> String {
+        let row = |engine: &PlainEngine| {
+            let address = engine.addr();
+            json!({"name": format!("{}-{}", self.name, address.port()), "address": address.ip().to_string(), "port": address.port()})
+        };
+        json!({"endpoints": self.engines.iter().take(listed).map(row).collect::<Vec<_>>()}).to_string() // JSON is YAML
     }
 
     /// Requests for inference that each engine was sent, in order.
@@ -74,11 +87,11 @@ impl PlainPools {
     /// If any part does not start.
     pub async fn start(pools: Vec<PlainPool>, change: impl FnOnce(Builder) -> Builder) -> Result<Self> {
         let folder = tempfile::tempdir()?;
-        let file = folder.path().join("pools.yaml");
-        let row = |pool: &PlainPool| {
-            let endpoints: Vec<String> = pool.engines.iter().map(|engine| engine.addr().to_string()).collect();
-            json!({"name": pool.name, "endpoints": endpoints})
-        };
+        let file = folder.path().join("pools.list");
+        for pool in &pools {
+            std::fs::write(endpoints_file(folder.path(), pool), pool.endpoints(pool.listed))?;
+        }
+        let row = |pool: &PlainPool| json!({"name": pool.name, "endpointsFile": endpoints_file(folder.path(), pool)});
         std::fs::write(&file, json!({"pools": pools.iter().map(row).collect::<Vec<_>>()}).to_string())?;
         let names: Vec<String> = pools.iter().map(|pool| pool.name.clone()).collect();
         let keys: Vec<Value> = names.iter().map(|name| json!({"name": name, "clusters": [format!("{name}-pool")]})).collect();
@@ -87,8 +100,22 @@ impl PlainPools {
             .envoy_config(move |config| route_by_header(config, &names))
             .picker(json!({"pools": keys}));
         let stack = change(builder).start().await?;
-        Ok(Self { stack, pools: pools.into_iter().map(Arc::new).collect(), _folder: folder })
+        Ok(Self { stack, pools: pools.into_iter().map(Arc::new).collect(), folder })
     }
+
+    /// Makes the first so many engines of this pool its endpoints. The file is replaced by a rename, so a reader never sees half of it.
+    ///
+    /// # Errors
+    /// If the folder cannot be written.
+    pub fn list(&self, pool: &PlainPool, listed: usize) -> Result<()> {
+        let (draft, file) = (self.folder.path().join(format!("{}.draft", pool.name)), endpoints_file(self.folder.path(), pool));
+        std::fs::write(&draft, pool.endpoints(listed))?;
+        Ok(std::fs::rename(draft, file)?)
+    }
+}
+
+fn endpoints_file(folder: &Path, pool: &PlainPool) -> PathBuf {
+    folder.join(format!("{}.yaml", pool.name))
 }
 
 /// A cluster for each pool, like the one of the shipped file, and a route to it for requests whose header names it.

@@ -7,6 +7,7 @@
 //! | `standing` | scraping, memory, start, changes | `standing.json` |
 //! | `steps` | where the CPU of a request and of a streamed chunk goes, from plain Envoy to the filter and to ext_proc | `steps.json`, `chunk-steps.json` |
 //! | `sharing`, `relay` | what it buys that workers and proxies pick as one, and what it costs | `sharing.json` |
+//! | `engines` | how traffic is spread over engines of every kind, and broken ones | `engines.json` |
 //! | `quality` | where requests are sent, in real time: our policy, 2/2/3 and round robin | `quality-real.json` |
 //! | `page` | the first four as `docs/performance.md`, with plots | |
 //!
@@ -22,6 +23,8 @@ use e2e::{Result, root};
 use serde::Serialize;
 use serde_json::json;
 
+#[path = "bench/engines.rs"]
+mod engines;
 #[path = "bench/go_on.rs"]
 mod go_on;
 #[path = "bench/load.rs"]
@@ -100,6 +103,8 @@ enum Part {
     Sharing(sharing::Args),
     /// One daemon that carries many proxies: its CPU, and how old load and placements are when they arrive
     Relay(relay::Args),
+    /// Engines of every kind and broken ones: bursts, load, conversations, the share of the broken one -> target/bench/engines.json
+    Engines(engines::Args),
     /// Our policy, 2/2/3 and round robin over simulated servers in real time: does the simulator's ranking hold? -> target/bench/quality-real.json
     Quality(quality::Args),
     /// Write docs/performance.md from what was measured last
@@ -133,6 +138,7 @@ async fn main() -> ExitCode {
         Some(Part::Steps(args)) => steps::bench(args).await,
         Some(Part::Sharing(args)) => sharing::bench(*args).await,
         Some(Part::Relay(args)) => relay::bench(*args).await,
+        Some(Part::Engines(args)) => engines::bench(*args).await,
         Some(Part::Quality(args)) => quality::bench(*args).await,
         Some(Part::Page) => page::write(),
         Some(Part::GoOn { listen, endpoint }) => go_on::serve(*listen, endpoint).await,

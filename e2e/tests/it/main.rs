@@ -20,6 +20,7 @@ mod drills_proxy;
 mod drills_requests;
 mod echo;
 mod engine;
+mod engines;
 mod explain;
 mod fronts;
 mod gateways;

@@ -7,6 +7,7 @@ mod api_server;
 mod broken_engines;
 #[path = "../../../discovery/tests/it/cluster.rs"]
 mod cluster;
+mod engines;
 mod hot_restart;
 mod leader_lost;
 mod partition;

@@ -1,0 +1,176 @@
+//! `docs/engines.md`, from the measurements in `docs/data/engines.json`.
+
+use std::fmt::Write as _;
+
+use serde::{Deserialize, Serialize};
+
+use crate::broken_pools::Sent;
+use crate::engine_matrix::{BOUNDS, BUSIEST_MAX, Bounds, Found};
+
+/// What stands above the tables. The bounds come after it.
+const HEAD: &str = "# Engines of every kind
+
+Printed from `docs/data/engines.json`, do not edit. `target/release/bench engines` (a part of `make bench`) measures and writes
+`target/bench/engines.json`; copy that to `docs/data/` and print this page by `UPDATE_DOCS=1 cargo test -p e2e --lib engine_page`.
+
+How the default configuration spreads requests over engines that are nothing like the simulated ones, and over pools with a broken
+engine. All engines are HTTP servers with an OpenAI API behind one real Envoy:
+
+| engine | what it does |
+|---|---|
+| `constant-0.3-s` | the whole reply after 0.3 s |
+| `constant-per-token` | 150 ms to the first token, 20 ms to each next one, whatever the load |
+| `no-metrics` | the same; `/metrics` is 404 |
+| `frozen-metrics` | the same; `/metrics` always says that the engine is idle |
+| `no-usage` | the same; replies do not say how many tokens they had |
+| `four-at-once` | four requests at a time for 0.2 s each, the others wait in a queue |
+| `grows-with-prompt` | 0.1 ms for each token of the prompt, whatever the load |
+| `at-once` | replies at once |
+| `embeddings`, `rerank` | those APIs, each reply after 20 ms |
+
+";
+
+/// What stands between the two tables of the page.
+const BROKEN: &str = "
+One of four engines is broken: it answers at once what its name says, and its metrics look healthy. The other three need 0.5 s. 32 clients;
+counted for 6 s, from 2 s after the first request on. Bound: at most 2 % of requests at the broken one.
+
+";
+
+/// One row of the data. What does not apply to it is null.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    engine: String,
+    #[serde(flatten)]
+    shape: Shape,
+    worst_burst: Option<u64>,
+    servers_used: Option<usize>,
+    returned: Option<f64>,
+    busiest_over_mean: Option<f64>,
+    new_after_s: Option<f64>,
+    share_of_broken: Option<f64>,
+}
+
+/// How many proxies were asked, and with which prompts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shape {
+    /// Workers of each proxy.
+    pub workers: u32,
+    /// Proxies.
+    pub proxies: u32,
+    /// Seed of the prompts.
+    pub seed: u64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Data {
+    host: String,
+    cores: usize,
+    envoy: String,
+    rows: Vec<Row>,
+}
+
+// === impl Row ===
+
+impl Row {
+    /// Of an engine that works.
+    #[must_use]
+    pub fn of_engine(shape: Shape, found: &Found) -> Self {
+        Self {
+            engine: found.engine.to_owned(),
+            shape,
+            worst_burst: Some(found.worst_burst),
+            servers_used: found.servers_used,
+            returned: found.returned,
+            busiest_over_mean: Some(found.busiest_over_mean),
+            new_after_s: found.new_after.map(|after| after.as_secs_f64()),
+            share_of_broken: None,
+        }
+    }
+
+    /// Of a pool with a broken engine.
+    #[must_use]
+    pub fn of_broken(shape: Shape, sent: &Sent) -> Self {
+        Self {
+            engine: sent.fault.clone(),
+            shape,
+            worst_burst: None,
+            servers_used: None,
+            returned: None,
+            busiest_over_mean: None,
+            new_after_s: None,
+            share_of_broken: Some(sent.share_of_broken()),
+        }
+    }
+
+    fn misses_a_bound(&self) -> bool {
+        self.worst_burst.is_some_and(|burst| burst > BOUNDS.burst_max)
+            || self.servers_used.is_some_and(|used| used < BOUNDS.servers_used_min)
+            || self.returned.is_some_and(|returned| returned < BOUNDS.returned_min)
+            || self.busiest_over_mean.is_some_and(|busiest| busiest > BUSIEST_MAX)
+            || (self.share_of_broken.is_none() && self.new_after_s.is_none_or(|after| after > 1.0))
+            || self.share_of_broken.is_some_and(|share| share > 0.02)
+    }
+}
+
+/// The page of this data.
+///
+/// # Errors
+/// If it is not what [`Row`]s are written as.
+pub fn page(data: &str) -> Result<String, serde_json::Error> {
+    let data: Data = serde_json::from_str(data)?;
+    let mut page = HEAD.to_owned();
+    let Bounds { burst_max, servers_used_min, returned_min } = BOUNDS;
+    let _ = write!(
+        page,
+        "| column | what it is | bound |\n|---|---|---|\n\
+         | burst | 64 long distinct prompts within 200 ms over 16 idle servers, twice: the most at one server of one burst; 4 would be even | at most {burst_max} |\n\
+         | returned | 16 distinct long prefixes one after another over 8 servers, 6 turns each with 20 ms between them: the share of later turns that came to the server of the first | at least {returned_min} |\n\
+         | servers used | of those 8, how many had a first turn | at least {servers_used_min} |\n\
+         | busiest / mean | 1,000 requests at concurrency 32 over 8 servers | at most {BUSIEST_MAX} |\n\
+         | new after, s | from the change of the endpoints file to the first request at a ninth server under that load; noticing the file takes its part | at most 1 |\n\n\
+         A row with a miss says so at its end: a known fault, to be mended. `-`: the prompt of `rerank` is not read, so it cannot return.\n\n\
+         Measured on {} ({} cores, Envoy {}), one run with seed {}.\n\n\
+         | engine | workers | proxies | burst | returned | servers used | busiest / mean | new after, s | |\n|---|---|---|---|---|---|---|---|---|\n",
+        data.host,
+        data.cores,
+        data.envoy,
+        data.rows.first().map_or(0, |row| row.shape.seed),
+    );
+    let number = |value: Option<f64>, digits: usize| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"));
+    let (broken, whole): (Vec<&Row>, Vec<&Row>) = data.rows.iter().partition(|row| row.share_of_broken.is_some());
+    let miss = |row: &Row| if row.misses_a_bound() { "misses" } else { "" };
+    for row in whole {
+        let (burst, used) = (row.worst_burst.map(|burst| burst as f64), row.servers_used.map(|used| used as f64));
+        let figures =
+            [number(burst, 0), number(row.returned, 3), number(used, 0), number(row.busiest_over_mean, 2), number(row.new_after_s, 2)];
+        let _ =
+            writeln!(page, "| {} | {} | {} | {} | {} |", row.engine, row.shape.workers, row.shape.proxies, figures.join(" | "), miss(row));
+    }
+    page.push_str(BROKEN);
+    page.push_str("| broken engine | workers | proxies | share of requests | |\n|---|---|---|---|---|\n");
+    for row in broken {
+        let share = number(row.share_of_broken.map(|share| share * 100.0), 2);
+        let _ = writeln!(page, "| {} | {} | {} | {share} % | {} |", row.engine, row.shape.workers, row.shape.proxies, miss(row));
+    }
+    Ok(page)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root;
+
+    #[test]
+    fn the_page_of_engines_says_what_the_data_says() {
+        let page = page(&std::fs::read_to_string(root().join("docs/data/engines.json")).unwrap()).unwrap();
+        let file = root().join("docs/engines.md");
+        if std::env::var_os("UPDATE_DOCS").is_some() {
+            std::fs::write(&file, &page).unwrap();
+        }
+        assert!(
+            std::fs::read_to_string(&file).unwrap_or_default() == page,
+            "docs/engines.md is stale; its head says how to print it again"
+        );
+    }
+}

@@ -1,0 +1,17 @@
+//! Engines that are nothing like the simulated ones, on a real Envoy: load is spread, and prompts find their servers again.
+
+use e2e::Result;
+use e2e::engine_matrix::{EngineMatrix, Found};
+
+/// All kinds of engines at the same time, each in pools of its own behind one Envoy of four workers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_engine_is_loaded_evenly_and_keeps_its_prompts_by_four_workers() -> Result<()> {
+    let matrix = EngineMatrix::start(4, 1).await?;
+    let all = matrix.measure(&[matrix.stack().address()]).await?;
+    for found in &all {
+        println!("{found:?}");
+    }
+    let bad: Vec<&Found> = all.iter().filter(|found| !found.is_good(1)).collect();
+    assert!(bad.is_empty(), "beyond the bounds: {bad:?}");
+    Ok(())
+}
