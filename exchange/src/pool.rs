@@ -149,7 +149,7 @@ impl Pool {
             state: None,
             in_flight: InFlight::default(),
             prefixes: PrefixIndex::with_capacity(prefix_entries),
-            ejections: Ejections::default(),
+            ejections: Ejections::staggered(seed),
             health: Health::default(),
             accepted: Accepted::default(),
             crashing: Crashing::default(),

@@ -27,6 +27,9 @@ const MAX_MS: u64 = 5_000;
 /// By which part of itself an ejection may be shorter, by chance.
 const JITTER: f32 = 0.2;
 
+/// By how much workers differ in when they send a probe, in ms: many times what a worker takes to hear of another's.
+const STAGGER_MS: u64 = 200;
+
 /// How long a probe keeps other requests away, in ms: a reply that takes longer than any ejection holds up the next probe no further.
 const PROBE_MS: u64 = 5_000;
 
@@ -45,6 +48,8 @@ const OUTSIDE_REST_MS: u64 = 10_000;
 pub struct Ejections {
     /// Only endpoints that failed, and those that answered again a moment ago: at most one row for each endpoint of the pool.
     rows: Vec<Ejection>,
+    /// How much later than other workers this one sends a probe, in ms: those that are later have heard by then that one is under way.
+    stagger_ms: u64,
 }
 
 /// What is known of one endpoint's failures.
@@ -67,6 +72,17 @@ pub struct Ejection {
 // === impl Ejections ===
 
 impl Ejections {
+    /// Probes are sent later than by other workers, by a part of [`STAGGER_MS`] that `seed` tells.
+    #[must_use]
+    pub fn staggered(seed: u64) -> Self {
+        Self { stagger_ms: seed % STAGGER_MS, ..Self::default() }
+    }
+
+    /// When the ejection is over for this worker.
+    fn end(&self, row: &Ejection) -> Time {
+        row.until.plus_ms(self.stagger_ms)
+    }
+
     /// There is reason to eject it: by its answers, or by its connections. `chance` is from 0 to 1. Says whether that is news.
     pub fn eject(&mut self, endpoint: EndpointRef, by_answers: bool, chance: f32, now: Time) -> bool {
         // Requests that were already under way say nothing new while it is ejected.
@@ -91,10 +107,8 @@ impl Ejections {
     /// A request is about to be sent there. Says whether it is a probe: the endpoint was ejected, and its time is over. Others stay away until the
     /// probe is over.
     pub fn probes(&mut self, endpoint: EndpointRef, now: Time) -> bool {
-        let Some(row) = self.rows.iter_mut().find(|row| row.endpoint == endpoint && row.failures > 0 && row.until <= now) else {
-            return false;
-        };
-        *row = Ejection { at: now, until: now.plus_ms(PROBE_MS), outside: false, ..*row };
+        let Some(row) = self.row(endpoint).filter(|row| row.failures > 0 && self.end(row) <= now) else { return false };
+        self.put(Ejection { at: now, until: now.plus_ms(PROBE_MS), outside: false, ..row });
         true
     }
 
@@ -121,7 +135,7 @@ impl Ejections {
         if failing.is_empty() {
             return;
         }
-        for row in self.rows.iter().filter(|row| row.failures > 0 && row.until <= now) {
+        for row in self.rows.iter().filter(|row| row.failures > 0 && self.end(row) <= now) {
             let position = endpoints.iter().position(|endpoint| *endpoint == row.endpoint);
             if let Some(share) = position.and_then(|at| failing.get_mut(at)) {
                 *share = 0.0;
@@ -174,7 +188,7 @@ impl Ejections {
     /// Writes who is ejected now, parallel to the snapshot's endpoints; leaves `out` empty when nobody is.
     pub fn mark(&self, snapshot: &Snapshot, now: Time, out: &mut Vec<bool>) {
         out.clear();
-        let mut ejected: Vec<&Ejection> = self.rows.iter().filter(|r| r.until > now).collect();
+        let mut ejected: Vec<&Ejection> = self.rows.iter().filter(|r| r.failures > 0 && self.end(r) > now).collect();
         if ejected.is_empty() {
             return;
         }
