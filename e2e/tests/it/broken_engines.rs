@@ -75,7 +75,7 @@ async fn a_prompt_that_crashes_engines_meets_two_of_them_and_is_then_refused() -
     for _ in 0..4 {
         engines.push(crashing_engine().await?);
     }
-    let builder = engines.iter().fold(Stack::builder(), |builder, (address, _)| builder.stranger(*address));
+    let builder = engines.iter().fold(Stack::builder().servers(0), |builder, (address, _)| builder.stranger(*address));
     let stack = builder.concurrency(1).start().await?;
     let ask = async |prompt: String| {
         let body = json!({"model": "demo", "messages": [{"role": "user", "content": format!("{prompt} {END_OF_PROMPT}")}]});
