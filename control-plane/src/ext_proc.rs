@@ -208,7 +208,7 @@ impl Line {
                 None => self.talk.close(),
             },
             () = self.talk.woken() => {}
-            // By a clean end the proxy is told to go on without us.
+            // A clean end of the stream lets the proxy go on without the picker.
             () = self.shutdown.begun(), if self.talk.is_dispensable() => self.talk.close(),
         }
     }

@@ -159,7 +159,7 @@ async fn hello(inbound: &mut impl Inbound) -> Result<state::Hello, Status> {
     }
 }
 
-/// As a stream is told.
+/// The status that a stream beyond the limits ends with.
 pub(crate) fn refusal(full: Full) -> Status {
     Status::resource_exhausted(full.to_string())
 }

@@ -68,7 +68,7 @@ struct Stream {
     came: Vec<u8>,
     went: Vec<u8>,
     begun: u32,
-    /// Bytes of any kind may begin anew, or bring another configuration: then the books do not balance.
+    /// Arbitrary bytes may begin a second request or change the configuration; the counts need not balance then.
     balances: bool,
 }
 

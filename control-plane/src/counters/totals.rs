@@ -27,7 +27,7 @@ pub struct Totals {
     pub vms: u64,
     /// By life of an endpoint.
     pub endpoints: BTreeMap<(Incarnation, Slot), EndpointTotals>,
-    /// By what they are told apart by.
+    /// Counts of requests, by label.
     pub models: BTreeMap<Label, ModelTotals>,
     /// Requests refused by us, by drop reason.
     pub dropped: BTreeMap<String, u64>,
@@ -41,7 +41,7 @@ pub struct Totals {
     pub placements_dropped: u64,
 }
 
-/// What counts of requests are told apart by.
+/// The label of a count of requests.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Label {
     /// The model asked for.

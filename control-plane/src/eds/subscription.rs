@@ -20,7 +20,7 @@ pub struct Subscription {
     sent: BTreeMap<String, u64>,
     acks: BTreeMap<String, EdsAck>,
     nonce: u64,
-    /// Names asked for that nobody knows were mentioned.
+    /// The log already has the unknown names that this stream asked for.
     unknown: bool,
     /// Since when something sent is not taken over.
     waits: Option<Instant>,

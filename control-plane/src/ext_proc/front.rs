@@ -54,7 +54,7 @@ pub struct Front {
     /// Places to wait in.
     pub(super) parking: Semaphore,
     streams: Arc<Streams>,
-    /// Those that are served, by a number of each.
+    /// Open streams, each by its number.
     talks: Mutex<HashMap<u64, Weak<Talk>>>,
 }
 

@@ -19,7 +19,7 @@ const POOLS_ASKED_MAX: usize = 256;
 /// The longest node id and pool name taken, in bytes.
 pub const NAME_BYTES_MAX: usize = 1024;
 
-/// The longest reason for a refusal that is kept, in bytes: it is for people.
+/// The longest reason for a refusal that is kept, in bytes: a person reads it in the log.
 pub const REASON_BYTES_MAX: usize = 1024;
 
 /// The most placements in one message from a proxy, in bytes: twice what a filter puts into one.
