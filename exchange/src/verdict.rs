@@ -7,7 +7,7 @@
 //! | misdirected | 401, 403, 404, 501; other 4xx without such a shape | only where another endpoint accepted the same lately | no | is undone |
 //! | overloaded | 429, 503 (tried again on the next endpoint) | yes | no | is undone |
 //! | ill | other 5xx, a lost connection, a stream cut off, an empty 200, a 200 with an error object | yes | no | is undone |
-//! | strange | 2xx with a body that is no reply of the API | yes | yes | stays |
+//! | strange | 2xx with a body that is no reply of the API | only where another endpoint gave a reply to the same lately | yes | stays |
 //! | unknown | the client left, or the path is no inference | no | no | stays |
 
 /// What an engine's answer means.

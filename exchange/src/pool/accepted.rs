@@ -1,7 +1,7 @@
 //! Which endpoints lately accepted what: a model, and a model asked for by a client with these credentials.
 //!
 //! A 404 or a 401 says that the request and the engine do not fit, not which of them is wrong. It counts against an endpoint only where another one
-//! accepted the same a short while ago; so a client with a wrong model name or key ejects no endpoint.
+//! accepted the same a short while ago; so a client with a wrong model name or key ejects no endpoint. Likewise a body that is no reply of the API.
 
 use scheduler::EndpointRef;
 

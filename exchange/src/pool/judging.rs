@@ -84,11 +84,11 @@ impl Pool {
                 self.did_well(endpoint, sent.at, held, now);
                 self.health.succeeded(endpoint, sent.prompt, now);
             }
-            Verdict::Ill | Verdict::Overloaded | Verdict::Strange => self.hold_against(endpoint, held, Failure::Answer, now),
-            Verdict::Misdirected if self.accepted.elsewhere(sent.refused(), endpoint, now) => {
+            Verdict::Ill | Verdict::Overloaded => self.hold_against(endpoint, held, Failure::Answer, now),
+            Verdict::Misdirected | Verdict::Strange if self.accepted.elsewhere(sent.refused(), endpoint, now) => {
                 self.hold_against(endpoint, held, Failure::Answer, now);
             }
-            Verdict::Misdirected | Verdict::ClientFault | Verdict::Unknown => {}
+            Verdict::Misdirected | Verdict::Strange | Verdict::ClientFault | Verdict::Unknown => {}
         }
     }
 

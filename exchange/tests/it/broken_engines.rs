@@ -172,11 +172,15 @@ impl World {
 
 /// Where it goes, or the status and drop reason that it is refused with.
 fn request(pool: &mut Pool, prompt: &str, streamed: bool, now: Time) -> (Exchange, Result<String, (u16, String)>) {
+    request_of("m", pool, prompt, streamed, now)
+}
+
+fn request_of(model: &str, pool: &mut Pool, prompt: &str, streamed: bool, now: Time) -> (Exchange, Result<String, (u16, String)>) {
     let (settings, mut exchange) = (Settings::default(), Exchange::new(now));
     let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/chat/completions")];
     exchange.request_headers(&settings, pairs, false);
     exchange.capture(pool, pairs);
-    let body = format!(r#"{{"model":"m","stream":{streamed},"messages":[{{"role":"user","content":"{prompt}"}}]}}"#);
+    let body = format!(r#"{{"model":"{model}","stream":{streamed},"messages":[{{"role":"user","content":"{prompt}"}}]}}"#);
     let to = match exchange.decide(&settings, pool, None, body.as_bytes(), now) {
         Step::Forward(forward) => Ok(destination(&forward)),
         Step::Reply(reply) => Err((reply.status, String::from_utf8(reply.body).unwrap())),
@@ -280,6 +284,27 @@ fn where_all_answers_are_strange_none_is_ejected_and_prompts_return() {
         exchange.response_chunk(&mut pool, b"you said: hello", true, now);
         assert_eq!(exchange.end(&mut pool, now).unwrap().verdict, exchange::verdict::Verdict::Strange);
         assert_eq!(*homes.entry(n % 6).or_insert_with(|| to.clone()), to, "prompt {n}");
+    }
+    assert!(pool.ejections().is_empty(), "{:?}", pool.ejections());
+}
+
+/// Every engine echoes one model and serves the other.
+#[test]
+fn where_all_answers_of_one_model_are_strange_none_is_ejected_and_its_prompts_return() {
+    let mut pool = World::new(1, Fault::Reset).workers.remove(0).pool;
+    let mut home = None;
+    for n in 0..100_u64 {
+        let now = at(100 + n * 50);
+        let (model, prompt) = if n % 2 == 0 { ("echoed", "hello ".repeat(400)) } else { ("m", format!("prompt {n}")) };
+        let (mut exchange, to) = request_of(model, &mut pool, &prompt, false, now);
+        let to = to.unwrap().split(',').next().unwrap().to_owned();
+        if n % 2 == 0 {
+            answer_badly(&mut exchange, &mut pool, &to, Fault::Html, now);
+            assert_eq!(*home.get_or_insert_with(|| to.clone()), to, "request {n}");
+        } else {
+            answer_well(&mut exchange, &mut pool, &to, now);
+        }
+        exchange.end(&mut pool, now);
     }
     assert!(pool.ejections().is_empty(), "{:?}", pool.ejections());
 }
