@@ -99,11 +99,11 @@ fn candidates(w: &mut Writer, snapshot: &Snapshot, explanation: &Explanation, pr
                 w.name("scores").object(|w| {
                     for column in &profile.scores {
                         if let Some((_, score)) = column.scores.iter().find(|(i, _)| *i == index) {
-                            w.name(&column.scorer).plain(rounded(*score));
+                            w.name(&column.scorer).rounded(*score);
                         }
                     }
                 });
-                w.name("total").option(total, |w, total| w.plain(rounded(total)));
+                w.name("total").option(total, |w, total| w.rounded(total));
                 let uncached = explanation.uncached_tokens.get(index.get()).copied();
                 w.name("predicted").option(uncached, |w, uncached| {
                     w.object(|w| {
@@ -128,11 +128,11 @@ fn prospect_members(w: &mut Writer, prospect: &Result<Prospect, Abstention>, ask
     let times = [("ttft", prospect.ttft), ("tpot", prospect.tpot)];
     for (name, time) in times {
         w.name(name).object(|w| {
-            w.name("ms").plain(rounded(time.predicted_ms));
+            w.name("ms").rounded(time.predicted_ms);
             if asks.any() && time.limit_ms.is_finite() {
-                w.name("limit_ms").plain(rounded(time.limit_ms));
+                w.name("limit_ms").rounded(time.limit_ms);
                 w.name("limit_of").string(if time.of_others { "others there" } else { "the request" });
-                w.name("headroom_ms").plain(rounded(time.left_ms()));
+                w.name("headroom_ms").rounded(time.left_ms());
             }
         });
     }
@@ -141,8 +141,4 @@ fn prospect_members(w: &mut Writer, prospect: &Result<Prospect, Abstention>, ask
         w.name("idle").plain(prospect.idle);
         w.name("late").strings(times.into_iter().filter(|(_, time)| time.is_exceeded()).map(|(name, _)| name));
     }
-}
-
-fn rounded(score: f32) -> f64 {
-    (f64::from(score) * 10_000.0).round() / 10_000.0
 }

@@ -9,6 +9,7 @@
 //! surrogate without its other half is allowed in a string. Numbers are checked for form and never converted unless asked for, so
 //! `1e999999` costs nothing.
 
+use crate::number;
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -143,9 +144,8 @@ impl<'b> Reader<'b> {
     pub fn count(&mut self) -> Result<Option<u32>> {
         let kind = self.peek()?;
         let span = self.skip()?;
-        let text = self.bytes.get(span).filter(|_| kind == Kind::Number).and_then(|b| std::str::from_utf8(b).ok());
+        let value = self.bytes.get(span).filter(|_| kind == Kind::Number).and_then(number::parse).filter(|v| !v.is_sign_negative());
         // `as` saturates, which is the clamp meant; an exponent that f64 cannot hold reads as infinity.
-        let value = text.and_then(|t| t.parse::<f64>().ok()).filter(|v| !v.is_sign_negative());
         Ok(value.map(|v| v as u32))
     }
 

@@ -22,6 +22,7 @@ pub use time::Time;
 pub mod api;
 pub mod body;
 pub mod json;
+mod number;
 pub mod restore;
 pub mod rewrite;
 pub mod sse;

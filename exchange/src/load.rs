@@ -2,6 +2,8 @@
 
 use scheduler::EndpointMetrics;
 
+use crate::number;
+
 /// The longest report read, in bytes. vLLM's is about 100.
 const REPORT_BYTES_MAX: usize = 4_096;
 
@@ -18,7 +20,9 @@ pub(crate) fn parse(report: &[u8]) -> Option<Load> {
     let text = std::str::from_utf8(report.get(..report.len().min(REPORT_BYTES_MAX))?).ok()?;
     let mut load = Load::default();
     for (name, value) in text.trim_start().strip_prefix("TEXT")?.split(',').filter_map(|item| item.split_once('=')) {
-        let Some(value) = value.trim().parse::<f32>().ok().filter(|v| v.is_finite() && *v >= 0.0) else { continue };
+        #[expect(clippy::cast_possible_truncation, reason = "what is too large becomes infinite, and is passed over")]
+        let value = number::parse(value.trim().as_bytes()).map(|value| value as f32);
+        let Some(value) = value.filter(|value| value.is_finite() && *value >= 0.0) else { continue };
         match name.trim().trim_start_matches("named_metrics.") {
             "kv_cache_usage_perc" => load.kv_cache_utilization = Some(value.min(1.0)),
             "num_requests_waiting" => load.queue_depth = Some(value),

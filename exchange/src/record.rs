@@ -43,7 +43,7 @@ impl Record {
             w.name("rng").plain(rng.state());
             w.name("metrics_stale").plain(local.metrics_stale);
             w.name("out_of_touch").plain(local.out_of_touch);
-            w.name("prefix_idle").plain(local.prefix_idle);
+            w.name("prefix_idle").float(local.prefix_idle);
             w.name("request").object(|w| request_members(w, request));
             let prospects = scheduler::prospects(snapshot, request, local);
             w.name("endpoints").array(|w| {
@@ -51,15 +51,15 @@ impl Record {
                     w.object(|w| {
                         endpoint_members(w, endpoint, local.in_flight.load(endpoint.id));
                         w.name("matched_blocks").plain(local.matched_blocks(index));
-                        w.name("prefix_age").plain(local.prefix_age(index));
+                        w.name("prefix_age").float(local.prefix_age(index));
                         w.name("cold_pick").plain(local.last_cold_pick(index));
                         w.name("last_pick").plain(local.in_flight.last_pick(endpoint.id));
                         w.name("ejected").plain(local.ejected(index));
                         w.name("last_answer").plain(local.last_answer(endpoint.id.slot));
-                        w.name("failing").plain(local.failing(index));
+                        w.name("failing").float(local.failing(index));
                         w.name("adapter_room");
                         match local.adapter_room(index) {
-                            AdapterRoom::Unknown => w.plain("null"),
+                            AdapterRoom::Unknown => w.null(),
                             AdapterRoom::Loaded => w.string("loaded"),
                             AdapterRoom::Free => w.string("free"),
                             AdapterRoom::Full { displaced_used } => w.plain(displaced_used),
@@ -91,7 +91,7 @@ impl Record {
 /// As `[ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms]`.
 fn prediction(w: &mut Writer, prediction: &Prediction) {
     let Prediction { ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms } = *prediction;
-    w.array(|w| [ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms].into_iter().for_each(|ms| w.plain(ms)));
+    w.array(|w| [ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms].into_iter().for_each(|ms| w.float(ms)));
 }
 
 /// One of the requests with an SLO that this proxy has there.
@@ -101,8 +101,8 @@ fn running_members(w: &mut Writer, running: &Running) {
         w.name("ttft_slo_us").option(running.slo.ttft_us, |w, us| w.plain(us));
         w.name("tpot_slo_us").option(running.slo.tpot_us, |w, us| w.plain(us));
         w.name("predicted").option(running.predicted.as_ref(), prediction);
-        w.name("ttft_ms").option(running.ttft_ms, |w, ms| w.plain(ms));
-        w.name("tpots_ms").array(|w| running.tpots_ms.iter().for_each(|ms| w.plain(ms)));
+        w.name("ttft_ms").option(running.ttft_ms, |w, ms| w.float(ms));
+        w.name("tpots_ms").array(|w| running.tpots_ms.iter().for_each(|ms| w.float(*ms)));
     });
 }
 
@@ -111,7 +111,7 @@ fn request_members(w: &mut Writer, request: &Request<'_>) {
     w.name("priority").plain(request.priority);
     w.name("prompt_tokens").plain(request.prompt_tokens);
     w.name("blocks").plain(request.blocks());
-    w.name("first_block").option(request.prefix_blocks.first(), |w, hash| w.plain(hash));
+    w.name("first_block").option(request.prefix_blocks.first(), |w, hash| w.plain(*hash));
     w.name("block_tokens").plain(request.prefix_block_tokens);
     w.name("max_tokens").option(request.max_tokens, |w, tokens| w.plain(tokens));
     w.name("media_items").plain(request.media_items);
@@ -154,7 +154,7 @@ fn metrics_members(w: &mut Writer, metrics: &EndpointMetrics) {
         ("running_requests", metrics.running_requests),
         ("kv_cache_utilization", metrics.kv_cache_utilization),
     ] {
-        w.name(name).option(finite(number), |w, number| w.plain(number));
+        w.name(name).option(finite(number), |w, number| w.float(number));
     }
     w.name("kv_block_tokens").option(metrics.kv_block_tokens, |w, tokens| w.plain(tokens));
     w.name("kv_blocks").option(metrics.kv_blocks, |w, blocks| w.plain(blocks));
@@ -167,7 +167,7 @@ fn metrics_members(w: &mut Writer, metrics: &EndpointMetrics) {
     }
     w.name("attributes").object(|w| {
         for (key, number) in &metrics.attributes {
-            w.name(key).option(finite(Some(*number)), |w, number| w.plain(number));
+            w.name(key).option(finite(Some(*number)), |w, number| w.float(number));
         }
     });
 }

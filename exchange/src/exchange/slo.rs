@@ -1,12 +1,13 @@
 //! What a request's headers ask of latency. They count only where the pool predicts latency; there each is right, or the client is told (400).
 
+use crate::number;
 use scheduler::Slo;
 
 use crate::headers;
 use crate::reply::Refusal;
 
 /// The longest SLO that may be asked for, ms: an hour, which no request outlives. Fits the ledger's microseconds.
-const SLO_MS_MAX: f32 = 3_600_000.0;
+const SLO_MS_MAX: f64 = 3_600_000.0;
 
 /// The values of the headers, as they came.
 #[derive(Debug, Default)]
@@ -58,10 +59,9 @@ impl<'h> SloHeaders<'h> {
 }
 
 fn micros((_, header, value): (usize, &'static str, &[u8])) -> Result<u32, Unreadable> {
-    let ms = std::str::from_utf8(value).ok().and_then(|text| text.trim().parse::<f32>().ok());
-    let ms = ms.filter(|ms| *ms > 0.0 && *ms <= SLO_MS_MAX); // neither holds of NaN
+    let ms = number::parse(value.trim_ascii()).filter(|ms| *ms > 0.0 && *ms <= SLO_MS_MAX);
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "above 0, and an hour at most")]
-    let us = ms.map(|ms| ((f64::from(ms) * 1_000.0) as u32).max(1));
+    let us = ms.map(|ms| ((ms * 1_000.0) as u32).max(1));
     us.ok_or(Unreadable { header, must_be: "a number of milliseconds above 0 and up to 3600000" })
 }
 

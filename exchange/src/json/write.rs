@@ -2,9 +2,24 @@
 
 use std::fmt::{Display, Write as _};
 
+use crate::number;
+
 /// JSON being written. Values follow each other as in the text; commas come by themselves.
 #[derive(Debug, Default)]
 pub struct Writer(String);
+
+/// What prints as JSON has it. No float does: the standard library's way of printing them is 14 KB of the module.
+pub trait Plain: Copy + Display {}
+
+// === impl Plain ===
+
+impl Plain for bool {}
+impl Plain for u8 {}
+impl Plain for u16 {}
+impl Plain for u32 {}
+impl Plain for u64 {}
+impl Plain for usize {}
+impl Plain for i32 {}
 
 // === impl Writer ===
 
@@ -44,16 +59,35 @@ impl Writer {
         self.0.push('"');
     }
 
-    /// A number, `true`, `false` or `null`: what prints as one of them. (A float must be finite.)
-    pub fn plain(&mut self, value: impl Display) {
+    /// A float, which must be finite, so that it is read as the same again.
+    #[inline(never)]
+    pub fn float(&mut self, value: f32) {
+        self.comma();
+        number::write(&mut self.0, value);
+    }
+
+    /// A float, which must be finite, to four decimal places.
+    #[inline(never)]
+    pub fn rounded(&mut self, value: f32) {
+        self.comma();
+        number::write_rounded(&mut self.0, value, 4);
+    }
+
+    /// A whole number, `true` or `false`: what prints as one of them.
+    pub fn plain(&mut self, value: impl Plain) {
         self.display(&value);
+    }
+
+    /// `null`.
+    pub fn null(&mut self) {
+        self.display(&"null");
     }
 
     /// `null`, or what `some` writes of the value.
     pub fn option<T>(&mut self, value: Option<T>, some: impl FnOnce(&mut Self, T)) {
         match value {
             Some(value) => some(self, value),
-            None => self.plain("null"),
+            None => self.null(),
         }
     }
 
@@ -100,7 +134,7 @@ mod tests {
         w.object(|w| {
             w.name("a").array(|_| {});
             w.name("b").strings(["x:", "{", ""]);
-            w.name("c").object(|w| w.name("d").plain(-1.5));
+            w.name("c").object(|w| w.name("d").float(-1.5));
             w.name("e").option(None::<u8>, |w, n| w.plain(n));
             w.name("f").option(Some(true), |w, flag| w.plain(flag));
         });
@@ -122,7 +156,7 @@ mod tests {
             let mut w = Writer::default();
             w.array(|w| {
                 texts.iter().for_each(|text| w.string(text));
-                w.plain(number);
+                w.float(number);
             });
             let read: Value = serde_json::from_str(&w.finish()).unwrap();
             prop_assert_eq!(&read.as_array().unwrap()[..texts.len()], &texts.iter().map(|t| json!(t)).collect::<Vec<_>>()[..]);
