@@ -74,7 +74,7 @@ fn body(family: Family, row: &Row) -> Vec<u8> {
             w.name("error").object(|w| {
                 w.name("message").string(&row.message);
                 w.name("type").string(row.openai_type);
-                w.name("param").plain("null");
+                w.name("param").null();
                 w.name("code").string(row.code);
             });
         }),
