@@ -431,14 +431,15 @@ impl Pool {
 
 impl Untold {
     fn keep(&mut self, endpoint: EndpointRef, blocks: &[u64], known: u32) {
-        if !self.wanted || blocks.is_empty() {
+        if !self.wanted {
             return;
         }
-        self.blocks += blocks.len();
+        // One of no blocks still says that a request was given: one whose prompt is not read, or shorter than a block.
+        self.blocks += blocks.len().max(1);
         self.placements.push_back(Placement { endpoint, blocks: blocks.into(), known });
         while self.blocks > UNTOLD_BLOCKS_MAX {
             let Some(oldest) = self.placements.pop_front() else { return };
-            self.blocks -= oldest.blocks.len();
+            self.blocks -= oldest.blocks.len().max(1);
             self.dropped += 1;
         }
     }

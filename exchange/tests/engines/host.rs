@@ -69,6 +69,7 @@ struct Flight {
     server: usize,
     exchange: Exchange,
     next: u64,
+    prompt_tokens: usize,
     tokens: usize,
 }
 
@@ -189,10 +190,11 @@ impl Host {
         let Step::Forward(forward) = exchange.decide(&settings, pool, None, read, now) else { panic!("not routed") };
         let first = forward.set[0].1.split(',').next().unwrap().to_owned();
         let server = pool.snapshot().unwrap().endpoints().iter().position(|endpoint| *endpoint.address == *first).unwrap();
-        let (at, next) = self.engine.answers(&mut self.servers[server], self.now, body.len() / TOKEN_BYTES, &mut self.rng);
+        let prompt_tokens = body.len() / TOKEN_BYTES;
+        let (at, next) = self.engine.answers(&mut self.servers[server], self.now, prompt_tokens, &mut self.rng);
         self.running[server] += 1;
         self.picked.push(Picked { server, at: self.now });
-        self.flights.push(Some(Flight { client, worker, server, exchange, next, tokens: 0 }));
+        self.flights.push(Some(Flight { client, worker, server, exchange, next, prompt_tokens, tokens: 0 }));
         self.plan(at, Event::Token { flight: self.flights.len() - 1 });
         self.changed(worker);
     }
@@ -224,7 +226,7 @@ impl Host {
         flight.tokens += rest;
         let last = flight.tokens >= TOKENS;
         if last {
-            let usage = r#""usage":{"prompt_tokens":100,"completion_tokens":16}"#;
+            let usage = format!(r#""usage":{{"prompt_tokens":{},"completion_tokens":{TOKENS}}}"#, flight.prompt_tokens);
             match (streamed, self.engine.usage) {
                 (true, true) => text.push_str(&format!("data: {{\"choices\":[],{usage}}}\n\ndata: [DONE]\n\n")),
                 (true, false) => text.push_str("data: [DONE]\n\n"),

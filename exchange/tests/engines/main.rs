@@ -38,20 +38,6 @@ const BUSIEST_MAX: f64 = 1.3;
 /// By when a new endpoint is picked under that load.
 const NEW_WITHIN: u64 = 1_000 * MS;
 
-/// Bounds that not every engine keeps yet.
-#[derive(Clone, Copy, Debug)]
-struct Bounds {
-    burst_max: usize,
-    servers_used_min: usize,
-}
-
-const BOUNDS: Bounds = Bounds { burst_max: BURST_MAX, servers_used_min: SERVERS_USED_MIN };
-
-/// Known faults, to be mended. Without usage the turns of a conversation all have the same attention, by which the fit explains their time: one server
-/// then seems faster than the others and is given most cold prompts that come one by one. Workers do not hear of each other's requests whose body is not
-/// read before those have ended.
-const OPEN: [(&str, Bounds); 2] = [("no usage", Bounds { servers_used_min: 1, ..BOUNDS }), ("rerank", Bounds { burst_max: 6, ..BOUNDS })];
-
 /// What an engine made of one seed, or the worst of several.
 #[derive(Clone, Copy, Debug)]
 struct Found {
@@ -75,10 +61,10 @@ impl Found {
         }
     }
 
-    fn is_good(&self, bounds: Bounds) -> bool {
-        self.worst_burst <= bounds.burst_max
+    fn is_good(&self) -> bool {
+        self.worst_burst <= BURST_MAX
             && self.returned >= RETURNED_MIN
-            && self.servers_used >= bounds.servers_used_min
+            && self.servers_used >= SERVERS_USED_MIN
             && self.busiest_over_mean <= BUSIEST_MAX
             && self.new_after <= NEW_WITHIN
     }
@@ -162,8 +148,7 @@ fn check(workers: usize, seeds: u64) {
         let Found { worst_burst, returned, servers_used, busiest_over_mean, new_after } = worst;
         let (name, new_ms) = (engine.name, new_after / MS);
         println!("{name:<22} {worst_burst:>6} {returned:>9.3} {servers_used:>8} {busiest_over_mean:>8.2} {new_ms:>8}");
-        let bounds = OPEN.iter().find(|(open, _)| *open == name).map_or(BOUNDS, |(_, bounds)| *bounds);
-        if !worst.is_good(bounds) {
+        if !worst.is_good() {
             bad.push(name);
         }
     }

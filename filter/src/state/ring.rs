@@ -142,7 +142,8 @@ impl Writer {
     /// when a segment is full.
     pub fn append<H: Host>(&mut self, host: &H, endpoint: EndpointRef, blocks: &[u64], known: u32) {
         let mut known = known as usize;
-        for piece in blocks.chunks(RECORD_BLOCKS_MAX) {
+        // That a request was given is told where nothing is known of its prompt, too.
+        for piece in blocks.chunks(RECORD_BLOCKS_MAX).chain(blocks.is_empty().then_some(blocks)) {
             let bytes = piece.len().saturating_add(RECORD_HEAD).saturating_mul(WORD);
             if self.segment.is_empty() || self.segment.len().saturating_add(bytes) > SEGMENT_BYTES_MAX {
                 self.flush(host);
@@ -283,7 +284,9 @@ mod tests {
         assert_eq!(read(&host, &mut one, writer.position(), PLENTY), (vec![], 0, true));
         tell(&host, &mut writer, 2, &[20]);
         assert_eq!(read(&host, &mut one, writer.position(), PLENTY), (vec![(2, vec![20])], 0, true));
-        assert_eq!(read(&host, &mut two, writer.position(), PLENTY), (vec![(1, vec![10, 11]), (2, vec![20])], 0, true));
+        tell(&host, &mut writer, 3, &[]);
+        assert_eq!(read(&host, &mut one, writer.position(), PLENTY), (vec![(3, vec![])], 0, true), "a prompt that is not read");
+        assert_eq!(read(&host, &mut two, writer.position(), PLENTY), (vec![(1, vec![10, 11]), (2, vec![20]), (3, vec![])], 0, true));
     }
 
     #[test]
