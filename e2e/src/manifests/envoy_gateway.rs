@@ -192,6 +192,9 @@ fn bare(local: &Local) -> Value {
         "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "http-10080",
         "use_remote_address": true,
+        "normalize_path": true,
+        "merge_slashes": true,
+        "path_with_escaped_slashes_action": "UNESCAPE_AND_FORWARD",
         "http2_protocol_options": {"initial_connection_window_size": 1_048_576, "initial_stream_window_size": 65_536, "max_concurrent_streams": 100},
         "http_filters": [{
             "name": "envoy.filters.http.router",

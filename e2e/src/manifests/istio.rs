@@ -24,8 +24,8 @@ const WASM: &str = "type.googleapis.com/envoy.extensions.filters.http.wasm.v3.Wa
 /// If they hold something that is not understood.
 pub fn gateway(file: &str, local: &Local) -> Result<Made> {
     let objects = read(file)?;
-    let route = &only(&objects, "VirtualService")?["spec"]["http"][0];
-    let mut made = Made { config: bare(local, route), placed: Vec::new() };
+    let (routes, cluster) = routes(&only(&objects, "VirtualService")?["spec"]["http"])?;
+    let mut made = Made { config: bare(local, &routes, &cluster), placed: Vec::new() };
     for cluster in own_clusters()? {
         Placed::insert(&mut made, super::OWN_CLUSTERS, None, &cluster, Substitution::state_cluster(local))?;
     }
@@ -70,8 +70,11 @@ fn apply(made: &mut Made, patch: &Value, local: &Local) -> Result<()> {
         ("HTTP_ROUTE", "MERGE") => {
             let name = &patch["match"]["routeConfiguration"]["vhost"]["route"]["name"];
             let routes = made.config.pointer(ROUTES).and_then(Value::as_array).ok_or("no routes")?;
-            let at = routes.iter().position(|route| route["name"] == *name).ok_or_else(|| format!("no route {name}"))?;
-            Placed::merge(made, format!("{ROUTES}/{at}"), value)
+            let named: Vec<usize> = (0..routes.len()).filter(|&at| routes[at]["name"] == *name).collect();
+            if named.is_empty() {
+                return Err(format!("no route {name}").into());
+            }
+            named.into_iter().try_for_each(|at| Placed::merge(made, format!("{ROUTES}/{at}"), value))
         }
         ("LISTENER", "MERGE") => Placed::merge(made, LISTENER.to_owned(), value),
         ("CLUSTER", "ADD") => Placed::insert(made, CLUSTERS, None, value, Vec::new()),
@@ -134,17 +137,37 @@ fn filter(name: &str, kind: &str) -> Value {
     json!({"name": name, "typed_config": {"@type": format!("type.googleapis.com/envoy.extensions.filters.http.{kind}")}})
 }
 
-/// What a gateway of Istio's runs with one route and no patches, as far as it matters to us.
-fn bare(local: &Local, route: &Value) -> Value {
-    let address = |port: u16| json!({"socket_address": {"address": "127.0.0.1", "port_value": port}});
-    let destination = &route["route"][0]["destination"];
+/// The routes of a VirtualService, one for each of its matches, and the cluster of its Service.
+fn routes(http: &Value) -> Result<(Vec<Value>, String)> {
+    let mut routes = Vec::new();
+    let destination = &http[0]["route"][0]["destination"];
     let cluster = format!("outbound|{}||{}", destination["port"]["number"], destination["host"].as_str().unwrap_or_default());
+    for entry in http.as_array().into_iter().flatten() {
+        for condition in entry["match"].as_array().ok_or("a route without a match")? {
+            let (how, uri) = condition["uri"].as_object().and_then(|uri| uri.iter().next()).ok_or("a match that is of no path")?;
+            let matched = match how.as_str() {
+                "exact" => json!({"path": uri}),
+                "prefix" => json!({"prefix": uri}),
+                "regex" => json!({"safe_regex": {"regex": uri}}),
+                other => return Err(format!("a match by {other} is not understood here").into()),
+            };
+            let action = json!({"cluster": cluster, "timeout": "0s", "max_grpc_timeout": "0s"});
+            routes.push(json!({"name": entry["name"], "match": matched, "route": action}));
+        }
+    }
+    Ok((routes, cluster))
+}
+
+/// What a gateway of Istio's runs without patches, as far as it matters to us.
+fn bare(local: &Local, routes: &[Value], cluster: &str) -> Value {
+    let address = |port: u16| json!({"socket_address": {"address": "127.0.0.1", "port_value": port}});
     let connection_manager = json!({
         "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "outbound_0.0.0.0_8080",
         "use_remote_address": true,
         "stream_idle_timeout": "0s",
         "normalize_path": true,
+        "upgrade_configs": [{"upgrade_type": "websocket"}],
         "request_id_extension": {"typed_config": {
             "@type": "type.googleapis.com/envoy.extensions.request_id.uuid.v3.UuidRequestIdConfig",
             "use_request_id_for_trace_sampling": true,
@@ -158,15 +181,7 @@ fn bare(local: &Local, route: &Value) -> Value {
             filter(ROUTER, "router.v3.Router"),
         ],
     });
-    let routes = json!({"name": "http.8080", "virtual_hosts": [{
-        "name": "*:8080",
-        "domains": ["*"],
-        "routes": [{
-            "name": route["name"],
-            "match": {"prefix": "/"},
-            "route": {"cluster": cluster, "timeout": "0s", "max_grpc_timeout": "0s"},
-        }],
-    }]});
+    let routes = json!({"name": "http.8080", "virtual_hosts": [{"name": "*:8080", "domains": ["*"], "routes": routes}]});
     json!({
         "bootstrap": {
             "node": {"id": "router~10.1.2.3~istio-ingressgateway.istio-system~istio-system.svc.cluster.local", "cluster": "istio-ingressgateway"},
@@ -181,7 +196,7 @@ fn bare(local: &Local, route: &Value) -> Value {
                 "typed_config": connection_manager,
             }]}],
         }],
-        "clusters": [super::unused(&cluster)],
+        "clusters": [super::unused(cluster)],
         "routes": [routes],
     })
 }

@@ -96,7 +96,24 @@ async fn serves(stack: &Stack, decided: Decided) -> Result<()> {
         }
     }
     inflates(stack).await?;
+    serves_listed_paths_only(stack).await?;
     fails_over(stack).await
+}
+
+/// Only listed paths are served, as the engine would read them; and no upgrade but on the one path that is for it.
+async fn serves_listed_paths_only(stack: &Stack) -> Result<()> {
+    let chat = echo::chat("hello").to_string();
+    for same in ["/v1/chat/%63ompletions", "//v1//chat/completions", "/v1/x/../chat/completions", "/v1%2Fchat/completions"] {
+        let reply = stack.send(echo::post(same, &[], chat.clone())?).await?;
+        assert_eq!((reply.status, echo::ranked(&reply)?.len(), &reply.json()?["path"]), (200, 3, &json!("/v1/chat/completions")), "{same}");
+    }
+    for order in ["/sleep", "/flush_cache", "/v1/load_lora_adapter", "/v1/modelsx", "/v1/chat/completions/"] {
+        let reply = stack.send(echo::post(order, &[], chat.clone())?).await?;
+        assert_eq!(reply.status, 404, "{order}: {}", reply.text());
+    }
+    let upgrade = [("connection", "upgrade"), ("upgrade", "websocket")];
+    assert_eq!(stack.send(echo::post("/v1/chat/completions", &upgrade, chat)?).await?.status, 403);
+    Ok(())
 }
 
 /// A compressed request reaches the engine in the clear, also a very regular one.
@@ -151,7 +168,7 @@ async fn an_istio_gateway_with_the_wasmplugin() -> Result<()> {
 
 #[tokio::test]
 async fn an_envoy_gateway_with_the_patches() -> Result<()> {
-    let (builder, _folder) = stack(10, envoy_gateway::patched)?;
+    let (builder, _folder) = stack(8, envoy_gateway::patched)?;
     let stack = builder.start().await?;
     serves(&stack, Decided::AtTheBody).await
 }
@@ -184,7 +201,7 @@ async fn a_request_that_cannot_be_held_waits_for_the_first_state_with_its_body()
 #[tokio::test]
 async fn a_bomb_does_not_fill_the_memory_of_a_gateway() -> Result<()> {
     let bomb = limits::gzip(limits::GIB)?;
-    for (builder, _folder) in [istio_gateway("istio/envoyfilter.yaml", 9)?, stack(10, envoy_gateway::patched)?] {
+    for (builder, _folder) in [istio_gateway("istio/envoyfilter.yaml", 9)?, stack(8, envoy_gateway::patched)?] {
         let mut stack = builder.start().await?;
         let before = limits::memory_kib(&mut stack, "VmRSS")?;
         for _ in 0..3 {
@@ -224,6 +241,32 @@ fn both_files_for_istio_say_the_same_where_they_can() -> Result<()> {
     assert_eq!(without_the_picker(whole), rest);
     let route = |file: &str| -> Result<Value> { Ok(manifests::only(&manifests::read(file)?, "VirtualService")?["spec"].clone()) };
     assert_eq!(route("istio/envoyfilter.yaml")?, route("istio/wasmplugin.yaml")?);
+    Ok(())
+}
+
+/// How a VirtualService says an Envoy route's match.
+fn uris(matched: &Value) -> Vec<Value> {
+    let uri = |how: &str, path: &Value| json!({"uri": {how: path}});
+    match (&matched["path_separated_prefix"], &matched["path"], &matched["prefix"]) {
+        (Value::String(path), ..) => vec![uri("exact", &json!(path)), uri("prefix", &json!(format!("{path}/")))],
+        (_, Value::String(path), _) => vec![uri("exact", &json!(path))],
+        (.., Value::String(path)) => vec![uri("prefix", &json!(path))],
+        _ => vec![uri("regex", &matched["safe_regex"]["regex"])],
+    }
+}
+
+#[test]
+fn all_gateways_serve_the_same_paths() -> Result<()> {
+    let gateway = manifests::read("envoy-gateway/gateway.yaml")?;
+    let patches = manifests::only(&gateway, "EnvoyPatchPolicy")?["spec"]["jsonPatches"].as_array().ok_or("no patches")?;
+    let routes = patches.iter().map(|patch| &patch["operation"]).find(|operation| operation["path"] == "/virtual_hosts/0/routes");
+    let routes = routes.ok_or("no routes")?["value"].as_array().into_iter().flatten();
+    let served: Vec<Value> = routes.filter(|route| route.get("route").is_some()).flat_map(|route| uris(&route["match"])).collect();
+    let istio = manifests::read("istio/envoyfilter.yaml")?;
+    let service = &manifests::only(&istio, "VirtualService")?["spec"]["http"];
+    let listed: Vec<Value> =
+        service.as_array().into_iter().flatten().filter_map(|entry| entry["match"].as_array()).flatten().cloned().collect();
+    assert_eq!(listed, served);
     Ok(())
 }
 

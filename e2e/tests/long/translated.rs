@@ -44,7 +44,9 @@ async fn what_envoy_gateway_makes_of_the_manifest_picks() -> Result<()> {
     }
     let bad = client::post(stack.address(), "/v1/chat/completions", "{").await?;
     assert_eq!((bad.status, &bad.json()?["error"]["code"]), (400, &json!("invalid_json")), "{}", bad.text());
-    let unstreamed = stack.get("/v1/models").await?;
-    assert_eq!(unstreamed.status, 200);
+    assert_eq!(stack.get("/v1/models").await?.status, 200);
+    assert_eq!(client::post(stack.address(), "/sleep", "").await?.status, 404, "an order to an engine");
+    let refused = stack.envoy.stats("\\.update_rejected$").await?;
+    assert!(refused.values().all(|count| *count == 0), "{refused:?}");
     Ok(())
 }
