@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::cluster;
 
 /// Where the manifests are, and how many files there are at least.
-const FOLDERS: [(&str, usize); 3] = [("istio", 3), ("envoy-gateway", 1), ("kubernetes", 2)];
+const FOLDERS: [(&str, usize); 3] = [("istio", 2), ("envoy-gateway", 1), ("kubernetes", 2)];
 
 /// A definition takes effect in about a second.
 const LIMIT: Duration = Duration::from_secs(60);
