@@ -23,17 +23,26 @@ TOOLS = ROOT / ".tools"
 # Exit code for "cannot be built here", as opposed to a mistake in this script.
 UNAVAILABLE = 3
 KUBERNETES = "k8s.io/kubernetes"
+KUBERNETES_VERSION = "v1.36.3"
+# Without them a server's version is `v0.0.0-master+$Format:%H$`, which kubectl and Helm cannot read.
+KUBERNETES_VERSION_PARTS = {
+    f"{package}.git{part}": value
+    for package in ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+    for part, value in zip(("Version", "Major", "Minor"), (KUBERNETES_VERSION, *KUBERNETES_VERSION.removeprefix("v").split(".")))
+}
 ENVOY_GATEWAY = "github.com/envoyproxy/gateway"
 ENVOY_GATEWAY_VERSION = "v1.9.1"
 
 
 class Tool(NamedTuple):
-    """One `go build` each of `packages`; `replaced` reads the replacements of staging modules from the module's own go.mod."""
+    """One `go build` each of `packages`; `replaced` reads the replacements of staging modules from the module's own go.mod; `told` are variables that
+    its own build scripts set."""
 
     module: str
     version: str
     packages: dict[str, str]
     replaced: bool = False
+    told: dict[str, str] = {}
 
 
 TABLE = {
@@ -41,12 +50,13 @@ TABLE = {
     "etcd": Tool("go.etcd.io/etcd/server/v3", "v3.6.15", {"etcd": "go.etcd.io/etcd/server/v3"}),
     "kubernetes": Tool(
         KUBERNETES,
-        "v1.36.3",
+        KUBERNETES_VERSION,
         {
             "kube-apiserver": f"{KUBERNETES}/cmd/kube-apiserver",
             "kube-controller-manager": f"{KUBERNETES}/cmd/kube-controller-manager",
         },
         replaced=True,
+        told=KUBERNETES_VERSION_PARTS,
     ),
     # Its command `translate` makes Envoy's configuration of manifests, offline.
     "envoy-gateway": Tool(ENVOY_GATEWAY, ENVOY_GATEWAY_VERSION, {"egctl": f"{ENVOY_GATEWAY}/cmd/egctl"}),
@@ -92,7 +102,8 @@ def build(name: str) -> None:
     go(folder, "mod", "tidy")
     (TOOLS / "bin").mkdir(exist_ok=True)
     for binary, package in tool.packages.items():
-        go(folder, "build", "-trimpath", "-ldflags=-s -w", "-o", str(TOOLS / "bin" / binary), package)
+        flags = " ".join(["-s -w", *(f"-X {variable}={value}" for variable, value in tool.told.items())])
+        go(folder, "build", "-trimpath", f"-ldflags={flags}", "-o", str(TOOLS / "bin" / binary), package)
     stamp.touch()
     print(f"setup: {name} took {time.monotonic() - began:.0f} s", flush=True)
 

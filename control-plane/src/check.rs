@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::args::{Check, Checked, Format};
 use crate::config::{self, Report, Resolved, Status};
+use crate::http_client;
 use crate::objects;
 use crate::scrape::engine::{EngineSpec, Engines, Meaning};
 use crate::scrape::exposition::Parser;
@@ -189,8 +190,7 @@ fn found(report: &EndpointReport) -> usize {
 }
 
 async fn fetch(url: &str) -> Result<Vec<u8>, String> {
-    let _ = rustls::crypto::ring::default_provider().install_default(); // the client wants one even for plain HTTP
-    let client = reqwest::Client::builder().no_proxy().timeout(FETCH_MAX).build().map_err(|e| e.to_string())?;
+    let client = http_client::build(|| reqwest::Client::builder().no_proxy().timeout(FETCH_MAX)).map_err(|e| e.to_string())?;
     let mut response = client.get(url).send().await.map_err(|e| cause(&e))?;
     if !response.status().is_success() {
         return Err(format!("answered {}", response.status()));

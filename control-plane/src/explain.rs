@@ -20,6 +20,7 @@ use tokio::time::Instant;
 use crate::args::Format;
 use crate::check::cause;
 use crate::config;
+use crate::http_client;
 use crate::pool::PoolView;
 use crate::shared::Shared;
 
@@ -190,8 +191,7 @@ pub async fn ask(ask: Ask) -> Result<String, String> {
     let question = Question { request: read(&ask.file)?, config: ask.config.as_ref().map(read).transpose()?, ..ask.question };
     let base = if ask.admin.contains("://") { ask.admin.clone() } else { format!("http://{}", ask.admin) };
     let url = format!("{}/debug/explain", base.trim_end_matches('/'));
-    let _ = rustls::crypto::ring::default_provider().install_default(); // the client wants one even for plain HTTP
-    let client = reqwest::Client::builder().no_proxy().timeout(ANSWER_MAX).build().map_err(|e| e.to_string())?;
+    let client = http_client::build(|| reqwest::Client::builder().no_proxy().timeout(ANSWER_MAX)).map_err(|e| e.to_string())?;
     let mut request = client.post(&url).json(&question);
     if let Some(token) = &ask.token {
         request = request.bearer_auth(read(token)?.trim());

@@ -46,6 +46,7 @@ pub mod monitoring;
 pub mod ports;
 pub mod token;
 
+pub mod http_client;
 pub mod listen;
 pub mod logging;
 pub mod persist;

@@ -23,6 +23,7 @@ use futures::StreamExt;
 
 use crate::args::Log;
 use crate::etcd_access::EtcdAccess;
+use crate::http_client;
 
 /// How often the process is asked whether it is well.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
@@ -235,10 +236,8 @@ async fn keep_ready(handle: &InstanceHandle, probe: Option<String>, client: &req
 
 /// For what is a machine's own business: no proxy, no redirect.
 fn probing_client() -> Result<reqwest::Client, String> {
-    // Whoever was first has it; it is the same.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let client = reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).timeout(PROBE_DEADLINE);
-    client.build().map_err(|e| e.to_string())
+    let described = || reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).timeout(PROBE_DEADLINE);
+    http_client::build(described).map_err(|e| e.to_string())
 }
 
 impl Told {

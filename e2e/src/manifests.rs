@@ -1,4 +1,5 @@
 //! The shipped manifests for gateways, run without the gateways: what a gateway would make of them is put together here, and a real Envoy runs it.
+//! Envoy starts with what is its own and discovers the rest, as in a gateway: to Envoy a cluster that it discovered is not one that it started with.
 //!
 //! A manifest's Envoy fragments go in as they stand, but for a listed set of [`Substitution`]s: what a laptop has not, such as the name of a
 //! Service. Each is made only where the manifest says exactly what is listed, and [`Placed::check`] undoes them in what Envoy was given and compares, so
@@ -27,7 +28,17 @@ const CERTIFICATES: [(&str, &str, &str); 3] = [
 ];
 
 /// Where the Secret with them is mounted.
-const MOUNTED: &str = "/etc/switchpoint-tls";
+pub const MOUNTED: &str = "/etc/switchpoint-tls";
+
+/// What a control plane delivers, in the words of [`Made::config`], and the type of each.
+const DELIVERED: [(&str, &str); 3] = [
+    ("clusters", "envoy.config.cluster.v3.Cluster"),
+    ("listeners", "envoy.config.listener.v3.Listener"),
+    ("routes", "envoy.config.route.v3.RouteConfiguration"),
+];
+
+/// The clusters that Envoy starts with.
+const OWN_CLUSTERS: &str = "/bootstrap/static_resources/clusters";
 
 /// The module as `make wasm` leaves it, relative to where Envoy runs.
 const MODULE: &str = "target/wasm32-wasip1/release/switchpoint.wasm";
@@ -41,8 +52,8 @@ pub struct Local {
     pub admin: u16,
     /// The daemon's state.
     pub state: u16,
-    /// A folder as [`crate::certificates::Authority::folder`] makes it, for [`DAEMON`].
-    pub certificates: PathBuf,
+    /// A folder as [`crate::certificates::Authority::folder`] makes it, for [`DAEMON`]. What Envoy discovers goes there too.
+    pub folder: PathBuf,
 }
 
 /// Something of a fragment that is another in a test.
@@ -81,8 +92,8 @@ pub enum Place {
 /// A configuration of Envoy put together from a manifest.
 #[derive(Clone, Debug)]
 pub struct Made {
-    /// What Envoy starts with.
-    pub bootstrap: Value,
+    /// What Envoy starts with, `bootstrap`, and what it discovers: lists of `clusters`, `listeners` and `routes`.
+    pub config: Value,
     /// What of the manifest is where in it.
     pub placed: Vec<Placed>,
 }
@@ -108,11 +119,11 @@ pub fn only<'o>(objects: &'o [Value], kind: &str) -> Result<&'o Value> {
     }
 }
 
-/// The ports of a test's Envoy, from the shipped file made ready for it; and its certificates.
+/// The ports of a test's Envoy, from the shipped file made ready for it; and its folder.
 ///
 /// # Errors
 /// If it is not the shipped file.
-pub fn local(shipped: &Value, certificates: &Path) -> Result<Local> {
+pub fn local(shipped: &Value, folder: &Path) -> Result<Local> {
     let port = |pointer: &str| -> Result<u16> {
         let port = shipped.pointer(pointer).and_then(Value::as_u64).ok_or_else(|| format!("no port at {pointer}"))?;
         Ok(u16::try_from(port)?)
@@ -121,7 +132,7 @@ pub fn local(shipped: &Value, certificates: &Path) -> Result<Local> {
         listener: port("/static_resources/listeners/0/address/socket_address/port_value")?,
         admin: port("/admin/address/socket_address/port_value")?,
         state: port(&format!("/static_resources/clusters/1{DAEMON_AT}/port_value"))?,
-        certificates: certificates.to_owned(),
+        folder: folder.to_owned(),
     })
 }
 
@@ -139,7 +150,7 @@ impl Substitution {
         let file = |(at, meant, here): (&'static str, &str, &str)| Self {
             at,
             meant: json!(format!("{MOUNTED}/{meant}")),
-            here: json!(local.certificates.join(here)),
+            here: json!(local.folder.join(here)),
         };
         [Self::daemon(local.state)].into_iter().chain(CERTIFICATES.map(file)).collect()
     }
@@ -184,7 +195,7 @@ impl Placed {
     fn insert(made: &mut Made, list: &'static str, before: Option<&str>, meant: &Value, substituted: Vec<Substitution>) -> Result<()> {
         let mut fragment = meant.clone();
         substituted.iter().try_for_each(|s| s.make(&mut fragment))?;
-        let items = made.bootstrap.pointer_mut(list).and_then(Value::as_array_mut).ok_or_else(|| format!("no list at {list}"))?;
+        let items = made.config.pointer_mut(list).and_then(Value::as_array_mut).ok_or_else(|| format!("no list at {list}"))?;
         let at = match before {
             Some(name) => items.iter().position(|item| item["name"] == name).ok_or_else(|| format!("no {name} at {list}"))?,
             None => items.len(),
@@ -199,15 +210,14 @@ impl Placed {
     fn discover(made: &mut Made, file: PathBuf, meant: &Value, substituted: Vec<Substitution>) -> Result<()> {
         let mut resource = meant.clone();
         substituted.iter().try_for_each(|s| s.make(&mut resource))?;
-        resource["@type"] = json!("type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig");
-        std::fs::write(&file, json!({"version_info": "1", "resources": [resource]}).to_string())?;
+        write(&file, "envoy.config.core.v3.TypedExtensionConfig", vec![resource])?;
         made.placed.push(Self { meant: meant.clone(), substituted, at: Place::File(file) });
         Ok(())
     }
 
     /// Merges `meant` into what stands at `at`, as protobuf does: messages field by field, lists one after the other.
     fn merge(made: &mut Made, at: String, meant: &Value) -> Result<()> {
-        let into = made.bootstrap.pointer_mut(&at).ok_or_else(|| format!("nothing at {at}"))?;
+        let into = made.config.pointer_mut(&at).ok_or_else(|| format!("nothing at {at}"))?;
         merge(into, meant);
         made.placed.push(Self { meant: meant.clone(), substituted: Vec::new(), at: Place::In(at) });
         Ok(())
@@ -217,13 +227,13 @@ impl Placed {
     ///
     /// # Errors
     /// If not, showing both.
-    pub fn check(&self, bootstrap: &Value) -> Result<()> {
+    pub fn check(&self, config: &Value) -> Result<()> {
         let there = match &self.at {
             Place::Named(list, name) => {
-                let mut items = bootstrap.pointer(list).and_then(Value::as_array).into_iter().flatten();
+                let mut items = config.pointer(list).and_then(Value::as_array).into_iter().flatten();
                 items.find(|item| item["name"] == **name).cloned()
             }
-            Place::In(at) => bootstrap.pointer(at).cloned(),
+            Place::In(at) => config.pointer(at).cloned(),
             Place::File(file) => Some(resource(file)?),
         };
         let mut there = there.ok_or_else(|| format!("nothing at {:?}", self.at))?;
@@ -247,8 +257,42 @@ impl Made {
         if self.placed.len() < fragments_min {
             return Err(format!("only {} fragments were placed", self.placed.len()).into());
         }
-        self.placed.iter().try_for_each(|placed| placed.check(&self.bootstrap))
+        self.placed.iter().try_for_each(|placed| placed.check(&self.config))
     }
+
+    /// Writes what Envoy discovers to files in `folder`, and returns what it starts with.
+    ///
+    /// # Errors
+    /// If the folder cannot be written.
+    pub fn deliver(&self, folder: &Path) -> Result<Value> {
+        for (list, kind) in DELIVERED {
+            write(&delivery(folder, list), kind, self.config[list].as_array().cloned().unwrap_or_default())?;
+        }
+        let mut bootstrap = self.config["bootstrap"].clone();
+        bootstrap["dynamic_resources"] = json!({"cds_config": source(folder, "clusters"), "lds_config": source(folder, "listeners")});
+        Ok(bootstrap)
+    }
+}
+
+/// The cluster that a gateway makes of a Service: a patch sends its requests elsewhere.
+fn unused(name: &str) -> Value {
+    json!({"name": name, "type": "STATIC", "load_assignment": {"cluster_name": name}})
+}
+
+/// The file that a list is discovered from.
+fn delivery(folder: &Path, list: &str) -> PathBuf {
+    folder.join(format!("{list}.json"))
+}
+
+/// Tells Envoy to discover a list from its file.
+fn source(folder: &Path, list: &str) -> Value {
+    json!({"path_config_source": {"path": delivery(folder, list)}, "resource_api_version": "V3"})
+}
+
+/// Writes resources of a type to a file that Envoy discovers them from.
+fn write(file: &Path, kind: &str, mut resources: Vec<Value>) -> Result<()> {
+    resources.iter_mut().for_each(|resource| resource["@type"] = json!(format!("type.googleapis.com/{kind}")));
+    Ok(std::fs::write(file, json!({"version_info": "1", "resources": resources}).to_string())?)
 }
 
 /// The resource that was written to `file`.
@@ -288,7 +332,7 @@ mod tests {
     use super::*;
 
     fn made() -> Made {
-        Made { bootstrap: json!({"list": [{"name": "last"}], "one": {"a": 1, "l": [1]}}), placed: Vec::new() }
+        Made { config: json!({"list": [{"name": "last"}], "one": {"a": 1, "l": [1]}}), placed: Vec::new() }
     }
 
     #[test]
@@ -297,11 +341,11 @@ mod tests {
             {"socket_address": {"address": DAEMON, "port_value": 9004}}}}]}]}});
         let mut made = made();
         Placed::insert(&mut made, "/list", Some("last"), &meant, vec![Substitution::daemon(7)])?;
-        assert_eq!(made.bootstrap.pointer("/list/1/name"), Some(&json!("last")));
+        assert_eq!(made.config.pointer("/list/1/name"), Some(&json!("last")));
         made.check(1)?;
         assert!(made.check(2).is_err());
         let mut elsewhere = made.clone();
-        elsewhere.bootstrap["list"][0]["connect_timeout"] = json!("1s");
+        elsewhere.config["list"][0]["connect_timeout"] = json!("1s");
         assert!(elsewhere.check(1).is_err());
         assert!(
             Placed::insert(&mut made, "/list", None, &json!({"name": "x"}), vec![Substitution::daemon(7)]).is_err(),
@@ -314,9 +358,9 @@ mod tests {
     fn a_merge_adds_and_what_is_lost_of_it_is_found() -> Result<()> {
         let mut made = made();
         Placed::merge(&mut made, "/one".to_owned(), &json!({"b": {"c": 2}, "l": [2], "a": 3}))?;
-        assert_eq!(made.bootstrap["one"], json!({"a": 3, "b": {"c": 2}, "l": [1, 2]}));
+        assert_eq!(made.config["one"], json!({"a": 3, "b": {"c": 2}, "l": [1, 2]}));
         made.check(1)?;
-        made.bootstrap["one"]["b"]["c"] = json!(4);
+        made.config["one"]["b"]["c"] = json!(4);
         assert!(made.check(1).is_err());
         Ok(())
     }

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use reqwest::{Certificate, Client, Identity, redirect};
 
+use crate::http_client;
+
 /// Idle connections are dropped before uvicorn does (5 s), so that none is picked up in the moment it closes.
 const IDLE_CONNECTION_MAX: Duration = Duration::from_secs(4);
 
@@ -52,30 +54,39 @@ pub enum InvalidTls {
 /// Makes the client: HTTP/1.1, no redirects, no proxy, no decompression.
 pub(super) fn client(tls: &EndpointTls, deadline: Duration) -> Result<Client, InvalidTls> {
     let EndpointTls { ca_file, identity, insecure_skip_verify } = tls;
-    // Already installed is as good: every user in this process installs the same.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let mut builder = Client::builder()
-        .http1_only()
-        .no_proxy()
-        .redirect(redirect::Policy::none())
-        .connect_timeout(deadline)
-        .pool_idle_timeout(IDLE_CONNECTION_MAX)
-        .pool_max_idle_per_host(IDLE_CONNECTIONS_PER_ENDPOINT_MAX)
-        .tls_danger_accept_invalid_certs(*insecure_skip_verify);
-    if let Some(path) = ca_file {
-        let authorities = Certificate::from_pem_bundle(&read(path)?).map_err(|source| InvalidTls::Pem { path: path.clone(), source })?;
-        if authorities.is_empty() {
-            return Err(InvalidTls::Empty(path.clone()));
+    let authorities = ca_file.as_deref().map(authorities).transpose()?;
+    let identity = identity.as_ref().map(|(certificate, key)| shown(certificate, key)).transpose()?;
+    let described = || {
+        let mut builder = Client::builder()
+            .http1_only()
+            .no_proxy()
+            .redirect(redirect::Policy::none())
+            .connect_timeout(deadline)
+            .pool_idle_timeout(IDLE_CONNECTION_MAX)
+            .pool_max_idle_per_host(IDLE_CONNECTIONS_PER_ENDPOINT_MAX)
+            .tls_danger_accept_invalid_certs(*insecure_skip_verify);
+        if let Some(authorities) = &authorities {
+            builder = builder.tls_certs_only(authorities.iter().cloned());
         }
-        builder = builder.tls_certs_only(authorities);
-    }
-    if let Some((certificate, key)) = identity {
-        let mut pem = read(certificate)?;
-        pem.push(b'\n');
-        pem.extend(read(key)?);
-        builder = builder.identity(Identity::from_pem(&pem).map_err(|source| InvalidTls::Pem { path: certificate.clone(), source })?);
-    }
-    Ok(builder.build()?)
+        if let Some(identity) = &identity {
+            builder = builder.identity(identity.clone());
+        }
+        builder
+    };
+    Ok(http_client::build(described)?)
+}
+
+fn authorities(file: &Path) -> Result<Vec<Certificate>, InvalidTls> {
+    let authorities = Certificate::from_pem_bundle(&read(file)?).map_err(|source| InvalidTls::Pem { path: file.into(), source })?;
+    if authorities.is_empty() { Err(InvalidTls::Empty(file.into())) } else { Ok(authorities) }
+}
+
+/// The certificate that we show, with its key.
+fn shown(certificate: &Path, key: &Path) -> Result<Identity, InvalidTls> {
+    let mut pem = read(certificate)?;
+    pem.push(b'\n');
+    pem.extend(read(key)?);
+    Identity::from_pem(&pem).map_err(|source| InvalidTls::Pem { path: certificate.into(), source })
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, InvalidTls> {

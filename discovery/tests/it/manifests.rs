@@ -24,7 +24,8 @@ fn manifests() -> Vec<PathBuf> {
     let of = |(folder, files_min): &(&str, usize)| {
         let entries = std::fs::read_dir(root().join("envoy-config").join(folder)).expect("a folder of manifests");
         let files = entries.map(|entry| entry.expect("a file").path()).filter(|path| path.extension().is_some_and(|end| end == "yaml"));
-        let files: Vec<PathBuf> = files.collect();
+        // Values of a Helm chart are no objects.
+        let files: Vec<PathBuf> = files.filter(|path| path.file_name().is_some_and(|name| name != "gateway-values.yaml")).collect();
         assert!(files.len() >= *files_min, "{folder}: {files:?}");
         files
     };

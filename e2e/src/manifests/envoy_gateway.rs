@@ -10,8 +10,8 @@ use super::{Local, Made, Place, Placed, Substitution, only, read};
 use crate::{Result, root};
 
 const FILE: &str = "envoy-gateway/gateway.yaml";
-const FILTERS: &str = "/static_resources/listeners/0/default_filter_chain/filters/0/typed_config/http_filters";
-const CLUSTERS: &str = "/static_resources/clusters";
+const FILTERS: &str = "/listeners/0/default_filter_chain/filters/0/typed_config/http_filters";
+const CLUSTERS: &str = "/clusters";
 const CODE_AT: &str = "/typed_config/config/vm_config/code";
 
 /// Its translator (`egctl`), where `.ci/cluster_tools.py` or somebody else has built it.
@@ -25,19 +25,22 @@ pub fn translator() -> Option<PathBuf> {
 /// # Errors
 /// If one is not understood, or finds nothing to patch.
 pub fn patched(local: &Local) -> Result<Made> {
-    let mut made = Made { bootstrap: bare(local), placed: Vec::new() };
+    let mut made = Made { config: bare(local), placed: Vec::new() };
+    for cluster in own_clusters()? {
+        Placed::insert(&mut made, super::OWN_CLUSTERS, None, &cluster, Substitution::state_cluster(local))?;
+    }
     for patch in patches()? {
         let operation = &patch["operation"];
         let (kind, path) = (patch["type"].as_str().unwrap_or(""), operation["path"].as_str().unwrap_or(""));
         let (list, value) = (kind.rsplit('.').next().unwrap_or(""), &operation["value"]);
         match list {
-            "Cluster" if path.is_empty() => Placed::insert(&mut made, CLUSTERS, None, value, substituted(value, local))?,
+            "Cluster" if path.is_empty() => Placed::insert(&mut made, CLUSTERS, None, value, substituted(value))?,
             "Listener" if path.ends_with("/http_filters/0") => {
-                let first = made.bootstrap.pointer(FILTERS).and_then(|filters| filters[0]["name"].as_str()).map(str::to_owned);
-                Placed::insert(&mut made, FILTERS, first.as_deref(), value, substituted(value, local))?;
+                let first = made.config.pointer(FILTERS).and_then(|filters| filters[0]["name"].as_str()).map(str::to_owned);
+                Placed::insert(&mut made, FILTERS, first.as_deref(), value, substituted(value))?;
             }
-            "Listener" => set(&mut made, &format!("/static_resources/listeners/0{path}"), operation)?,
-            "RouteConfiguration" => set(&mut made, &format!("{}{path}", route_config()), operation)?,
+            "Listener" => set(&mut made, &format!("/listeners/0{path}"), operation)?,
+            "RouteConfiguration" => set(&mut made, &format!("/routes/0{path}"), operation)?,
             other => return Err(format!("a patch of {other} is not understood here").into()),
         }
     }
@@ -49,23 +52,9 @@ pub fn patched(local: &Local) -> Result<Made> {
 /// # Errors
 /// If the translator refuses it, or makes of it what we do not know.
 pub fn translated(translator: &Path, local: &Local) -> Result<Made> {
-    let output = Command::new(translator)
-        .args([
-            "experimental",
-            "translate",
-            "--from",
-            "gateway-api",
-            "--to",
-            "xds",
-            "--type",
-            "all",
-            "--add-missing-resources",
-            "-o",
-            "json",
-        ])
-        .arg("-f")
-        .arg(root().join("envoy-config").join(FILE))
-        .output()?;
+    let words =
+        ["experimental", "translate", "--from", "gateway-api", "--to", "xds", "--type", "all", "--add-missing-resources", "-o", "json"];
+    let output = Command::new(translator).args(words).arg("-f").arg(for_the_translator(&local.folder)?).output()?;
     if !output.status.success() {
         return Err(format!("egctl: {}", String::from_utf8_lossy(&output.stderr)).into());
     }
@@ -80,18 +69,49 @@ pub fn translated(translator: &Path, local: &Local) -> Result<Made> {
     // Its readiness listener is its own affair, on a port that is not ours to take.
     listeners.retain(|listener| listener["name"] == "default/inference/http");
     let ([listener], [route]) = (&mut listeners[..], &routes[..]) else { return Err(format!("listeners {listeners:?}").into()) };
+    let probed = probed_port()?;
+    if listener["address"]["socketAddress"]["portValue"] != probed {
+        return Err(format!("the pods are probed at {probed}, and the listener is at {}", listener["address"]).into());
+    }
     listener["address"] = json!({"socketAddress": {"address": "127.0.0.1", "portValue": local.listener}});
     let manager = listener.pointer_mut("/defaultFilterChain/filters/0/typedConfig").and_then(Value::as_object_mut).ok_or("no HTTP")?;
     manager.remove("rds").ok_or("routes are not discovered")?;
     manager.insert("routeConfig".to_owned(), route.clone());
     // The Service's own cluster would be discovered; nothing is sent to it.
-    clusters.retain(|cluster| cluster["name"] == "inference-pool" || cluster["name"] == "switchpoint-state");
-    let mut made = Made { bootstrap: bare(local), placed: Vec::new() };
+    clusters.retain(|cluster| cluster["name"] == "inference-pool");
+    let mut made = Made { config: bare(local), placed: Vec::new() };
+    let starts_with = configs.iter().find_map(|config| config.pointer("/bootstrap/staticResources/clusters")).and_then(Value::as_array);
+    let mut own: Vec<Value> = starts_with.into_iter().flatten().filter(|cluster| cluster["name"] == "switchpoint-state").cloned().collect();
+    own.iter_mut().try_for_each(|cluster| here(cluster, local))?;
+    made.config["bootstrap"]["static_resources"]["clusters"] = Value::Array(own);
     for item in manager.get_mut("httpFilters").and_then(Value::as_array_mut).into_iter().flatten().chain(&mut clusters) {
         here(item, local)?;
     }
-    made.bootstrap["static_resources"] = json!({"listeners": listeners, "clusters": clusters});
+    for (list, resources) in [("listeners", listeners), ("routes", routes), ("clusters", clusters)] {
+        made.config[list] = Value::Array(resources);
+    }
     Ok(made)
+}
+
+/// The manifest with its EnvoyProxy named by the GatewayClass: the controller renders the bootstrap of one that a Gateway names, the translator does not.
+fn for_the_translator(folder: &Path) -> Result<PathBuf> {
+    let mut objects = read(FILE)?;
+    let proxy = only(&objects, "EnvoyProxy")?["metadata"].clone();
+    for class in objects.iter_mut().filter(|object| object["kind"] == "GatewayClass") {
+        class["spec"]["parametersRef"] =
+            json!({"group": "gateway.envoyproxy.io", "kind": "EnvoyProxy", "name": proxy["name"], "namespace": proxy["namespace"]});
+    }
+    let file = folder.join("gateway.yaml");
+    std::fs::write(&file, objects.iter().map(Value::to_string).collect::<Vec<_>>().join("\n---\n"))?;
+    Ok(file)
+}
+
+/// Where the readiness of a proxy's pod is asked.
+fn probed_port() -> Result<Value> {
+    let objects = read(FILE)?;
+    let patch = &only(&objects, "EnvoyProxy")?["spec"]["provider"]["kubernetes"]["envoyDeployment"]["patch"]["value"];
+    let probe = &patch["spec"]["template"]["spec"]["containers"][0]["readinessProbe"]["httpGet"];
+    if probe["path"] == "/switchpoint/ready" { Ok(probe["port"].clone()) } else { Err(format!("another probe: {probe}").into()) }
 }
 
 /// The same substitutions in the words of the translator, which spells fields otherwise.
@@ -113,7 +133,7 @@ fn here(item: &mut Value, local: &Local) -> Result<()> {
             if *file != json!(format!("{}/{meant}", super::MOUNTED)) {
                 return Err(format!("another certificate: {file}").into());
             }
-            *file = json!(local.certificates.join(here));
+            *file = json!(local.folder.join(here));
         }
     }
     Ok(())
@@ -138,20 +158,25 @@ fn patches() -> Result<Vec<Value>> {
     Ok(only(&objects, "EnvoyPatchPolicy")?["spec"]["jsonPatches"].as_array().ok_or("no patches")?.clone())
 }
 
-fn substituted(fragment: &Value, local: &Local) -> Vec<Substitution> {
-    let module = fragment.pointer(CODE_AT).map(|code| Substitution::module(CODE_AT, code.clone()));
-    let daemon = fragment.get("load_assignment").map(|_| Substitution::state_cluster(local));
-    module.into_iter().chain(daemon.into_iter().flatten()).collect()
+/// The clusters that the EnvoyProxy has Envoy start with.
+fn own_clusters() -> Result<Vec<Value>> {
+    let objects = read(FILE)?;
+    let bootstrap = &only(&objects, "EnvoyProxy")?["spec"]["bootstrap"];
+    let added = bootstrap["jsonPatches"].as_array().into_iter().flatten().map(|patch| {
+        let appends = patch["op"] == "add" && patch["path"] == "/static_resources/clusters/-";
+        if appends { Ok(patch["value"].clone()) } else { Err(format!("a patch of the bootstrap is not understood here: {patch}").into()) }
+    });
+    added.collect()
 }
 
-fn route_config() -> String {
-    FILTERS.replace("http_filters", "route_config")
+fn substituted(fragment: &Value) -> Vec<Substitution> {
+    fragment.pointer(CODE_AT).map(|code| Substitution::module(CODE_AT, code.clone())).into_iter().collect()
 }
 
 /// A JSON patch of one place.
 fn set(made: &mut Made, at: &str, operation: &Value) -> Result<()> {
     let (parent, key) = at.rsplit_once('/').ok_or("a path without a name")?;
-    let fields = made.bootstrap.pointer_mut(parent).and_then(Value::as_object_mut).ok_or_else(|| format!("nothing at {parent}"))?;
+    let fields = made.config.pointer_mut(parent).and_then(Value::as_object_mut).ok_or_else(|| format!("nothing at {parent}"))?;
     match (operation["op"].as_str(), fields.contains_key(key)) {
         (Some("add"), false) | (Some("replace"), true) => fields.insert(key.to_owned(), operation["value"].clone()),
         (op, there) => return Err(format!("{op:?} at {at}, which is {}there", if there { "" } else { "not " }).into()),
@@ -167,6 +192,9 @@ fn bare(local: &Local) -> Value {
         "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "http-10080",
         "use_remote_address": true,
+        "normalize_path": true,
+        "merge_slashes": true,
+        "path_with_escaped_slashes_action": "UNESCAPE_AND_FORWARD",
         "http2_protocol_options": {"initial_connection_window_size": 1_048_576, "initial_stream_window_size": 65_536, "max_concurrent_streams": 100},
         "http_filters": [{
             "name": "envoy.filters.http.router",
@@ -175,31 +203,35 @@ fn bare(local: &Local) -> Value {
                 "suppress_envoy_headers": true,
             },
         }],
-        "route_config": {"name": "default/inference/http", "virtual_hosts": [{
-            "name": "default/inference/http/*",
-            "domains": ["*"],
-            "routes": [{
-                "name": "httproute/default/inference/rule/0/match/0/*",
-                "match": {"prefix": "/"},
-                "metadata": {"filter_metadata": {"envoy-gateway": {}}},
-                "route": {"cluster": "httproute/default/inference/rule/0", "timeout": "0s", "upgrade_configs": [{"upgrade_type": "websocket"}]},
-            }],
-        }]},
+        "rds": {"route_config_name": "default/inference/http", "config_source": super::source(&local.folder, "routes")},
     });
+    let service = "httproute/default/inference/rule/0";
+    let routes = json!({"name": "default/inference/http", "virtual_hosts": [{
+        "name": "default/inference/http/*",
+        "domains": ["*"],
+        "routes": [{
+            "name": format!("{service}/match/0/*"),
+            "match": {"prefix": "/"},
+            "metadata": {"filter_metadata": {"envoy-gateway": {}}},
+            "route": {"cluster": service, "timeout": "0s", "upgrade_configs": [{"upgrade_type": "websocket"}]},
+        }],
+    }]});
     json!({
-        "node": {"id": "envoy-default-inference-1", "cluster": "default/inference"},
-        "admin": {"address": address(local.admin)},
-        "static_resources": {
-            "listeners": [{
-                "name": "default/inference/http",
-                "address": address(local.listener),
-                "per_connection_buffer_limit_bytes": 32_768,
-                "default_filter_chain": {"filters": [{
-                    "name": "envoy.filters.network.http_connection_manager",
-                    "typed_config": connection_manager,
-                }]},
-            }],
-            "clusters": [],
+        "bootstrap": {
+            "node": {"id": "envoy-default-inference-1", "cluster": "default/inference"},
+            "admin": {"address": address(local.admin)},
+            "static_resources": {"clusters": []},
         },
+        "listeners": [{
+            "name": "default/inference/http",
+            "address": address(local.listener),
+            "per_connection_buffer_limit_bytes": 32_768,
+            "default_filter_chain": {"filters": [{
+                "name": "envoy.filters.network.http_connection_manager",
+                "typed_config": connection_manager,
+            }]},
+        }],
+        "clusters": [super::unused(service)],
+        "routes": [routes],
     })
 }

@@ -8,30 +8,48 @@ use serde_json::{Value, json};
 use super::{Local, Made, Placed, Substitution, only, read};
 use crate::Result;
 
-const FILTERS: &str = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
-const CONNECTION_MANAGER: &str = "/static_resources/listeners/0/filter_chains/0/filters/0";
-const ROUTES: &str = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes";
-const CLUSTERS: &str = "/static_resources/clusters";
+const FILTERS: &str = "/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
+const LISTENER: &str = "/listeners/0";
+const CONNECTION_MANAGER: &str = "/listeners/0/filter_chains/0/filters/0";
+const ROUTES: &str = "/routes/0/virtual_hosts/0/routes";
+const CLUSTERS: &str = "/clusters";
+const BOOTSTRAP: &str = "istio/bootstrap.yaml";
+const FAULT: &str = "envoy.filters.http.fault";
 const ROUTER: &str = "envoy.filters.http.router";
 const WASM: &str = "type.googleapis.com/envoy.extensions.filters.http.wasm.v3.Wasm";
 
-/// What a gateway runs by the objects of `file`. What it would discover goes to files in `folder`.
+/// What a gateway runs by the objects of `file`.
 ///
 /// # Errors
 /// If they hold something that is not understood.
-pub fn gateway(file: &str, local: &Local, folder: &Path) -> Result<Made> {
+pub fn gateway(file: &str, local: &Local) -> Result<Made> {
     let objects = read(file)?;
-    let route = &only(&objects, "VirtualService")?["spec"]["http"][0];
-    let mut made = Made { bootstrap: bare(local, route), placed: Vec::new() };
+    let (routes, cluster) = routes(&only(&objects, "VirtualService")?["spec"]["http"])?;
+    let mut made = Made { config: bare(local, &routes, &cluster), placed: Vec::new() };
+    for cluster in own_clusters()? {
+        Placed::insert(&mut made, super::OWN_CLUSTERS, None, &cluster, Substitution::state_cluster(local))?;
+    }
     if let Ok(plugin) = only(&objects, "WasmPlugin") {
-        wasm_plugin(&mut made, plugin, folder)?;
+        wasm_plugin(&mut made, plugin, &local.folder)?;
     }
     let patches = only(&objects, "EnvoyFilter")?["spec"]["configPatches"].as_array().ok_or("no patches")?;
-    patches.iter().try_for_each(|patch| apply(&mut made, patch, local, folder))?;
+    patches.iter().try_for_each(|patch| apply(&mut made, patch, local))?;
     Ok(made)
 }
 
-fn apply(made: &mut Made, patch: &Value, local: &Local, folder: &Path) -> Result<()> {
+/// The clusters that the gateway's Envoy starts with by the annotation that names [`BOOTSTRAP`]'s ConfigMap.
+fn own_clusters() -> Result<Vec<Value>> {
+    let objects = read(BOOTSTRAP)?;
+    let text = only(&objects, "ConfigMap")?["data"]["custom_bootstrap.json"].as_str().ok_or("Istio's agent reads another name")?;
+    let mut bootstrap: Value = serde_saphyr::from_str(text)?;
+    let clusters: Vec<Value> = serde_json::from_value(bootstrap["static_resources"]["clusters"].take())?;
+    if bootstrap != json!({"static_resources": {"clusters": null}}) {
+        return Err(format!("not only clusters: {bootstrap}").into());
+    }
+    Ok(clusters)
+}
+
+fn apply(made: &mut Made, patch: &Value, local: &Local) -> Result<()> {
     let (operation, value) = (patch["patch"]["operation"].as_str().unwrap_or(""), &patch["patch"]["value"]);
     let context = &patch["match"]["context"];
     if context != "GATEWAY" {
@@ -39,26 +57,27 @@ fn apply(made: &mut Made, patch: &Value, local: &Local, folder: &Path) -> Result
     }
     let chain = &patch["match"]["listener"]["filterChain"]["filter"];
     match (patch["applyTo"].as_str().unwrap_or(""), operation) {
-        ("EXTENSION_CONFIG", "ADD") => extension(made, value, folder),
+        ("EXTENSION_CONFIG", "ADD") => extension(made, value, &local.folder),
         ("HTTP_FILTER", "INSERT_BEFORE") => {
             let before = chain["subFilter"]["name"].as_str();
             let discovered = value.pointer("/config_discovery/config_source").cloned();
             let name = value["name"].as_str().unwrap_or_default();
-            let substituted =
-                discovered.map(|meant| Substitution::discovered("/config_discovery/config_source", meant, &discovery_file(folder, name)));
+            let substituted = discovered
+                .map(|meant| Substitution::discovered("/config_discovery/config_source", meant, &discovery_file(&local.folder, name)));
             Placed::insert(made, FILTERS, before, value, substituted.into_iter().collect())
         }
         ("NETWORK_FILTER", "MERGE") if chain["name"] == value["name"] => Placed::merge(made, CONNECTION_MANAGER.to_owned(), value),
         ("HTTP_ROUTE", "MERGE") => {
             let name = &patch["match"]["routeConfiguration"]["vhost"]["route"]["name"];
-            let routes = made.bootstrap.pointer(ROUTES).and_then(Value::as_array).ok_or("no routes")?;
-            let at = routes.iter().position(|route| route["name"] == *name).ok_or_else(|| format!("no route {name}"))?;
-            Placed::merge(made, format!("{ROUTES}/{at}"), value)
+            let routes = made.config.pointer(ROUTES).and_then(Value::as_array).ok_or("no routes")?;
+            let named: Vec<usize> = (0..routes.len()).filter(|&at| routes[at]["name"] == *name).collect();
+            if named.is_empty() {
+                return Err(format!("no route {name}").into());
+            }
+            named.into_iter().try_for_each(|at| Placed::merge(made, format!("{ROUTES}/{at}"), value))
         }
-        ("CLUSTER", "ADD") => {
-            let daemon = value.get("load_assignment").map(|_| Substitution::state_cluster(local));
-            Placed::insert(made, CLUSTERS, None, value, daemon.unwrap_or_default())
-        }
+        ("LISTENER", "MERGE") => Placed::merge(made, LISTENER.to_owned(), value),
+        ("CLUSTER", "ADD") => Placed::insert(made, CLUSTERS, None, value, Vec::new()),
         (to, how) => Err(format!("{how} to {to} is not understood here").into()),
     }
 }
@@ -79,7 +98,7 @@ fn extension(made: &mut Made, meant: &Value, folder: &Path) -> Result<()> {
     Placed::discover(made, discovery_file(folder, name), meant, vec![Substitution::module(at, code.clone())])
 }
 
-/// The filter that a WasmPlugin without a phase becomes: discovered, right before the router, with no more settings than the API has.
+/// The filter that a WasmPlugin without a phase becomes: discovered, before fault injection and CORS, with no more settings than the API has.
 fn wasm_plugin(made: &mut Made, plugin: &Value, folder: &Path) -> Result<()> {
     let spec = &plugin["spec"];
     if ["phase", "vmConfig", "sha256", "imagePullSecret"].iter().any(|field| spec.get(field).is_some()) {
@@ -111,51 +130,74 @@ fn wasm_plugin(made: &mut Made, plugin: &Value, folder: &Path) -> Result<()> {
     let config_source = json!({"ads": {}, "initial_fetch_timeout": "0s", "resource_api_version": "V3"});
     let discovered = json!({"name": name, "config_discovery": {"config_source": config_source, "type_urls": [WASM]}});
     let substitution = Substitution::discovered("/config_discovery/config_source", config_source, &discovery_file(folder, &name));
-    Placed::insert(made, FILTERS, Some(ROUTER), &discovered, vec![substitution])
+    Placed::insert(made, FILTERS, Some(FAULT), &discovered, vec![substitution])
 }
 
-/// What a gateway of Istio's runs with one route and no patches, as far as it matters to us.
-fn bare(local: &Local, route: &Value) -> Value {
-    let address = |port: u16| json!({"socket_address": {"address": "127.0.0.1", "port_value": port}});
-    let destination = &route["route"][0]["destination"];
+fn filter(name: &str, kind: &str) -> Value {
+    json!({"name": name, "typed_config": {"@type": format!("type.googleapis.com/envoy.extensions.filters.http.{kind}")}})
+}
+
+/// The routes of a VirtualService, one for each of its matches, and the cluster of its Service.
+fn routes(http: &Value) -> Result<(Vec<Value>, String)> {
+    let mut routes = Vec::new();
+    let destination = &http[0]["route"][0]["destination"];
     let cluster = format!("outbound|{}||{}", destination["port"]["number"], destination["host"].as_str().unwrap_or_default());
+    for entry in http.as_array().into_iter().flatten() {
+        for condition in entry["match"].as_array().ok_or("a route without a match")? {
+            let (how, uri) = condition["uri"].as_object().and_then(|uri| uri.iter().next()).ok_or("a match that is of no path")?;
+            let matched = match how.as_str() {
+                "exact" => json!({"path": uri}),
+                "prefix" => json!({"prefix": uri}),
+                "regex" => json!({"safe_regex": {"regex": uri}}),
+                other => return Err(format!("a match by {other} is not understood here").into()),
+            };
+            let action = json!({"cluster": cluster, "timeout": "0s", "max_grpc_timeout": "0s"});
+            routes.push(json!({"name": entry["name"], "match": matched, "route": action}));
+        }
+    }
+    Ok((routes, cluster))
+}
+
+/// What a gateway of Istio's runs without patches, as far as it matters to us.
+fn bare(local: &Local, routes: &[Value], cluster: &str) -> Value {
+    let address = |port: u16| json!({"socket_address": {"address": "127.0.0.1", "port_value": port}});
     let connection_manager = json!({
         "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "outbound_0.0.0.0_8080",
         "use_remote_address": true,
         "stream_idle_timeout": "0s",
         "normalize_path": true,
+        "upgrade_configs": [{"upgrade_type": "websocket"}],
         "request_id_extension": {"typed_config": {
             "@type": "type.googleapis.com/envoy.extensions.request_id.uuid.v3.UuidRequestIdConfig",
             "use_request_id_for_trace_sampling": true,
         }},
         "preserve_external_request_id": true,
         "access_log": [access_log()],
-        "route_config": {"name": "http.8080", "virtual_hosts": [{
-            "name": "*:8080",
-            "domains": ["*"],
-            "routes": [{
-                "name": route["name"],
-                "match": {"prefix": "/"},
-                "route": {"cluster": cluster, "timeout": "0s", "max_grpc_timeout": "0s"},
-            }],
-        }]},
-        "http_filters": [{"name": ROUTER, "typed_config": {"@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"}}],
+        "rds": {"route_config_name": "http.8080", "config_source": super::source(&local.folder, "routes")},
+        "http_filters": [
+            filter(FAULT, "fault.v3.HTTPFault"),
+            filter("envoy.filters.http.cors", "cors.v3.Cors"),
+            filter(ROUTER, "router.v3.Router"),
+        ],
     });
+    let routes = json!({"name": "http.8080", "virtual_hosts": [{"name": "*:8080", "domains": ["*"], "routes": routes}]});
     json!({
-        "node": {"id": "router~10.1.2.3~istio-ingressgateway.istio-system~istio-system.svc.cluster.local", "cluster": "istio-ingressgateway"},
-        "admin": {"address": address(local.admin)},
-        "static_resources": {
-            "listeners": [{
-                "name": "0.0.0.0_8080",
-                "address": address(local.listener),
-                "filter_chains": [{"filters": [{
-                    "name": "envoy.filters.network.http_connection_manager",
-                    "typed_config": connection_manager,
-                }]}],
-            }],
-            "clusters": [],
+        "bootstrap": {
+            "node": {"id": "router~10.1.2.3~istio-ingressgateway.istio-system~istio-system.svc.cluster.local", "cluster": "istio-ingressgateway"},
+            "admin": {"address": address(local.admin)},
+            "static_resources": {"clusters": []},
         },
+        "listeners": [{
+            "name": "0.0.0.0_8080",
+            "address": address(local.listener),
+            "filter_chains": [{"filters": [{
+                "name": "envoy.filters.network.http_connection_manager",
+                "typed_config": connection_manager,
+            }]}],
+        }],
+        "clusters": [super::unused(cluster)],
+        "routes": [routes],
     })
 }
 

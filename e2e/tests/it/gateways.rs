@@ -1,6 +1,7 @@
 //! The manifests for Istio and Envoy Gateway: every Envoy fragment in them runs on a real Envoy, with no more changed than a listed few things
 //! (`e2e::manifests`). What runs here is what we know the gateways to make of them; Envoy Gateway's own translator is asked in the long suite.
 
+use std::io::Write as _;
 use std::time::Duration;
 
 use e2e::certificates::{self, Authority};
@@ -9,11 +10,13 @@ use e2e::model_server::{Fault, FaultMode};
 use e2e::ports::Port;
 use e2e::stack::{Builder, Stack};
 use e2e::{Result, client, wait_for};
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use http::Request;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::echo;
+use crate::{echo, limits};
 
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -34,17 +37,26 @@ fn stack(fragments: usize, make: impl Fn(&Local) -> Result<Made> + Send + 'stati
         let local = manifests::local(config, &path).expect("the shipped file");
         let made = make(&local).expect("a gateway");
         made.check(fragments).expect("the manifest's own words");
-        *config = made.bootstrap;
+        *config = made.deliver(&path).expect("a folder that can be written");
     });
     Ok((builder, folder))
 }
 
 fn istio_gateway(file: &'static str, fragments: usize) -> Result<(Builder, TempDir)> {
-    stack(fragments, move |local| istio::gateway(file, local, &local.certificates))
+    stack(fragments, move |local| istio::gateway(file, local))
+}
+
+/// Envoy took all that was delivered to it; if not, its log (which a failed test shows) says why.
+async fn takes_all_that_is_delivered(stack: &Stack) -> Result<()> {
+    let refused = stack.envoy.stats("\\.update_rejected$").await?;
+    let refused: Vec<_> = refused.into_iter().filter(|(_, count)| *count > 0).collect();
+    assert!(refused.is_empty(), "{refused:?}");
+    Ok(())
 }
 
 /// What all of them do.
 async fn serves(stack: &Stack, decided: Decided) -> Result<()> {
+    takes_all_that_is_delivered(stack).await?;
     let chat = echo::chat("hello").to_string();
     let reply = stack.send(echo::post("/v1/chat/completions", &[("x-request-id", "one")], chat.clone())?).await?;
     let ranked = echo::ranked(&reply)?;
@@ -83,17 +95,47 @@ async fn serves(stack: &Stack, decided: Decided) -> Result<()> {
             assert_eq!(too_large.status, 200);
         }
     }
+    inflates(stack).await?;
+    serves_listed_paths_only(stack).await?;
     fails_over(stack).await
 }
 
-/// A dead engine costs nobody a request, whoever is dead; and without any the picker refuses in the words of the API.
-async fn fails_over(stack: &Stack) -> Result<()> {
-    for server in &stack.servers[..2] {
-        server.fault(Fault::new(FaultMode::Refuse)).await;
+/// Only listed paths are served, as the engine would read them; and no upgrade but on the one path that is for it.
+async fn serves_listed_paths_only(stack: &Stack) -> Result<()> {
+    let chat = echo::chat("hello").to_string();
+    for same in ["/v1/chat/%63ompletions", "//v1//chat/completions", "/v1/x/../chat/completions", "/v1%2Fchat/completions"] {
+        let reply = stack.send(echo::post(same, &[], chat.clone())?).await?;
+        assert_eq!((reply.status, echo::ranked(&reply)?.len(), &reply.json()?["path"]), (200, 3, &json!("/v1/chat/completions")), "{same}");
     }
+    for order in ["/sleep", "/flush_cache", "/v1/load_lora_adapter", "/v1/modelsx", "/v1/chat/completions/"] {
+        let reply = stack.send(echo::post(order, &[], chat.clone())?).await?;
+        assert_eq!(reply.status, 404, "{order}: {}", reply.text());
+    }
+    let upgrade = [("connection", "upgrade"), ("upgrade", "websocket")];
+    assert_eq!(stack.send(echo::post("/v1/chat/completions", &upgrade, chat)?).await?.status, 403);
+    Ok(())
+}
+
+/// A compressed request reaches the engine in the clear, also a very regular one.
+async fn inflates(stack: &Stack) -> Result<()> {
+    let text = echo::chat(&"a".repeat(2_000_000)).to_string();
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    encoder.write_all(text.as_bytes())?;
+    let reply = stack.send(echo::post("/v1/chat/completions", &[("content-encoding", "gzip")], encoder.finish()?)?).await?;
+    let echo = reply.json()?;
+    assert_eq!((reply.status, &echo["body_bytes"]), (200, &json!(text.len())), "{}", reply.text());
+    assert_eq!((echo::header(&echo, "content-encoding"), echo::ranked(&reply)?.len()), (vec![], 3));
+    Ok(())
+}
+
+/// A dead engine costs no client a request: the next of the list answers. One is dead and not two, as engines that have answered before get one retry of
+/// each other's requests: a request that crashes engines must not crash all of them.
+async fn fails_over(stack: &Stack) -> Result<()> {
+    stack.servers[0].fault(Fault::new(FaultMode::Refuse)).await;
     for number in 0..9 {
         let reply = stack.post("/v1/chat/completions", &echo::chat(&format!("number {number}"))).await?;
-        assert_eq!((reply.status, stack.server_of(&reply)?), (200, 2), "{}", reply.text());
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        assert_ne!(stack.server_of(&reply)?, 0);
     }
     Ok(())
 }
@@ -110,7 +152,7 @@ async fn metadata(stack: &Stack) -> Result<()> {
 
 #[tokio::test]
 async fn an_istio_gateway_with_the_envoyfilter() -> Result<()> {
-    let (builder, _folder) = istio_gateway("istio/envoyfilter.yaml", 7)?;
+    let (builder, _folder) = istio_gateway("istio/envoyfilter.yaml", 9)?;
     let stack = builder.start().await?;
     serves(&stack, Decided::AtTheBody).await?;
     metadata(&stack).await
@@ -118,7 +160,7 @@ async fn an_istio_gateway_with_the_envoyfilter() -> Result<()> {
 
 #[tokio::test]
 async fn an_istio_gateway_with_the_wasmplugin() -> Result<()> {
-    let (builder, _folder) = istio_gateway("istio/wasmplugin.yaml", 7)?;
+    let (builder, _folder) = istio_gateway("istio/wasmplugin.yaml", 9)?;
     let stack = builder.start().await?;
     serves(&stack, Decided::AtTheHeaders).await?;
     metadata(&stack).await
@@ -126,14 +168,14 @@ async fn an_istio_gateway_with_the_wasmplugin() -> Result<()> {
 
 #[tokio::test]
 async fn an_envoy_gateway_with_the_patches() -> Result<()> {
-    let (builder, _folder) = stack(9, envoy_gateway::patched)?;
+    let (builder, _folder) = stack(8, envoy_gateway::patched)?;
     let stack = builder.start().await?;
     serves(&stack, Decided::AtTheBody).await
 }
 
 #[tokio::test]
 async fn a_request_that_cannot_be_held_waits_for_the_first_state_with_its_body() -> Result<()> {
-    let (builder, _folder) = istio_gateway("istio/wasmplugin.yaml", 7)?;
+    let (builder, _folder) = istio_gateway("istio/wasmplugin.yaml", 9)?;
     let mut stack = builder.without_daemon().start().await?;
     let address = stack.address();
     // Sent in pieces by the client's own pace: some of it comes while the request waits, some after.
@@ -147,12 +189,41 @@ async fn a_request_that_cannot_be_held_waits_for_the_first_state_with_its_body()
     let reply = asked.await??;
     // A machine under load may be slower than the wait is long; then the refusal is the picker's own.
     if reply.status == 503 {
-        assert_eq!(reply.json()?["error"]["code"], "no_state", "{}", reply.text());
+        assert_eq!(reply.json()?["error"]["code"], "not_ready", "{}", reply.text());
     } else {
         assert_eq!((reply.status, &reply.json()?["body_bytes"]), (200, &json!(body.len())), "{}", reply.text());
     }
     let again = || async { stack.post("/v1/chat/completions", &echo::chat("x")).await.ok().filter(|reply| reply.status == 200) };
     wait_for(LIMIT, "a reply", again).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_bomb_does_not_fill_the_memory_of_a_gateway() -> Result<()> {
+    let bomb = limits::gzip(limits::GIB)?;
+    for (builder, _folder) in [istio_gateway("istio/envoyfilter.yaml", 9)?, stack(8, envoy_gateway::patched)?] {
+        let mut stack = builder.start().await?;
+        let before = limits::memory_kib(&mut stack, "VmRSS")?;
+        for _ in 0..3 {
+            let reply = stack.send(echo::post("/v1/chat/completions", &[("content-encoding", "gzip")], bomb.clone())?).await?;
+            assert_eq!(reply.status, 413, "{}", reply.text());
+        }
+        let growth = limits::memory_kib(&mut stack, "VmHWM")?.saturating_sub(before);
+        assert!(growth < limits::GROWTH_KIB_MAX, "{before} KiB, and {growth} KiB more at its worst");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_pods_of_an_istio_gateway_have_what_its_files_need() -> Result<()> {
+    let values: Value = serde_saphyr::from_str(&std::fs::read_to_string(e2e::root().join("envoy-config/istio/gateway-values.yaml"))?)?;
+    let bootstrap = manifests::read("istio/bootstrap.yaml")?;
+    let name = &manifests::only(&bootstrap, "ConfigMap")?["metadata"]["name"];
+    assert_eq!(&values["podAnnotations"]["sidecar.istio.io/bootstrapOverride"], name);
+    assert_eq!(values["volumes"][0]["name"], values["volumeMounts"][0]["name"]);
+    assert_eq!(values["volumes"][0]["secret"]["secretName"], "switchpoint-proxy-tls");
+    assert_eq!(values["volumeMounts"][0]["mountPath"], manifests::MOUNTED);
+    assert_eq!(values["readinessProbe"]["httpGet"]["path"], "/switchpoint/ready");
     Ok(())
 }
 
@@ -163,9 +234,39 @@ fn both_files_for_istio_say_the_same_where_they_can() -> Result<()> {
         Ok(manifests::only(&objects, "EnvoyFilter")?["spec"]["configPatches"].as_array().ok_or("no patches")?.clone())
     };
     let (whole, rest) = (patches("istio/envoyfilter.yaml")?, patches("istio/wasmplugin.yaml")?);
-    assert_eq!(whole[2..], rest[..], "all but the module and its place");
+    let without_the_picker = |patches: Vec<Value>| -> Vec<Value> {
+        patches.into_iter().filter(|patch| patch["patch"]["value"]["name"] != "switchpoint").collect()
+    };
+    assert_eq!(whole.len(), rest.len() + 2, "the module and its place");
+    assert_eq!(without_the_picker(whole), rest);
     let route = |file: &str| -> Result<Value> { Ok(manifests::only(&manifests::read(file)?, "VirtualService")?["spec"].clone()) };
     assert_eq!(route("istio/envoyfilter.yaml")?, route("istio/wasmplugin.yaml")?);
+    Ok(())
+}
+
+/// How a VirtualService says an Envoy route's match.
+fn uris(matched: &Value) -> Vec<Value> {
+    let uri = |how: &str, path: &Value| json!({"uri": {how: path}});
+    match (&matched["path_separated_prefix"], &matched["path"], &matched["prefix"]) {
+        (Value::String(path), ..) => vec![uri("exact", &json!(path)), uri("prefix", &json!(format!("{path}/")))],
+        (_, Value::String(path), _) => vec![uri("exact", &json!(path))],
+        (.., Value::String(path)) => vec![uri("prefix", &json!(path))],
+        _ => vec![uri("regex", &matched["safe_regex"]["regex"])],
+    }
+}
+
+#[test]
+fn all_gateways_serve_the_same_paths() -> Result<()> {
+    let gateway = manifests::read("envoy-gateway/gateway.yaml")?;
+    let patches = manifests::only(&gateway, "EnvoyPatchPolicy")?["spec"]["jsonPatches"].as_array().ok_or("no patches")?;
+    let routes = patches.iter().map(|patch| &patch["operation"]).find(|operation| operation["path"] == "/virtual_hosts/0/routes");
+    let routes = routes.ok_or("no routes")?["value"].as_array().into_iter().flatten();
+    let served: Vec<Value> = routes.filter(|route| route.get("route").is_some()).flat_map(|route| uris(&route["match"])).collect();
+    let istio = manifests::read("istio/envoyfilter.yaml")?;
+    let service = &manifests::only(&istio, "VirtualService")?["spec"]["http"];
+    let listed: Vec<Value> =
+        service.as_array().into_iter().flatten().filter_map(|entry| entry["match"].as_array()).flatten().cloned().collect();
+    assert_eq!(listed, served);
     Ok(())
 }
 
@@ -183,7 +284,12 @@ fn fragments_are_those_of_the_standalone_file() -> Result<()> {
     assert_eq!(value("CLUSTER", "inference-pool"), *cluster);
     let filters = &standalone["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"];
     let filter = |name: &str| filters["http_filters"].as_array().into_iter().flatten().find(|filter| filter["name"] == name).cloned();
-    assert_eq!(Some(value("HTTP_FILTER", "header_to_metadata")), filter("header_to_metadata"));
+    for name in ["gunzip", "header_to_metadata"] {
+        assert_eq!(Some(value("HTTP_FILTER", name)), filter(name));
+    }
+    let listener = &standalone["static_resources"]["listeners"][0];
+    let patched = patches.as_array().into_iter().flatten().find(|patch| patch["applyTo"] == "LISTENER").ok_or("no listener")?;
+    assert_eq!(patched["patch"]["value"], json!({"per_connection_buffer_limit_bytes": listener["per_connection_buffer_limit_bytes"]}));
     let stripped = &value("NETWORK_FILTER", "envoy.filters.network.http_connection_manager")["typed_config"];
     assert_eq!(stripped["early_header_mutation_extensions"], filters["early_header_mutation_extensions"]);
 
@@ -191,7 +297,9 @@ fn fragments_are_those_of_the_standalone_file() -> Result<()> {
     let patches = manifests::only(&gateway, "EnvoyPatchPolicy")?["spec"]["jsonPatches"].as_array().ok_or("no patches")?.clone();
     let patched = |name: &str| patches.iter().map(|patch| &patch["operation"]["value"]).find(|value| value["name"] == name).cloned();
     assert_eq!(patched("inference-pool").as_ref(), Some(cluster));
-    assert_eq!(patched("header_to_metadata"), filter("header_to_metadata"));
+    for name in ["gunzip", "header_to_metadata"] {
+        assert_eq!(patched(name), filter(name));
+    }
     let removed = &manifests::only(&gateway, "ClientTrafficPolicy")?["spec"]["headers"]["earlyRequestHeaders"]["remove"];
     let mutations = &filters["early_header_mutation_extensions"][0]["typed_config"]["mutations"];
     let names: Vec<&Value> = mutations.as_array().into_iter().flatten().map(|mutation| &mutation["remove"]).collect();

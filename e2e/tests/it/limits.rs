@@ -218,13 +218,13 @@ async fn connections_beyond_the_limit_are_closed_and_the_admin_page_is_not() -> 
 
 /// What any bomb may add to Envoy's memory, KiB. One read of 32 KiB becomes 32 MiB at most, which Envoy's decompressor holds twice while it
 /// copies its output; the rest is the allocator's slack and the first request's own. The size of the bomb does not enter.
-const GROWTH_KIB_MAX: u64 = 100 << 10;
+pub(crate) const GROWTH_KIB_MAX: u64 = 100 << 10;
 
-const GIB: usize = 1 << 30;
+pub(crate) const GIB: usize = 1 << 30;
 
 /// So many spaces, about a thousandth of that: one MiB deflated once, again and again, since after a full flush nothing refers to what was before.
 /// Nobody reads as far as the end, so there is none.
-fn gzip(bytes: usize) -> Result<Vec<u8>> {
+pub(crate) fn gzip(bytes: usize) -> Result<Vec<u8>> {
     const HEADER: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff];
     let mut mib = Vec::with_capacity(64 << 10);
     Compress::new(Compression::best(), false).compress_vec(&[b' '; 1 << 20], &mut mib, FlushCompress::Full)?;
@@ -255,7 +255,7 @@ fn fit_for_bombs() -> Result<impl Fn(&mut Value) + Send + 'static> {
 }
 
 /// A line of `/proc/<pid>/status`, KiB.
-fn memory_kib(stack: &mut Stack, line: &str) -> Result<u64> {
+pub(crate) fn memory_kib(stack: &mut Stack, line: &str) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{}/status", stack.envoy.process().id()))?;
     let value = status.lines().find_map(|text| text.strip_prefix(line)?.strip_prefix(':')?.trim().strip_suffix(" kB"));
     Ok(value.ok_or_else(|| format!("no {line}"))?.trim().parse()?)

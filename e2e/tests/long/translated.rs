@@ -8,7 +8,7 @@ use http::Request;
 use serde_json::{Value, json};
 
 fn filters(config: &Value) -> Vec<String> {
-    let path = "/static_resources/listeners/0/defaultFilterChain/filters/0/typedConfig/httpFilters";
+    let path = "/listeners/0/defaultFilterChain/filters/0/typedConfig/httpFilters";
     let filters = config.pointer(path).and_then(Value::as_array).into_iter().flatten();
     filters.filter_map(|filter| filter["name"].as_str()).map(str::to_owned).collect()
 }
@@ -25,8 +25,8 @@ async fn what_envoy_gateway_makes_of_the_manifest_picks() -> Result<()> {
     let builder = builder.envoy_config(move |config| {
         let local = manifests::local(config, &path).expect("the shipped file");
         let made = envoy_gateway::translated(&translator, &local).expect("a translation");
-        assert_eq!(filters(&made.bootstrap), ["switchpoint", "header_to_metadata", "envoy.filters.http.router"]);
-        *config = made.bootstrap;
+        assert_eq!(filters(&made.config), ["gunzip", "switchpoint", "header_to_metadata", "envoy.filters.http.router"]);
+        *config = made.deliver(&path).expect("a folder that can be written");
     });
     let stack = builder.start().await?;
     // Larger than Envoy Gateway's own limit of 32 KiB: the patch of the limit holds.
@@ -44,7 +44,9 @@ async fn what_envoy_gateway_makes_of_the_manifest_picks() -> Result<()> {
     }
     let bad = client::post(stack.address(), "/v1/chat/completions", "{").await?;
     assert_eq!((bad.status, &bad.json()?["error"]["code"]), (400, &json!("invalid_json")), "{}", bad.text());
-    let unstreamed = stack.get("/v1/models").await?;
-    assert_eq!(unstreamed.status, 200);
+    assert_eq!(stack.get("/v1/models").await?.status, 200);
+    assert_eq!(client::post(stack.address(), "/sleep", "").await?.status, 404, "an order to an engine");
+    let refused = stack.envoy.stats("\\.update_rejected$").await?;
+    assert!(refused.values().all(|count| *count == 0), "{refused:?}");
     Ok(())
 }

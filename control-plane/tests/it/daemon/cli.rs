@@ -173,3 +173,24 @@ async fn sigterm_stops_it_soon_and_well() {
     let status = tokio::time::timeout(Duration::from_secs(10), child.wait()).await.expect("it does not stop").unwrap();
     assert_eq!(status.code(), Some(0));
 }
+
+#[tokio::test]
+async fn it_scrapes_plain_http_on_a_system_without_ca_certificates() {
+    let nothing = tempfile::tempdir().unwrap();
+    let engine = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = engine.local_addr().unwrap().to_string();
+    let mut child = tokio::process::Command::new(env!("CARGO_BIN_EXE_switchpointd"))
+        .args(["serve", "--endpoint", &endpoint, "--listen-state", "127.0.0.1:0", "--listen-admin", "127.0.0.1:0"])
+        .args(["--listen-ext-proc", "none", "--listen-health", "none"])
+        .env("SSL_CERT_FILE", nothing.path().join("none.pem"))
+        .env("SSL_CERT_DIR", nothing.path())
+        .stderr(std::process::Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let asked = tokio::time::timeout(Duration::from_secs(30), engine.accept()).await;
+    let _ = child.start_kill();
+    let log = String::from_utf8(child.wait_with_output().await.unwrap().stderr).unwrap();
+    assert!(asked.is_ok(), "the engine was not asked: {log}");
+    assert!(log.contains("WARN") && log.contains("no CA certificates"), "{log}");
+}
