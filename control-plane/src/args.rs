@@ -296,6 +296,10 @@ pub struct ExchangeArgs {
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_DESTINATION_HEADER", value_name = "NAME", value_parser = header_name)]
     pub ext_proc_destination_header: Option<String>,
 
+    /// Metadata namespace of the destination and of the endpoint that served [default: envoy.lb].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_DESTINATION_NAMESPACE", value_name = "NAME")]
+    pub ext_proc_destination_namespace: Option<String>,
+
     /// Metadata namespace of the subset hint [default: envoy.lb.subset_hint].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_SUBSET_NAMESPACE", value_name = "NAME")]
     pub ext_proc_subset_namespace: Option<String>,
