@@ -412,8 +412,7 @@ impl Pool {
     /// Is there an endpoint that serves the model, ready and allowed or not, or an object that promises one? Then it may be asked for again.
     pub(crate) fn knows_model(&self, model: &str) -> bool {
         let Some(snapshot) = self.snapshot() else { return false };
-        let serves = snapshot.serves(model);
-        snapshot.objects().names(model) || snapshot.indices().any(|index| serves(&index))
+        snapshot.objects().names(model) || snapshot.serves_anywhere(model) || snapshot.indices().any(|index| snapshot.serves(index, model))
     }
 
     /// An engine told its load with a reply: fresher than any scrape.

@@ -92,6 +92,8 @@ pub struct Ticket {
     output_tokens: u32,
     /// Its place in a queue, if it has an SLO.
     entry: Option<Entry>,
+    /// What people know it by, if it has an SLO; empty where that is not told.
+    request_id: Box<str>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -207,7 +209,8 @@ impl InFlight {
     pub fn admit_prompt(&mut self, endpoint: EndpointRef, prompt_tokens: u32, uncached_tokens: u32) -> Ticket {
         let prefills = Prefills::of(prompt_tokens, uncached_tokens);
         let share = Load { requests: 1, prefill_tokens: prefills.uncached_tokens, prefills, ..NOTHING };
-        let mut ticket = Ticket { endpoint, life: NOWHERE, share, past_first_token: false, output_tokens: 0, entry: None };
+        let mut ticket =
+            Ticket { endpoint, life: NOWHERE, share, past_first_token: false, output_tokens: 0, entry: None, request_id: Box::default() };
         self.picked(endpoint);
         if self.life(endpoint) == NOWHERE {
             self.start_row(endpoint);
@@ -390,7 +393,7 @@ impl InFlight {
 
     fn enqueue(&mut self, ticket: &Ticket) {
         let waits = !ticket.past_first_token;
-        self.queued(ticket, |queues, slot, entry| queues.add(slot, entry, waits));
+        self.queued(ticket, |queues, slot, entry| queues.add(slot, entry, &ticket.request_id, waits));
     }
 
     /// Changes the queue that a ticket belongs in, and then what its endpoint must keep.
@@ -450,6 +453,17 @@ impl Ticket {
     #[must_use]
     pub fn load(&self) -> Load {
         self.share
+    }
+
+    /// What it asked for, if it is in a queue.
+    #[must_use]
+    pub fn slo(&self) -> Slo {
+        self.entry.map_or(Slo::default(), |entry| entry.promise.slo)
+    }
+
+    /// Its entry in a queue will show this id of the request.
+    pub fn set_request_id(&mut self, id: &str) {
+        self.request_id = id.into();
     }
 }
 

@@ -100,7 +100,7 @@ pub struct Objects {
     /// The rule for models of which none speaks by name; a position in `rules`.
     generic: Option<usize>,
     rules: Box<[Targets]>,
-    /// Every target, by name; positions say nothing.
+    /// Every target of a model, by name; positions say nothing.
     targets: Box<[(Box<str>, usize)]>,
     strict_models: bool,
 }
@@ -195,9 +195,12 @@ impl Objects {
         for (position, rule) in rewrites.iter().enumerate() {
             exact.extend(rule.models.iter().map(|model| (model.as_str().into(), position)));
         }
-        let targets = models.iter().flat_map(|model| &model.targets).chain(rewrites.iter().flat_map(|rule| &rule.targets));
+        let mut targets = Vec::new();
+        for model in models {
+            targets.extend(model.targets.iter().map(|target| (target.model.as_str().into(), 0)));
+        }
         Ok(Self {
-            targets: table(targets.map(|target| (target.model.as_str().into(), 0)).collect::<Vec<_>>()),
+            targets: table(targets),
             objectives: table(objectives.iter().map(|o| (o.name.as_str().into(), o.priority))),
             models: table(models.iter().map(|m| {
                 let model = Model { priority: m.priority, targets: Targets::new(&m.targets) };
@@ -247,7 +250,7 @@ impl Objects {
         find(&self.models, model).is_some()
     }
 
-    /// May a request of another model become one of this model?
+    /// Does an `InferenceModel` have this model as a target?
     #[must_use]
     pub fn targets(&self, model: &str) -> bool {
         find(&self.targets, model).is_some()

@@ -273,21 +273,14 @@ fn score(context: &Context<'_>, profile: &Profile, candidates: &mut Candidates, 
 
 /// The list by the profile's picker. Where a scorer puts late endpoints last, only the first of a draw may be one of them, so that it is learned about.
 fn pick(context: &Context<'_>, profile: &Profile, candidates: &Candidates, max: usize, rng: &mut Rng) -> Option<Ranked> {
-    let late = candidates.indices().iter().filter(|&&index| is_late(context, index)).count();
-    if !profile.puts_late_last() || late == 0 || late == candidates.len() {
+    if !profile.puts_late_last() || !candidates.indices().iter().any(|&index| is_late(context, index)) {
         return profile.picker.pick(candidates, max, rng);
     }
-    let first = if profile.picker.draws() { profile.picker.pick(candidates, 1, rng) } else { None };
-    let mut list: Vec<EndpointIndex> = first.iter().map(Ranked::first).collect();
-    for late in [false, true] {
-        let mut part = candidates.clone();
-        part.retain(|index| is_late(context, index) == late && !list.contains(&index));
-        if let Some(ranked) = profile.picker.pick(&part, max, rng) {
-            list.extend(ranked.iter());
-        }
-    }
-    list.truncate(max.max(1));
-    Ranked::new(list)
+    let first = if profile.picker.draws() { profile.picker.pick(candidates, 1, rng).map(|drawn| drawn.first()) } else { None };
+    let mut others = candidates.clone();
+    others.sink(&|index| is_late(context, index));
+    let others = profile.picker.pick(&others, max, rng)?;
+    Ranked::new(first.into_iter().chain(others.iter().filter(|index| Some(*index) != first)).take(max))
 }
 
 /// Would it serve the request too late, by what is predicted? Nothing is said against an endpoint of which nothing is.

@@ -404,15 +404,20 @@ impl Snapshot {
         self.all_ready
     }
 
-    /// Which endpoints may be asked for this model? Those whose metadata names it or names none, and those whose engines report it as an adapter; all, where an
-    /// object targets it and no metadata names it, or where the name is empty, as of an opaque body.
-    pub fn serves(&self, model: &str) -> impl Fn(&EndpointIndex) -> bool {
-        let anywhere = model.is_empty() || (self.objects.targets(model) && !self.endpoints.iter().any(|e| e.names(model)));
-        move |&index| {
-            anywhere
-                || self.endpoint(index).is_some_and(|e| e.models.is_empty() || e.names(model))
-                || self.metrics_of(index).and_then(|metrics| metrics.lora.as_ref()).is_some_and(|lora| lora.reports(model))
-        }
+    /// May every endpoint be asked for this model? So it is where the name is empty, as of an opaque body, and where an `InferenceModel` targets it and no
+    /// metadata names it.
+    #[must_use]
+    #[inline(never)]
+    pub fn serves_anywhere(&self, model: &str) -> bool {
+        model.is_empty() || (self.objects.targets(model) && !self.endpoints.iter().any(|e| e.names(model)))
+    }
+
+    /// May this endpoint be asked for this model? If its metadata names it or names none, or its engine reports it as an adapter.
+    #[must_use]
+    #[inline(never)]
+    pub fn serves(&self, index: EndpointIndex, model: &str) -> bool {
+        let lora = || self.metrics_of(index).and_then(|metrics| metrics.lora.as_ref());
+        self.endpoint(index).is_some_and(|e| e.models.is_empty() || e.names(model)) || lora().is_some_and(|lora| lora.reports(model))
     }
 
     /// Does any endpoint say which models it serves?

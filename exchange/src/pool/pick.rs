@@ -5,7 +5,9 @@
 
 use scheduler::in_flight::Ticket;
 use scheduler::prefix::{Belief, Matched};
-use scheduler::{Decision, EndpointIndex, EndpointRef, Explanation, Local, Promise, Request, Route, Snapshot, session_token};
+use scheduler::{
+    Decision, EndpointIndex, EndpointRef, Explanation, Local, Promise, REQUEST_ID, Request, Route, Slo, Snapshot, session_token,
+};
 
 use super::watch::Watch;
 use super::{Pool, State, adapters};
@@ -14,6 +16,9 @@ use crate::record::Record;
 use crate::reply::Refusal;
 use crate::time::Time;
 use crate::usage::Usage;
+
+/// The most bytes kept of a request's id: it is for people to find the request by, and most proxies make UUIDs of 36 bytes.
+const REQUEST_ID_BYTES_MAX: usize = 64;
 
 /// A pick that was made and recorded.
 #[derive(Debug)]
@@ -56,6 +61,15 @@ pub(crate) struct Token {
     pub(crate) header: Box<str>,
     /// Its value for each entry of the list, should that serve.
     pub(crate) values: Vec<String>,
+}
+
+// === impl Held ===
+
+impl Held {
+    /// What the request asked for, where latency is predicted.
+    pub(crate) fn slo(&self) -> Slo {
+        self.serving.slo()
+    }
 }
 
 // === impl Pool ===
@@ -125,6 +139,11 @@ impl Pool {
         let serving_ticket = self.in_flight.admit_prompt(serving_ref, request.prompt_tokens, uncached_here);
         let mut held = Held { serving: serving_ticket, stages: Vec::new(), belief: None, watch, probe };
         self.in_flight.expect_output(&mut held.serving, output_tokens);
+        if promise.slo.any()
+            && let Some((_, id)) = request.headers.iter().find(|(name, _)| *name == REQUEST_ID)
+        {
+            held.serving.set_request_id(id.get(..id.floor_char_boundary(REQUEST_ID_BYTES_MAX)).unwrap_or_default());
+        }
         self.in_flight.track(&mut held.serving, promise);
         let load = held.serving.load();
         self.in_flight.others_mut().picked(serving_ref, load, now.us_since(Time(0)));

@@ -14,8 +14,9 @@ pub(crate) struct ServesModel;
 impl Filter for ServesModel {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
         if context.snapshot.names_models() {
-            let serves = context.snapshot.serves(context.request.model);
-            candidates.retain(|index| serves(&index));
+            let (snapshot, model) = (context.snapshot, context.request.model);
+            let anywhere = snapshot.serves_anywhere(model);
+            candidates.retain(|index| anywhere || snapshot.serves(index, model));
         }
     }
 }

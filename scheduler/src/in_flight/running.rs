@@ -15,6 +15,8 @@ pub const MEASURED_MAX: usize = 8;
 pub struct Running {
     /// Its number in this ledger.
     pub id: u64,
+    /// What people know it by; empty where that is not told.
+    pub request_id: Box<str>,
     /// What it asked for.
     pub slo: Slo,
     /// What was predicted when it was sent.
@@ -65,13 +67,14 @@ impl Queues {
         Entry { id: self.numbered, promise }
     }
 
-    pub(super) fn add(&mut self, slot: u16, entry: Entry, waits: bool) {
+    pub(super) fn add(&mut self, slot: u16, entry: Entry, request_id: &str, waits: bool) {
         let slot = usize::from(slot);
         if self.by_slot.len() <= slot {
             self.by_slot.resize(slot + 1, Vec::new());
         }
         let Promise { slo, counts, predicted } = entry.promise;
-        let running = Running { id: entry.id, slo, predicted, ttft_ms: None, tpots_ms: Vec::new(), counts, waits };
+        let running =
+            Running { id: entry.id, request_id: request_id.into(), slo, predicted, ttft_ms: None, tpots_ms: Vec::new(), counts, waits };
         if let Some(queue) = self.by_slot.get_mut(slot) {
             let at = queue.partition_point(|other| other.order() < running.order());
             queue.insert(at, running);

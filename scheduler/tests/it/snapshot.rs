@@ -123,7 +123,13 @@ fn of_one_base(model: ModelSpec) -> Snapshot {
 fn an_adapter_that_an_object_targets_is_served_wherever_no_metadata_names_it() {
     let target = |model: &str| TargetSpec { model: model.to_owned(), weight: None };
     let snapshot = of_one_base(ModelSpec { name: "product".into(), priority: 0, targets: vec![target("adapter"), target("other")] });
-    let serving = |model: &str| snapshot.indices().filter(snapshot.serves(model)).map(EndpointIndex::get).collect::<Vec<_>>();
+    let serving = |model: &str| {
+        snapshot
+            .indices()
+            .filter(|&index| snapshot.serves_anywhere(model) || snapshot.serves(index, model))
+            .map(EndpointIndex::get)
+            .collect::<Vec<_>>()
+    };
     assert_eq!(serving("base"), [0, 1]);
     assert_eq!(serving("adapter"), [0, 1, 2]);
     assert_eq!(serving("other"), [2], "metadata that names the model is more exact than the target");
@@ -137,6 +143,7 @@ fn an_adapter_that_an_engine_reports_is_served_there() {
     let mut metrics = vec![EndpointMetrics::default(); 3];
     metrics[0].lora = Some(LoraMetrics { running: ["running".into()].into(), waiting: ["waiting".into()].into(), max: 2 });
     let snapshot = snapshot.with_metrics(snapshot.version(), metrics).unwrap();
-    let serving = |model: &str| snapshot.indices().filter(snapshot.serves(model)).count();
+    let serving =
+        |model: &str| snapshot.indices().filter(|&index| snapshot.serves_anywhere(model) || snapshot.serves(index, model)).count();
     assert_eq!((serving("running"), serving("waiting"), serving("absent")), (1, 1, 0));
 }
