@@ -92,8 +92,6 @@ pub struct Ticket {
     output_tokens: u32,
     /// Its place in a queue, if it has an SLO.
     entry: Option<Entry>,
-    /// What people know it by, if it has an SLO; empty where that is not told.
-    request_id: Box<str>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -209,8 +207,7 @@ impl InFlight {
     pub fn admit_prompt(&mut self, endpoint: EndpointRef, prompt_tokens: u32, uncached_tokens: u32) -> Ticket {
         let prefills = Prefills::of(prompt_tokens, uncached_tokens);
         let share = Load { requests: 1, prefill_tokens: prefills.uncached_tokens, prefills, ..NOTHING };
-        let mut ticket =
-            Ticket { endpoint, life: NOWHERE, share, past_first_token: false, output_tokens: 0, entry: None, request_id: Box::default() };
+        let mut ticket = Ticket { endpoint, life: NOWHERE, share, past_first_token: false, output_tokens: 0, entry: None };
         self.picked(endpoint);
         if self.life(endpoint) == NOWHERE {
             self.start_row(endpoint);
@@ -241,12 +238,12 @@ impl InFlight {
         }
     }
 
-    /// The request has an SLO, and this was promised when it was sent: from now to its end it is in the queue of its endpoint. Nothing for one
-    /// without an SLO, or a second time.
-    pub fn track(&mut self, ticket: &mut Ticket, promise: Promise) {
+    /// The request has an SLO, and this was promised when it was sent: from now to its end it is in the queue of its endpoint, by the id that people know it
+    /// by. Nothing for one without an SLO, or a second time.
+    pub fn track(&mut self, ticket: &mut Ticket, promise: Promise, request_id: &str) {
         if promise.slo.any() && ticket.entry.is_none() {
             ticket.entry = Some(self.queues.number(promise));
-            self.enqueue(ticket);
+            self.enqueue(ticket, request_id.into());
         }
     }
 
@@ -284,21 +281,22 @@ impl InFlight {
             return;
         }
         self.subtract(ticket);
-        self.queued(ticket, |queues, slot, entry| queues.remove(slot, entry.id));
+        let mut request_id = Box::default();
+        self.queued(ticket, |queues, slot, entry| request_id = queues.remove(slot, entry.id));
         if self.life(to) == NOWHERE && self.row(to.slot).is_none_or(|row| row.load == EMPTY.load) {
             self.start_row(to);
         }
         ticket.endpoint = to;
         ticket.life = self.life(to);
         self.add(ticket);
-        self.enqueue(ticket);
+        self.enqueue(ticket, request_id);
     }
 
     /// The request has ended, in whatever way.
     #[expect(clippy::needless_pass_by_value, reason = "taking the ticket is what rules out a second release")]
     pub fn release(&mut self, ticket: Ticket) {
         self.subtract(&ticket);
-        self.queued(&ticket, |queues, slot, entry| queues.remove(slot, entry.id));
+        self.queued(&ticket, |queues, slot, entry| drop(queues.remove(slot, entry.id)));
     }
 
     /// What `endpoint` has outstanding as far as is known: of our own, and of others.
@@ -391,9 +389,9 @@ impl InFlight {
         }
     }
 
-    fn enqueue(&mut self, ticket: &Ticket) {
+    fn enqueue(&mut self, ticket: &Ticket, request_id: Box<str>) {
         let waits = !ticket.past_first_token;
-        self.queued(ticket, |queues, slot, entry| queues.add(slot, entry, &ticket.request_id, waits));
+        self.queued(ticket, |queues, slot, entry| queues.add(slot, entry, request_id, waits));
     }
 
     /// Changes the queue that a ticket belongs in, and then what its endpoint must keep.
@@ -460,11 +458,6 @@ impl Ticket {
     pub fn slo(&self) -> Slo {
         self.entry.map_or(Slo::default(), |entry| entry.promise.slo)
     }
-
-    /// Its entry in a queue will show this id of the request.
-    pub fn set_request_id(&mut self, id: &str) {
-        self.request_id = id.into();
-    }
 }
 
 // === impl Row ===
@@ -504,7 +497,7 @@ mod tests {
         let mut ticket = ledger.admit(before, 5);
         let _other = ledger.admit(after, 5);
         let slo = Slo { ttft_us: Some(9), tpot_us: None };
-        ledger.track(&mut ticket, Promise { slo, counts: slo, predicted: None });
+        ledger.track(&mut ticket, Promise { slo, counts: slo, predicted: None }, "");
         assert_eq!((ledger.running(before).len(), ledger.running(after).len()), (0, 0));
         assert_eq!(ledger.load(after).ttft_slo_us, None);
     }

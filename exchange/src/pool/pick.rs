@@ -17,7 +17,7 @@ use crate::reply::Refusal;
 use crate::time::Time;
 use crate::usage::Usage;
 
-/// The most bytes kept of a request's id: it is for people to find the request by, and most proxies make UUIDs of 36 bytes.
+/// The most bytes kept of a request's id, which is for people to find the request by: most proxies make UUIDs of 36 bytes.
 const REQUEST_ID_BYTES_MAX: usize = 64;
 
 /// A pick that was made and recorded.
@@ -139,12 +139,9 @@ impl Pool {
         let serving_ticket = self.in_flight.admit_prompt(serving_ref, request.prompt_tokens, uncached_here);
         let mut held = Held { serving: serving_ticket, stages: Vec::new(), belief: None, watch, probe };
         self.in_flight.expect_output(&mut held.serving, output_tokens);
-        if promise.slo.any()
-            && let Some((_, id)) = request.headers.iter().find(|(name, _)| *name == REQUEST_ID)
-        {
-            held.serving.set_request_id(id.get(..id.floor_char_boundary(REQUEST_ID_BYTES_MAX)).unwrap_or_default());
-        }
-        self.in_flight.track(&mut held.serving, promise);
+        let id = request.headers.iter().find(|(name, _)| *name == REQUEST_ID).map_or("", |(_, id)| id);
+        let id = if id.len() > REQUEST_ID_BYTES_MAX { id.get(..REQUEST_ID_BYTES_MAX).unwrap_or_default() } else { id };
+        self.in_flight.track(&mut held.serving, promise, id);
         let load = held.serving.load();
         self.in_flight.others_mut().picked(serving_ref, load, now.us_since(Time(0)));
         held.stages.extend(stages.into_iter().map(|endpoint| self.in_flight.admit(endpoint, 0)));
