@@ -66,6 +66,7 @@ fn debug_router(admin: Admin) -> Router {
         .route("/debug/state", get(state))
         .route("/debug/config", get(config))
         .route("/debug/model", get(model))
+        .route("/debug/running", get(running))
         .route("/debug/explain", post(why).layer(DefaultBodyLimit::max(QUESTION_BYTES_MAX)))
         .with_state(admin)
 }
@@ -136,7 +137,16 @@ async fn instances(State(Admin { components, .. }): State<Admin>) -> Json<Value>
         let status = followed.status().borrow().clone();
         let age = status.heard.and_then(|at| at.elapsed().ok()).map(|age| age.as_secs_f64());
         let failure_mode = status.failure_mode.map(discovered::failure_mode);
-        json!({ "pool": &**pool, "component": name, "synced": status.synced, "error": status.error, "age_seconds": age, "failure_mode": failure_mode })
+        let app_protocol = status.protocol.map(discovered::app_protocol);
+        json!({
+            "pool": &**pool,
+            "component": name,
+            "synced": status.synced,
+            "error": status.error,
+            "age_seconds": age,
+            "failure_mode": failure_mode,
+            "app_protocol": app_protocol,
+        })
     });
     Json(json!({ "instances": rows.collect::<Vec<_>>(), "sources": sources.collect::<Vec<_>>() }))
 }
@@ -225,6 +235,24 @@ async fn state(State(Admin { shared, snapshot, .. }): State<Admin>) -> Json<Valu
 /// What was learned of each pool, how good it is, and why nothing is predicted where nothing is.
 async fn model(State(Admin { shared, .. }): State<Admin>) -> Json<Value> {
     Json(shared.learners.get().map_or_else(|| json!({ "pools": [] }), Learners::shown))
+}
+
+/// Requests with an SLO that run now, by endpoint and VM, the strictest of each first: what each asked for, what was predicted of it, what it saw so far.
+async fn running(State(Admin { shared, .. }): State<Admin>) -> Json<Value> {
+    let pools = shared.pools.borrow().clone();
+    let now = Instant::now();
+    let queues = pools.iter().flat_map(|view| {
+        let told = shared.counters().totals(&view.name, now).running;
+        let rows = told.iter().filter_map(|text| serde_json::from_str::<Vec<Value>>(text).ok()).flatten();
+        rows.map(|row| running_row(view, row)).collect::<Vec<_>>()
+    });
+    Json(json!({ "queues": queues.collect::<Vec<_>>() }))
+}
+
+fn running_row(view: &PoolView, mut row: Value) -> Value {
+    let is_it = |m: &&Member| row["slot"] == m.id.slot.0 && row["incarnation"] == m.id.incarnation.0;
+    let name = view.members.iter().find(is_it).map(|m| m.instance.name.clone());
+    json!({ "pool": &*view.name, "endpoint": name, "running": row.get_mut("running").map(Value::take) })
 }
 
 async fn config(State(Admin { shared, .. }): State<Admin>) -> Json<Value> {

@@ -200,7 +200,7 @@ pub struct Serve {
     #[arg(long, env = "SWITCHPOINT_LISTEN_STATE", value_name = "IP:PORT", default_value = "127.0.0.1:9004")]
     pub listen_state: SocketAddr,
 
-    /// The admin listener: /livez /readyz /metrics /debug/endpoints /debug/state /debug/config /debug/model.
+    /// The admin listener: /livez /readyz /metrics /debug/endpoints /debug/running /debug/state /debug/config /debug/model.
     #[arg(long, env = "SWITCHPOINT_LISTEN_ADMIN", value_name = "IP:PORT", default_value = "127.0.0.1:9090")]
     pub listen_admin: SocketAddr,
 
@@ -211,6 +211,10 @@ pub struct Serve {
     /// The picker for gateways without our filter.
     #[command(flatten)]
     pub ext_proc: ExtProcArgs,
+
+    /// What Envoy's clusters of the pools speak to model servers; an InferencePool whose appProtocol is another is warned of.
+    #[arg(long, env = "SWITCHPOINT_MODEL_SERVERS_SPEAK", value_enum, default_value_t = Speak::Http1)]
+    pub model_servers_speak: Speak,
 
     /// How endpoints are asked for their load.
     #[command(flatten)]
@@ -296,6 +300,10 @@ pub struct ExchangeArgs {
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_DESTINATION_HEADER", value_name = "NAME", value_parser = header_name)]
     pub ext_proc_destination_header: Option<String>,
 
+    /// Metadata namespace of the destination and of the endpoint that served [default: envoy.lb].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_DESTINATION_NAMESPACE", value_name = "NAME")]
+    pub ext_proc_destination_namespace: Option<String>,
+
     /// Metadata namespace of the subset hint [default: envoy.lb.subset_hint].
     #[arg(long, env = "SWITCHPOINT_EXT_PROC_SUBSET_NAMESPACE", value_name = "NAME")]
     pub ext_proc_subset_namespace: Option<String>,
@@ -327,6 +335,15 @@ pub struct ExchangeArgs {
 
 /// A body is one message of ext_proc, and those end at 33 MiB ([`crate::ext_proc::MESSAGE_BYTES_MAX`]).
 const BODY_LIMIT_BYTES_MAX: i64 = 32 << 20;
+
+/// What Envoy's clusters speak to model servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Speak {
+    /// HTTP/1.1, as the files are shipped.
+    Http1,
+    /// HTTP/2 in clear, as with h2c.yaml.
+    H2c,
+}
 
 /// What becomes of a request while there has never been state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -379,7 +396,8 @@ pub struct ObjectsArgs {
 /// What is predicted of requests.
 #[derive(Clone, Debug, Args)]
 pub struct LatencyArgs {
-    /// Predict TTFT and TPOT of requests, so that their SLOs (x-slo-ttft-ms, x-slo-tpot-ms) count.
+    /// Predict TTFT and TPOT of requests, so that their SLOs (x-slo-ttft-ms, x-slo-tpot-ms) count. With the slo-aware-profile-handler every inference
+    /// request must then have one (400), unless that says sloMissing: default; with any other handler none needs one.
     #[arg(long, env = "SWITCHPOINT_LATENCY_PREDICTION")]
     pub latency_prediction: bool,
 

@@ -9,9 +9,11 @@
 //! `metadata` is `wanted` (asked for; an instance that has none is routed all the same), `required` or `ignored`; a plain InferencePool ignores it unless told
 //! otherwise, since its pods are plain model servers. A component's `role` becomes the label that the disaggregation plugins read.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use discovery::backend::{Backend, FailureMode};
+use discovery::backend::{AppProtocol, Backend, FailureMode};
 use discovery::directory::Directory;
 use discovery::etcd::Etcd;
 use discovery::kubernetes::{self, InferencePools, Kubernetes, PoolGroup, PortRule};
@@ -20,8 +22,10 @@ use discovery::{Discovery, MetadataPolicy, State, Status};
 use serde::Deserialize;
 use tokio::sync::watch;
 
+use crate::args::Speak;
 use crate::etcd_access::EtcdAccess;
-use crate::sources::Source;
+use crate::shared::Shared;
+use crate::sources::{Components, Source};
 
 /// The label that says what an endpoint is there for, as llm-d names it.
 const ROLE_LABEL: &str = "llm-d.ai/role";
@@ -182,6 +186,46 @@ async fn tell_failure_mode(inference_pool: String, mut status: watch::Receiver<S
             ),
             _ => tracing::info!(inference_pool, failure_mode, "requests are refused without a pick, unless gateways are told otherwise"),
         }
+    }
+}
+
+/// Warns, from now on, of each component whose registry says that its servers speak another protocol than clusters do. Clusters are the gateway's, so only
+/// the operator can say what they speak.
+pub fn compare_protocols(shared: &Shared, components: &BTreeMap<Arc<str>, Components>, speak: Speak) {
+    let cluster = match speak {
+        Speak::Http1 => AppProtocol::Http,
+        Speak::H2c => AppProtocol::H2c,
+    };
+    let _ = shared.cluster_protocol.set(cluster); // a daemon is started once
+    for (pool, components) in components {
+        for (name, followed) in components {
+            tokio::spawn(tell_protocol((pool.to_string(), name.clone()), followed.status(), cluster));
+        }
+    }
+}
+
+async fn tell_protocol((pool, inference_pool): (String, String), mut status: watch::Receiver<Status>, cluster: AppProtocol) {
+    let mut told = None;
+    while let Ok(asks) = status.wait_for(|status| status.protocol != told).await.map(|status| status.protocol) {
+        told = asks;
+        if let Some(asks) = asks.filter(|asks| *asks != cluster) {
+            tracing::warn!(
+                pool,
+                inference_pool,
+                app_protocol = app_protocol(asks),
+                cluster = app_protocol(cluster),
+                "the InferencePool's servers speak another protocol than its cluster: see h2c.yaml, and --model-servers-speak"
+            );
+        }
+    }
+}
+
+/// As an InferencePool says it.
+#[must_use]
+pub fn app_protocol(protocol: AppProtocol) -> &'static str {
+    match protocol {
+        AppProtocol::Http => "http",
+        AppProtocol::H2c => "kubernetes.io/h2c",
     }
 }
 

@@ -27,7 +27,7 @@ mod file;
 mod intake;
 mod learning;
 
-pub use calibration::{Score, Target};
+pub use calibration::{Compared, RATIO_BOUNDS, Score, Target};
 pub use file::{ModelFile, SavedModel};
 pub use intake::Counts;
 pub use learning::{Learning, Settings};
@@ -74,6 +74,8 @@ pub struct Page {
     pub abstained: BTreeMap<&'static str, u64>,
     /// Of all endpoints together.
     pub pool: [Score; 2],
+    /// What was predicted against what came, since the start.
+    pub compared: [Compared; 2],
     /// By name of endpoint.
     pub endpoints: Vec<(String, [Score; 2])>,
     /// Models published.
@@ -137,7 +139,7 @@ impl Learners {
     #[must_use]
     pub fn shown(&self) -> Value {
         let rows = self.pools.keys().filter_map(|name| Some((name, self.page(name)?))).map(|(name, page)| {
-            let Page { counts, abstained, pool, endpoints, published, oversized, bytes, predicts, shown } = page;
+            let Page { counts, abstained, pool, endpoints, published, oversized, bytes, predicts, shown, .. } = page;
             let mut row = json!({ "pool": &**name });
             row["observations"] = counts.rows().into_iter().map(|(name, count)| (name.to_owned(), json!(count))).collect();
             row["abstained"] = json!(abstained);

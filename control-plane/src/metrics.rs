@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use self::page::{Buckets, Labels, Page};
 use crate::counters::{Histogram, ModelTotals, Totals};
-use crate::latency::{Page as Learner, Score, Target};
+use crate::latency::{Page as Learner, RATIO_BOUNDS, Score, Target};
 use crate::persist::SnapshotFile;
 use crate::pool::PoolView;
 use crate::scrape::{DURATION_BUCKETS_MS, ScrapeCounts};
@@ -115,6 +115,10 @@ impl Exposition {
         for (name, help, of) in times {
             page.histogram(name, help, rows().map(|(labels, m)| (labels, Buckets::scaled(of(m), 1e-3))))?;
         }
+        let slos = rows().filter(|(_, m)| m.slo.iter().any(|count| *count > 0)).flat_map(|(labels, m)| {
+            ["met", "missed", "shed"].into_iter().zip(m.slo).map(move |(outcome, count)| (with(&labels, "outcome", outcome), count))
+        });
+        page.counter("switchpoint_slo_requests", "Requests with an SLO: met, missed, or shed.", slos)?;
         let sums: [(&str, &str, Sum); 5] = [
             ("llm_d_epp_request_size_bytes", "Request bodies.", |m| m.request_bytes),
             ("llm_d_epp_response_size_bytes", "Response bodies.", |m| m.response_bytes),
@@ -140,6 +144,9 @@ impl Exposition {
         let age = |status: &Status| status.heard.and_then(|at| at.elapsed().ok()).map(|age| age.as_secs_f64());
         let ages = all.iter().filter_map(|(labels, status)| Some((labels.clone(), age(status)?)));
         page.gauge("switchpoint_discovery_age_seconds", "Since the backend of a component was last heard of.", ages)?;
+        let cluster = self.shared.cluster_protocol.get().copied().unwrap_or_default();
+        let others = all.iter().filter_map(|(labels, status)| Some((labels.clone(), flag(status.protocol? != cluster))));
+        page.gauge("switchpoint_protocol_mismatch", "1 where servers speak another protocol than the pool's cluster.", others)?;
         let connected = all.iter().map(|(labels, status)| (labels.clone(), flag(status.synced && status.error.is_none())));
         page.gauge("switchpoint_discovery_connected", "0 while the backend of a component cannot be reached or read.", connected)
     }
@@ -263,6 +270,24 @@ impl Exposition {
         page.histogram("switchpoint_scrape_duration_seconds", "Scrapes, from the request to the page read.", durations)
     }
 
+    /// What was predicted against what came, of the same requests.
+    fn compared(&self, page: &mut Page<'_>) -> fmt::Result {
+        let rows = || {
+            self.pools.iter().filter_map(|pool| Some((pool_label(pool), pool.learner.as_ref()?))).flat_map(|(labels, p)| {
+                Target::ALL.into_iter().zip(p.compared).map(move |(target, compared)| (with(&labels, "target", target.name()), compared))
+            })
+        };
+        let predicted = rows().map(|(labels, c)| (labels, Buckets::scaled(&c.predicted_ms, 1e-3)));
+        page.histogram("switchpoint_latency_predicted_seconds", "What was predicted at the pick, where it is known what came.", predicted)?;
+        let actual = rows().map(|(labels, c)| (labels, Buckets::scaled(&c.actual_ms, 1e-3)));
+        page.histogram("switchpoint_latency_actual_seconds", "What came of the same requests.", actual)?;
+        let ratios = rows().map(|(labels, c)| {
+            let bounds = RATIO_BOUNDS.into_iter().chain([f64::INFINITY]);
+            (labels, Buckets { counts: bounds.zip(c.ratios).collect(), sum: c.ratio_sum })
+        });
+        page.histogram("switchpoint_latency_actual_to_predicted_ratio", "What came relative to what was predicted.", ratios)
+    }
+
     fn latency(&self, page: &mut Page<'_>) -> fmt::Result {
         let rows = || self.pools.iter().filter_map(|pool| Some((pool_label(pool), pool.learner.as_ref()?)));
         let observations = rows().flat_map(|(l, p)| p.counts.rows().map(|(result, count)| (with(&l, "result", result), count)));
@@ -296,7 +321,7 @@ impl Exposition {
         for (name, help, of) in gauges {
             page.gauge(name, help, scores().filter(|(_, score)| score.recent > 0).map(|(labels, score)| (labels, of(&score))))?;
         }
-        Ok(())
+        self.compared(page)
     }
 
     fn configs(&self, page: &mut Page<'_>) -> fmt::Result {

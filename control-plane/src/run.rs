@@ -16,6 +16,7 @@ use tonic::service::Routes;
 use crate::admin::Admin;
 use crate::args::{EndpointTlsArgs, ObjectsArgs, ScrapeArgs, Serve, StateTls};
 use crate::config::Latency;
+use crate::discovered;
 use crate::eds::{self, EdsServer};
 use crate::ext_proc;
 use crate::latency;
@@ -186,7 +187,7 @@ impl Daemon {
 
     async fn of(following: Following) -> Result<Self, Fatal> {
         let Following { args, pools: followed, monitoring, mut tasks, trigger, shutdown } = following;
-        let Serve { snapshot_file, listen_state, ext_proc, scrape, latency, state_tls, .. } = args;
+        let Serve { snapshot_file, listen_state, ext_proc, scrape, latency, state_tls, model_servers_speak, .. } = args;
         let snapshot = snapshot_file.map(|path| Arc::new(SnapshotFile::new(path)));
         let before = snapshot.as_ref().and_then(|file| file.load());
         let life = Life::after(before.as_ref());
@@ -203,6 +204,7 @@ impl Daemon {
         let components: Arc<BTreeMap<Arc<str>, Components>> = Arc::new(pools.iter().map(PoolTask::components).collect());
         let shared = Shared::new(life.term, life.hash_secret, scrapers);
         let _ = shared.components.set(Arc::clone(&components)); // a daemon is started once
+        discovered::compare_protocols(&shared, &components, model_servers_speak);
 
         let state = open(Listener::State, listen_state, state_files(state_tls), &shutdown).await?;
         let ext_proc = ext_proc::Listening::open(ext_proc, &shutdown).await?;

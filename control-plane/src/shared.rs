@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use discovery::backend::AppProtocol;
 use proto::state;
 use scheduler::Version;
 use tokio::sync::watch;
@@ -70,6 +71,8 @@ pub struct Shared {
     pub learned: watch::Sender<BTreeMap<Arc<str>, Arc<state::Learned>>>,
     /// Those who learn; nothing where nobody does.
     pub learners: OnceLock<Learners>,
+    /// What Envoy's clusters speak to model servers, as the operator says; HTTP/1.1 where nothing is said.
+    pub cluster_protocol: OnceLock<AppProtocol>,
     /// The components of pools that are discovered, once they are followed.
     pub components: OnceLock<Arc<BTreeMap<Arc<str>, Components>>>,
     /// Wakes those who have something to tell their proxies.
@@ -184,6 +187,7 @@ impl Shared {
             relay: Mutex::new(Relay::default()),
             learned: watch::Sender::new(BTreeMap::new()),
             learners: OnceLock::new(),
+            cluster_protocol: OnceLock::new(),
             components: OnceLock::new(),
             relayed: watch::Sender::new(()),
             scrapers,

@@ -66,6 +66,25 @@ pub enum FailureMode {
     Open,
 }
 
+/// What instances speak.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AppProtocol {
+    /// HTTP/1.1.
+    #[default]
+    Http,
+    /// HTTP/2 in clear, which gRPC needs.
+    H2c,
+}
+
+/// What a registry asks of gateways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// When they get no pick.
+    pub failure_mode: FailureMode,
+    /// Towards instances.
+    pub protocol: AppProtocol,
+}
+
 /// What a backend tells. The first that changes the set is a [`BackendEvent::Reset`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BackendEvent {
@@ -78,7 +97,7 @@ pub enum BackendEvent {
     /// The backend cannot be reached or read, for this reason. What was last told stays in force.
     Failed(String),
     /// The registry asks this of gateways, or of them no more: an `InferencePool` does.
-    Asks(Option<FailureMode>),
+    Asks(Option<Asked>),
     /// The backend is there and nothing changed.
     Alive,
 }

@@ -18,7 +18,7 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use tokio_stream::wrappers::BroadcastStream;
 
-use crate::backend::{Backend, BackendEvent, Component, FailureMode, InvalidName};
+use crate::backend::{AppProtocol, Backend, BackendEvent, Component, FailureMode, InvalidName};
 use crate::fetch::{FETCHES_MAX, Fetcher};
 use crate::instance::Instance;
 use crate::table::{InstanceEvent, MetadataPolicy, Now, Seen, Table};
@@ -72,6 +72,8 @@ pub struct Status {
     pub heard: Option<SystemTime>,
     /// What the registry asks gateways to do when they get no pick, where it says so. Nothing here acts by it: whoever asks does.
     pub failure_mode: Option<FailureMode>,
+    /// What instances speak, where the registry says so. Whoever connects to them must be told, too.
+    pub protocol: Option<AppProtocol>,
 }
 
 /// [`ServiceDiscovery`] over any [`Backend`]. A component that was once asked for is followed for as long as this lives: listing it again costs nothing,
@@ -234,8 +236,13 @@ impl Shared {
             BackendEvent::Apply(record) => self.change(|table, events| table.apply(record, now, events)),
             BackendEvent::Delete(id) => self.change(|table, events| table.delete(&id, now, events)),
             BackendEvent::Failed(why) => error = Some(why),
-            BackendEvent::Asks(mode) => {
-                self.status.send_if_modified(|status| std::mem::replace(&mut status.failure_mode, mode) != mode);
+            BackendEvent::Asks(asked) => {
+                let (failure_mode, protocol) = (asked.map(|asked| asked.failure_mode), asked.map(|asked| asked.protocol));
+                self.status.send_if_modified(|status| {
+                    let before = (status.failure_mode, status.protocol);
+                    (status.failure_mode, status.protocol) = (failure_mode, protocol);
+                    before != (failure_mode, protocol)
+                });
                 return;
             }
             BackendEvent::Alive => {}

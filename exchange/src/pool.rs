@@ -411,8 +411,8 @@ impl Pool {
 
     /// Is there an endpoint that serves the model, ready and allowed or not, or an object that promises one? Then it may be asked for again.
     pub(crate) fn knows_model(&self, model: &str) -> bool {
-        let snapshot = self.snapshot();
-        snapshot.is_some_and(|snapshot| snapshot.objects().names(model) || snapshot.endpoints().iter().any(|e| e.serves(model)))
+        let Some(snapshot) = self.snapshot() else { return false };
+        snapshot.objects().names(model) || snapshot.serves_anywhere(model) || snapshot.indices().any(|index| snapshot.serves(index, model))
     }
 
     /// An engine told its load with a reply: fresher than any scrape.

@@ -13,12 +13,38 @@ use scheduler::latency::Prediction;
 use scheduler::{AdapterRoom, Endpoint, EndpointMetrics, Local, Readiness, Request, Rng, Snapshot};
 
 use crate::json::write::Writer;
+use crate::pool::{EndpointCounters, Pool};
 
 /// The most endpoints of a pool whose decisions are recorded: a record is a line of a log, some 200 bytes for each endpoint.
 pub const RECORDED_ENDPOINTS_MAX: usize = 256;
 
 /// Running requests told of each endpoint: the strictest, which are those that count.
 const RUNNING_MAX: usize = 4;
+
+/// Running requests told of a pool with [`running`]: some 10 KB, once a second.
+const RUNNING_TOLD_MAX: usize = 64;
+
+/// The queues of running requests with an SLO, of endpoints that have any, for people, as JSON: the strictest of each first.
+#[must_use]
+pub fn running(pool: &Pool) -> String {
+    let (mut w, mut room) = (Writer::default(), RUNNING_TOLD_MAX);
+    w.array(|w| {
+        for EndpointCounters { endpoint, .. } in pool.counters().endpoints() {
+            let queue = pool.in_flight().running(*endpoint);
+            let told = queue.get(..queue.len().min(room)).unwrap_or_default();
+            if told.is_empty() {
+                continue;
+            }
+            room -= told.len();
+            w.object(|w| {
+                w.name("slot").plain(endpoint.slot.0);
+                w.name("incarnation").plain(endpoint.incarnation.0);
+                w.name("running").array(|w| told.iter().for_each(|running| running_members(w, running)));
+            });
+        }
+    });
+    w.finish()
+}
 
 /// A decision about to be made, as JSON.
 #[derive(Debug)]
@@ -95,9 +121,11 @@ fn prediction(w: &mut Writer, prediction: &Prediction) {
 }
 
 /// One of the requests with an SLO that this proxy has there.
+#[inline(never)] // it is written in two places
 fn running_members(w: &mut Writer, running: &Running) {
     w.object(|w| {
         w.name("id").plain(running.id);
+        w.name("request").string(&running.request_id);
         w.name("ttft_slo_us").option(running.slo.ttft_us, |w, us| w.plain(us));
         w.name("tpot_slo_us").option(running.slo.tpot_us, |w, us| w.plain(us));
         w.name("predicted").option(running.predicted.as_ref(), prediction);

@@ -57,6 +57,15 @@ impl Candidates {
         scores.truncate(write);
     }
 
+    /// Puts those of which `is_last` holds behind all others, in the order of their scores. A draw by weight takes what is below 0 for 0.
+    pub fn sink(&mut self, is_last: &dyn Fn(EndpointIndex) -> bool) {
+        for (score, &index) in self.scores.iter_mut().zip(&self.indices) {
+            if is_last(index) {
+                *score = -1.0 / (*score + f32::EPSILON);
+            }
+        }
+    }
+
     /// Adds `weight * clamp(score, 0, 1)` to every candidate; `scores` runs parallel to [`Self::indices`]. A score that is not a number adds nothing.
     pub fn add(&mut self, weight: f32, scores: &[f32]) {
         for (total, &score) in self.scores.iter_mut().zip(scores) {

@@ -238,12 +238,12 @@ impl InFlight {
         }
     }
 
-    /// The request has an SLO, and this was promised when it was sent: from now to its end it is in the queue of its endpoint. Nothing for one
-    /// without an SLO, or a second time.
-    pub fn track(&mut self, ticket: &mut Ticket, promise: Promise) {
+    /// The request has an SLO, and this was promised when it was sent: from now to its end it is in the queue of its endpoint, by the id that people know it
+    /// by. Nothing for one without an SLO, or a second time.
+    pub fn track(&mut self, ticket: &mut Ticket, promise: Promise, request_id: &str) {
         if promise.slo.any() && ticket.entry.is_none() {
             ticket.entry = Some(self.queues.number(promise));
-            self.enqueue(ticket);
+            self.enqueue(ticket, request_id.into());
         }
     }
 
@@ -281,21 +281,22 @@ impl InFlight {
             return;
         }
         self.subtract(ticket);
-        self.queued(ticket, |queues, slot, entry| queues.remove(slot, entry.id));
+        let mut request_id = Box::default();
+        self.queued(ticket, |queues, slot, entry| request_id = queues.remove(slot, entry.id));
         if self.life(to) == NOWHERE && self.row(to.slot).is_none_or(|row| row.load == EMPTY.load) {
             self.start_row(to);
         }
         ticket.endpoint = to;
         ticket.life = self.life(to);
         self.add(ticket);
-        self.enqueue(ticket);
+        self.enqueue(ticket, request_id);
     }
 
     /// The request has ended, in whatever way.
     #[expect(clippy::needless_pass_by_value, reason = "taking the ticket is what rules out a second release")]
     pub fn release(&mut self, ticket: Ticket) {
         self.subtract(&ticket);
-        self.queued(&ticket, |queues, slot, entry| queues.remove(slot, entry.id));
+        self.queued(&ticket, |queues, slot, entry| drop(queues.remove(slot, entry.id)));
     }
 
     /// What `endpoint` has outstanding as far as is known: of our own, and of others.
@@ -388,9 +389,9 @@ impl InFlight {
         }
     }
 
-    fn enqueue(&mut self, ticket: &Ticket) {
+    fn enqueue(&mut self, ticket: &Ticket, request_id: Box<str>) {
         let waits = !ticket.past_first_token;
-        self.queued(ticket, |queues, slot, entry| queues.add(slot, entry, waits));
+        self.queued(ticket, |queues, slot, entry| queues.add(slot, entry, request_id, waits));
     }
 
     /// Changes the queue that a ticket belongs in, and then what its endpoint must keep.
@@ -451,6 +452,12 @@ impl Ticket {
     pub fn load(&self) -> Load {
         self.share
     }
+
+    /// What it asked for, if it is in a queue.
+    #[must_use]
+    pub fn slo(&self) -> Slo {
+        self.entry.map_or(Slo::default(), |entry| entry.promise.slo)
+    }
 }
 
 // === impl Row ===
@@ -490,7 +497,7 @@ mod tests {
         let mut ticket = ledger.admit(before, 5);
         let _other = ledger.admit(after, 5);
         let slo = Slo { ttft_us: Some(9), tpot_us: None };
-        ledger.track(&mut ticket, Promise { slo, counts: slo, predicted: None });
+        ledger.track(&mut ticket, Promise { slo, counts: slo, predicted: None }, "");
         assert_eq!((ledger.running(before).len(), ledger.running(after).len()), (0, 0));
         assert_eq!(ledger.load(after).ttft_slo_us, None);
     }

@@ -40,8 +40,8 @@ pub use decision::{Decision, Drop, Explanation, ProfileExplanation, RANKED_MAX, 
 
 mod pipeline;
 pub use pipeline::{
-    InvalidPipeline, PLUGINS_MAX, PROFILES_MAX, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, Reference, Stage,
-    WEIGHT_MAX,
+    InvalidPipeline, PLUGINS_MAX, PROFILES_MAX, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, REQUEST_ID, Reference,
+    Stage, WEIGHT_MAX,
 };
 
 pub mod plugin;

@@ -100,6 +100,8 @@ pub struct Objects {
     /// The rule for models of which none speaks by name; a position in `rules`.
     generic: Option<usize>,
     rules: Box<[Targets]>,
+    /// Every target of a model, by name; positions say nothing.
+    targets: Box<[(Box<str>, usize)]>,
     strict_models: bool,
 }
 
@@ -193,7 +195,12 @@ impl Objects {
         for (position, rule) in rewrites.iter().enumerate() {
             exact.extend(rule.models.iter().map(|model| (model.as_str().into(), position)));
         }
+        let mut targets = Vec::new();
+        for model in models {
+            targets.extend(model.targets.iter().map(|target| (target.model.as_str().into(), 0)));
+        }
         Ok(Self {
+            targets: table(targets),
             objectives: table(objectives.iter().map(|o| (o.name.as_str().into(), o.priority))),
             models: table(models.iter().map(|m| {
                 let model = Model { priority: m.priority, targets: Targets::new(&m.targets) };
@@ -241,6 +248,12 @@ impl Objects {
     #[must_use]
     pub fn names(&self, model: &str) -> bool {
         find(&self.models, model).is_some()
+    }
+
+    /// Does an `InferenceModel` have this model as a target?
+    #[must_use]
+    pub fn targets(&self, model: &str) -> bool {
+        find(&self.targets, model).is_some()
     }
 
     fn known<'a>(&self, model: &'a str) -> Result<(), UnknownModel<'a>> {

@@ -145,6 +145,9 @@ pub enum InvalidPipeline {
 /// The most plugins that may be declared, or be in one profile: each is paid for by every request.
 pub const PLUGINS_MAX: usize = 64;
 
+/// The header by which people know a request: queues of running requests show it.
+pub const REQUEST_ID: &str = "x-request-id";
+
 /// The most profiles a pipeline may have. A request runs three at most; a coordinator names one of a few.
 pub const PROFILES_MAX: usize = 32;
 
@@ -235,6 +238,9 @@ impl Pipeline {
         }
         let identity = pipeline.production.identity.headers.clone();
         pipeline.read_headers(&identity);
+        if spec.latency_prediction {
+            pipeline.read_headers(&[REQUEST_ID.into()]);
+        }
         pipeline.check_references(spec)?;
         Ok(pipeline)
     }

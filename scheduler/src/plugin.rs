@@ -79,6 +79,11 @@ pub trait Scorer: Show + Send + Sync {
     /// Writes one score in 0..=1 for each of `endpoints` into `scores`, which runs parallel and comes filled with 0. More is better.
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]);
 
+    /// Do endpoints that would be late stand behind all others of the list, whatever they score?
+    fn puts_late_last(&self) -> bool {
+        false
+    }
+
     /// Is the request to be shed rather than sent to any of `endpoints`?
     fn sheds(&self, _context: &Context<'_>, _endpoints: &[EndpointIndex]) -> bool {
         false
@@ -99,6 +104,11 @@ pub trait Scorer: Show + Send + Sync {
 pub trait Picker: Show + Send + Sync {
     /// The best `max` of the candidates, best first; `None` only when there are none.
     fn pick(&self, candidates: &Candidates, max: usize, rng: &mut Rng) -> Option<Ranked>;
+
+    /// Does it draw by weight, so that a small weight comes first now and then?
+    fn draws(&self) -> bool {
+        false
+    }
 }
 
 /// Chooses the profiles a request runs and makes one decision of their picks.

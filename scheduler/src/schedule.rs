@@ -198,13 +198,14 @@ impl<'r> Run<'r> {
             None
         } else {
             score(&context, profile, &mut candidates, explanation.as_mut());
-            profile.picker.pick(&candidates, max, self.rng)
+            pick(&context, profile, &candidates, max, self.rng)
         };
         if let (Some(all), Some(this)) = (self.explanation.as_deref_mut(), explanation) {
             all.profiles.push(this);
         }
         let ranked = ranked.ok_or(if sheds { Decision::Shed(Shed::Slo) } else { NOBODY })?;
-        Ok(second_answers(&context, end_settled(context.snapshot, &candidates, ranked, max, self.rng)))
+        let ranked = end_settled(context.snapshot, &candidates, ranked, max, self.rng);
+        Ok(second_answers(&context, ranked, profile.puts_late_last()))
     }
 
     /// Whom a profile leaves: without the ejected, unless that leaves nobody.
@@ -270,6 +271,23 @@ fn score(context: &Context<'_>, profile: &Profile, candidates: &mut Candidates, 
     }
 }
 
+/// The list by the profile's picker. Where a scorer puts late endpoints last, only the first of a draw may be one of them, so that it is learned about.
+fn pick(context: &Context<'_>, profile: &Profile, candidates: &Candidates, max: usize, rng: &mut Rng) -> Option<Ranked> {
+    if !profile.puts_late_last() || !candidates.indices().iter().any(|&index| is_late(context, index)) {
+        return profile.picker.pick(candidates, max, rng);
+    }
+    let first = if profile.picker.draws() { profile.picker.pick(candidates, 1, rng).map(|drawn| drawn.first()) } else { None };
+    let mut others = candidates.clone();
+    others.sink(&|index| is_late(context, index));
+    let others = profile.picker.pick(&others, max, rng)?;
+    Ranked::new(first.into_iter().chain(others.iter().filter(|index| Some(*index) != first)).take(max))
+}
+
+/// Would it serve the request too late, by what is predicted? Nothing is said against an endpoint of which nothing is.
+fn is_late(context: &Context<'_>, index: EndpointIndex) -> bool {
+    context.prospect(index).is_some_and(|prospect| !prospect.is_valid())
+}
+
 /// Makes the list end with a settled endpoint, the best there is, when it names none and has a place other than the first.
 fn end_settled(snapshot: &Snapshot, candidates: &Candidates, ranked: Ranked, max: usize, rng: &mut Rng) -> Ranked {
     let settled = |index: EndpointIndex| snapshot.endpoint(index).is_some_and(|e| e.age_ms >= SETTLED_MS);
@@ -286,13 +304,16 @@ fn end_settled(snapshot: &Snapshot, candidates: &Candidates, ranked: Ranked, max
     Ranked::new(ranked.iter().take(kept).chain(last.iter())).unwrap_or(ranked)
 }
 
-/// Makes the endpoint that answered last the second of the list: a request that is tried once more must not meet one that is gone.
-fn second_answers(context: &Context<'_>, ranked: Ranked) -> Ranked {
+/// Makes the endpoint that answered last the second of the list: a request that is tried once more must not meet one that is gone. Where late endpoints
+/// stand last, it is one of those in time, while there are any.
+fn second_answers(context: &Context<'_>, ranked: Ranked, late_last: bool) -> Ranked {
     let last_answer = |index: &EndpointIndex| context.snapshot.id(*index).map_or(0, |id| context.local.last_answer(id.slot));
     let Some(first) = ranked.iter().next() else { return ranked };
     let mut rest: Vec<EndpointIndex> = ranked.iter().skip(1).collect();
+    let in_time = if late_last { rest.iter().take_while(|&&index| !is_late(context, index)).count() } else { 0 };
+    let considered = if in_time > 0 { in_time } else { rest.len() };
     // The first of the greatest, so that the ranking decides where nothing is known.
-    let Some(best) = (0..rest.len()).rev().max_by_key(|&at| rest.get(at).map_or(0, last_answer)) else { return ranked };
+    let Some(best) = (0..considered).rev().max_by_key(|&at| rest.get(at).map_or(0, last_answer)) else { return ranked };
     if best == 0 {
         return ranked;
     }

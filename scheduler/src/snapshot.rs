@@ -125,10 +125,9 @@ pub struct LoraMetrics {
 // === impl Endpoint ===
 
 impl Endpoint {
-    /// May it be asked for this model? For an empty name, of an opaque body, it may.
-    #[must_use]
-    pub fn serves(&self, model: &str) -> bool {
-        model.is_empty() || self.models.is_empty() || self.models.binary_search_by(|served| (**served).cmp(model)).is_ok()
+    /// Does its metadata name this model?
+    fn names(&self, model: &str) -> bool {
+        self.models.binary_search_by(|named| (**named).cmp(model)).is_ok()
     }
 }
 
@@ -200,6 +199,14 @@ impl EndpointMetrics {
     pub fn attribute(&self, key: &str) -> Option<f32> {
         let at = self.attributes.binary_search_by(|(attribute, _)| (**attribute).cmp(key)).ok()?;
         self.attributes.get(at).map(|(_, value)| *value)
+    }
+}
+
+// === impl LoraMetrics ===
+
+impl LoraMetrics {
+    fn reports(&self, adapter: &str) -> bool {
+        self.running.iter().chain(&self.waiting).any(|reported| **reported == *adapter)
     }
 }
 
@@ -395,6 +402,22 @@ impl Snapshot {
     #[must_use]
     pub fn all_ready(&self) -> bool {
         self.all_ready
+    }
+
+    /// May every endpoint be asked for this model? So it is where the name is empty, as of an opaque body, and where an `InferenceModel` targets it and no
+    /// metadata names it.
+    #[must_use]
+    #[inline(never)]
+    pub fn serves_anywhere(&self, model: &str) -> bool {
+        model.is_empty() || (self.objects.targets(model) && !self.endpoints.iter().any(|e| e.names(model)))
+    }
+
+    /// May this endpoint be asked for this model? If its metadata names it or names none, or its engine reports it as an adapter.
+    #[must_use]
+    #[inline(never)]
+    pub fn serves(&self, index: EndpointIndex, model: &str) -> bool {
+        let lora = || self.metrics_of(index).and_then(|metrics| metrics.lora.as_ref());
+        self.endpoint(index).is_some_and(|e| e.models.is_empty() || e.names(model)) || lora().is_some_and(|lora| lora.reports(model))
     }
 
     /// Does any endpoint say which models it serves?

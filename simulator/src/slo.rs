@@ -325,7 +325,7 @@ impl<'w> World<'w> {
         flight.endpoint = index.get();
         let promised = promise(&self.snapshot, &request, local, index);
         let mut ticket = self.ledger.admit_prompt(endpoint, flight.prompt, flight.prompt);
-        self.ledger.track(&mut ticket, promised);
+        self.ledger.track(&mut ticket, promised, "");
         flight.ticket = Some(ticket);
         if let Some(waiting) = self.waiting.get_mut(index.get()) {
             waiting.push_back(at);

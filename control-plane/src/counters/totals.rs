@@ -17,6 +17,9 @@ pub const OTHER: &str = "other";
 /// The longest model name or reason kept, in bytes.
 const NAME_BYTES_MAX: usize = 256;
 
+/// The longest text of a VM's running requests that is kept, in bytes: several times what a filter writes.
+const RUNNING_BYTES_MAX: usize = 64 << 10;
+
 /// The most drop reasons or HTTP statuses kept apart in one place.
 const KEYS_MAX: usize = 64;
 
@@ -39,6 +42,8 @@ pub struct Totals {
     pub prefix_evictions: u64,
     /// Placements that nobody was told of, as too many waited to be told.
     pub placements_dropped: u64,
+    /// Of each VM its requests with an SLO that run now, as [`exchange::record::running`] has them.
+    pub running: Vec<Box<str>>,
 }
 
 /// The label of a count of requests.
@@ -98,6 +103,8 @@ pub struct ModelTotals {
     pub response_bytes: u64,
     /// Requests outstanding now.
     pub running: u64,
+    /// Requests with an SLO: met, missed, shed.
+    pub slo: [u64; 3],
 }
 
 /// Counts by bucket of [`HISTOGRAM_BOUNDS`], the last one unbounded.
@@ -113,9 +120,14 @@ pub struct Histogram {
 
 impl Totals {
     pub(super) fn of_vm(counters: state::VmCounters) -> Self {
-        let state::VmCounters { endpoints, models, dropped, pick_us, prefix_entries, prefix_evictions, placements_dropped, .. } = counters;
+        let state::VmCounters {
+            endpoints, models, dropped, pick_us, prefix_entries, prefix_evictions, placements_dropped, running, ..
+        } = counters;
         let pick_us = Histogram::of(pick_us);
         let mut totals = Self { vms: 1, pick_us, prefix_entries, prefix_evictions, placements_dropped, ..Self::default() };
+        if (1..=RUNNING_BYTES_MAX).contains(&running.len()) {
+            totals.running.push(running.into());
+        }
         for e in endpoints.into_iter().take(ENDPOINTS_MAX) {
             let Ok(slot) = u16::try_from(e.slot) else { continue };
             let state::EndpointCounters {
@@ -168,6 +180,7 @@ impl Totals {
             prefix_entries: prefixes.entries as u64,
             prefix_evictions: prefixes.evictions,
             placements_dropped: pool.placements_dropped(),
+            running: vec![exchange::record::running(pool).into()],
         }
     }
 
@@ -180,7 +193,8 @@ impl Totals {
             size_of::<(Label, ModelTotals)>() + NODE + label.model.len() + label.target.len() + counts(&totals.errors)
         };
         let endpoints = self.endpoints.len() * (size_of::<((Incarnation, Slot), EndpointTotals)>() + NODE);
-        endpoints + self.models.iter().map(model).sum::<usize>() + counts(&self.dropped)
+        let running = self.running.iter().map(|running| running.len() + size_of::<Box<str>>()).sum::<usize>();
+        endpoints + self.models.iter().map(model).sum::<usize>() + counts(&self.dropped) + running
     }
 
     /// Adds another's counts; what it has outstanding only if that is `fresh`.
@@ -188,6 +202,7 @@ impl Totals {
         if fresh {
             self.vms += other.vms;
             self.prefix_entries = self.prefix_entries.max(other.prefix_entries);
+            self.running.extend(other.running.iter().cloned());
         }
         for (id, row) in &other.endpoints {
             self.endpoints.entry(*id).or_default().add(row, fresh);
@@ -256,6 +271,7 @@ impl ModelTotals {
             request_bytes: m.request_bytes,
             response_bytes: m.response_bytes,
             running: m.running,
+            slo: std::array::from_fn(|at| m.slo.get(at).copied().unwrap_or(0)),
         }
     }
 
@@ -272,6 +288,7 @@ impl ModelTotals {
             request_bytes: m.request_bytes,
             response_bytes: m.response_bytes,
             running: m.running,
+            slo: m.slo,
         }
     }
 
@@ -286,6 +303,7 @@ impl ModelTotals {
         add_to(&mut self.cached_tokens, other.cached_tokens);
         add_to(&mut self.request_bytes, other.request_bytes);
         add_to(&mut self.response_bytes, other.response_bytes);
+        self.slo.iter_mut().zip(other.slo).for_each(|(total, count)| add_to(total, count));
         if fresh {
             add_to(&mut self.running, other.running);
         }
@@ -299,6 +317,14 @@ impl Histogram {
     #[must_use]
     pub fn count(&self) -> u64 {
         self.counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
+    }
+
+    /// Counts `value` in the bucket of the first bound that is not below it.
+    pub fn record(&mut self, value: f64) {
+        if let Some(count) = self.counts.get_mut(HISTOGRAM_BOUNDS.partition_point(|bound| *bound < value)) {
+            *count += 1;
+        }
+        self.sum += value;
     }
 
     fn of(message: Option<state::Histogram>) -> Self {

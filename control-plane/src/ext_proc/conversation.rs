@@ -319,7 +319,7 @@ impl Conversation {
         let told = set.iter().filter(|(name, _)| known.contains(&name)).cloned();
         // What a `header_to_metadata` behind the filter does, the front can say itself.
         let metadata = told.chain(open.into_iter().map(|(_, value)| ("open".to_owned(), value)));
-        let metadata = wire::destination_metadata(metadata);
+        let metadata = wire::destination_metadata(self.front.destination_namespace(), metadata);
         let mut remove = std::mem::take(&mut self.stripped);
         remove.retain(|name| !set.iter().any(|(set, _)| set == name));
         let changes = HeaderChanges { remove, set };
@@ -402,7 +402,7 @@ impl Conversation {
     /// What of a response's headers matters, and who served by the attributes that the proxy sends along, else by the protocol's word for it.
     fn response_head<'m>(&self, message: &'m ProcessingRequest, given: &'m HttpHeaders) -> ResponseHead<'m> {
         let mut head = ResponseHead::read(wire::pairs(given.headers.as_ref()));
-        let served = wire::metadata(message.metadata_context.as_ref(), wire::DESTINATION_NAMESPACE, SERVED).and_then(wire::text);
+        let served = wire::metadata(message.metadata_context.as_ref(), self.front.destination_namespace(), SERVED).and_then(wire::text);
         match wire::text_attribute(message, "response.code_details") {
             Some(details) => {
                 head.origin = Origin::of_details(details.as_bytes());

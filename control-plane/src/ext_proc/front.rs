@@ -22,6 +22,7 @@ use super::health::Health;
 use super::memory::Memory;
 use super::peers::Peers;
 use super::talk::Talk;
+use super::wire;
 use crate::counters::Totals;
 use crate::peer::{Origin, Peer};
 use crate::push::Session;
@@ -50,6 +51,7 @@ const NODE: &str = "switchpointd/ext_proc";
 #[derive(Debug)]
 pub struct Front {
     pools: BTreeMap<Arc<str>, Arc<FrontPool>>,
+    destination_namespace: String,
     began: Instant,
     /// Places to wait in.
     pub(super) parking: Semaphore,
@@ -91,14 +93,27 @@ impl Front {
     /// Nothing is known yet of these pools.
     #[must_use]
     pub fn new(pools: &[Arc<str>]) -> Arc<Self> {
+        Self::of_namespace(pools, None)
+    }
+
+    /// A front that tells destinations in this metadata namespace, where one is given.
+    #[must_use]
+    pub fn of_namespace(pools: &[Arc<str>], destination_namespace: Option<String>) -> Arc<Self> {
         let pools = pools.iter().map(|name| (Arc::clone(name), Arc::new(FrontPool::new()))).collect();
         Arc::new(Self {
             pools,
+            destination_namespace: destination_namespace.unwrap_or_else(|| wire::DESTINATION_NAMESPACE.to_owned()),
             began: Instant::now(),
             parking: Semaphore::new(PARKED_MAX),
             streams: Arc::default(),
             talks: Mutex::default(),
         })
+    }
+
+    /// The metadata namespace of destinations, and of the endpoint that served.
+    #[must_use]
+    pub fn destination_namespace(&self) -> &str {
+        &self.destination_namespace
     }
 
     /// The pool of that name; without a name the only one.

@@ -22,6 +22,7 @@ use crate::shutdown::Shutdown;
 pub struct Listening {
     ext_proc: Incoming,
     settings: Settings,
+    destination_namespace: Option<String>,
 }
 
 // === impl Listening ===
@@ -33,9 +34,9 @@ impl Listening {
     /// [`Fatal::Listen`] says why it cannot be opened.
     pub async fn open(args: ExtProcArgs, shutdown: &Shutdown) -> Result<Option<Self>, Fatal> {
         let Some(address) = args.listen_ext_proc.0 else { return Ok(None) };
-        let settings = settings(&args);
+        let (settings, destination_namespace) = (settings(&args), args.exchanges.ext_proc_destination_namespace.clone());
         let ext_proc = open(Listener::ExtProc, address, tls(args), shutdown).await?;
-        Ok(Some(Self { ext_proc, settings }))
+        Ok(Some(Self { ext_proc, settings, destination_namespace }))
     }
 
     /// Where gateways ask.
@@ -46,8 +47,8 @@ impl Listening {
 
     /// Serves until `shutdown`, and tells `health` whether requests can be decided.
     pub fn spawn(self, tasks: &mut JoinSet<&'static str>, shared: &Arc<Shared>, health: Health, shutdown: &Shutdown) {
-        let Self { ext_proc, settings } = self;
-        let front = Front::new(&shared.pool_names);
+        let Self { ext_proc, settings, destination_namespace } = self;
+        let front = Front::of_namespace(&shared.pool_names, destination_namespace);
         let _ = shared.front_streams.set(Arc::clone(front.streams())); // there is one front
         let service = ExtProcServer::new(Arc::clone(&front), &settings, shutdown.clone());
         let router = server()

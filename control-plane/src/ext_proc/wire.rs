@@ -18,7 +18,7 @@ use envoy_types::pb::google::protobuf::{Struct, Value};
 use exchange::Reply;
 use exchange::api::{Api, Family};
 
-/// Where the protocol puts the destination, and the proxy who served.
+/// Where the protocol puts the destination, and the proxy the endpoint that served, unless the operator names another.
 pub const DESTINATION_NAMESPACE: &str = "envoy.lb";
 
 /// How the proxy sends the bodies of one direction.
@@ -235,12 +235,12 @@ pub fn immediate(reply: Reply) -> ProcessingResponse {
     }))
 }
 
-/// Values of the destination namespace, as dynamic metadata.
-pub fn destination_metadata(values: impl IntoIterator<Item = (String, String)>) -> Option<Struct> {
+/// Values of this namespace, as dynamic metadata.
+pub fn destination_metadata(namespace: &str, values: impl IntoIterator<Item = (String, String)>) -> Option<Struct> {
     let value = |kind| Value { kind: Some(kind) };
     let fields: HashMap<_, _> = values.into_iter().map(|(key, text)| (key, value(Kind::StringValue(text)))).collect();
-    let namespace = value(Kind::StructValue(Struct { fields }));
-    Some(Struct { fields: HashMap::from([(DESTINATION_NAMESPACE.to_owned(), namespace)]) })
+    let values = value(Kind::StructValue(Struct { fields }));
+    Some(Struct { fields: HashMap::from([(namespace.to_owned(), values)]) })
 }
 
 fn respond(response: Response) -> ProcessingResponse {

@@ -9,6 +9,8 @@ use std::collections::{BTreeMap, VecDeque};
 use exchange::pool::Observed;
 use scheduler::EndpointRef;
 
+use crate::counters::Histogram;
+
 /// Outcomes kept of an endpoint and target: enough for a coverage of 90 % to be known to 3 %, few enough to show a drift, and its end.
 const RECENT_MAX: usize = 100;
 
@@ -21,10 +23,31 @@ pub enum Target {
     Tpot,
 }
 
+/// The largest ratio that is added up: one prediction of nearly nothing must not be the whole mean.
+const RATIO_MAX: f64 = 100.0;
+
+/// Upper bounds of buckets of what came relative to what was predicted; a last bucket is unbounded. Close around 1, where good predictions are.
+pub const RATIO_BOUNDS: [f64; 10] = [0.25, 0.5, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0];
+
 /// Of one pool.
 #[derive(Debug, Default)]
 pub struct Calibration {
     rows: BTreeMap<(EndpointRef, Target), Outcomes>,
+    /// In the order of [`Target::ALL`].
+    compared: [Compared; 2],
+}
+
+/// All predictions ever made of one target that an outcome is known of, and those outcomes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Compared {
+    /// What was predicted, ms.
+    pub predicted_ms: Histogram,
+    /// What came, ms.
+    pub actual_ms: Histogram,
+    /// What came relative to what was predicted: counts by bucket of [`RATIO_BOUNDS`].
+    pub ratios: [u64; RATIO_BOUNDS.len() + 1],
+    /// Sum of those.
+    pub ratio_sum: f64,
 }
 
 /// Of one endpoint and target.
@@ -87,8 +110,9 @@ impl Target {
 impl Calibration {
     /// A request ended well. Nothing, where nothing was predicted of it.
     pub fn note(&mut self, observed: &Observed) {
-        for target in Target::ALL {
+        for (target, compared) in Target::ALL.into_iter().zip(&mut self.compared) {
             let Some((middle, decile, seen)) = target.of(observed) else { continue };
+            compared.note(middle, seen);
             let over = seen - decile;
             let outcome = Outcome {
                 relative_error: (middle - seen).abs() / seen,
@@ -104,6 +128,12 @@ impl Calibration {
         self.rows.retain(|(endpoint, _), _| is_present(*endpoint));
     }
 
+    /// All that was ever compared, in the order of [`Target::ALL`].
+    #[must_use]
+    pub fn compared(&self) -> [Compared; 2] {
+        self.compared
+    }
+
     /// Of one endpoint.
     #[must_use]
     pub fn of_endpoint(&self, endpoint: EndpointRef, target: Target) -> Score {
@@ -114,6 +144,21 @@ impl Calibration {
     #[must_use]
     pub fn of_pool(&self, target: Target) -> Score {
         Score::of(self.rows.iter().filter(|((_, of), _)| *of == target).map(|(_, row)| row))
+    }
+}
+
+// === impl Compared ===
+
+impl Compared {
+    fn note(&mut self, predicted_ms: f64, actual_ms: f64) {
+        self.predicted_ms.record(predicted_ms);
+        self.actual_ms.record(actual_ms);
+        // A prediction of nothing is wrong by as much as can be said.
+        let ratio = if predicted_ms > 0.0 { actual_ms / predicted_ms } else { RATIO_MAX };
+        if let Some(count) = self.ratios.get_mut(RATIO_BOUNDS.partition_point(|bound| *bound < ratio)) {
+            *count += 1;
+        }
+        self.ratio_sum += ratio.min(RATIO_MAX);
     }
 }
 

@@ -223,6 +223,7 @@ impl Learning {
             counts: self.intake.counts,
             abstained: self.abstained.clone(),
             pool: Target::ALL.map(|target| self.calibration.of_pool(target)),
+            compared: self.calibration.compared(),
             endpoints: members.iter().map(|(endpoint, name)| (name.clone(), of(*endpoint))).collect(),
             published: self.published,
             oversized: self.oversized,

@@ -4,7 +4,7 @@
 //! namespace, the component the name of the pool. An edit of the pool lists its pods anew; until that list is there the old set stands. A pool
 //! that was deleted has no pods.
 //!
-//! Its `failureMode` (of `endpointPickerRef`, in the older group of `extensionRef`) is told as [`BackendEvent::Asks`].
+//! Its `failureMode` (of `endpointPickerRef`, in the older group of `extensionRef`) and `appProtocol` are told as [`BackendEvent::Asks`].
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 
 use super::listing::{Listing, Told};
 use super::pods::PodIndex;
-use crate::backend::{Backend, BackendEvent, Component, FailureMode, Following, stream};
+use crate::backend::{AppProtocol, Asked, Backend, BackendEvent, Component, FailureMode, Following, stream};
 use crate::table::MetadataPolicy;
 use crate::watch::Discovery;
 
@@ -51,7 +51,7 @@ struct PoolSpec {
 struct Follow {
     pool: Listing<DynamicObject>,
     spec: Option<PoolSpec>,
-    failure_mode: Option<FailureMode>,
+    asked: Option<Asked>,
     told: bool,
     pods: Api<Pod>,
     listing: Option<Listing<Pod>>,
@@ -88,7 +88,7 @@ impl Backend for InferencePools {
         let follow = Follow {
             pool: Listing::of_one(pools, component.name()),
             spec: None,
-            failure_mode: None,
+            asked: None,
             told: false,
             pods: Api::namespaced(self.client.clone(), component.namespace()),
             listing: None,
@@ -139,8 +139,8 @@ impl Follow {
             Told::Deleted(_) => None,
             Told::Failed(why) => return vec![BackendEvent::Failed(why)],
         };
-        let asks = pool.as_ref().map(|pool| failure_mode(&pool.data));
-        let changed = std::mem::replace(&mut self.failure_mode, asks) != asks;
+        let asks = pool.as_ref().map(|pool| Asked { failure_mode: failure_mode(&pool.data), protocol: protocol(&pool.data) });
+        let changed = std::mem::replace(&mut self.asked, asks) != asks;
         let mut events = Vec::from_iter(changed.then_some(BackendEvent::Asks(asks)));
         events.extend(self.pods_of(pool.as_ref()));
         events
@@ -173,6 +173,14 @@ fn failure_mode(object: &Value) -> FailureMode {
     match picker.and_then(|picker| picker.get("failureMode")).and_then(Value::as_str) {
         Some("FailOpen") => FailureMode::Open,
         _ => FailureMode::Close,
+    }
+}
+
+/// Of an object of the newer group; the older one has no such field. What is not said is HTTP/1.1, the API's default.
+fn protocol(object: &Value) -> AppProtocol {
+    match object.get("spec").and_then(|spec| spec.get("appProtocol")).and_then(Value::as_str) {
+        Some("kubernetes.io/h2c") => AppProtocol::H2c,
+        _ => AppProtocol::Http,
     }
 }
 

@@ -144,6 +144,49 @@ async fn shown(stack: &Stack, address: &str) -> Result<()> {
     Ok(())
 }
 
+/// Metadata names the base model alone: an adapter is loaded and unloaded without it.
+#[tokio::test]
+async fn an_adapter_is_served_where_metadata_names_the_base_model_alone() -> Result<()> {
+    let (folder, objects) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    let registry = folder.path().display().to_string();
+    let pools = fed_by(objects.path(), &json!({"directory": {"path": registry, "namespace": "dynamo", "components": components()}}))?;
+    let model = |name: &str, targets: Value| {
+        json!({"apiVersion": "inference.networking.x-k8s.io/v1alpha2", "kind": "InferenceModel", "metadata": {"name": name},
+               "spec": {"modelName": name, "poolRef": {"name": "default"}, "targetModels": targets}})
+    };
+    let wanted = objects.path().join("objects");
+    std::fs::create_dir(&wanted)?;
+    std::fs::write(wanted.join("targeted.json"), model("targeted", json!([{"name": "style"}])).to_string())?;
+    std::fs::write(wanted.join("reported.json"), model("reported", json!([])).to_string())?;
+    let adapters = vec!["style".to_owned(), "reported".to_owned()];
+    let options = e2e::model_server::Options { models: vec!["llama".into()], loras: adapters, speed: 1.0, ..Default::default() };
+    let arguments = ["--pools", &pools, "--objects", &wanted.display().to_string()];
+    let stack = Stack::builder().servers_like(2, &options).daemon_arguments(&arguments).start().await?;
+    let mut workers = Vec::new();
+    for (at, server) in stack.servers.iter().enumerate() {
+        let arguments = ["--directory", &registry, "--address", &server.addr().to_string()].map(str::to_owned);
+        workers.push(Worker::register(&arguments, "decode", &format!("worker-{at}"), &serves(&["llama"])).await?);
+    }
+    let listed = || async { (stack.daemon.as_ref()?.endpoints().await.ok()?.len() == 2).then_some(()) };
+    wait_for(LIMIT, "both workers", listed).await?;
+
+    let mut by = BTreeSet::new();
+    for _ in 0..40 {
+        let (status, server) = asked(&stack, "targeted").await?;
+        assert_eq!(status, 200, "an object targets the adapter");
+        by.insert(server);
+    }
+    assert_eq!(by.len(), 2, "and names no server of it");
+
+    assert_eq!(asked(&stack, "reported").await?.0, 503, "no server says that it has the adapter loaded");
+    let long = json!({"model": "reported", "max_tokens": 4_000, "ignore_eos": true, "stream": true, "prompt": "long"});
+    let request = http::Request::post("/v1/completions").body(e2e::client::full(long.to_string()))?;
+    let running = e2e::client::start(stack.servers[1].addr(), request).await?;
+    until(&stack, "reported", 200, &stack.servers[1].addr().to_string()).await?;
+    drop((running, workers));
+    Ok(())
+}
+
 fn components() -> Value {
     json!([{"name": "decode", "role": "decode"}, {"name": "prefill", "role": "prefill"}])
 }

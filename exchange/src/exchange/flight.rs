@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-use scheduler::EndpointRef;
 use scheduler::latency::learn::Ended;
+use scheduler::{EndpointRef, Slo};
 
 use crate::api::Api;
 use crate::headers;
@@ -204,6 +204,20 @@ fn number<N: std::str::FromStr>(value: &[u8]) -> Option<N> {
     std::str::from_utf8(value).ok()?.parse().ok()
 }
 
+/// Did the request miss its SLO? Not known where no time of it was measured, where its client broke it off, and where its failure is the client's fault.
+#[expect(clippy::cast_precision_loss, reason = "the last digits of minutes in microseconds do not count")]
+fn missed(slo: Slo, verdict: Verdict, ending: &Ending<'_>) -> Option<bool> {
+    let late = |slo: Option<u32>, took_ms: Option<f32>| slo.zip(took_ms).map(|(us, ms)| ms * 1_000.0 > us as f32);
+    match ending.ended {
+        Ended::Done => match (late(slo.ttft_us, ending.ttft_ms), late(slo.tpot_us, ending.tpot_ms)) {
+            (None, None) => None,
+            (ttft, tpot) => Some(ttft == Some(true) || tpot == Some(true)),
+        },
+        Ended::Failed if verdict != Verdict::ClientFault => slo.any().then_some(true),
+        Ended::Failed | Ended::Aborted => None,
+    }
+}
+
 // === impl Flight ===
 
 impl Flight {
@@ -347,6 +361,11 @@ impl Flight {
         let ttft_ms = self.first_token_at.filter(|_| self.streamed).map(|at| ms_between(self.picked_at, at));
         let ended = self.ended(verdict);
         let ending = Ending { ended, ttft_ms, tpot_ms: self.tpot_ms(&usage), usage: &usage };
+        if let Some(missed) = missed(self.held.slo(), verdict, &ending)
+            && let Some(count) = pool.counters_mut().of(&self.label).slo.get_mut(usize::from(missed))
+        {
+            *count += 1;
+        }
         pool.observe_end(&self.held, &ending);
         if verdict.keeps_placement() && ended != Ended::Failed {
             pool.hit(&self.held, &usage, self.prompt.text_bytes, self.prompt.blocks);

@@ -75,6 +75,8 @@ pub struct ModelCounters {
     pub response_bytes: u64,
     /// Outstanding now.
     pub running: u64,
+    /// Requests with an SLO: met, missed, shed.
+    pub slo: [u64; 3],
 }
 
 /// Of one pool.
@@ -138,6 +140,14 @@ impl Counters {
         row.running += 1;
         row.request_bytes += bytes as u64;
         label
+    }
+
+    /// A request with an SLO is shed. Its name becomes no label of its own: that is for models that were sent on.
+    pub(crate) fn shed(&mut self, model: &str, target_model: &str, priority: i32) {
+        let known = self.models.iter().any(|row| *row.label.model == *model && *row.label.target_model == *target_model);
+        let [model, target_model] = [model, target_model].map(|name| if known { name } else { OTHER }.into());
+        let [.., shed] = &mut self.of(&Label { model, target_model, priority: if known { priority } else { 0 } }).slo;
+        *shed += 1;
     }
 
     pub(super) fn keep_endpoints(&mut self, refs: &[EndpointRef]) {

@@ -5,7 +5,9 @@
 
 use scheduler::in_flight::Ticket;
 use scheduler::prefix::{Belief, Matched};
-use scheduler::{Decision, EndpointIndex, EndpointRef, Explanation, Local, Promise, Request, Route, Snapshot, session_token};
+use scheduler::{
+    Decision, EndpointIndex, EndpointRef, Explanation, Local, Promise, REQUEST_ID, Request, Route, Slo, Snapshot, session_token,
+};
 
 use super::watch::Watch;
 use super::{Pool, State, adapters};
@@ -14,6 +16,9 @@ use crate::record::Record;
 use crate::reply::Refusal;
 use crate::time::Time;
 use crate::usage::Usage;
+
+/// The most bytes kept of a request's id, which is for people to find the request by: most proxies make UUIDs of 36 bytes.
+const REQUEST_ID_BYTES_MAX: usize = 64;
 
 /// A pick that was made and recorded.
 #[derive(Debug)]
@@ -56,6 +61,15 @@ pub(crate) struct Token {
     pub(crate) header: Box<str>,
     /// Its value for each entry of the list, should that serve.
     pub(crate) values: Vec<String>,
+}
+
+// === impl Held ===
+
+impl Held {
+    /// What the request asked for, where latency is predicted.
+    pub(crate) fn slo(&self) -> Slo {
+        self.serving.slo()
+    }
 }
 
 // === impl Pool ===
@@ -125,7 +139,9 @@ impl Pool {
         let serving_ticket = self.in_flight.admit_prompt(serving_ref, request.prompt_tokens, uncached_here);
         let mut held = Held { serving: serving_ticket, stages: Vec::new(), belief: None, watch, probe };
         self.in_flight.expect_output(&mut held.serving, output_tokens);
-        self.in_flight.track(&mut held.serving, promise);
+        let id = request.headers.iter().find(|(name, _)| *name == REQUEST_ID).map_or("", |(_, id)| id);
+        let id = if id.len() > REQUEST_ID_BYTES_MAX { id.get(..REQUEST_ID_BYTES_MAX).unwrap_or_default() } else { id };
+        self.in_flight.track(&mut held.serving, promise, id);
         let load = held.serving.load();
         self.in_flight.others_mut().picked(serving_ref, load, now.us_since(Time(0)));
         held.stages.extend(stages.into_iter().map(|endpoint| self.in_flight.admit(endpoint, 0)));

@@ -378,3 +378,54 @@ fn reasons_say_what_is_predicted_and_who_is_late_and_a_record_decides_the_same_a
         exchange.end(&mut pool, Time(0));
     }
 }
+
+#[test]
+fn requests_that_met_missed_or_were_refused_their_slo_are_counted_by_model() {
+    const WHOLE: &[u8] = b"data: {\"choices\":[{\"text\":\"hi\"}]}\n\ndata: [DONE]\n\n";
+    const REFUSED: &[u8] = b"{\"error\":{\"message\":\"too long\"}}";
+    let mut pool = pool([20.0, 20.0]);
+    let play = |pool: &mut Pool, headers: &[(&str, &str)], (status, body): (u16, &[u8]), first_ms: u64, last: bool| {
+        let (mut exchange, _) = sent(pool, headers);
+        let content_type: &[u8] = if status == 200 { b"text/event-stream" } else { b"application/json" };
+        let head = ResponseHead { origin: Origin::Upstream, status, content_type: Some(content_type), ..ResponseHead::default() };
+        exchange.response_headers(pool, &head, Time(0).plus_ms(1));
+        exchange.response_chunk(pool, body, last, Time(0).plus_ms(first_ms));
+        exchange.end(pool, Time(0).plus_ms(first_ms));
+    };
+    let (asked, good) = ([("x-slo-ttft-ms", "200")], (200, WHOLE));
+    play(&mut pool, &asked, good, 150, true);
+    play(&mut pool, &asked, good, 250, true);
+    play(&mut pool, &asked, (500, b"{}"), 10, true);
+    play(&mut pool, &asked, (200, &WHOLE[..35]), 250, false); // its client left
+    play(&mut pool, &asked, (400, REFUSED), 250, true); // its client's fault
+    play(&mut pool, &[("x-slo-tpot-ms", "200")], good, 150, true); // one token, of which no time for further ones is known
+    let counted = |pool: &Pool| -> Vec<[u64; 3]> { pool.counters().models().iter().map(|row| row.slo).collect() };
+    assert_eq!(counted(&pool), [[1, 2, 0]], "met, missed, shed");
+
+    pool.learned(StepModel::default(), Some(LatencyModel::constant(900.0, 20.0)));
+    let held: Vec<Exchange> = (0..2).map(|_| sent(&mut pool, &[("x-slo-ttft-ms", "2000")]).0).collect();
+    let strict = [("predictionbasedrouting", "true"), ("x-slo-ttft-ms", "200")];
+    assert_eq!(sent(&mut pool, &strict).1.unwrap_err().status, 429);
+    assert_eq!(counted(&pool), [[1, 2, 1]]);
+    for mut exchange in held {
+        exchange.end(&mut pool, Time(0));
+    }
+}
+
+#[test]
+fn the_queues_of_running_requests_name_each_by_its_own_id_with_what_was_predicted_of_it() {
+    let mut pool = pool([20.0, 20.0]);
+    let long = "x".repeat(1_000);
+    let held = [("first", "80"), (long.as_str(), "90")].map(|(id, ms)| sent(&mut pool, &[("x-request-id", id), ("x-slo-tpot-ms", ms)]).0);
+    let queues: serde_json::Value = serde_json::from_str(&exchange::record::running(&pool)).unwrap();
+    let mut shown: Vec<&serde_json::Value> =
+        queues.as_array().unwrap().iter().flat_map(|queue| queue["running"].as_array().unwrap()).collect();
+    shown.sort_by_key(|running| running["tpot_slo_us"].as_u64());
+    assert_eq!((&shown[0]["request"], &shown[0]["tpot_slo_us"]), (&"first".into(), &80_000.into()), "{queues}");
+    assert_eq!(shown[1]["request"], "x".repeat(64), "an id is no place to keep things");
+    assert_eq!(shown[0]["predicted"].as_array().map(Vec::len), Some(4));
+    for mut exchange in held {
+        exchange.end(&mut pool, Time(0));
+    }
+    assert_eq!(exchange::record::running(&pool), "[]");
+}

@@ -62,6 +62,7 @@ fn row(vm: u64, replica: &Replica) -> state::VmCounters {
         prompt_tokens: counters.prompt_tokens,
         matched_tokens: counters.matched_tokens,
         placements_dropped: pool.placements_dropped(),
+        running: exchange::record::running(pool),
     }
 }
 
@@ -104,6 +105,7 @@ fn model(m: &ModelCounters) -> state::ModelCounters {
         request_bytes: m.request_bytes,
         response_bytes: m.response_bytes,
         running: m.running,
+        slo: m.slo.to_vec(),
     }
 }
 

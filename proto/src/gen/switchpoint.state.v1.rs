@@ -360,6 +360,9 @@ pub struct VmCounters {
     /// Placements that nobody was told of, as too many waited to be told.
     #[prost(uint64, tag = "12")]
     pub placements_dropped: u64,
+    /// Requests with an SLO that run now (not cumulative), for people: as exchange::record::running has them.
+    #[prost(string, tag = "13")]
+    pub running: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct EndpointCounters {
@@ -423,6 +426,9 @@ pub struct ModelCounters {
     /// Counts of one model and target are told apart by it.
     #[prost(sint32, tag = "14")]
     pub priority: i32,
+    /// Requests with an SLO: met, missed, shed.
+    #[prost(uint64, repeated, tag = "15")]
+    pub slo: ::prost::alloc::vec::Vec<u64>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Count {

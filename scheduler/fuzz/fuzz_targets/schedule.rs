@@ -143,7 +143,7 @@ fn decide(input: &Input, snapshot: &Snapshot) {
         for &tokens in &any.in_flight {
             let mut ticket = in_flight.admit(endpoint.id, tokens);
             let slo = Slo { ttft_us: Some(tokens), tpot_us: Some(tokens) };
-            in_flight.track(&mut ticket, Promise { slo, counts: slo, predicted: None });
+            in_flight.track(&mut ticket, Promise { slo, counts: slo, predicted: None }, "");
         }
     }
     let entries: Option<Vec<String>> = input.subset.as_ref().map(|entries| entries.iter().map(Entry::text).collect());

@@ -4,7 +4,8 @@ use crate::candidates::Candidates;
 use crate::plugin::{Context, Filter};
 use crate::rng::Rng;
 
-/// `model`: an endpoint that says which models it serves is asked for no other; one that says nothing is asked for any.
+/// `model`: an endpoint that says which models it serves is asked for those and for the adapters that its engine reports; one that says nothing is asked
+/// for any. A target that no endpoint names may be asked for anywhere: metadata names base models, adapters come and go without it.
 ///
 /// Source: the model to instance map of Dynamo's frontend, which sends a request only to instances registered for its model.
 #[derive(Debug)]
@@ -13,7 +14,9 @@ pub(crate) struct ServesModel;
 impl Filter for ServesModel {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
         if context.snapshot.names_models() {
-            candidates.retain(|index| context.snapshot.endpoint(index).is_some_and(|e| e.serves(context.request.model)));
+            let (snapshot, model) = (context.snapshot, context.request.model);
+            let anywhere = snapshot.serves_anywhere(model);
+            candidates.retain(|index| anywhere || snapshot.serves(index, model));
         }
     }
 }

@@ -15,6 +15,8 @@ pub const MEASURED_MAX: usize = 8;
 pub struct Running {
     /// Its number in this ledger.
     pub id: u64,
+    /// What people know it by; empty where that is not told.
+    pub request_id: Box<str>,
     /// What it asked for.
     pub slo: Slo,
     /// What was predicted when it was sent.
@@ -65,23 +67,24 @@ impl Queues {
         Entry { id: self.numbered, promise }
     }
 
-    pub(super) fn add(&mut self, slot: u16, entry: Entry, waits: bool) {
+    pub(super) fn add(&mut self, slot: u16, entry: Entry, request_id: Box<str>, waits: bool) {
         let slot = usize::from(slot);
         if self.by_slot.len() <= slot {
             self.by_slot.resize(slot + 1, Vec::new());
         }
         let Promise { slo, counts, predicted } = entry.promise;
-        let running = Running { id: entry.id, slo, predicted, ttft_ms: None, tpots_ms: Vec::new(), counts, waits };
+        let running = Running { id: entry.id, request_id, slo, predicted, ttft_ms: None, tpots_ms: Vec::new(), counts, waits };
         if let Some(queue) = self.by_slot.get_mut(slot) {
             let at = queue.partition_point(|other| other.order() < running.order());
             queue.insert(at, running);
         }
     }
 
-    pub(super) fn remove(&mut self, slot: u16, id: u64) {
-        if let Some(queue) = self.by_slot.get_mut(usize::from(slot)) {
-            queue.retain(|running| running.id != id);
-        }
+    /// Takes it out; what people know it by.
+    pub(super) fn remove(&mut self, slot: u16, id: u64) -> Box<str> {
+        let Some(queue) = self.by_slot.get_mut(usize::from(slot)) else { return Box::default() };
+        let at = queue.iter().position(|running| running.id == id);
+        at.map(|at| queue.remove(at).request_id).unwrap_or_default()
     }
 
     /// Its first token is out.
@@ -149,7 +152,7 @@ mod tests {
 
     fn tracked(ledger: &mut InFlight, at: EndpointRef, asked: Slo) -> Ticket {
         let mut ticket = ledger.admit(at, 10);
-        ledger.track(&mut ticket, promise(asked));
+        ledger.track(&mut ticket, promise(asked), "");
         ticket
     }
 
@@ -166,7 +169,7 @@ mod tests {
         let mut middle = ledger.admit(a, 5);
         let predicted = Prediction { ttft_ms: 10.0, tpot_ms: 15.0, ttft_p90_ms: 20.0, tpot_p90_ms: 25.0 };
         let asked = slo(500, 50_000);
-        ledger.track(&mut middle, Promise { slo: asked, counts: asked, predicted: Some(predicted) });
+        ledger.track(&mut middle, Promise { slo: asked, counts: asked, predicted: Some(predicted) }, "");
         let unasked = ledger.admit(a, 1);
         let ids = |ledger: &InFlight| ledger.running(a).iter().map(|running| running.id).collect::<Vec<_>>();
         assert_eq!(ids(&ledger), [2, 3, 1], "by SLO; one without any is in no queue");
@@ -200,7 +203,7 @@ mod tests {
     fn an_slo_that_nobody_can_meet_binds_nobody() {
         let (a, mut ledger) = (endpoint(3, 1), InFlight::default());
         let mut greedy = ledger.admit(a, 10);
-        ledger.track(&mut greedy, Promise { slo: slo(1, 1), counts: slo(0, 1), predicted: None });
+        ledger.track(&mut greedy, Promise { slo: slo(1, 1), counts: slo(0, 1), predicted: None }, "");
         let modest = tracked(&mut ledger, a, slo(700, 50));
         assert_eq!(lowest(&ledger, a), slo(700, 1), "each SLO by itself");
         assert_eq!(ledger.running(a)[0].slo, slo(1, 1), "it is still shown");

@@ -33,4 +33,8 @@ impl Picker for WeightedRandom {
         // ln(U) / w orders as U^(1/w) does and does not underflow for small weights.
         rank(candidates, max, rng, |weight, rng| if weight > 0.0 { libm::logf(rng.open01()) / weight } else { f32::NEG_INFINITY })
     }
+
+    fn draws(&self) -> bool {
+        true
+    }
 }

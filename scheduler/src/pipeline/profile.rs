@@ -21,6 +21,11 @@ pub(crate) struct Profile {
 // === impl Profile ===
 
 impl Profile {
+    /// Does any of its scorers put endpoints that would be late behind all others?
+    pub(crate) fn puts_late_last(&self) -> bool {
+        self.scorers.iter().any(|(.., scorer)| scorer.puts_late_last())
+    }
+
     pub(super) fn build(profile: &ProfileSpec, pipeline: &PipelineSpec) -> Result<Self, InvalidPipeline> {
         if profile.plugins.len() > PLUGINS_MAX {
             return Err(InvalidPipeline::TooManyPlugins(profile.plugins.len()));

@@ -75,7 +75,7 @@ pub(crate) const SLO: PluginType = PluginType {
     name: "slo-scorer",
     kind: Kind::Scorer,
     doc: for_people(
-        "As latency-scorer, but endpoints outside the best tier get so much that a draw by weight goes to one of them with explorationShare. Where no endpoint is valid (SLOs met, or idle), a request with an SLO and a priority below shedBelowPriority is shed (429).",
+        "As latency-scorer, but endpoints outside the best tier get so much that a draw by weight goes to one of them with explorationShare. In the list endpoints that would be late come after all others; only the first of a draw may be one. Where no endpoint is valid (SLOs met, or idle), a request with an SLO and a priority below shedBelowPriority is shed (429).",
     ),
     source: for_people("Gateway API Inference Extension, issue 1323"),
     parameters: &[
@@ -251,6 +251,10 @@ impl Scorer for SloScorer {
             let each = (self.exploration_share / (1.0 - self.exploration_share) * f64::from(total) / others as f64) as f32;
             scores.iter_mut().filter(|score| **score <= 0.0).for_each(|score| *score = each);
         }
+    }
+
+    fn puts_late_last(&self) -> bool {
+        true
     }
 
     fn sheds(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> bool {

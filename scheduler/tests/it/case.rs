@@ -336,7 +336,7 @@ impl Case {
                 // Never released: the case ends before its requests do.
                 let mut ticket = in_flight.admit(row.endpoint.id, if request == 0 { row.prefill_tokens } else { 0 });
                 if request == 0 {
-                    in_flight.track(&mut ticket, Promise { slo: row.slo, counts: row.slo, predicted: None });
+                    in_flight.track(&mut ticket, Promise { slo: row.slo, counts: row.slo, predicted: None }, "");
                 }
             }
         }

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use scheduler::Decision;
+
 use crate::case::{Case, Digits};
 
 /// Every golden file with its text, by name.
@@ -40,5 +42,42 @@ fn a_case_that_is_wrong_says_where() {
         ("profile a b\nqueue-scorer", "before any section, in line: profile a b"),
     ] {
         assert_eq!(Case::parse(text).unwrap_err(), expected);
+    }
+}
+
+/// Endpoints 0 and 3 are in time, 1 and 2 late though a second scorer likes them best, and the last to answer.
+const LATE: &str = "
+profile
+  slo-scorer explorationShare=0.3
+  queue-scorer
+  weighted-random-picker
+  ranked_max 4
+pool
+  name  ttft  tpot  in_flight  queue  last_answer
+  a     100   30    2          9      1
+  b     250   20    1          0      9
+  c     350   20    1          0      8
+  d     20    10    1          9      2
+request
+  latency_prediction yes
+  ttft_slo 200
+  tpot_slo 50
+";
+
+#[test]
+fn exploration_changes_only_the_first_of_a_list_that_names_endpoints_in_time_before_late_ones() {
+    for (picker, explores) in [("weighted-random-picker", true), ("max-score-picker", false)] {
+        let mut explored = 0;
+        for seed in 0..200 {
+            let case =
+                Case::parse(&LATE.replace("weighted-random-picker", picker).replace("request\n", &format!("request\n  seed {seed}\n")))
+                    .unwrap();
+            let Decision::Route(route) = case.decide().unwrap().decision else { panic!("{picker} {seed}") };
+            let late: Vec<bool> = route.ranked.iter().map(|index| [1, 2].contains(&index.get())).collect();
+            assert_eq!(late.len(), 4);
+            assert!(late[1..].is_sorted(), "{picker} {seed}: {late:?}");
+            explored += usize::from(late[0]);
+        }
+        assert_eq!(explored > 0, explores, "{picker}: {explored}");
     }
 }

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use scheduler::latency::LatencyModel;
 use scheduler::latency::step::StepModel;
-use scheduler::objects::{ModelSpec, Objects, ObjectsSpec};
+use scheduler::objects::{ModelSpec, Objects, ObjectsSpec, TargetSpec};
 use scheduler::{
-    ENDPOINTS_MAX, Endpoint, EndpointMetrics, EndpointRef, Incarnation, InvalidSnapshot, Pipeline, PipelineSpec, Slot, Snapshot, Version,
+    ENDPOINTS_MAX, Endpoint, EndpointIndex, EndpointMetrics, EndpointRef, Incarnation, InvalidSnapshot, LoraMetrics, Pipeline,
+    PipelineSpec, Slot, Snapshot, Version,
 };
 
 use crate::case::Row;
@@ -106,4 +107,43 @@ fn an_address_that_is_none_has_no_socket() {
     let snapshot = seal(endpoints).unwrap();
     let sockets: Vec<_> = snapshot.indices().map(|index| snapshot.socket(index)).collect();
     assert_eq!(sockets, ["10.0.0.1:8000".parse().ok(), None]);
+}
+
+/// Endpoints whose metadata names the base model, but for the last, which names another.
+fn of_one_base(model: ModelSpec) -> Snapshot {
+    let mut endpoints = pool(3);
+    for (endpoint, named) in endpoints.iter_mut().zip(["base", "base", "other"]) {
+        endpoint.models = [named.into()].into();
+    }
+    let objects = Objects::build(&ObjectsSpec { models: vec![model], ..ObjectsSpec::default() }).unwrap();
+    seal(endpoints).unwrap().with_objects(objects)
+}
+
+#[test]
+fn an_adapter_that_an_object_targets_is_served_wherever_no_metadata_names_it() {
+    let target = |model: &str| TargetSpec { model: model.to_owned(), weight: None };
+    let snapshot = of_one_base(ModelSpec { name: "product".into(), priority: 0, targets: vec![target("adapter"), target("other")] });
+    let serving = |model: &str| {
+        snapshot
+            .indices()
+            .filter(|&index| snapshot.serves_anywhere(model) || snapshot.serves(index, model))
+            .map(EndpointIndex::get)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(serving("base"), [0, 1]);
+    assert_eq!(serving("adapter"), [0, 1, 2]);
+    assert_eq!(serving("other"), [2], "metadata that names the model is more exact than the target");
+    assert_eq!(serving("product"), [0; 0], "an object's own name is none that an engine knows");
+    assert_eq!(serving("unheard"), [0; 0]);
+}
+
+#[test]
+fn an_adapter_that_an_engine_reports_is_served_there() {
+    let snapshot = of_one_base(ModelSpec { name: "base".into(), priority: 0, targets: vec![] });
+    let mut metrics = vec![EndpointMetrics::default(); 3];
+    metrics[0].lora = Some(LoraMetrics { running: ["running".into()].into(), waiting: ["waiting".into()].into(), max: 2 });
+    let snapshot = snapshot.with_metrics(snapshot.version(), metrics).unwrap();
+    let serving =
+        |model: &str| snapshot.indices().filter(|&index| snapshot.serves_anywhere(model) || snapshot.serves(index, model)).count();
+    assert_eq!((serving("running"), serving("waiting"), serving("absent")), (1, 1, 0));
 }

@@ -413,6 +413,21 @@ fn who_serves_is_learned_from_the_protocols_word_alone() {
     assert_eq!(served, [0, 1]);
 }
 
+#[test]
+fn the_destination_and_who_served_are_told_in_the_namespace_that_the_operator_names() {
+    let front = Front::of_namespace(&[POOL.into()], Some("gateway.lb".to_owned()));
+    tell(&front, 1, &[SERVER, OTHER]);
+    let settings = Settings { destination_format: DestinationFormat::List, ..Settings::default() };
+    let mut conversation = conversation(&front, settings);
+    let sent = say(&mut conversation, &["GET /v1/models"]);
+    assert!(sent.iter().any(|answer| answer.contains("gateway.lb")) && !sent.iter().any(|answer| answer.contains("envoy.lb")), "{sent:?}");
+    let elsewhere = format!("metadata envoy.lb x-gateway-destination-endpoint-served={SERVER}");
+    let served = format!("metadata gateway.lb x-gateway-destination-endpoint-served={OTHER}");
+    say(&mut conversation, &[&elsewhere, &served, "reply 200"]);
+    let served: Vec<u64> = front.pool(None).unwrap().lock().pool.counters().endpoints().iter().map(|e| e.served).collect();
+    assert_eq!(served, [0, 1]);
+}
+
 /// P6 and P9, as a gateway plays them to the pickers of two pools: that of the pool it goes on to is asked anew, names its own endpoints, and is
 /// the one that hears who served.
 #[test]

@@ -8,6 +8,7 @@ use control_plane::args::Format;
 use control_plane::explain::{Ask, Question, ask};
 use prost::Message;
 use proto::state::{self, proxy_message};
+use serde_json::json;
 
 use super::harness::{Filter, daemon, get, get_json, until};
 
@@ -47,6 +48,7 @@ async fn metrics_are_valid_and_say_what_the_proxies_reported() {
         ttft_ms: Some(state::Histogram { counts, sum: 700_014.0 }),
         prompt_tokens: 300,
         cached_tokens: 100,
+        slo: vec![5, 6, 7],
         ..Default::default()
     };
     let e = &roster.endpoints[0];
@@ -75,6 +77,9 @@ async fn metrics_are_valid_and_say_what_the_proxies_reported() {
         "switchpoint_endpoint_failed_total",
         "switchpoint_proxies [('pool', 'default')] 1.0",
         "switchpoint_roster_generation",
+        r#"switchpoint_slo_requests_total [('model_name', 'we"ird\\na\nme'), ('outcome', 'missed'), ('pool', 'default')"#,
+        "switchpoint_latency_predicted_seconds_count [('pool', 'default'), ('target', 'ttft')] 0.0",
+        "switchpoint_latency_actual_to_predicted_ratio_bucket",
     ] {
         assert!(samples.contains(expected), "no {expected} in\n{samples}");
     }
@@ -85,6 +90,28 @@ async fn metrics_are_valid_and_say_what_the_proxies_reported() {
             .map(str::to_owned)
     };
     assert!(le("0.01").unwrap().ends_with(" 2.0") && le("+Inf").unwrap().ends_with(" 3.0"), "buckets are cumulative and in seconds");
+    daemon.stop().await;
+}
+
+#[tokio::test]
+async fn running_requests_with_an_slo_are_shown_by_their_own_ids() {
+    let daemon = daemon(&["--endpoint", "127.0.0.1:1"]).await;
+    let (mut filter, _) = Filter::connect(daemon.state_address, "n", 1, &["default"]).await;
+    let endpoint = filter.roster().await.endpoints[0].clone();
+    let vm = |vm_id: u64, running: String| {
+        state::VmCounters { pool: "default".to_owned(), vm_id, running, ..Default::default() }.encode_to_vec()
+    };
+    let queue =
+        json!([{"slot": endpoint.slot, "incarnation": endpoint.incarnation, "running": [{"request": "abc", "tpot_slo_us": 80_000}]}]);
+    let counters = vec![vm(1, queue.to_string()), vm(2, "[1, null]".to_owned()), vm(3, "no JSON".to_owned()), vm(4, "x".repeat(1 << 17))];
+    filter.say(proxy_message::Message::Report(state::Report { counters })).await;
+    until("the report is counted", || async { get(daemon.admin_address, "/metrics").await.1.contains("switchpoint_reports_total 1") })
+        .await;
+    let page = get_json(daemon.admin_address, "/debug/running").await;
+    let running = json!([{"request": "abc", "tpot_slo_us": 80_000}]);
+    let unknown = json!({"pool": "default", "endpoint": null, "running": null});
+    let named = json!({"pool": "default", "endpoint": "127.0.0.1:1", "running": running});
+    assert_eq!(page, json!({"queues": [named, unknown, unknown]}));
     daemon.stop().await;
 }
 

@@ -168,7 +168,7 @@ impl Log {
 async fn what_an_inference_pool_asks_of_its_gateway_is_said() {
     let (root, fake) = (tempfile::tempdir().unwrap(), FakeApi::start().await);
     let ask = |failure_mode: &str| {
-        let spec = json!({"selector": {"matchLabels": {"app": "vllm"}}, "targetPorts": [{"number": 8000}],
+        let spec = json!({"selector": {"matchLabels": {"app": "vllm"}}, "targetPorts": [{"number": 8000}], "appProtocol": "kubernetes.io/h2c",
             "endpointPickerRef": {"name": "epp", "failureMode": failure_mode}});
         fake.put("inferencepools", json!({"apiVersion": "x", "kind": "InferencePool", "metadata": {"name": "llama"}, "spec": spec}));
     };
@@ -198,6 +198,12 @@ async fn what_an_inference_pool_asks_of_its_gateway_is_said() {
     let admin = serving["admin"].as_str().unwrap().parse().unwrap();
     let shown = || async { get_json(admin, "/debug/instances").await["sources"][0]["failure_mode"].clone() };
     assert_eq!(shown().await, "FailOpen");
+    let other = log.line("another protocol").await;
+    let said = ["level", "pool", "inference_pool", "app_protocol", "cluster"].map(|key| other[key].as_str().unwrap().to_owned());
+    assert_eq!(said, ["WARN", "p", "llama", "kubernetes.io/h2c", "http"]);
+    assert_eq!(get_json(admin, "/debug/instances").await["sources"][0]["app_protocol"], "kubernetes.io/h2c");
+    let metrics = get(admin, "/metrics").await.1;
+    assert!(metrics.contains("switchpoint_protocol_mismatch{pool=\"p\",component=\"llama\"} 1"), "{metrics}");
     ask("FailClose");
     assert_eq!(log.line("FailClose").await["level"], "INFO");
     assert_eq!(shown().await, "FailClose");

@@ -1,0 +1,143 @@
+//! gRPC through a real Envoy to servers that speak HTTP/2 in clear, with `h2c.yaml`: one request for each parser that is for gRPC.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use e2e::Result;
+use e2e::client::{Body, Http2, Reply, frames, full};
+use e2e::envoy::Config;
+use e2e::stack::Stack;
+use http::{HeaderMap, HeaderValue, Request, Response, Version};
+use http_body_util::BodyExt as _;
+use hyper::body::{Bytes, Frame, Incoming};
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+/// Path, version and body of each request that came.
+type Came = Arc<Mutex<Vec<(String, Version, Bytes)>>>;
+
+/// A gRPC server that takes HTTP/2 only and answers each request with the one message `message`.
+struct Server {
+    address: SocketAddr,
+    came: Came,
+}
+
+impl Server {
+    async fn start() -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let (address, came) = (listener.local_addr()?, Came::default());
+        let noted = Arc::clone(&came);
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let noted = Arc::clone(&noted);
+                let service = service_fn(move |request| answer(request, Arc::clone(&noted)));
+                // A client that speaks no HTTP/2 is turned away by hyper.
+                tokio::spawn(http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service));
+            }
+        });
+        Ok(Self { address, came })
+    }
+
+    fn came(&self) -> Vec<(String, Version, Bytes)> {
+        std::mem::take(&mut self.came.lock().expect("no panic before"))
+    }
+}
+
+async fn answer(request: Request<Incoming>, came: Came) -> std::result::Result<Response<Body>, Infallible> {
+    let (path, version) = (request.uri().path().to_owned(), request.version());
+    let body = request.into_body().collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+    came.lock().expect("no panic before").push((path, version, body));
+    let trailers = HeaderMap::from_iter([(http::HeaderName::from_static("grpc-status"), HeaderValue::from_static("0"))]);
+    let mut reply = Response::new(frames(vec![Frame::data(framed(b"message").into()), Frame::trailers(trailers)]));
+    reply.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
+    Ok(reply)
+}
+
+/// A gRPC frame.
+fn framed(message: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(message.len()).expect("a short message").to_be_bytes();
+    [&[0][..], &length, message].concat()
+}
+
+/// A protobuf field of bytes; the length in two bytes.
+fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(bytes.len()).expect("a short field");
+    let varint = [(length & 0x7f) as u8 | 0x80, (length >> 7) as u8];
+    [&[number << 3 | 2][..], &varint, bytes].concat()
+}
+
+/// A chat as Vertex AI's gRPC API has it.
+fn vertex_chat(json: &str) -> Vec<u8> {
+    let http_body = [field(1, b"application/json"), field(2, json.as_bytes())].concat();
+    framed(&[field(1, b"projects/p/locations/l/endpoints/e"), field(2, &http_body)].concat())
+}
+
+/// As `h2c.yaml` says.
+fn by_h2c(config: &mut Value) {
+    let fragment = Config::shipped("h2c.yaml").expect("a shipped file").value().clone();
+    let cluster = config.pointer_mut("/static_resources/clusters/0").and_then(Value::as_object_mut).expect("the pool's cluster");
+    assert_eq!(cluster["name"], "inference-pool");
+    cluster.extend(fragment.as_object().expect("keys of a cluster").clone());
+}
+
+fn with_parser(folder: &Path, parser: &str) -> Result<String> {
+    let file = folder.join("config.json");
+    let config = json!({
+        "apiVersion": "llm-d.ai/v1alpha1", "kind": "EndpointPickerConfig", "plugins": [{"type": parser}, {"type": "queue-scorer"}],
+        "schedulingProfiles": [{"name": "default", "plugins": [{"pluginRef": "queue-scorer"}]}],
+    });
+    std::fs::write(&file, config.to_string())?;
+    Ok(file.display().to_string())
+}
+
+/// Sends one message to `path` under this parser; the reply, and what the server got.
+async fn sent(parser: &str, path: &str, message: Vec<u8>) -> Result<(Reply, Vec<(String, Version, Bytes)>)> {
+    let (server, folder) = (Server::start().await?, tempfile::tempdir()?);
+    let config = with_parser(folder.path(), parser)?;
+    let stack = Stack::builder().servers(0).stranger(server.address).envoy_config(by_h2c).picker(json!({"explain": true}));
+    let stack = stack.daemon_arguments(&["--config", &config]).start().await?;
+    let request =
+        Request::post(path).header("content-type", "application/grpc").header("te", "trailers").header("x-switchpoint-explain", "1");
+    let reply = Http2::connect(stack.address()).await?.send(request.body(full(message))?).await?;
+    Ok((reply, server.came()))
+}
+
+fn is_whole(reply: &Reply) -> bool {
+    let status = reply.trailers.as_ref().and_then(|trailers| trailers.get("grpc-status"));
+    reply.status == 200 && reply.body == framed(b"message") && status.is_some_and(|status| status == "0")
+}
+
+fn prompt_tokens(reply: &Reply) -> Result<u64> {
+    let decision: Value = serde_json::from_str(reply.header("x-switchpoint-decision"))?;
+    decision["prompt_tokens"].as_u64().ok_or_else(|| format!("no prompt in {decision}").into())
+}
+
+#[tokio::test]
+async fn a_grpc_chat_of_vertex_ai_is_read_and_goes_on_by_h2c() -> Result<()> {
+    let path = "/google.cloud.aiplatform.v1beta1.PredictionService/ChatCompletions";
+    let chat = json!({"model": "demo", "messages": [{"role": "user", "content": "many words ".repeat(100)}]});
+    let message = vertex_chat(&chat.to_string());
+    let (reply, came) = sent("vertexai-parser", path, message.clone()).await?;
+    assert!(is_whole(&reply), "{reply:?}");
+    assert_eq!(came, [(path.to_owned(), Version::HTTP_2, Bytes::from(message))], "as it was sent");
+    assert!(prompt_tokens(&reply)? > 200, "its prompt counts: {}", reply.header("x-switchpoint-decision"));
+
+    let (wrong, came) = sent("vertexai-parser", path, vertex_chat("{no JSON")).await?;
+    assert!(!is_whole(&wrong) && came.is_empty(), "what cannot be read is the client's error: {wrong:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_grpc_request_of_vllm_goes_on_unread_by_h2c() -> Result<()> {
+    let (path, message) = ("/vllm.grpc.engine.VllmEngine/Generate", framed(&field(1, b"request-1")));
+    let (reply, came) = sent("vllmgrpc-parser", path, message.clone()).await?;
+    assert!(is_whole(&reply), "{reply:?}");
+    assert_eq!(came, [(path.to_owned(), Version::HTTP_2, Bytes::from(message))]);
+    assert_eq!(prompt_tokens(&reply)?, 0);
+    Ok(())
+}
