@@ -8,7 +8,7 @@ use scheduler::latency::learn::Ended;
 use crate::api::Api;
 use crate::headers;
 use crate::load;
-use crate::pool::{DURATION_BOUNDS_MS, Ending, Failure, Held, Label, Picked, Pool, Sent, Token, ms_between};
+use crate::pool::{Counted, DURATION_BOUNDS_MS, Ending, Failure, Held, Picked, Pool, Sent, Token, ms_between};
 use crate::restore::{Names, Restorer};
 use crate::sse::ResponseReader;
 use crate::time::Time;
@@ -123,7 +123,7 @@ pub(super) struct Prompt {
 #[derive(Debug)]
 pub(super) struct Flight {
     api: Api,
-    label: Label,
+    counted: Counted,
     ranked: Vec<(EndpointRef, Box<str>)>,
     held: Held,
     tokens: Vec<Token>,
@@ -207,10 +207,10 @@ fn number<N: std::str::FromStr>(value: &[u8]) -> Option<N> {
 // === impl Flight ===
 
 impl Flight {
-    pub(super) fn new(api: Api, label: Label, picked: Picked, prompt: Prompt, kind: (u64, u64), now: Time) -> Self {
+    pub(super) fn new(api: Api, counted: Counted, picked: Picked, prompt: Prompt, kind: (u64, u64), now: Time) -> Self {
         Self {
             api,
-            label,
+            counted,
             ranked: picked.ranked,
             held: picked.held,
             tokens: picked.tokens,
@@ -256,6 +256,9 @@ impl Flight {
             return step;
         }
         self.served = true;
+        if (200..300).contains(&head.status) {
+            pool.counters_mut().succeeded(&mut self.counted);
+        }
         self.serve(pool, head, &mut step, now);
         if self.api.is_inference() && !self.api.is_grpc() && !head.encoded && is_read(head.status) {
             self.streamed = head.content_type.is_some_and(|t| t.starts_with(b"text/event-stream"));
@@ -456,8 +459,7 @@ impl Flight {
 
     #[expect(clippy::cast_precision_loss, reason = "milliseconds and token counts stay far below 2^52")]
     fn count(&self, pool: &mut Pool, outcome: &Outcome) {
-        let row = pool.counters_mut().of(&self.label);
-        row.running = row.running.saturating_sub(1);
+        let row = pool.counters_mut().ended(&self.counted);
         row.response_bytes += self.response_bytes;
         row.duration_ms.record(outcome.duration_ms as f64, &DURATION_BOUNDS_MS);
         if outcome.status >= 400 {
