@@ -4,8 +4,9 @@
 //! whenever a roster changes. A file that cannot be read is moved aside and said so: state is worth less than a daemon that starts.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,6 +23,9 @@ use crate::shutdown::Shutdown;
 /// The format written. A file of another is treated as unreadable.
 const SCHEMA: u32 = 1;
 
+/// Who may read the file: its owner, since the secret of the hashes is in it.
+const MODE: u32 = 0o600;
+
 /// The largest file read: several full pools with all their labels.
 const FILE_BYTES_MAX: u64 = 32 << 20;
 
@@ -37,7 +41,7 @@ pub struct Saved {
     pub term: u64,
     /// Keys the hashes of prompt blocks. In hex: JSON numbers are not exact beyond 2^53.
     #[serde(with = "hex")]
-    pub hash_secret: u64,
+    pub hash_secret: u128,
     /// Pools by name.
     pub pools: BTreeMap<String, SavedPool>,
 }
@@ -202,7 +206,9 @@ impl SnapshotFile {
     pub fn store(&self, saved: &Saved) -> io::Result<()> {
         let text = serde_json::to_string(saved).map_err(io::Error::other)?;
         let temporary = with_suffix(&self.path, ".new");
-        let mut file = File::create(&temporary)?;
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(MODE).open(&temporary)?;
+        // One that an earlier life left keeps its own mode.
+        file.set_permissions(Permissions::from_mode(MODE))?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
         fs::rename(&temporary, &self.path)?;
@@ -273,12 +279,12 @@ mod hex {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serializer};
 
-    pub(super) fn serialize<S: Serializer>(value: &u64, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&format!("{value:016x}"))
+    pub(super) fn serialize<S: Serializer>(value: &u128, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&format!("{value:032x}"))
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u128, D::Error> {
         let text = String::deserialize(deserializer)?;
-        u64::from_str_radix(&text, 16).map_err(D::Error::custom)
+        u128::from_str_radix(&text, 16).map_err(D::Error::custom)
     }
 }

@@ -263,7 +263,7 @@ impl Daemon {
 /// What tells this life of the daemon from others.
 struct Life {
     term: u64,
-    hash_secret: u64,
+    hash_secret: u128,
     incarnation_first: u32,
 }
 

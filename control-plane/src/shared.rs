@@ -48,7 +48,7 @@ pub struct Shared {
     /// This life of the daemon.
     pub term: u64,
     /// Keys the hashes of prompt blocks; the same for all pools and proxies.
-    pub hash_secret: u64,
+    pub hash_secret: u128,
     /// Names of the pools there are, whether or not they have a set yet.
     pub pool_names: Vec<Arc<str>>,
     /// Every pool.
@@ -170,7 +170,7 @@ pub enum ProxyEds {
 impl Shared {
     /// Nothing connected, nothing known of the pools named by `scrapers`.
     #[must_use]
-    pub fn new(term: u64, hash_secret: u64, scrapers: BTreeMap<Arc<str>, ScraperHandle>) -> Arc<Self> {
+    pub fn new(term: u64, hash_secret: u128, scrapers: BTreeMap<Arc<str>, ScraperHandle>) -> Arc<Self> {
         Arc::new(Self {
             term,
             hash_secret,

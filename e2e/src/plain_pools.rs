@@ -128,7 +128,7 @@ fn route_by_header(config: &mut Value, names: &[String]) {
         cluster["name"] = json!(format!("{name}-pool"));
         cluster["eds_cluster_config"]["service_name"] = json!(name);
         let mut route = plain_route.clone();
-        route["match"]["headers"] = json!([{"name": POOL_HEADER, "string_match": {"exact": name}}]);
+        route["match"] = json!({"prefix": "/", "headers": [{"name": POOL_HEADER, "string_match": {"exact": name}}]});
         route["route"]["cluster"] = json!(format!("{name}-pool"));
         route["metadata"]["filter_metadata"]["switchpoint"]["pool"] = json!(name);
         let mut add = |path: &str, value: Value| {

@@ -1,7 +1,8 @@
 //! Which inference API a request speaks, told by its path: how its body is read, and in whose shape its errors must be.
 //!
 //! Paths are known by how they end, since gateways mount these APIs below a prefix (`/myapp/v1/chat/completions`); of several endings that fit
-//! the longest counts. What no row of [`APIS`] claims passes unread.
+//! the longest counts. What no row of [`APIS`] claims passes unread. A path is compared as engines compare it, without percent-escapes: else
+//! `/v1/chat/%63ompletions` would be a chat to the engine alone.
 
 use std::fmt::Write as _;
 
@@ -20,6 +21,8 @@ pub enum Api {
     Embeddings,
     /// OpenAI `/v1/images/generations`.
     Images,
+    /// vLLM `/invocations`, SageMaker's name for all it serves: a chat, a completion or an embedding, by what its body holds.
+    Invocations,
     /// vLLM `…/completions/render`: applies the chat template and generates nothing.
     Render,
     /// Anthropic `/v1/messages`.
@@ -62,7 +65,7 @@ struct Row {
 }
 
 /// All paths we know. Which of them need a `model`: [`Api::needs_model`].
-const APIS: [Row; 15] = [
+const APIS: [Row; 16] = [
     row("/chat/completions", Api::ChatCompletions, "OpenAI", "`tools`, `messages`"),
     row("/completions", Api::Completions, "OpenAI", "`prompt`"),
     row("/responses", Api::Responses, "OpenAI", "`tools`, `instructions`, `input`"),
@@ -74,6 +77,7 @@ const APIS: [Row; 15] = [
     row("/messages", Api::Messages, "Anthropic", "`tools`, `system`, `messages`"),
     row("/messages/count_tokens", Api::CountTokens, "Anthropic", ""),
     row("/inference/v1/generate", Api::VllmGenerate, "vLLM", "`features`, `token_ids`"),
+    row("/invocations", Api::Invocations, "vLLM", "`tools`, `messages` or `prompt` or `input`"),
     row("/generate", Api::SglangGenerate, "SGLang", "`image_data`, `video_data`, `audio_data`, `text` or `input_ids`"),
     row("PredictionService/ChatCompletions", Api::VertexChat, "Vertex AI", "as OpenAI chats, inside of protobuf"),
     row("PredictionService/RawPredict", Api::VertexPredict, "Vertex AI", "as OpenAI responses, inside of protobuf"),
@@ -92,6 +96,8 @@ impl Api {
     #[must_use]
     pub fn of(method: &[u8], path: &[u8]) -> Self {
         let path = path.split(|&byte| byte == b'?').next().unwrap_or_default();
+        let plain = path.contains(&b'%').then(|| unescaped(path));
+        let path = plain.as_deref().unwrap_or(path);
         let trimmed = path.strip_suffix(b"/").unwrap_or(path);
         let fitting = APIS.iter().filter(|row| method == b"POST" && trimmed.ends_with(row.suffix.as_bytes()));
         let longest = fitting.max_by_key(|row| row.suffix.len());
@@ -109,14 +115,20 @@ impl Api {
     pub fn generates(self) -> bool {
         matches!(
             self,
-            Self::ChatCompletions | Self::Completions | Self::Responses | Self::Messages | Self::VllmGenerate | Self::SglangGenerate
+            Self::ChatCompletions
+                | Self::Completions
+                | Self::Responses
+                | Self::Invocations
+                | Self::Messages
+                | Self::VllmGenerate
+                | Self::SglangGenerate
         )
     }
 
     /// Must the body name a model? Where it need not, the engine has one only, or the model stands elsewhere.
     #[must_use]
     pub fn needs_model(self) -> bool {
-        self.is_inference() && !self.is_grpc() && !matches!(self, Self::CountTokens | Self::SglangGenerate)
+        self.is_inference() && !self.is_grpc() && !matches!(self, Self::CountTokens | Self::SglangGenerate | Self::Invocations)
     }
 
     /// Is the body a gRPC message?
@@ -147,6 +159,24 @@ impl Api {
             _ => Family::OpenAi,
         }
     }
+}
+
+/// A path without its percent-escapes; what is none stays. Resolved once, as engines do.
+#[cold]
+fn unescaped(path: &[u8]) -> Vec<u8> {
+    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    let mut plain = Vec::with_capacity(path.len());
+    let mut rest = path;
+    while let [first, tail @ ..] = rest {
+        let escaped = match rest {
+            [b'%', high, low, tail @ ..] => digit(*high).zip(digit(*low)).map(|(high, low)| (high << 4 | low, tail)),
+            _ => None,
+        };
+        let (byte, left) = escaped.unwrap_or((*first, tail));
+        plain.push(byte);
+        rest = left;
+    }
+    plain
 }
 
 /// All paths whose bodies are read, as a table in Markdown.
@@ -205,6 +235,16 @@ mod tests {
             ("/v1/responses/resp_1/cancel", OTHER),
             ("/v1/conversations/conv_1/items", OTHER),
             ("/V1/COMPLETIONS", OTHER),
+            ("/invocations", Api::Invocations),
+            ("/v1/chat/%63ompletions", Api::ChatCompletions),
+            ("/v1/chat%2Fcompletions", Api::ChatCompletions),
+            ("/v1/chat%2fcompletion%73?%", Api::ChatCompletions),
+            ("/%69nvocations/", Api::Invocations),
+            ("/v1/%2563ompletions", OTHER),
+            ("/v1/completions%", OTHER),
+            ("/v1/completions%7", OTHER),
+            ("/v1/%zzcompletions", OTHER),
+            ("/v1/completions%3Fx", OTHER),
             ("", OTHER),
             ("/", OTHER),
             ("?/v1/completions", OTHER),

@@ -160,8 +160,10 @@ impl<'b> Fields<'b> {
                     _ => reader.skip().map(drop),
                 });
             }
-            (b"max_completion_tokens", Api::ChatCompletions | Api::VertexChat) => self.max_completion_tokens = reader.count()?,
-            (b"max_tokens", Api::ChatCompletions | Api::VertexChat | Api::Completions | Api::Messages) => {
+            (b"max_completion_tokens", Api::ChatCompletions | Api::VertexChat | Api::Invocations) => {
+                self.max_completion_tokens = reader.count()?;
+            }
+            (b"max_tokens", Api::ChatCompletions | Api::VertexChat | Api::Completions | Api::Messages | Api::Invocations) => {
                 self.max_tokens = reader.count()?;
             }
             (b"max_output_tokens", Api::Responses | Api::VertexPredict) => self.max_tokens = reader.count()?,
@@ -188,9 +190,9 @@ impl<'b> Fields<'b> {
             (b"system", Api::Messages) | (b"instructions", Api::Responses | Api::VertexPredict) => {
                 self.pieces.content(Section::System, reader)
             }
-            (b"messages", Api::ChatCompletions | Api::VertexChat | Api::Messages | Api::Embeddings)
-            | (b"prompt", Api::Completions | Api::Images)
-            | (b"input", Api::Responses | Api::VertexPredict | Api::Embeddings)
+            (b"messages", Api::ChatCompletions | Api::VertexChat | Api::Messages | Api::Embeddings | Api::Invocations)
+            | (b"prompt", Api::Completions | Api::Images | Api::Invocations)
+            | (b"input", Api::Responses | Api::VertexPredict | Api::Embeddings | Api::Invocations)
             | (b"items", Api::Conversations)
             | (b"token_ids", Api::VllmGenerate)
             | (b"text" | b"input_ids", Api::SglangGenerate) => self.pieces.content(Section::Turns, reader),

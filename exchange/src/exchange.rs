@@ -195,14 +195,16 @@ impl Exchange {
             self.phase = Phase::Done;
             return HeadersStep::Ready;
         }
-        // The gRPC methods that we read take one message each, so their bodies end.
-        if head.unbuffered || head.grpc != self.api.is_grpc() {
-            self.api = Api::Other { family: self.family }; // no body of it will be read, so none may be missed
+        if self.api.is_grpc() && !head.grpc {
+            self.api = Api::Other { family: self.family };
         }
+        // The gRPC methods that we read take one message each, so their bodies end. Any other body of gRPC, and what follows an upgrade, has no end
+        // that could be waited for: at the path of an API it is refused as no JSON, else it would pass unread.
+        let endless = head.unbuffered || head.grpc && !self.api.is_grpc();
         if settings.decide_at == DecideAt::Headers {
             self.body_unseen();
         }
-        if !self.api.is_inference() || end_of_stream || self.unseen {
+        if !self.api.is_inference() || end_of_stream || endless || self.unseen {
             return HeadersStep::Decide;
         }
         if let Some(reply) = head.content_length.and_then(|bytes| self.body_grew(settings, bytes)) {
@@ -319,7 +321,7 @@ impl Exchange {
             prediction_based: asking.latency.prediction_based,
         };
         let kind = self.kind(request.model);
-        self.why.recorded = pool.draws_one_in(settings.decision_log_one_in);
+        self.why.recorded = pool.draws_one_in(settings.decision_log_one_in).then(|| settings.decision_log_headers.as_str().into());
         match pool.pick(&request, now, &mut self.why) {
             Err(Refusal::Unavailable(Unavailable::ModelNotServed)) if asking.target.is_none() && !pool.knows_model(&asking.model) => {
                 self.refuse(pool, &Refusal::UnknownModel(asking.model.as_ref().into()))
@@ -332,7 +334,7 @@ impl Exchange {
             }
             Ok(picked) => {
                 let mut forward = Forward::to(settings, &picked, self.api.is_inference(), parsed.is_some_and(|p| p.stream));
-                let label = pool.counters_mut().departed(&asking.model, request.model, request.priority, asking.body_bytes);
+                let counted = pool.counters_mut().departed(&asking.model, request.model, request.priority, asking.body_bytes);
                 if let Some(splice) = asking.splice {
                     forward.rewrite(splice, self.declared_bytes.map(|_| asking.body_bytes));
                 }
@@ -342,7 +344,7 @@ impl Exchange {
                     hashes: asking.blocks,
                     tokens: asking.prompt_tokens,
                 };
-                let flight = Flight::new(self.api, label, picked, prompt, kind, now);
+                let flight = Flight::new(self.api, counted, picked, prompt, kind, now);
                 self.phase = Phase::Routed(Box::new(flight.renamed(asking.names)));
                 Step::Forward(forward)
             }

@@ -15,8 +15,8 @@ pub(crate) const HEADER_ENDPOINTS_MAX: usize = 32;
 pub(crate) struct Why {
     /// Endpoints named in the reasons; 0: nobody asked for them.
     pub(crate) endpoints_max: usize,
-    /// Is it to be recorded?
-    pub(crate) recorded: bool,
+    /// Is it to be recorded, and with which request headers?
+    pub(crate) recorded: Option<Box<str>>,
     /// The reasons.
     pub(crate) reasons: Option<String>,
     /// The record.

@@ -20,6 +20,7 @@ mod row;
 mod token_rate;
 mod watch;
 
+pub(crate) use counters::Counted;
 pub use counters::{Counters, DURATION_BOUNDS_MS, EndpointCounters, Histogram, Label, MODELS_MAX, ModelCounters};
 pub use ejection::{Ejection, Ejections};
 pub(crate) use judging::Sent;
@@ -125,7 +126,7 @@ struct Untold {
 struct State {
     snapshot: Snapshot,
     refs: Vec<EndpointRef>,
-    hash_secret: u64,
+    hash_secret: u128,
     staleness_max_ms: u64,
     metrics_at: Option<Time>,
 }
@@ -175,7 +176,7 @@ impl Pool {
 
     /// Replaces what the daemon said, but for the metrics of endpoints that stay: newer ones follow. Endpoints that are gone, or came back as
     /// another incarnation, are forgotten at once.
-    pub fn install(&mut self, snapshot: Snapshot, hash_secret: u64, staleness_max_ms: u32) {
+    pub fn install(&mut self, snapshot: Snapshot, hash_secret: u128, staleness_max_ms: u32) {
         let refs: Vec<EndpointRef> = snapshot.endpoints().iter().map(|e| e.id).collect();
         if let Some(old) = &self.state {
             for gone in old.refs.iter().filter(|id| !refs.contains(id)) {
@@ -398,7 +399,7 @@ impl Pool {
         Some((production.prefix, production.token))
     }
 
-    pub(crate) fn hash_secret(&self) -> u64 {
+    pub(crate) fn hash_secret(&self) -> u128 {
         self.state.as_ref().map_or(0, |s| s.hash_secret)
     }
 

@@ -7,7 +7,7 @@ use crate::body::{Parsed, Piece};
 
 /// Hashes of the prompt's blocks, first block first, each chained over all before it and over the `model` that is to read it, keyed by the
 /// deployment's secret.
-pub(crate) fn blocks(parsed: &Parsed<'_>, model: &str, secret: u64, settings: PrefixSettings) -> Vec<u64> {
+pub(crate) fn blocks(parsed: &Parsed<'_>, model: &str, secret: u128, settings: PrefixSettings) -> Vec<u64> {
     let block_bytes = settings.block_bytes();
     let expected = (parsed.prompt_bytes / block_bytes.max(1)).min(settings.blocks_max);
     let mut hashes = Vec::with_capacity(expected.min(DENSE_BLOCKS) + expected.saturating_sub(DENSE_BLOCKS) / STRIDE + 2);

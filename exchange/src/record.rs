@@ -1,8 +1,8 @@
 //! One decision with all that it was made of, so that it can be looked at, and made again ([`Recorded::replay`]), later and elsewhere.
 //!
 //! A record is what [`scheduler::schedule`] was given: the request's facts, every endpoint with its metrics, load and matched blocks, and the
-//! state of the generator. It holds no prompt, not even its hashes but for the first block's. Labels of endpoints and the pipeline are not
-//! in it: whoever replays it has them, and may try others.
+//! state of the generator. It holds no prompt and none of its hashes, and of headers only those that the operator lists: a record is a line of a
+//! log. Labels of endpoints and the pipeline are not in it: who replays it has them, and may try others.
 
 mod replay;
 
@@ -17,6 +17,9 @@ use crate::pool::{EndpointCounters, Pool};
 
 /// The most endpoints of a pool whose decisions are recorded: a record is a line of a log, some 200 bytes for each endpoint.
 pub const RECORDED_ENDPOINTS_MAX: usize = 256;
+
+/// The most bytes of a model's name in a record; names of models are paths at worst, and clients may send any.
+const MODEL_BYTES_MAX: usize = 256;
 
 /// Running requests told of each endpoint: the strictest, which are those that count.
 const RUNNING_MAX: usize = 4;
@@ -53,9 +56,9 @@ pub struct Record(String);
 // === impl Record ===
 
 impl Record {
-    /// Of what `schedule` is about to be given; `None` where the pool is larger than is recorded.
+    /// Of what `schedule` is about to be given, with the request headers whose names `headers` lists, comma-separated; `None` where the pool is larger than is recorded.
     #[must_use]
-    pub fn of(snapshot: &Snapshot, request: &Request<'_>, local: Local<'_>, rng: &Rng) -> Option<Self> {
+    pub fn of(snapshot: &Snapshot, request: &Request<'_>, local: Local<'_>, rng: &Rng, headers: &str) -> Option<Self> {
         if snapshot.endpoints().len() > RECORDED_ENDPOINTS_MAX {
             return None;
         }
@@ -70,7 +73,7 @@ impl Record {
             w.name("metrics_stale").plain(local.metrics_stale);
             w.name("out_of_touch").plain(local.out_of_touch);
             w.name("prefix_idle").float(local.prefix_idle);
-            w.name("request").object(|w| request_members(w, request));
+            w.name("request").object(|w| request_members(w, request, headers));
             let prospects = scheduler::prospects(snapshot, request, local);
             w.name("endpoints").array(|w| {
                 for ((endpoint, metrics), index) in snapshot.endpoints().iter().zip(snapshot.metrics()).zip(snapshot.indices()) {
@@ -134,16 +137,20 @@ fn running_members(w: &mut Writer, running: &Running) {
     });
 }
 
-fn request_members(w: &mut Writer, request: &Request<'_>) {
-    w.name("model").string(request.model);
+fn request_members(w: &mut Writer, request: &Request<'_>, headers: &str) {
+    let listed = |name: &str| headers.split(',').any(|listed| listed.eq_ignore_ascii_case(name));
+    w.name("model").string(request.model.get(..request.model.floor_char_boundary(MODEL_BYTES_MAX)).unwrap_or_default());
     w.name("priority").plain(request.priority);
     w.name("prompt_tokens").plain(request.prompt_tokens);
     w.name("blocks").plain(request.blocks());
-    w.name("first_block").option(request.prefix_blocks.first(), |w, hash| w.plain(*hash));
     w.name("block_tokens").plain(request.prefix_block_tokens);
     w.name("max_tokens").option(request.max_tokens, |w, tokens| w.plain(tokens));
     w.name("media_items").plain(request.media_items);
-    w.name("headers").object(|w| request.headers.iter().for_each(|&(name, value)| w.name(name).string(value)));
+    w.name("headers").object(|w| {
+        for &(name, value) in request.headers.iter().filter(|(name, _)| listed(name)) {
+            w.name(name).string(value);
+        }
+    });
     if request.slo.any() || request.prediction_based {
         w.name("slo_ttft_us").option(request.slo.ttft_us, |w, us| w.plain(us));
         w.name("slo_tpot_us").option(request.slo.tpot_us, |w, us| w.plain(us));

@@ -2,6 +2,9 @@
 
 use crate::headers;
 
+/// Headers that a record shows unless others are listed: what sessions go by, without which a decision cannot be made again. Neither is a secret.
+pub const RECORDED_HEADERS_DEFAULT: &str = "x-session-id,x-session-token";
+
 /// How the ranked list is told to the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DestinationFormat {
@@ -72,6 +75,8 @@ pub struct Settings {
     /// One of so many decisions is recorded whole, to be made again by `switchpointd explain`; 0: none. A record costs what it is long, some
     /// 200 bytes for each endpoint.
     pub decision_log_one_in: u32,
+    /// Request headers that such a record may show, comma-separated: a plugin may read any, credentials too.
+    pub decision_log_headers: String,
     /// Time one attempt of a streamed request may take to its response headers, in ms; 0 is no limit. Unstreamed replies send their
     /// headers at the end, so it never applies to them.
     pub per_try_timeout_ms: u64,
@@ -108,6 +113,7 @@ impl Default for Settings {
             ready_path: "/switchpoint/ready".to_owned(),
             explain: false,
             decision_log_one_in: 0,
+            decision_log_headers: RECORDED_HEADERS_DEFAULT.to_owned(),
             objective_header: ObjectiveHeader::Ignore,
             per_try_timeout_ms: 0,
             retry: true,

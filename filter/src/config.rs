@@ -220,6 +220,11 @@ const FIELDS: &[Field] = &[
         about: for_people("one of so many decisions is written whole to the access log, for `switchpointd explain`; 0: none"),
     },
     Field {
+        path: "decision_log_headers",
+        kind: text!(Key, settings.decision_log_headers),
+        about: for_people("request headers shown in it, comma-separated; no other header's value is logged"),
+    },
+    Field {
         path: "objective_header",
         kind: Kind::Choice {
             allowed: OBJECTIVE_HEADERS,
@@ -532,7 +537,7 @@ mod tests {
             br#"{"state": {"cluster": "c", "authority": "a", "transport": "http", "silence_max_ms": 1000, "backoff_max_ms": 100},
                  "pools": [{"name": "p", "clusters": ["x", "y"]}], "failure_mode": "open", "cold_start_wait_ms": 0,
                  "decide_at": "headers", "model_header": "x-m", "body_limit_bytes": 2048, "destination_format": "single", "destination_header": "x-d", "fallback_header": "x-f",
-                 "subset_namespace": "ns", "subset_key": "k", "ready_path": "/r", "explain": true, "decision_log_one_in": 50,
+                 "subset_namespace": "ns", "subset_key": "k", "ready_path": "/r", "explain": true, "decision_log_one_in": 50, "decision_log_headers": "x-a,x-b",
                  "objective_header": "trust", "retry": false,
                  "per_try_timeout_ms": 9, "prefix_entries": 0, "lease_ms": 500, "sharing": false}"#,
         )
@@ -551,6 +556,7 @@ mod tests {
             ready_path: "/r".into(),
             explain: true,
             decision_log_one_in: 50,
+            decision_log_headers: "x-a,x-b".into(),
             objective_header: ObjectiveHeader::Trust,
             per_try_timeout_ms: 9,
             retry: false,

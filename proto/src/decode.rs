@@ -45,7 +45,7 @@ pub struct Roster {
     /// The pool, metrics unknown.
     pub snapshot: Snapshot,
     /// Keys the hashes of prompt blocks.
-    pub hash_secret: u64,
+    pub hash_secret: u128,
     /// Metrics not refreshed for this long count as unknown.
     pub staleness_max_ms: u32,
 }
@@ -63,7 +63,8 @@ pub fn roster(message: state::Roster) -> Result<Roster, InvalidState> {
     let unknown = vec![EndpointMetrics::default(); endpoints.len()];
     let objects = Objects::build(&objects::decode(message.objects.unwrap_or_default())).map_err(InvalidState::Objects)?;
     let snapshot = Snapshot::try_new(version, endpoints, unknown, pipeline).map_err(InvalidState::Snapshot)?.with_objects(objects);
-    Ok(Roster { pool: message.pool, snapshot, hash_secret: message.hash_secret, staleness_max_ms: message.staleness_max_ms })
+    let hash_secret = u128::from(message.hash_secret_high) << 64 | u128::from(message.hash_secret);
+    Ok(Roster { pool: message.pool, snapshot, hash_secret, staleness_max_ms: message.staleness_max_ms })
 }
 
 /// Decodes metrics onto the snapshot they run parallel to.

@@ -21,7 +21,7 @@ pub struct PoolState<'a> {
     /// What is configured about its requests.
     pub objects: &'a ObjectsSpec,
     /// Keys the hashes of prompt blocks.
-    pub hash_secret: u64,
+    pub hash_secret: u128,
     /// Metrics not refreshed for this long count as unknown.
     pub staleness_max_ms: u32,
 }
@@ -36,11 +36,17 @@ pub fn encode_roster(pool: PoolState<'_>) -> state::Roster {
         version: Some(version(pool.version)),
         endpoints: pool.endpoints.iter().map(|e| endpoint(e, &sets)).collect(),
         pipeline: Some(pipeline(pool.pipeline)),
-        hash_secret: pool.hash_secret,
+        hash_secret: low(pool.hash_secret),
+        hash_secret_high: low(pool.hash_secret >> 64),
         staleness_max_ms: pool.staleness_max_ms,
         objects: (!pool.objects.is_empty()).then(|| objects::encode(pool.objects)),
         model_sets: sets.iter().map(|set| state::ModelSet { models: set.iter().map(ToString::to_string).collect() }).collect(),
     }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the lower half is what is asked for")]
+fn low(secret: u128) -> u64 {
+    secret as u64
 }
 
 /// The message that carries the metrics of the endpoints of `roster`, in their order.

@@ -5,6 +5,7 @@
 //! hashes ([`PrefixIndex`]). What comes out of the index is a belief, right most of the time and cheap always: engines tell nobody what
 //! they evict.
 
+mod siphash;
 mod xxh64;
 pub(crate) use xxh64::xxh64;
 

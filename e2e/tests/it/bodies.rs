@@ -40,8 +40,8 @@ async fn every_api_arrives_byte_for_byte() -> Result<()> {
     arrive(&stack, "/v1/responses", &[r#"{"model":"demo","input":"x","instructions":"y"}"#]).await?;
     arrive(&stack, "/v1/embeddings", &[r#"{"model":"demo","input":["x","y"]}"#]).await?;
     arrive(&stack, "/v1/messages", &[r#"{"model":"demo","max_tokens":1,"system":"s","messages":[{"role":"user","content":"x"}]}"#]).await?;
-    arrive(&stack, "/prefix/v1/chat/completions?x=1", &[chat[0]]).await?;
-    arrive(&stack, "/not/an/api", &["not json at all", "", "{", "\u{0}\u{1}"]).await
+    arrive(&stack, "/v1/projects/p/locations/l/endpoints/e/chat/completions?x=1", &[chat[0]]).await?;
+    arrive(&stack, "/v1/rerank", &["not json at all", "", "{", "\u{0}\u{1}"]).await
 }
 
 #[tokio::test]
@@ -127,7 +127,7 @@ async fn http2_frames_trailers_and_empty_data() -> Result<()> {
         let reply = connection.send(echo::request("POST", "/v1/chat/completions", &[], client::frames(frames))?).await?;
         assert_eq!(reply.status, 400, "no body is no JSON: {}", reply.text());
     }
-    let opaque = connection.send(echo::request("POST", "/other", &[], client::frames(vec![Frame::trailers(trailers())]))?).await?;
+    let opaque = connection.send(echo::request("POST", "/v1/rerank", &[], client::frames(vec![Frame::trailers(trailers())]))?).await?;
     assert_eq!(opaque.status, 200, "headers and trailers alone get a pick: {}", opaque.text());
     echo::ranked(&opaque)?;
     Ok(())
@@ -166,7 +166,7 @@ async fn too_large_is_our_413() -> Result<()> {
     too_large(&connection.send(echo::request("POST", "/v1/chat/completions", &[], chunks())?).await?)?;
     let just = large(90_000);
     assert_eq!(stack.send(echo::post("/v1/chat/completions", &[], just)?).await?.status, 200);
-    let opaque = stack.send(Request::post("/upload").header("x-echo", "1").body(client::full("x".repeat(200_000)))?).await?;
+    let opaque = stack.send(Request::post("/v1/rerank").header("x-echo", "1").body(client::full("x".repeat(200_000)))?).await?;
     assert_eq!((opaque.status, &opaque.json()?["body_bytes"]), (200, &json!(200_000)), "what is not buffered is not limited");
     Ok(())
 }

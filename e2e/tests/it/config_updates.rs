@@ -85,7 +85,7 @@ async fn a_new_configuration_takes_force_and_no_request_is_lost() -> Result<()> 
     load.goes_on(50, LIMIT).await?;
     let parked = stack.envoy.picker_stat("switchpoint_parked_total").await?; // by a worker that was ready a moment after the other
     for round in 0..8 {
-        let path = format!("/ready/{round}");
+        let path = format!("/v1/models/ready-{round}");
         followed.set(&json!({"ready_path": path}))?;
         in_force(&stack, &path).await?;
         load.goes_on(20, LIMIT).await?;
@@ -109,10 +109,10 @@ async fn a_storm_of_updates_is_weathered() -> Result<()> {
     };
     for round in 0..100 {
         let before = taken().await?;
-        followed.set(&json!({"ready_path": format!("/ready/{round}")}))?;
+        followed.set(&json!({"ready_path": format!("/v1/models/ready-{round}")}))?;
         wait_for(LIMIT, "Envoy to take the configuration", || async { taken().await.ok().filter(|now| *now > before) }).await?;
     }
-    in_force(&stack, "/ready/99").await?;
+    in_force(&stack, "/v1/models/ready-99").await?;
     load.goes_on(50, LIMIT).await?;
     books::close("ECDS configuration changed 100 times", load, &stack).await?;
     stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
@@ -144,8 +144,8 @@ async fn a_bad_configuration_is_refused_by_name_and_the_old_one_serves() -> Resu
         assert!(log.lines().any(|line| line.contains("configuration refused") && line.contains(field)), "the log names {field}");
         in_force(&stack, "/switchpoint/ready").await?;
     }
-    followed.set(&json!({"pools": [{"name": "default", "clusters": ["inference-pool"]}], "ready_path": "/mended"}))?;
-    in_force(&stack, "/mended").await?;
+    followed.set(&json!({"pools": [{"name": "default", "clusters": ["inference-pool"]}], "ready_path": "/v1/models/mended"}))?;
+    in_force(&stack, "/v1/models/mended").await?;
     load.stop().await?.check_all_served()
 }
 

@@ -324,7 +324,7 @@ async fn in_modes(request: &'static str, response: &'static str, early: bool, re
         let reply = stack.send(echo::post("/v1/chat/completions", &[], body.clone())?).await?;
         assert_eq!((reply.status, &reply.json()?["body_bytes"]), (200, &json!(body.len())), "{what}: {}", reply.text());
         assert_eq!(echo::ranked(&reply)?.len(), 2, "{what}");
-        let opaque = stack.send(echo::post("/upload", &[], body.clone())?).await?;
+        let opaque = stack.send(echo::post("/v1/rerank", &[], body.clone())?).await?;
         assert_eq!((opaque.status, &opaque.json()?["body_bytes"]), (200, &json!(body.len())), "{what}: {}", opaque.text());
     }
     assert_eq!(stack.get("/v1/models").await?.status, 200, "{what}");

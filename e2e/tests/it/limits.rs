@@ -103,7 +103,7 @@ async fn held(stack: &Stack) -> Result<i64> {
 async fn a_client_that_does_not_read_holds_back_the_engine() -> Result<()> {
     let (_engine, stack) = offering().await?;
     let mut raw = Raw::connect(stack.address()).await?;
-    raw.write("GET /any HTTP/1.1\r\nhost: x\r\n\r\n").await?;
+    raw.write("GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n").await?;
     let held = held(&stack).await?;
     assert!((1..HELD_BYTES_MAX).contains(&held), "{held} bytes of {OFFERED_MIB} MiB");
     raw.read_exactly(32 << 20).await?;

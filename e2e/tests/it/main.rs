@@ -15,6 +15,7 @@ mod daemon_link;
 mod disaggregation;
 mod discovered;
 mod discovery_faults;
+mod doors;
 mod drills_daemon;
 mod drills_proxy;
 mod drills_requests;

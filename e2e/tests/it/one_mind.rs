@@ -13,6 +13,7 @@ use serde_json::json;
 
 use crate::echo;
 
+mod dictionary;
 mod outsider;
 mod secrecy;
 use outsider::{Outsider, tells_apart};

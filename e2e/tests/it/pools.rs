@@ -85,7 +85,7 @@ fn routes(config: &mut Value) {
     let plain = routes[0].clone();
     let mut add = |to: &str, cluster: &str, pool: &str| {
         let mut route = plain.clone();
-        route["match"]["headers"] = json!([{"name": "x-to", "string_match": {"exact": to}}]);
+        route["match"] = json!({"prefix": "/", "headers": [{"name": "x-to", "string_match": {"exact": to}}]});
         route["route"]["cluster"] = json!(cluster);
         route["metadata"]["filter_metadata"]["switchpoint"]["pool"] = json!(pool);
         routes.insert(0, route);

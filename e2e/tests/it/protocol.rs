@@ -74,7 +74,7 @@ async fn only_the_subset_is_picked_from() -> Result<()> {
         // Every kind of request honours the hint, with a body or without.
         for request in [
             echo::post("/v1/chat/completions", &[(header, &hint)], echo::chat(&hint).to_string())?,
-            echo::post("/some/other/path", &[(header, &hint)], "opaque")?,
+            echo::post("/v1/rerank", &[(header, &hint)], "opaque")?,
             echo::get("/v1/models", &[(header, &hint)])?,
         ] {
             let path = request.uri().path().to_owned();

@@ -154,7 +154,7 @@ async fn long_work_and_other_paths_are_not_sent_again_once_an_engine_had_them() 
         server.fault(Fault::new(FaultMode::ResetBeforeHeaders)).await;
     }
     let long = echo::chat(&"lorem ipsum ".repeat(200_000)).to_string();
-    for (path, body) in [("/v1/chat/completions", long), ("/v1/load_lora_adapter", "{}".to_owned())] {
+    for (path, body) in [("/v1/chat/completions", long), ("/v1/images/edits", "{}".to_owned())] {
         let reply = stack.send(echo::post(path, &[("x-request-id", path)], body)?).await?;
         assert_eq!(reply.status, 503, "{path}: {}", reply.text());
         assert_eq!(stack.envoy.access_log_of(path, LIMIT).await?["attempts"], 1, "{path}");
@@ -185,7 +185,7 @@ async fn a_clients_own_fault_is_not_held_against_an_endpoint() -> Result<()> {
     }
     for _ in 0..6 {
         let mut raw = Raw::connect(stack.address()).await?;
-        raw.write("POST /upload HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\nthis is no chunk\r\n").await?;
+        raw.write("POST /v1/rerank HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\nthis is no chunk\r\n").await?;
         let reply = raw.read_reply().await?;
         assert_eq!(reply.status, 400, "Envoy's own reply, after a host was chosen: {}", reply.text());
     }

@@ -65,7 +65,7 @@ async fn only_the_name_changes_on_the_way_to_the_engine() -> Result<()> {
         ("/v1/messages/count_tokens", r#"{"model":«"a"»,"messages":[]}"#),
         ("/inference/v1/generate", r#"{"token_ids":[1,2,3],"model":«"a"»}"#),
         ("/generate", r#"{"text":"x","model":«"a"»}"#),
-        ("/prefix/v1/chat/completions?x=1", r#"{"model":«"a"»}"#),
+        ("/v1/projects/p/locations/l/endpoints/e/chat/completions?x=1", r#"{"model":«"a"»}"#),
     ] {
         let (sent, expected) = versions(marked);
         let reply = stack.send(echo::post(path, &[ASK, ("accept-encoding", "gzip, br")], sent)?).await?;

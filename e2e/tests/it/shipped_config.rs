@@ -72,7 +72,7 @@ async fn limits_and_times_fit_long_generations() -> Result<()> {
 async fn control_headers_of_a_client_go_no_further() -> Result<()> {
     let stack = Stack::start(2).await?;
     let elsewhere = "127.0.0.1:1";
-    for path in ["/v1/chat/completions", "/no/such/path"] {
+    for path in ["/v1/chat/completions", "/v1/rerank"] {
         let mut request = Request::post(path).header("x-echo", "1");
         for name in [
             "x-gateway-destination-endpoint",
@@ -100,7 +100,7 @@ async fn control_headers_of_a_client_go_no_further() -> Result<()> {
 async fn a_client_cannot_order_retries() -> Result<()> {
     let stack = Stack::start(1).await?;
     stack.servers[0].fault(Fault::new(FaultMode::Status)).await;
-    let request = Request::get("/any").header("x-envoy-retry-on", "5xx").header("x-envoy-max-retries", "5");
+    let request = Request::get("/v1/models").header("x-envoy-retry-on", "5xx").header("x-envoy-max-retries", "5");
     // As if a trusted proxy stood in front.
     let request = request.header("x-forwarded-for", "10.0.0.1").header("x-request-id", "retries");
     let reply = stack.send(request.body(client::empty())?).await?;
@@ -132,7 +132,7 @@ async fn replies_of_envoy_speak_the_language_of_the_api() -> Result<()> {
 async fn a_destination_outside_the_pool_is_refused() -> Result<()> {
     // What no header of a client can do, a filter behind the picker does here: it names a server that is not of the pool.
     let stack = Stack::builder().servers(2).envoy_config(overwrite_destination).start().await?;
-    let reply = stack.get("/any").await?;
+    let reply = stack.get("/v1/models").await?;
     assert_eq!((reply.status, reply.header("x-llm-d-request-dropped-reason")), (503, "rejected-no-endpoints"));
     assert_eq!(reply.json()?["error"]["message"], "no model server can take this request now");
     Ok(())
@@ -162,7 +162,7 @@ async fn an_idle_connection_is_closed_before_uvicorn_would() -> Result<()> {
     let engine = engine.await?;
     let stack = Stack::builder().servers(0).stranger(engine.address()).start().await?;
     for _ in 0..3 {
-        assert_eq!(stack.get("/any").await?.text(), "ok");
+        assert_eq!(stack.get("/v1/models").await?.text(), "ok");
     }
     let (answered, closed) = tells.recv().await.ok_or("the engine is gone")?;
     assert_eq!(answered, 3, "kept alive and used again");

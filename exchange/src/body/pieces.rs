@@ -148,7 +148,7 @@ impl Found {
 
     fn array(&mut self, reader: &mut Reader<'_>, level: u32) -> Result<()> {
         let start = reader.offset();
-        let before = self.pieces.len();
+        let (before, text_bytes, media_items) = (self.pieces.len(), self.text_bytes, self.media_items);
         let mut numbers = 0;
         reader.elements(|reader| match reader.peek()? {
             Kind::Number => {
@@ -160,7 +160,9 @@ impl Found {
         })?;
         if numbers > 0 {
             self.token_ids = self.token_ids.saturating_add(numbers);
-            self.pieces.truncate(before); // a mix of ids and text is nobody's prompt, and pieces must not overlap
+            // A mix of ids and text is nobody's prompt, and pieces must not overlap.
+            self.pieces.truncate(before);
+            (self.text_bytes, self.media_items) = (text_bytes, media_items);
             self.push(start..reader.offset(), false);
         }
         Ok(())

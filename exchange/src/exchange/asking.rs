@@ -38,7 +38,7 @@ pub struct Asking<'b> {
     pub(super) latency: slo::Asked,
     pub(super) prefix: PrefixSettings,
     pub(super) prompt_tokens: u32,
-    pub(super) secret: u64,
+    pub(super) secret: u128,
     pub(super) blocks: Vec<u64>,
 }
 

@@ -8,7 +8,7 @@ use scheduler::{EndpointRef, Slo};
 use crate::api::Api;
 use crate::headers;
 use crate::load;
-use crate::pool::{DURATION_BOUNDS_MS, Ending, Failure, Held, Label, Picked, Pool, Sent, Token, ms_between};
+use crate::pool::{Counted, DURATION_BOUNDS_MS, Ending, Failure, Held, Picked, Pool, Sent, Token, ms_between};
 use crate::restore::{Names, Restorer};
 use crate::sse::ResponseReader;
 use crate::time::Time;
@@ -123,7 +123,7 @@ pub(super) struct Prompt {
 #[derive(Debug)]
 pub(super) struct Flight {
     api: Api,
-    label: Label,
+    counted: Counted,
     ranked: Vec<(EndpointRef, Box<str>)>,
     held: Held,
     tokens: Vec<Token>,
@@ -221,10 +221,10 @@ fn missed(slo: Slo, verdict: Verdict, ending: &Ending<'_>) -> Option<bool> {
 // === impl Flight ===
 
 impl Flight {
-    pub(super) fn new(api: Api, label: Label, picked: Picked, prompt: Prompt, kind: (u64, u64), now: Time) -> Self {
+    pub(super) fn new(api: Api, counted: Counted, picked: Picked, prompt: Prompt, kind: (u64, u64), now: Time) -> Self {
         Self {
             api,
-            label,
+            counted,
             ranked: picked.ranked,
             held: picked.held,
             tokens: picked.tokens,
@@ -270,6 +270,9 @@ impl Flight {
             return step;
         }
         self.served = true;
+        if (200..300).contains(&head.status) {
+            pool.counters_mut().succeeded(&mut self.counted);
+        }
         self.serve(pool, head, &mut step, now);
         if self.api.is_inference() && !self.api.is_grpc() && !head.encoded && is_read(head.status) {
             self.streamed = head.content_type.is_some_and(|t| t.starts_with(b"text/event-stream"));
@@ -357,15 +360,10 @@ impl Flight {
             duration_ms: now.ms_since(self.picked_at),
             usage,
         };
-        self.count(pool, &outcome);
         let ttft_ms = self.first_token_at.filter(|_| self.streamed).map(|at| ms_between(self.picked_at, at));
         let ended = self.ended(verdict);
         let ending = Ending { ended, ttft_ms, tpot_ms: self.tpot_ms(&usage), usage: &usage };
-        if let Some(missed) = missed(self.held.slo(), verdict, &ending)
-            && let Some(count) = pool.counters_mut().of(&self.label).slo.get_mut(usize::from(missed))
-        {
-            *count += 1;
-        }
+        self.count(pool, &outcome, missed(self.held.slo(), verdict, &ending));
         pool.observe_end(&self.held, &ending);
         if verdict.keeps_placement() && ended != Ended::Failed {
             pool.hit(&self.held, &usage, self.prompt.text_bytes, self.prompt.blocks);
@@ -474,10 +472,12 @@ impl Flight {
     }
 
     #[expect(clippy::cast_precision_loss, reason = "milliseconds and token counts stay far below 2^52")]
-    fn count(&self, pool: &mut Pool, outcome: &Outcome) {
-        let row = pool.counters_mut().of(&self.label);
-        row.running = row.running.saturating_sub(1);
+    fn count(&self, pool: &mut Pool, outcome: &Outcome, missed: Option<bool>) {
+        let row = pool.counters_mut().ended(&self.counted);
         row.response_bytes += self.response_bytes;
+        if let Some(count) = missed.and_then(|missed| row.slo.get_mut(usize::from(missed))) {
+            *count += 1;
+        }
         row.duration_ms.record(outcome.duration_ms as f64, &DURATION_BOUNDS_MS);
         if outcome.status >= 400 {
             row.error(outcome.status);

@@ -2,7 +2,8 @@
 
 use scheduler::EndpointRef;
 
-/// The most labels told apart; the rest are counted as `other`. Model names come from clients, and every row is reported each second.
+/// The most labels told apart; the rest are counted as `other`. Model names come from clients, and every row is reported each second. So that
+/// no client uses them up with names of nothing, a model has a label of its own from its first success (2xx) on.
 pub const MODELS_MAX: usize = 100;
 
 /// The longest model name counted by name, in bytes; names of models are paths at worst.
@@ -53,7 +54,7 @@ pub struct Label {
 pub struct ModelCounters {
     /// Which.
     pub label: Label,
-    /// Requests picked.
+    /// Requests picked; one for a model without a label counts from its first success on, else when it is over.
     pub requests: u64,
     /// Replies with an error status, by status.
     pub errors: Vec<(u16, u64)>,
@@ -73,10 +74,19 @@ pub struct ModelCounters {
     pub request_bytes: u64,
     /// Bodies returned.
     pub response_bytes: u64,
-    /// Outstanding now.
+    /// Of those, outstanding now.
     pub running: u64,
     /// Requests with an SLO: met, missed, shed.
     pub slo: [u64; 3],
+}
+
+/// A request that was sent on, and where it is counted.
+#[derive(Debug)]
+pub(crate) struct Counted {
+    label: Label,
+    bytes: u64,
+    /// Does its label have a row? If not, it counts from its success on, or at its end as `other`.
+    named: bool,
 }
 
 /// Of one pool.
@@ -101,6 +111,14 @@ impl Histogram {
             *count += 1;
         }
         self.sum += value;
+    }
+}
+
+// === impl Counted ===
+
+impl Counted {
+    fn label(&self) -> Option<&Label> {
+        self.named.then_some(&self.label)
     }
 }
 
@@ -132,21 +150,49 @@ impl Counters {
         }
     }
 
-    /// A request for `model` is sent on, to be served by `target_model`. Returns the label it is counted under.
-    pub(crate) fn departed(&mut self, model: &str, target_model: &str, priority: i32, bytes: usize) -> Label {
+    /// A request for `model` is sent on, to be served by `target_model`.
+    pub(crate) fn departed(&mut self, model: &str, target_model: &str, priority: i32, bytes: usize) -> Counted {
         let label = Label { model: shortened(model), target_model: shortened(target_model), priority };
-        let row = self.of(&label);
+        // Requests that name no model bring no name.
+        let named = model.is_empty() || self.models.iter().any(|m| m.label == label);
+        let counted = Counted { label, bytes: bytes as u64, named };
+        if named {
+            self.begin(&counted);
+        }
+        counted
+    }
+
+    /// It is answered with a success.
+    pub(crate) fn succeeded(&mut self, counted: &mut Counted) {
+        if !counted.named {
+            counted.named = true;
+            self.begin(counted);
+        }
+    }
+
+    /// It is over. Returns what else is to be counted of it in.
+    pub(crate) fn ended(&mut self, counted: &Counted) -> &mut ModelCounters {
+        if !counted.named {
+            self.begin(counted);
+        }
+        let row = self.row(counted.label());
+        row.running = row.running.saturating_sub(1);
+        row
+    }
+
+    #[inline(never)]
+    fn begin(&mut self, counted: &Counted) {
+        let row = self.row(counted.label());
         row.requests += 1;
         row.running += 1;
-        row.request_bytes += bytes as u64;
-        label
+        row.request_bytes += counted.bytes;
     }
 
     /// A request with an SLO is shed. Its name becomes no label of its own: that is for models that were sent on.
     pub(crate) fn shed(&mut self, model: &str, target_model: &str, priority: i32) {
         let known = self.models.iter().any(|row| *row.label.model == *model && *row.label.target_model == *target_model);
-        let [model, target_model] = [model, target_model].map(|name| if known { name } else { OTHER }.into());
-        let [.., shed] = &mut self.of(&Label { model, target_model, priority: if known { priority } else { 0 } }).slo;
+        let label = known.then(|| Label { model: model.into(), target_model: target_model.into(), priority });
+        let [.., shed] = &mut self.row(label.as_ref()).slo;
         *shed += 1;
     }
 
@@ -182,11 +228,13 @@ impl Counters {
         }
     }
 
-    /// The row of a label.
-    pub(crate) fn of(&mut self, label: &Label) -> &mut ModelCounters {
-        let position = self.models.iter().position(|m| m.label == *label).unwrap_or_else(|| {
+    /// The row of the label, where there is one and there is room for it; else that of all others.
+    #[inline(never)] // called from everywhere, and the module is to be small
+    fn row(&mut self, label: Option<&Label>) -> &mut ModelCounters {
+        let known = self.models.iter().position(|m| Some(&m.label) == label);
+        let position = known.unwrap_or_else(|| {
             let other = || Label { model: OTHER.into(), target_model: OTHER.into(), priority: 0 };
-            let label = if self.models.len() < MODELS_MAX { label.clone() } else { other() };
+            let label = label.filter(|_| self.models.len() < MODELS_MAX).cloned().unwrap_or_else(other);
             self.models.iter().position(|m| m.label == label).unwrap_or_else(|| {
                 self.models.push(ModelCounters { label, ..ModelCounters::default() });
                 self.models.len() - 1
@@ -220,13 +268,33 @@ mod tests {
         let mut counters = Counters::default();
         for i in 0..10_000 {
             let model = format!("m{i}");
-            let label = counters.departed(&model, &model, i, 0);
-            assert_eq!((&*label.model, label.priority), (&*model, i), "a request keeps its own name");
+            let mut counted = counters.departed(&model, &model, i, 0);
+            assert_eq!((&*counted.label.model, counted.label.priority), (&*model, i), "a request keeps its own name");
+            counters.succeeded(&mut counted);
+            counters.ended(&counted);
         }
-        assert_eq!(counters.models().len(), MODELS_MAX + 1);
+        assert!((MODELS_MAX..=MODELS_MAX + 1).contains(&counters.models().len()));
         assert_eq!(counters.models().iter().map(|m| m.requests).sum::<u64>(), 10_000);
-        assert_eq!(counters.of(&Label { model: "m5".into(), target_model: "m5".into(), priority: 5 }).requests, 1);
-        assert_eq!(&*counters.departed(&"x".repeat(1000), "", 0, 0).model, "other");
+        assert_eq!(counters.models().iter().find(|m| &*m.label.model == "m5").map(|m| (m.requests, m.running)), Some((1, 0)));
+        assert_eq!(&*counters.departed(&"x".repeat(1000), "", 0, 0).label.model, "other");
+    }
+
+    #[test]
+    fn names_that_no_engine_serves_use_up_no_labels() {
+        let mut counters = Counters::default();
+        for i in 0..10_000 {
+            let counted = counters.departed(&format!("invented-{i}"), "", 0, 3);
+            counters.ended(&counted).error(404);
+        }
+        let mut counted = counters.departed("real", "real", 0, 5);
+        assert_eq!(counters.models().iter().map(|m| &*m.label.model).collect::<Vec<_>>(), ["other"]);
+        counters.succeeded(&mut counted);
+        let again = counters.departed("real", "real", 0, 7);
+        counters.ended(&counted);
+        counters.ended(&again).error(500);
+        let rows: Vec<_> =
+            counters.models().iter().map(|m| (&*m.label.model, m.requests, m.request_bytes, m.running, m.errors.len())).collect();
+        assert_eq!(rows, [("other", 10_000, 30_000, 0, 1), ("real", 2, 12, 0, 1)], "each request counts once");
     }
 
     #[test]
@@ -240,7 +308,8 @@ mod tests {
     fn targets_and_priorities_are_told_apart() {
         let mut counters = Counters::default();
         for (target, priority) in [("a", 0), ("b", 0), ("a", -1), ("a", 0)] {
-            let _ = counters.departed("m", target, priority, 1);
+            let mut counted = counters.departed("m", target, priority, 1);
+            counters.succeeded(&mut counted);
         }
         let rows: Vec<_> = counters.models().iter().map(|m| (&*m.label.target_model, m.label.priority, m.requests)).collect();
         assert_eq!(rows, [("a", 0, 2), ("b", 0, 1), ("a", -1, 1)]);

@@ -102,7 +102,7 @@ impl Pool {
             out_of_touch: self.out_of_touch,
             metrics_stale: state.metrics_stale(now),
         };
-        let record = why.recorded.then(|| Record::of(&state.snapshot, request, local, &self.rng)).flatten();
+        let record = why.recorded.take().and_then(|headers| Record::of(&state.snapshot, request, local, &self.rng, &headers));
         let mut explanation = (why.endpoints_max > 0).then(Explanation::default);
         let decision = scheduler::schedule(&state.snapshot, request, local, &mut self.rng, explanation.as_mut());
         if explanation.is_some() || record.is_some() {

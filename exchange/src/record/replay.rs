@@ -90,7 +90,8 @@ impl Recorded {
             last_cold_picks: &pool.cold_picks,
             adapter_rooms: &pool.adapter_rooms,
             prefix_idle: real(self.value.get("prefix_idle")).unwrap_or(0.0),
-            out_of_touch: self.value.get("out_of_touch").and_then(Value::as_bool).unwrap_or(false),
+            // Where a prompt belongs that no endpoint holds is told by its hash, which is in no record.
+            out_of_touch: false,
             metrics_stale: flag(&self.value, "metrics_stale")?,
         };
         let mut rng = Rng::seeded(number(&self.value, "rng")?);
@@ -132,10 +133,7 @@ struct PoolRows {
 impl<'a> RequestRow<'a> {
     fn read(value: &'a Value) -> Result<Self, InvalidRecord> {
         let count = usize::try_from(number::<u64>(value, "blocks")?).unwrap_or(usize::MAX).min(scheduler::prefix::BLOCKS_MAX);
-        let mut blocks = vec![0; count];
-        if let (Some(first), Some(hash)) = (blocks.first_mut(), value.get("first_block").and_then(Value::as_u64)) {
-            *first = hash;
-        }
+        let blocks = vec![0; count];
         let subset = value.get("subset").and_then(Value::as_str).map(|text| SubsetHint::parse(text.split(',')));
         let headers = value.get("headers").and_then(Value::as_object).into_iter().flatten();
         let headers = headers.filter_map(|(name, value)| Some((name.as_str(), value.as_str()?))).collect();

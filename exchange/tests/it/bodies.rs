@@ -200,6 +200,44 @@ fn json() -> impl Strategy<Value = String> {
     })
 }
 
+#[test]
+fn what_python_takes_for_json_and_json_is_not_is_refused() {
+    for body in [
+        r#"{"model":"m","temperature":NaN}"#,
+        r#"{"model":"m","temperature":Infinity}"#,
+        r#"{"model":"m","temperature":-Infinity}"#,
+        "\u{feff}{\"model\":\"m\"}",
+        r#"{'model':'m'}"#,
+        r#"{"model":"m",}"#,
+        "{\"model\":\"m\u{1}\"}",
+    ] {
+        assert!(matches!(chat(body), Err(BodyError::InvalidJson { .. })), "{body:?}");
+    }
+}
+
+#[test]
+fn text_among_token_ids_counts_neither_as_text_nor_as_media() {
+    let prompt = r#"[1,2,"text among ids",{"type":"image_url","image_url":"u"}]"#;
+    let body = format!(r#"{{"model":"m","prompt":{prompt}}}"#);
+    let parsed = parse("/v1/completions", &body).unwrap();
+    assert_eq!((parsed.prompt_token_ids, parsed.prompt_bytes, parsed.media_items), (2, 0, 0));
+    assert_eq!(parsed.prompt().collect::<Vec<_>>(), [Piece::Text(prompt.as_bytes())]);
+}
+
+#[test]
+fn what_sagemaker_invokes_is_what_its_body_holds() {
+    for (body, prompt) in [
+        (r#"{"messages":[{"role":"user","content":"hi"}],"max_completion_tokens":7}"#, vec!["user", "hi"]),
+        (r#"{"model":"m","prompt":"hi","max_tokens":7}"#, vec!["hi"]),
+        (r#"{"input":["a","b"],"max_tokens":7}"#, vec!["a", "b"]),
+    ] {
+        let parsed = parse("/invocations", body).unwrap();
+        assert_eq!(parsed.max_tokens, Some(7), "{body}");
+        assert!(parsed.prompt().eq(prompt.iter().map(|text| Piece::Text(text.as_bytes()))), "{body}");
+    }
+    assert!(matches!(parse("/invocations", "hi"), Err(BodyError::InvalidJson { .. })));
+}
+
 proptest! {
     #[test]
     fn the_last_of_duplicate_fields_counts(first in json(), last in json(), path in proptest::sample::select(APIS.to_vec())) {

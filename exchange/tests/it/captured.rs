@@ -33,7 +33,8 @@ fn recording() -> Settings {
 
 /// The headers of the request as the decision saw them: the members of that name in its record.
 fn seen(before_state: bool, headers: &[(&str, &str)]) -> Vec<(String, usize)> {
-    let (settings, mut exchange, mut pool) = (recording(), Exchange::new(Time(0)), pool());
+    let shown = Settings { decision_log_headers: "x-session-id,cookie,x-session-i,x-session-id2,x-a,x-b".into(), ..recording() };
+    let (settings, mut exchange, mut pool) = (shown, Exchange::new(Time(0)), pool());
     exchange.request_headers(&settings, PAIRS, false);
     let bytes = headers.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes()));
     if before_state {
@@ -56,6 +57,45 @@ fn headers_are_kept_that_a_plugin_reads_and_no_others() {
     let given = [("x-session-id", "anna"), ("cookie", "secret"), ("x-session-i", "no"), ("x-session-id2", "no")];
     assert_eq!(seen(false, &given), [sized("x-session-id", 4)]);
     assert_eq!(seen(true, &given).len(), 4, "while nobody knows which they will be, all of them");
+}
+
+/// The whole log of a decision about a request with these headers, captured before there was state, or with it.
+fn logged(early: bool, headers: &[(&str, &str)], settings: &Settings) -> String {
+    let (mut pool, mut exchange) = (pool(), Exchange::new(Time(0)));
+    exchange.request_headers(settings, PAIRS, false);
+    let bytes = headers.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes()));
+    if early {
+        exchange.capture(&Pool::new(7, 0), bytes);
+    } else {
+        exchange.capture(&pool, bytes);
+    }
+    assert!(matches!(exchange.decide(settings, &mut pool, None, BODY, Time(0)), Step::Forward(_)));
+    exchange.take_record().unwrap()
+}
+
+#[test]
+fn no_header_reaches_the_log_that_is_not_listed() {
+    let given = [("authorization", "Bearer s3cret"), ("cookie", "s3cret"), ("x-api-key", "s3cret"), ("x-session-id", "anna")];
+    for early in [true, false] {
+        let log = logged(early, &given, &recording());
+        assert!(!log.contains("s3cret") && log.contains("anna"), "early: {early}: {log}");
+        let none = Settings { decision_log_headers: "-".into(), ..recording() };
+        assert!(!logged(early, &given, &none).contains("anna"), "early: {early}");
+    }
+    let other = Settings { decision_log_headers: "x-a,cookie".into(), ..recording() };
+    let log = logged(true, &given, &other);
+    assert!(log.matches("s3cret").count() == 1 && log.contains(r#""cookie":"s3cret""#), "{log}");
+}
+
+#[test]
+fn the_name_of_a_model_is_cut_in_the_log() {
+    let name = format!("é{}", "m".repeat(100_000));
+    let body = format!(r#"{{"model":"{name}","prompt":"x"}}"#);
+    let (settings, mut pool, mut exchange) = (recording(), pool(), Exchange::new(Time(0)));
+    exchange.request_headers(&settings, PAIRS, false);
+    assert!(matches!(exchange.decide(&settings, &mut pool, None, body.as_bytes(), Time(0)), Step::Forward(_)));
+    let record: serde_json::Value = serde_json::from_str(&exchange.take_record().unwrap()).unwrap();
+    assert_eq!(record["request"]["model"], name[..256]);
 }
 
 #[test]

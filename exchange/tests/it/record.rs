@@ -111,6 +111,17 @@ proptest! {
     }
 }
 
+/// A reader of the log who can guess every prompt, and has the secret even, finds no hash of one in it.
+#[test]
+fn no_hash_of_a_prompt_is_in_the_record() {
+    let mut pool = Pool::new(7, 4096);
+    pool.install(snapshot(&[Some(1), Some(9)]), 7, 1_000);
+    pool.tell_placements(true);
+    let (_, record) = decide(&mut pool, &format!(r#"{{"model":"m","prompt":"{}"}}"#, "guessed ".repeat(200)), None);
+    let (record, blocks) = (record.unwrap(), pool.take_placements().pop_front().unwrap().blocks);
+    assert!(blocks.len() > 4 && blocks.iter().all(|block| !record.contains(&block.to_string())), "{record}");
+}
+
 #[test]
 fn how_little_a_prefix_is_asked_for_is_in_the_record() {
     let mut pool = Pool::new(7, 8_192);

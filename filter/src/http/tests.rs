@@ -233,13 +233,25 @@ fn requests_without_a_body_upgrades_and_unknown_paths_are_decided_at_their_heade
     let world = World::ready();
     for (headers, end) in [
         (&[(":method", "GET"), (":path", "/v1/models")][..], true),
-        (&[(":method", "POST"), (":path", "/v1/chat/completions"), ("upgrade", "websocket")], false),
+        (&[(":method", "GET"), (":path", "/v1/realtime"), ("upgrade", "websocket")], false),
         (&[(":method", "POST"), (":path", "/pictures")], false),
     ] {
         let (mut stream, action) = world.headers(headers, end);
         assert_eq!(action, Action::Continue, "{headers:?}");
         assert!(world.request_header(DESTINATION).is_some(), "{headers:?}");
         assert_eq!(stream.on_http_request_body(10, true), Action::Continue, "its body flows by");
+        stream.on_done();
+    }
+}
+
+#[test]
+fn what_is_read_is_refused_where_its_body_would_have_no_end() {
+    let world = World::ready();
+    for header in [("upgrade", "websocket"), ("content-type", "application/grpc")] {
+        let (mut stream, action) = world.headers(&[(":method", "POST"), (":path", "/v1/chat/%63ompletions"), header], false);
+        assert_eq!(action, Action::Pause, "{header:?}");
+        assert!(world.host.take_log().iter().any(|line| line.starts_with("reply 400 ")), "{header:?}");
+        assert!(world.request_header(DESTINATION).is_none(), "{header:?}");
         stream.on_done();
     }
 }

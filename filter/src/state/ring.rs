@@ -12,9 +12,11 @@ use crate::host::{Expect, Host};
 
 /// Bytes of a segment. Its VM writes it again with each placement, at 0.15 µs and little more; a reader pays 0.8 µs for it.
 const SEGMENT_BYTES_MAX: usize = 8 << 10;
+/// Bits of a position's word that say how many bytes of its segment are written.
+const BYTES_BITS: u32 = 16;
 /// Segments of a ring: 1 MB for each VM and pool that picks, 300 prompts of 400 blocks. A worker that does not pick reads at ticks of 100 ms,
 /// so one that picks may place 3,000 such prompts a second.
-pub const SEGMENTS: u32 = 128;
+pub const SEGMENTS: u64 = 128;
 /// Blocks of a record: a longer prompt is told in pieces. A record of it fits a segment.
 const RECORD_BLOCKS_MAX: usize = 1_000;
 /// Words at the head of a segment.
@@ -28,7 +30,7 @@ const LOOK_BLOCKS: usize = 32;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
     /// Grows by one with each segment begun; 0 is before the first.
-    pub segment: u32,
+    pub segment: u64,
     /// Bytes in it.
     pub bytes: u32,
 }
@@ -49,7 +51,7 @@ pub struct Reader {
     vm: u64,
     at: Position,
     /// The newest segment when it met that VM. What is overwritten of older ones was never to be read here.
-    met: u32,
+    met: u64,
 }
 
 /// A placement, or a piece of a long one.
@@ -72,7 +74,7 @@ pub struct Budget {
     pub gaps: u32,
 }
 
-fn key(pool: &str, seat: u16, segment: u32) -> String {
+fn key(pool: &str, seat: u16, segment: u64) -> String {
     format!("switchpoint/1/pool/{pool}/ring/{seat}/{}", segment % SEGMENTS)
 }
 
@@ -95,17 +97,17 @@ fn halves(word: u64) -> (u32, u32) {
 // === impl Position ===
 
 impl Position {
-    /// As one word.
+    /// As one word, of which the bytes of a segment need [`BYTES_BITS`]: the rest is for segments, and never runs out.
     #[must_use]
     pub fn to_word(self) -> u64 {
-        u64::from(self.bytes) | u64::from(self.segment) << 32
+        u64::from(self.bytes) | self.segment << BYTES_BITS
     }
 
     /// The position of a word: any word is one.
     #[must_use]
     pub fn of_word(word: u64) -> Self {
-        let (bytes, segment) = halves(word);
-        Self { segment, bytes }
+        let segment = word >> BYTES_BITS;
+        Self { segment, bytes: halves(word & !(segment << BYTES_BITS)).0 }
     }
 }
 
@@ -168,7 +170,7 @@ impl Writer {
     fn begin(&mut self) {
         self.position.segment = self.position.segment.wrapping_add(1);
         self.segment.clear();
-        words::append(&mut self.segment, &[self.vm, u64::from(self.position.segment)]);
+        words::append(&mut self.segment, &[self.vm, self.position.segment]);
     }
 }
 
@@ -190,7 +192,8 @@ impl Reader {
             *self = Self { vm, at: Position { segment: oldest, bytes: 0 }, met: end.segment };
         }
         if self.at.segment < oldest {
-            budget.gaps = budget.gaps.saturating_add(oldest.saturating_sub(self.at.segment.max(self.met)));
+            let gaps = oldest.saturating_sub(self.at.segment.max(self.met));
+            budget.gaps = budget.gaps.saturating_add(u32::try_from(gaps).unwrap_or(u32::MAX));
             self.at = Position { segment: oldest, bytes: 0 };
         }
         while self.at < end {
@@ -216,7 +219,7 @@ impl Reader {
     fn segment<H: Host>(&mut self, host: &H, key: &str, budget: &mut Budget, take: &mut impl FnMut(Record<'_>) -> usize) -> Option<bool> {
         let shared = host.shared(key).ok()??;
         let ([vm, number], _) = words::split::<HEAD>(&shared.bytes)?;
-        if (vm, number) != (self.vm, u64::from(self.at.segment)) {
+        if (vm, number) != (self.vm, self.at.segment) {
             return None;
         }
         let begun = (self.at.bytes as usize).max(HEAD.saturating_mul(WORD));
@@ -295,26 +298,41 @@ mod tests {
         tell(&host, &mut writer, 1, &[1]);
         read(&host, &mut reader, writer.position(), PLENTY);
         // Each fills more than half of a segment.
-        for i in 0..u64::from(SEGMENTS) + 9 {
+        for i in 0..SEGMENTS + 9 {
             tell(&host, &mut writer, 2, &vec![i; 600]);
         }
         let (got, gaps, all) = read(&host, &mut reader, writer.position(), PLENTY);
-        assert_eq!((got.len() as u32, gaps, all), (SEGMENTS, 9, true));
-        assert_eq!(got.last().map(|(_, blocks)| blocks[0]), Some(u64::from(SEGMENTS) + 8));
-        let keys = host.shared.borrow().len() as u32;
+        assert_eq!((got.len() as u64, gaps, all), (SEGMENTS, 9, true));
+        assert_eq!(got.last().map(|(_, blocks)| blocks[0]), Some(SEGMENTS + 8));
+        let keys = host.shared.borrow().len() as u64;
         assert_eq!(keys, SEGMENTS, "a fixed set of names");
         assert!(host.shared.borrow().values().all(|(bytes, _)| bytes.len() <= SEGMENT_BYTES_MAX));
+    }
+
+    /// A busy ring begins 2^32 segments within weeks.
+    #[test]
+    fn a_ring_is_read_on_beyond_any_number_that_32_bits_hold() {
+        let (host, mut writer, mut reader) = (FakeHost::new(), writer(), Reader::default());
+        writer.position.segment = u64::from(u32::MAX) - 3;
+        for i in 0..9 {
+            tell(&host, &mut writer, 2, &vec![i; 600]);
+            let told = Position::of_word(writer.position().to_word());
+            assert_eq!(told, writer.position());
+            assert_eq!(read(&host, &mut reader, told, PLENTY), (vec![(2, vec![i; 600])], 0, true), "{told:?}");
+        }
+        assert!(writer.position().segment > u64::from(u32::MAX));
+        const { assert!(SEGMENT_BYTES_MAX < 1 << BYTES_BITS) };
     }
 
     #[test]
     fn what_was_overwritten_before_a_reader_came_is_no_loss_of_its_own() {
         let (host, mut writer, mut reader) = (FakeHost::new(), writer(), Reader::default());
-        for i in 0..u64::from(SEGMENTS) + 9 {
+        for i in 0..SEGMENTS + 9 {
             tell(&host, &mut writer, 2, &vec![i; 600]);
         }
         let (_, gaps, all) = read(&host, &mut reader, writer.position(), 600);
         assert_eq!((gaps, all), (0, false), "it has met the ring and read a little of it");
-        for i in 0..u64::from(SEGMENTS) {
+        for i in 0..SEGMENTS {
             tell(&host, &mut writer, 2, &vec![i; 600]);
         }
         let (_, gaps, all) = read(&host, &mut reader, writer.position(), PLENTY);
@@ -378,9 +396,14 @@ mod tests {
     #[test]
     fn a_position_that_lies_costs_a_bounded_look() {
         let (host, mut reader) = (FakeHost::new(), Reader::default());
-        for end in [Position { segment: u32::MAX, bytes: u32::MAX }, Position { segment: 1, bytes: 9 }, Position { segment: 5, bytes: 5 }] {
+        for end in [
+            Position::of_word(u64::MAX),
+            Position { segment: u64::MAX, bytes: u32::MAX },
+            Position { segment: 1, bytes: 9 },
+            Position { segment: 5, bytes: 5 },
+        ] {
             let (got, gaps, all) = read(&host, &mut reader, end, PLENTY);
-            assert_eq!((got.len(), gaps <= SEGMENTS, all), (0, true, true));
+            assert_eq!((got.len(), u64::from(gaps) <= SEGMENTS, all), (0, true, true));
         }
     }
 
@@ -401,13 +424,14 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_in_a_segment_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..200), end: (u32, u32)) {
+        fn any_bytes_in_a_segment_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..200), end: (u64, u32)) {
             let (host, mut reader) = (FakeHost::new(), Reader::default());
             let good = words::write(&[7, 1], &bytes);
             for key in 0..SEGMENTS {
                 host.share(&super::key("p", 2, key), &good, Expect::Any).unwrap();
             }
             read(&host, &mut reader, Position { segment: end.0, bytes: end.1 }, PLENTY);
+            read(&host, &mut reader, Position::of_word(end.0), PLENTY);
             read(&host, &mut reader, Position { segment: 2, bytes: 300 }, PLENTY);
         }
     }

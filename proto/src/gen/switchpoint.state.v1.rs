@@ -109,6 +109,9 @@ pub struct Roster {
     /// Keys the hashes of prompt blocks; the same for every proxy of a deployment.
     #[prost(fixed64, tag = "5")]
     pub hash_secret: u64,
+    /// The upper half of that secret.
+    #[prost(fixed64, tag = "70")]
+    pub hash_secret_high: u64,
     /// Metrics not refreshed for this long count as unknown.
     #[prost(uint32, tag = "6")]
     pub staleness_max_ms: u32,

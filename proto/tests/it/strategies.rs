@@ -19,13 +19,13 @@ pub(crate) struct AnyPool {
     pub(crate) metrics: Vec<EndpointMetrics>,
     pub(crate) pipeline: PipelineSpec,
     pub(crate) objects: ObjectsSpec,
-    pub(crate) hash_secret: u64,
+    pub(crate) hash_secret: u128,
     pub(crate) staleness_max_ms: u32,
 }
 
 pub(crate) fn any_pool() -> impl Strategy<Value = AnyPool> {
     let rows = vec((any_endpoint(), any_metrics()), 0..20);
-    let numbers = (any::<u64>(), any::<u32>());
+    let numbers = (any::<u128>(), any::<u32>());
     (any_version(), rows, any_pipeline(), any_objects(), numbers).prop_map(|(version, rows, pipeline, objects, numbers)| {
         let (hash_secret, staleness_max_ms) = numbers;
         let (mut endpoints, metrics): (Vec<_>, Vec<_>) = rows.into_iter().unzip();

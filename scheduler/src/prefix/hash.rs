@@ -1,16 +1,20 @@
 //! A prompt as a chain of block hashes.
 //!
 //! ```text
-//! seed    = xxh64(secret; len(model) model len(lora) lora len(cache_salt) cache_salt)      lengths as 8 bytes, little end first
+//! seed    = siphash(secret; len(model) model len(lora) lora len(cache_salt) cache_salt)    each padded to whole words of 8 bytes
 //! text    = the prompt's pieces in order, with one byte 0xFF at each separator
-//! hash(i) = xxh64(seed; first (i + 1) * block_bytes bytes of text)                         the last: all of text
+//! sum(i)  = xxh64(seed; first (i + 1) * block_bytes bytes of text)                         the last: all of text
+//! hash(i) = siphash(secret; sum(i))                                                        a single word, as no seed's message is
 //! kept    = hash(i) for i < 128, then for every fourth: i + 1 = 132, 136, ...              lowest bit: 0 for one block, 1 for four
 //! ```
 //!
 //! Each hash covers all bytes before it, so equal hashes mean equal prefixes. Hashing every prefix from its start is one pass over the text,
 //! because xxh64 gives a digest at any point of its stream; the four lanes that run on (256 bits) also chain more than a 64-bit hash fed
-//! into the next block would. Model, LoRA and cache salt seed the chain because engines share no KV block between two of any. The secret is
-//! the deployment's: hashes leave the process, and without it nobody can tell which prompt one stands for.
+//! into the next block would. Model, LoRA and cache salt seed the chain because engines share no KV block between two of any.
+//!
+//! The secret, 128 bits, is the deployment's. Hashes leave the process, and xxh64 hides nothing: whoever knows the text of one sum can compute the
+//! seed from it, and then try other texts. So no sum leaves the hasher; what does is a pseudorandom function of it. A reader without the secret
+//! learns which hashes are equal, and no prompt, whatever prompts it can guess.
 //!
 //! Of the first [`DENSE_BLOCKS`] blocks each has its hash; of those behind only every [`STRIDE`]th, which stands for itself and those since the
 //! one before. Places are counted from the beginning, so prompts that extend each other agree on them. What is shared of a long prompt is
@@ -21,6 +25,7 @@
 //! smaller size (16 tokens against our 64), so most of such a tail is held; and a prompt shorter than one block keeps its affinity. The
 //! price is a belief too long by less than a block (behind the first [`DENSE_BLOCKS`], less than [`STRIDE`]), in prompts that come again unchanged.
 
+use super::siphash::SipHash;
 use super::xxh64::{STRIPE_BYTES, Xxh64};
 
 /// Bytes of a block when nothing else is configured: 64 tokens of 4 bytes, the smallest block llm-d's producer allows.
@@ -53,6 +58,8 @@ const SEPARATOR: [u8; 1] = [0xFF];
 #[derive(Clone, Debug)]
 pub struct BlockHasher {
     text: Xxh64,
+    /// Nothing taken yet, keyed.
+    keyed: SipHash,
     block_bytes: usize,
     /// Blocks before those that the next hash stands for.
     blocks: usize,
@@ -84,15 +91,13 @@ impl BlockHasher {
     /// A hasher for a prompt to `model` with adapter `lora` (empty: none) and the client's `cache_salt` (empty: none). `block_bytes` is
     /// brought into [`BLOCK_BYTES_MIN`]`..=`[`BLOCK_BYTES_MAX`] and down to a multiple of [`BLOCK_BYTES_MIN`].
     #[must_use]
-    pub fn new(secret: u64, model: &[u8], lora: &[u8], cache_salt: &[u8], block_bytes: usize) -> Self {
-        let mut seed = Xxh64::new(secret);
-        for field in [model, lora, cache_salt] {
-            seed.write(&(field.len() as u64).to_le_bytes());
-            seed.write(field);
-        }
+    pub fn new(secret: u128, model: &[u8], lora: &[u8], cache_salt: &[u8], block_bytes: usize) -> Self {
+        let keyed = SipHash::new(secret);
+        let mut seed = keyed.clone();
+        [model, lora, cache_salt].into_iter().for_each(|field| seed.field(field));
         let block_bytes = block_bytes.clamp(BLOCK_BYTES_MIN, BLOCK_BYTES_MAX);
         let block_bytes = block_bytes - block_bytes % STRIPE_BYTES;
-        Self { text: Xxh64::new(seed.digest()), block_bytes, blocks: 0, blocks_max: BLOCKS_MAX, bytes_left: block_bytes }
+        Self { text: Xxh64::new(seed.digest()), keyed, block_bytes, blocks: 0, blocks_max: BLOCKS_MAX, bytes_left: block_bytes }
     }
 
     /// The same for the first `blocks_max` blocks of a prompt, at most [`BLOCKS_MAX`].
@@ -145,9 +150,12 @@ impl BlockHasher {
         self.blocks + self.span() <= self.blocks_max
     }
 
+    #[inline(never)] // three callers, and the module is to be small
     fn hash(&self) -> u64 {
         let wide = if self.blocks < DENSE_BLOCKS { 0 } else { WIDE };
-        self.text.digest() & !WIDE | wide
+        let mut hash = self.keyed.clone();
+        hash.word(self.text.digest());
+        hash.digest() & !WIDE | wide
     }
 }
 
@@ -173,14 +181,18 @@ mod tests {
     }
 
     #[test]
-    fn each_hash_is_the_xxh64_of_the_prefix() {
+    fn each_hash_is_the_keyed_one_of_the_prefix() {
         let text: Vec<u8> = (0..BLOCK * 3 + 17).map(|i| (i % 251) as u8).collect();
-        let mut seed = Xxh64::new(7);
-        seed.write(b"\x05\0\0\0\0\0\0\0llama\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0");
+        let keyed = |words: &[u64]| {
+            let mut hash = SipHash::new(7);
+            words.iter().for_each(|&word| hash.word(word));
+            hash.digest()
+        };
+        let seed = keyed(&[5, u64::from_le_bytes(*b"llama\0\0\0"), 0, 0]);
         let of = |bytes: &[u8]| {
-            let mut hash = Xxh64::new(seed.digest());
-            hash.write(bytes);
-            hash.digest() & !1
+            let mut sum = Xxh64::new(seed);
+            sum.write(bytes);
+            keyed(&[sum.digest()]) & !1
         };
         let (mut hasher, mut blocks) = (hasher(), Vec::new());
         hasher.update(&text, &mut blocks);
@@ -233,7 +245,7 @@ mod tests {
 
     #[test]
     fn seed_fields_do_not_run_together() {
-        let first = |secret, model: &[u8], lora: &[u8], salt: &[u8]| {
+        let first = |secret: u128, model: &[u8], lora: &[u8], salt: &[u8]| {
             let (mut hasher, mut blocks) = (BlockHasher::new(secret, model, lora, salt, BLOCK), Vec::new());
             hasher.update(&[b'x'; BLOCK], &mut blocks);
             blocks[0]
@@ -245,10 +257,54 @@ mod tests {
             first(1, b"", b"", b"ab"),
             first(1, b"a", b"", b"b"),
             first(2, b"ab", b"", b""),
+            first(1 << 64 | 1, b"ab", b"", b""),
         ];
         all.sort_unstable();
         all.dedup();
-        assert_eq!(all.len(), 6);
+        assert_eq!(all.len(), 7);
+    }
+
+    /// xxh64 of a text below one stripe, undone: each of its steps can be.
+    fn seed_of(sum: u64, text: &[u8]) -> u64 {
+        const PRIMES: [u64; 5] =
+            [0x9E37_79B1_85EB_CA87, 0xC2B2_AE3D_27D4_EB4F, 0x1656_67B1_9E37_79F9, 0x85EB_CA77_C2B2_AE63, 0x27D4_EB2F_1656_67C5];
+        let inverse = |prime: u64| (0..6).fold(prime, |x, _| x.wrapping_mul(2_u64.wrapping_sub(prime.wrapping_mul(x))));
+        let unshift = |x: u64, by: u32| (0..64 / by).fold(x, |y, _| x ^ y >> by);
+        let mut hash = unshift(sum, 32).wrapping_mul(inverse(PRIMES[2]));
+        hash = unshift(hash, 29).wrapping_mul(inverse(PRIMES[1]));
+        hash = unshift(hash, 33);
+        for &byte in text.iter().rev() {
+            hash = hash.wrapping_mul(inverse(PRIMES[0])).rotate_right(11) ^ u64::from(byte).wrapping_mul(PRIMES[4]);
+        }
+        hash.wrapping_sub(text.len() as u64).wrapping_sub(PRIMES[4])
+    }
+
+    /// Someone who reads hashes, has a dictionary of prompts that holds those sent, and knows the text of one of the hashes.
+    #[test]
+    fn a_reader_with_a_dictionary_and_one_known_prompt_learns_no_other() {
+        let mut sum = Xxh64::new(0x5eed);
+        sum.write(b"hi\xFF");
+        assert_eq!(seed_of(sum.digest(), b"hi\xFF"), 0x5eed, "of a bare xxh64 the reader learns the seed");
+
+        let dictionary: Vec<String> = (0..2_000).map(|n| format!("prompt {n}")).collect();
+        let (secret, mut sent) = (0x0123_4567_89ab_cdef_u128 << 64 | 0xfeed, Vec::new());
+        for text in [&"hi".to_owned(), &dictionary[1_234]] {
+            let mut hasher = BlockHasher::new(secret, b"llama", b"", b"", BLOCK);
+            hasher.update(text.as_bytes(), &mut sent);
+            hasher.separator(&mut sent);
+            hasher.finish(&mut sent);
+        }
+        // What it can try without the secret: seeds undone from the hash it knows, both ways the lowest bit may have been, and weak secrets.
+        let mut seeds: Vec<u64> = [sent[0], sent[0] | 1].map(|hash| seed_of(hash, b"hi\xFF")).into();
+        seeds.extend(0..4);
+        for text in &dictionary {
+            let text = [text.as_bytes(), b"\xFF"].concat();
+            for &seed in &seeds {
+                let mut sum = Xxh64::new(seed);
+                sum.write(&text);
+                assert_ne!(sum.digest() & !WIDE, sent[1]);
+            }
+        }
     }
 
     #[test]

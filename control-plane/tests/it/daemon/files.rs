@@ -100,6 +100,25 @@ async fn until_the_file_can_be_read_the_daemon_is_alive_but_not_ready() {
     daemon.stop().await;
 }
 
+/// The secret of the hashes is in it. One that an earlier release wrote for all to read is not left so.
+#[tokio::test]
+async fn the_snapshot_file_is_its_owners_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = TempDir::new().unwrap();
+    let (file, snapshot) = (folder.path().join("endpoints.yaml"), folder.path().join("snapshot.json"));
+    write(&file, &endpoints(&[1, 2]));
+    for left in ["snapshot.json", "snapshot.json.new"] {
+        std::fs::write(folder.path().join(left), "{").unwrap();
+        std::fs::set_permissions(folder.path().join(left), std::fs::Permissions::from_mode(0o644)).unwrap();
+    }
+    let daemon = daemon(&["--endpoints-file", file.to_str().unwrap(), "--snapshot-file", snapshot.to_str().unwrap()]).await;
+    let (mut filter, _) = Filter::connect(daemon.state_address, "n", 1, &["default"]).await;
+    filter.roster().await;
+    daemon.stop().await;
+    assert!(std::fs::read_to_string(&snapshot).unwrap().contains("hash_secret"));
+    assert_eq!(std::fs::metadata(&snapshot).unwrap().permissions().mode() & 0o777, 0o600);
+}
+
 #[tokio::test]
 async fn a_restart_keeps_slots_incarnations_and_secret_in_a_newer_term() {
     let folder = TempDir::new().unwrap();

@@ -147,7 +147,7 @@ impl Cost {
 /// Of a VM beside so many others, measured in a proxy of one worker, where the others are played.
 async fn cost(peers: u32, endpoints: u32) -> Result<Cost> {
     let stack = Stack::builder().envoy_config(drill::envoy_config()?).quiet().start().await?;
-    let asked = Request::get("/").header(drill::COST, format!("{peers}/{endpoints}")).body(client::empty())?;
+    let asked = Request::get("/health").header(drill::COST, format!("{peers}/{endpoints}")).body(client::empty())?;
     let said = client::send(stack.address(), asked).await?.json()?;
     let number = |key: &str| said[key].as_f64().ok_or_else(|| format!("no {key} in {said}"));
     Ok(Cost { hear_us: number("hear_us")?, tell_us: number("tell_us")? })
@@ -170,7 +170,7 @@ async fn live() -> Result<String> {
     let measured = load.run(folder.path()).await?;
     let (mut picks, mut sum_us, mut calm_us) = (0.0, 0.0, 0.0);
     for _ in 0..LIVE_ASKED {
-        let asked = Request::get("/").header(drill::COST, "live").body(client::empty())?;
+        let asked = Request::get("/health").header(drill::COST, "live").body(client::empty())?;
         let said = client::send(stack.address(), asked).await?.json()?;
         let number = |key: &str| said[key].as_f64().ok_or_else(|| format!("no {key} in {said}"));
         let of = number("picks")?;

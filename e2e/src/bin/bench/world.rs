@@ -232,7 +232,10 @@ pub(crate) fn add_plain(config: &mut Config, address: SocketAddr, endpoints: &[S
     listener["name"] = "plain".into();
     listener["address"]["socket_address"]["port_value"] = address.port().into();
     let hcm = listener.pointer_mut("/filter_chains/0/filters/0/typed_config").ok_or("the listener has no HTTP filter chain")?;
-    hcm["route_config"]["virtual_hosts"][0]["routes"][0]["route"]["cluster"] = "plain".into();
+    let routes = hcm["route_config"]["virtual_hosts"][0]["routes"].as_array_mut().ok_or("no routes")?;
+    // Without the picker, no route can turn it off.
+    routes.retain(|route| route["route"].is_object());
+    routes.iter_mut().for_each(|route| route["route"]["cluster"] = "plain".into());
     let filters = hcm["http_filters"].as_array_mut().ok_or("no HTTP filters")?;
     filters.retain(|filter| filter["name"] != "switchpoint" && filter["name"] != "header_to_metadata");
     listeners(config)?.push(listener);

@@ -34,7 +34,7 @@ fn second_route(config: &mut Value, front: Front) {
     let path = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes";
     let routes = config.pointer_mut(path).and_then(Value::as_array_mut).expect("routes");
     let mut route = routes[0].clone();
-    route["match"]["headers"] = json!([{"name": ":authority", "string_match": {"exact": "second"}}]);
+    route["match"] = json!({"prefix": "/", "headers": [{"name": ":authority", "string_match": {"exact": "second"}}]});
     route["route"]["cluster"] = json!("second-pool");
     route["metadata"]["filter_metadata"]["switchpoint"]["pool"] = json!("second");
     if front == Front::ExtProc {

@@ -1,0 +1,173 @@
+//! What a client can reach through the shipped files: the paths they list, however a path is spelled, and nothing else.
+
+use std::collections::BTreeSet;
+
+use e2e::client::{Raw, Reply};
+use e2e::stack::{Front, Stack};
+use e2e::{Error, Result};
+use serde_json::json;
+
+use crate::echo;
+
+/// Orders that engines take from anyone who reaches their port, and paths that look like served ones.
+const CLOSED: [&str; 20] = [
+    "/",
+    "/metrics",
+    "/sleep",
+    "/wake_up",
+    "/collective_rpc",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/reset_prefix_cache",
+    "/abort_request",
+    "/flush_cache",
+    "/update_weights_from_disk",
+    "/v2/repository/models/demo/unload",
+    "/v2/models/demo/config",
+    "/server_info",
+    "/openapi.json",
+    "/v1/modelsx",
+    "/v1/chat/completionsx",
+    "/x/v1/chat/completions",
+    "/v1/models/../../flush_cache",
+    "/v1/models/%2e%2e%2f%2e%2e%2fflush_cache",
+];
+
+/// Ways to spell the path of a chat that engines read as the same.
+const SPELLINGS: [&str; 6] = [
+    "/v1/chat/%63ompletions",
+    "/%76%31/chat/completions",
+    "/v1/chat%2Fcompletions",
+    "/v1/chat%2fcompletions?x=1",
+    "//v1//chat///completions",
+    "/flush_cache/../v1/./chat/completions",
+];
+
+async fn each_front() -> Result<Vec<(Front, Stack)>> {
+    let mut stacks = Vec::new();
+    for front in Front::ALL {
+        stacks.push((front, Stack::builder().front(front).servers(1).start().await?));
+    }
+    Ok(stacks)
+}
+
+/// Paths of bodies that are read, as the documentation lists their ends, each whole.
+fn read_paths() -> Vec<String> {
+    let table = exchange::api::reference();
+    let ends = table.lines().skip(2).filter_map(|row| row.split('`').nth(1));
+    let whole = |end: &str| match end {
+        service if !service.starts_with('/') => format!("/google.cloud.aiplatform.v1.{service}"),
+        own @ ("/generate" | "/inference/v1/generate" | "/invocations") => own.to_owned(),
+        end => format!("/v1{end}"),
+    };
+    ends.map(whole).collect()
+}
+
+#[tokio::test]
+async fn a_path_that_is_not_listed_is_refused_before_picker_and_engine() -> Result<()> {
+    for (front, stack) in each_front().await? {
+        for path in CLOSED {
+            for request in [echo::get(path, &[])?, echo::post(path, &[], echo::chat("x").to_string())?] {
+                let asked = format!("{front:?} {} {path}", request.method());
+                let reply = stack.send(request).await?;
+                assert_eq!((reply.status, reply.header("content-type")), (404, "application/json"), "{asked}: {}", reply.text());
+                let message = "this gateway does not serve this path";
+                let error = json!({"error": {"message": message, "type": "invalid_request_error", "param": null, "code": 404}});
+                assert_eq!(reply.json()?, error, "{asked}");
+            }
+        }
+        let anthropic = stack.send(echo::post("/v1/messages/batches", &[], "{}")?).await?;
+        assert_eq!((anthropic.status, &anthropic.json()?["error"]["type"]), (404, &json!("not_found_error")), "{front:?}");
+        if front == Front::Filter {
+            assert_eq!(stack.envoy.picker_stat("switchpoint_picked_total").await?, 0, "nothing was picked for them");
+        }
+        assert_eq!(stack.envoy.stat("cluster.inference-pool.upstream_rq_total").await?, 0, "{front:?}: no engine was asked");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn every_path_that_is_read_is_listed_and_so_are_models_and_health() -> Result<()> {
+    for (front, stack) in each_front().await? {
+        for path in read_paths() {
+            let reply = stack.send(echo::post(&path, &[], echo::chat("x").to_string())?).await?;
+            assert_ne!(reply.status, 404, "{front:?} {path}: {}", reply.text());
+        }
+        for path in ["/v1/models", "/v1/models/meta-llama/Llama-3", "/health", "/ping", "/v2/health/ready", "/switchpoint/ready"] {
+            let reply = stack.send(echo::get(path, &[])?).await?;
+            assert_eq!(reply.status, 200, "{front:?} {path}: {}", reply.text());
+        }
+        for path in ["/v1/rerank", "/tokenize", "/v1/responses/resp_1/cancel", "/v2/models/demo/infer"] {
+            let reply = stack.send(echo::post(path, &[], "opaque")?).await?;
+            assert_eq!((reply.status, &reply.json()?["body"]), (200, &json!("opaque")), "{front:?} {path}: {}", reply.text());
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_chat_is_a_chat_however_its_path_is_spelled() -> Result<()> {
+    for (front, stack) in each_front().await? {
+        for path in SPELLINGS {
+            let read = stack.send(echo::post(path, &[], "{")?).await?;
+            assert_eq!((read.status, &read.json()?["error"]["code"]), (400, &json!("invalid_json")), "{front:?} {path}");
+            let reply = stack.send(echo::post(path, &[], echo::chat("x").to_string())?).await?;
+            let served = reply.json()?["path"].as_str().unwrap_or_default().to_owned();
+            assert_eq!((reply.status, served.split('?').next()), (200, Some("/v1/chat/completions")), "{front:?} {path}");
+        }
+    }
+    Ok(())
+}
+
+/// What is said to a chat whose head asks for an upgrade.
+async fn upgrade(stack: &Stack, method: &str, path: &str) -> Result<Reply> {
+    let body = echo::chat("unread").to_string();
+    let mut raw = Raw::connect(stack.address()).await?;
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: x\r\nx-echo: 1\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: upgrade\r\n\
+         upgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n{body}",
+        body.len()
+    );
+    raw.write(head).await?;
+    raw.read_reply().await
+}
+
+#[tokio::test]
+async fn an_upgrade_is_no_way_around_reading_a_body() -> Result<()> {
+    for (front, stack) in each_front().await? {
+        for path in ["/v1/chat/completions", "/v1/messages", "/generate", "/v1/rerank"] {
+            let reply = upgrade(&stack, "POST", path).await?;
+            assert_eq!(reply.status, 403, "{front:?} {path}: {}", reply.text());
+        }
+        assert_eq!(stack.envoy.stat("cluster.inference-pool.upstream_rq_total").await?, 0, "{front:?}: no engine was asked");
+    }
+    Ok(())
+}
+
+/// The same where a gateway lets every route upgrade.
+#[tokio::test]
+async fn the_picker_refuses_an_upgrade_of_what_it_reads() -> Result<()> {
+    for front in Front::ALL {
+        let builder = Stack::builder().front(front).servers(1).envoy_config(|config| {
+            let connections = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/upgrade_configs";
+            config.pointer_mut(connections).map(|upgrades| *upgrades = json!([{"upgrade_type": "websocket"}]));
+        });
+        let stack = builder.start().await?;
+        let reply = upgrade(&stack, "POST", "/v1/chat/completions").await?;
+        assert_eq!((reply.status, &reply.json()?["error"]["code"]), (400, &json!("invalid_json")), "{front:?}: {}", reply.text());
+        assert_eq!(stack.envoy.stat("cluster.inference-pool.upstream_rq_total").await?, 0, "{front:?}: no engine was asked");
+    }
+    Ok(())
+}
+
+#[test]
+fn both_files_list_the_same_paths() -> Result<()> {
+    let listed = |front: Front| {
+        let mut config = e2e::envoy::Config::shipped(front.file())?;
+        let path = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes";
+        let routes = config.value().pointer(path).and_then(|routes| routes.as_array().cloned()).ok_or("no routes")?;
+        Ok::<_, Error>(routes.iter().map(|route| route["match"].to_string()).collect::<BTreeSet<_>>())
+    };
+    assert_eq!(listed(Front::Filter)?, listed(Front::ExtProc)?);
+    Ok(())
+}
