@@ -257,6 +257,7 @@ fn objects_row(view: &PoolView) -> Value {
     let targets = |targets: &[TargetSpec]| targets.iter().map(|t| json!({ "model": t.model, "weight": t.weight })).collect::<Vec<_>>();
     let mut row = status_row(&view.sources.objects);
     row["strict_models"] = json!(strict_models);
+    row["without_pool"] = json!(&*view.sources.objects_without_pool);
     row["objectives"] = objectives.iter().map(|o| json!({ "name": o.name, "priority": o.priority })).collect();
     row["models"] = models.iter().map(|m| json!({ "name": m.name, "priority": m.priority, "targets": targets(&m.targets) })).collect();
     row["rewrites"] = rewrites.iter().map(|r| json!({ "models": r.models, "targets": targets(&r.targets) })).collect();

@@ -21,6 +21,7 @@ use serde::Deserialize;
 use tokio::sync::watch;
 
 use crate::etcd_access::EtcdAccess;
+use crate::objects::PoolName;
 use crate::sources::Source;
 
 /// The label that says what an endpoint is there for, as llm-d names it.
@@ -144,6 +145,28 @@ pub async fn open(source: Discovered) -> Result<Source, String> {
             let config = access.unwrap_or_default().config(endpoints).await?;
             follow(&Etcd::new(config)?.discovery(), &namespace, components)
         }
+    }
+}
+
+// === impl Discovered ===
+
+impl Discovered {
+    /// The Kubernetes namespace of what is discovered, where it is discovered in one.
+    #[must_use]
+    pub fn kube_namespace(&self) -> Option<&str> {
+        let (Self::Kubernetes(KubernetesSource { kube_namespace, .. }) | Self::InferencePool(InferencePoolSource { kube_namespace, .. })) =
+            self
+        else {
+            return None;
+        };
+        Some(kube_namespace.as_deref().unwrap_or(KUBE_NAMESPACE_DEFAULT))
+    }
+
+    /// The name of the InferencePool, where it is one: what objects call the pool.
+    #[must_use]
+    pub fn inference_pool(&self) -> Option<PoolName> {
+        let Self::InferencePool(InferencePoolSource { name, .. }) = self else { return None };
+        Some(PoolName { name: name.as_str().into(), namespace: self.kube_namespace().map(Into::into) })
     }
 }
 

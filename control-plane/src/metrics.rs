@@ -382,6 +382,8 @@ impl Exposition {
         page.gauge("switchpoint_source_ok", "0 while the newest of a source cannot be used and the last good stays.", sources)?;
         let errors = self.pools.iter().map(|p| (pool_label(p), p.view.sources.errors));
         page.counter("switchpoint_source_errors", "Contents of sources that could not be used.", errors)?;
+        let without_pool = |p: &PoolCounts| count(p.view.sources.objects_without_pool.values().sum());
+        page.gauge("switchpoint_objects_without_pool", "Objects read that name no pool of this daemon: they count nowhere.", per_pool(&without_pool))?;
         self.discovery(page)?;
         self.configs(page)?;
         let plain = {
