@@ -135,8 +135,18 @@ async fn instances(State(Admin { components, .. }): State<Admin>) -> Json<Value>
     let sources = all().map(|(pool, name, followed)| {
         let status = followed.status().borrow().clone();
         let age = status.heard.and_then(|at| at.elapsed().ok()).map(|age| age.as_secs_f64());
-        let failure_mode = status.failure_mode.map(discovered::failure_mode);
-        json!({ "pool": &**pool, "component": name, "synced": status.synced, "error": status.error, "age_seconds": age, "failure_mode": failure_mode })
+        let failure_mode = status.asked.as_ref().map(|asked| discovered::failure_mode(asked.failure_mode));
+        let picker = status.asked.as_ref().and_then(|asked| asked.picker.as_ref()).map(discovered::picker);
+        json!({
+            "pool": &**pool,
+            "component": name,
+            "synced": status.synced,
+            "error": status.error,
+            "warning": status.warning,
+            "age_seconds": age,
+            "failure_mode": failure_mode,
+            "picker": picker,
+        })
     });
     Json(json!({ "instances": rows.collect::<Vec<_>>(), "sources": sources.collect::<Vec<_>>() }))
 }

@@ -11,7 +11,7 @@
 
 use std::path::PathBuf;
 
-use discovery::backend::{Backend, FailureMode};
+use discovery::backend::{Backend, FailureMode, PickerService};
 use discovery::directory::Directory;
 use discovery::etcd::Etcd;
 use discovery::kubernetes::{self, InferencePools, Kubernetes, PoolGroup, PortRule};
@@ -178,7 +178,9 @@ fn follow<B: Backend>(discovery: &Discovery<B>, namespace: &str, components: Vec
     for ComponentRow { name, role } in components {
         let changes = discovery.changes(namespace, &name).map_err(|e| e.to_string())?;
         parts.push(Part { changes, labels: role.into_iter().map(|role| (ROLE_LABEL.to_owned(), role)).collect() });
-        followed.push((name.clone(), discovery.follow(namespace, &name).map_err(|e| e.to_string())?));
+        let follows = discovery.follow(namespace, &name).map_err(|e| e.to_string())?;
+        tokio::spawn(tell_warnings(name.clone(), follows.status()));
+        followed.push((name, follows));
     }
     Ok(Source { changes: merge(parts), components: followed })
 }
@@ -194,7 +196,8 @@ fn policy(given: Option<Metadata>, default: Metadata) -> MetadataPolicy {
 /// Says what an InferencePool asks of its gateway, whenever it asks for something else. Ends when it is followed no more.
 async fn tell_failure_mode(inference_pool: String, mut status: watch::Receiver<Status>) {
     let mut told = None;
-    while let Ok(asks) = status.wait_for(|status| status.failure_mode != told).await.map(|status| status.failure_mode) {
+    let mode = |status: &Status| status.asked.as_ref().map(|asked| asked.failure_mode);
+    while let Ok(asks) = status.wait_for(|status| mode(status) != told).await.map(|status| mode(&status)) {
         told = asks;
         let failure_mode = asks.map(failure_mode);
         match asks {
@@ -206,6 +209,24 @@ async fn tell_failure_mode(inference_pool: String, mut status: watch::Receiver<S
             _ => tracing::info!(inference_pool, failure_mode, "requests are refused without a pick, unless gateways are told otherwise"),
         }
     }
+}
+
+/// Says what of use cannot be had of a component. Ends when it is followed no more.
+async fn tell_warnings(component: String, mut status: watch::Receiver<Status>) {
+    let mut told = None;
+    while let Ok(warning) = status.wait_for(|status| status.warning != told).await.map(|status| status.warning.clone()) {
+        if let Some(why) = &warning {
+            tracing::warn!(component, why, "discovery goes on without");
+        }
+        told = warning;
+    }
+}
+
+/// As people write it.
+#[must_use]
+pub fn picker(service: &PickerService) -> String {
+    let PickerService { namespace, name, port } = service;
+    port.map_or_else(|| format!("{namespace}/{name}"), |port| format!("{namespace}/{name}:{port}"))
 }
 
 /// As an InferencePool says it.

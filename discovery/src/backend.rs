@@ -66,6 +66,26 @@ pub enum FailureMode {
     Open,
 }
 
+/// What an `InferencePool` asks of gateways.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// When they get no pick.
+    pub failure_mode: FailureMode,
+    /// Whom they are to ask for a pick, where that is a Service.
+    pub picker: Option<PickerService>,
+}
+
+/// The Service that gateways are to ask for picks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PickerService {
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// Its name.
+    pub name: Arc<str>,
+    /// The port of it, where one is named.
+    pub port: Option<u16>,
+}
+
 /// What a backend tells. The first that changes the set is a [`BackendEvent::Reset`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BackendEvent {
@@ -78,7 +98,9 @@ pub enum BackendEvent {
     /// The backend cannot be reached or read, for this reason. What was last told stays in force.
     Failed(String),
     /// The registry asks this of gateways, or of them no more: an `InferencePool` does.
-    Asks(Option<FailureMode>),
+    Asks(Option<Asked>),
+    /// Something of use cannot be had, for this reason, or can be had again. The set is told without it.
+    Warns(Option<String>),
     /// The backend is there and nothing changed.
     Alive,
 }

@@ -6,6 +6,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use crate::cluster;
+
 /// A worker that is killed is missed after three heartbeats of five seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -24,7 +26,7 @@ fn binary(name: &str) -> Option<PathBuf> {
     let us = std::env::current_exe().unwrap();
     let path = us.ancestors().nth(2).unwrap().join("examples").join(name);
     if !path.exists() {
-        println!("SKIPPED: the example {name} is not built; `cargo build -p discovery --examples` builds it");
+        cluster::skipped("the examples are not built; `cargo build -p discovery --examples` builds them");
         return None;
     }
     Some(path)
