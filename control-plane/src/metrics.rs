@@ -383,7 +383,11 @@ impl Exposition {
         let errors = self.pools.iter().map(|p| (pool_label(p), p.view.sources.errors));
         page.counter("switchpoint_source_errors", "Contents of sources that could not be used.", errors)?;
         let without_pool = |p: &PoolCounts| count(p.view.sources.objects_without_pool.values().sum());
-        page.gauge("switchpoint_objects_without_pool", "Objects read that name no pool of this daemon: they count nowhere.", per_pool(&without_pool))?;
+        page.gauge(
+            "switchpoint_objects_without_pool",
+            "Objects read that name no pool of this daemon: they count nowhere.",
+            per_pool(&without_pool),
+        )?;
         self.discovery(page)?;
         self.configs(page)?;
         let plain = {

@@ -170,9 +170,9 @@ impl ObjectsKubernetes {
             (Self::Namespace(namespace), _) => Ok(Some(namespace)),
             (Self::There(false), _) => Ok(None),
             (Self::There(true), Some(there)) => Ok(Some(there.to_owned())),
-            (Self::There(true), None) => {
-                Err(format!("pool {pool:?}: objectsKubernetes: give the namespace; only kubernetes and inferencePool have one of their own"))
-            }
+            (Self::There(true), None) => Err(format!(
+                "pool {pool:?}: objectsKubernetes: give the namespace; only kubernetes and inferencePool have one of their own"
+            )),
         }
     }
 }

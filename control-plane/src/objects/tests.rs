@@ -77,7 +77,8 @@ fn every_kind_is_read() {
 #[test]
 fn an_inference_pool_takes_the_objects_of_its_namespace_that_name_it_and_says_which_name_no_pool() {
     let pool = |namespace: &str, name: &str| PoolName { name: name.into(), namespace: Some(namespace.into()) };
-    let selection = |own: PoolName| Selection { served: Arc::from([pool("n1", "llama"), pool("n2", "llama")]), pool: own, strict_models: false };
+    let selection =
+        |own: PoolName| Selection { served: Arc::from([pool("n1", "llama"), pool("n2", "llama")]), pool: own, strict_models: false };
     // The namespace of each of these is `n` and its priority; the last says no namespace, as a file may.
     let bare = objective("d", "llama", 4, "").replace(", namespace: n4", "");
     let texts = [objective("a", "llama", 1, ""), objective("b", "llama", 2, ""), objective("c", "default", 1, ""), bare];
@@ -181,9 +182,11 @@ fn mistakes_are_named_with_line_path_and_what_was_meant() {
 
 #[test]
 fn nothing_is_taken_of_files_of_which_one_is_wrong() {
-    let said =
-        of_pool(&files(&[ALL, "kind: InferenceObjective\n", &objective("x", "qwen", 1, "").replace("pool", "poll")]), &Selection::of("llama"))
-            .unwrap_err();
+    let said = of_pool(
+        &files(&[ALL, "kind: InferenceObjective\n", &objective("x", "qwen", 1, "").replace("pool", "poll")]),
+        &Selection::of("llama"),
+    )
+    .unwrap_err();
     assert!(said.contains("1.yaml:1: has no apiVersion") && said.contains("2.yaml:1: spec: has no poolRef"), "{said}");
 }
 
