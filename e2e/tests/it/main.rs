@@ -26,6 +26,7 @@ mod fronts;
 mod gateways;
 mod hermetic;
 mod hot_reload;
+mod inference_pools;
 mod keys;
 mod kubernetes;
 mod latency;
