@@ -71,11 +71,16 @@ class Schemas(NamedTuple):
     files: str
 
 
-# The Gateway API in the version that this Envoy Gateway is built with.
+INFERENCE_EXTENSION = "sigs.k8s.io/gateway-api-inference-extension"
+# The Gateway API in the version that this Envoy Gateway is built with. Of the Inference Extension each kind in the last version that has it: objectives and
+# rewrites have moved to llm-d since, whose module is not published, with the same fields.
 SCHEMAS = [
     Schemas("istio.io/api", "v1.31.1", "kubernetes/customresourcedefinitions.gen.yaml"),
     Schemas("sigs.k8s.io/gateway-api", "v1.6.1", "config/crd/standard/gateway.networking.k8s.io_*s.yaml"),
     Schemas(ENVOY_GATEWAY, ENVOY_GATEWAY_VERSION, "charts/gateway-helm/charts/crds/crds/generated/*.yaml"),
+    Schemas(INFERENCE_EXTENSION, "v1.6.0", "config/crd/bases/inference.networking.k8s.io_inferencepools.yaml"),
+    Schemas(INFERENCE_EXTENSION, "v1.5.0", "config/crd/bases/*_inference[mo]*s.yaml"),
+    Schemas(INFERENCE_EXTENSION, "v0.5.1", "config/crd/bases/*_inferencemodels.yaml"),
 ]
 
 

@@ -4,7 +4,8 @@
     .ci/steps.py lint wasm tests
 
 The counts are real: for test binaries those of their `test result:` lines, for everything else one a step. A step whose
-tool is out of reach (the advisory database, say) counts as skipped, loudly, and never as passed. Standard library only.
+tool is out of reach (the advisory database, say) counts as skipped, loudly, and never as passed; so does a test that prints
+`SKIPPED name: why` and returns. Standard library only.
 """
 
 import os
@@ -67,7 +68,7 @@ def cargo_test(status: int, output: str) -> Counts:
         total += row.counts
     if status != 0 and total.failed == 0:
         total += Counts(failed=1)
-    if total.passed + total.failed == 0:
+    if sum(total) == 0:
         total += Counts(failed=1)  # a run that ran nothing shows nothing
     return total
 
@@ -89,6 +90,18 @@ def no_survivor(status: int, _output: str) -> Counts:
     return one(0 if status == 3 else status, _output)
 
 
+# What a test prints that cannot run here: to `cargo test` it passes, for it knows no other end.
+SKIPPED = re.compile(r"SKIPPED ([\w:]+): (.*)")
+
+
+def skips(output: str) -> list[str]:
+    """Why tests were skipped, and how many for each reason."""
+    tests: dict[str, set[str]] = {}
+    for name, why in SKIPPED.findall(output):
+        tests.setdefault(why, set()).add(name)
+    return [f"SKIPPED, {len(names)} tests: {why}" for why, names in tests.items()]
+
+
 class Binary(NamedTuple):
     name: str
     counts: Counts
@@ -108,6 +121,8 @@ def binaries(output: str) -> list[Binary]:
         counts = Counts()
         for passed, failed, ignored, _ in results:
             counts += Counts(int(passed), int(failed), int(ignored))
+        skipped = len({name for name, _ in SKIPPED.findall(block)})
+        counts += Counts(passed=-skipped, skipped=skipped)
         if not results:
             counts = Counts(failed=1)
         rows.append(Binary(name, counts, results[-1][3] if results else "died"))
@@ -169,7 +184,8 @@ def run(step: Step) -> tuple[Counts, list[str]]:
         if re.match(r"target/.* bytes|\d+ mutants ", line):
             print(f"     {line}")
     print(f"   {verdict}, {time.monotonic() - began:.1f} s", flush=True)
-    return counts, remarks(step, output, counts, unsteady)
+    skipped = skips(output) if step.judge is cargo_test else []
+    return counts, remarks(step, output, counts, unsteady) + skipped
 
 
 def capture(command: str, seconds_max: int) -> tuple[int, str]:

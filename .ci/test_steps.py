@@ -70,6 +70,23 @@ class Counted(unittest.TestCase):
         died = ONE_FAILED.partition("test result")[0]
         self.assertEqual(steps.cargo_test(101, died), steps.Counts(failed=1))
 
+    def test_a_test_that_says_that_it_cannot_run_is_skipped_and_is_one(self):
+        said = "SKIPPED drills::daemon_killed: there is no etcd\n"
+        output = ONE_FAILED.replace("FAILED", "ok").replace("1 passed; 1 failed", "2 passed; 0 failed")
+        # Tests of one binary run at once, and each may say it more than once, also in the middle of a line.
+        for printed in [output.replace("running 2 tests\n", "running 2 tests\n" + said + said), output.replace("killed ... ok", "killed ... " + said + "ok")]:
+            self.assertEqual(steps.cargo_test(0, printed), steps.Counts(passed=1, skipped=1))
+        self.assertEqual(steps.cargo_test(0, output), steps.Counts(passed=2))
+
+    def test_a_run_of_skipped_tests_alone_is_skipped(self):
+        output = ONE_FAILED.replace("1 passed; 1 failed", "1 passed; 0 failed").replace("running", "SKIPPED overview::one_request: no etcd\nrunning")
+        self.assertEqual(steps.cargo_test(0, output), steps.Counts(skipped=1))
+
+    def test_the_reasons_are_told_once_each_at_the_end(self):
+        said = "SKIPPED a::b: there is no etcd\nSKIPPED a::c: there is no etcd\n"
+        output = ONE_FAILED.replace("running 2 tests\n", "running 2 tests\n" + said)
+        self.assertEqual(steps.skips(output), ["SKIPPED, 2 tests: there is no etcd"])
+
     def test_an_advisory_database_out_of_reach_is_skipped_and_an_advisory_is_not(self):
         self.assertEqual(steps.advisories(1, "[ERROR] failed to fetch advisory database"), steps.Counts(skipped=1))
         self.assertEqual(steps.advisories(1, "error[vulnerability]"), steps.Counts(failed=1))

@@ -136,16 +136,20 @@ async fn instances(State(Admin { components, .. }): State<Admin>) -> Json<Value>
     let sources = all().map(|(pool, name, followed)| {
         let status = followed.status().borrow().clone();
         let age = status.heard.and_then(|at| at.elapsed().ok()).map(|age| age.as_secs_f64());
-        let failure_mode = status.failure_mode.map(discovered::failure_mode);
-        let app_protocol = status.protocol.map(discovered::app_protocol);
+        let asked = status.asked.as_ref();
+        let failure_mode = asked.map(|asked| discovered::failure_mode(asked.failure_mode));
+        let app_protocol = asked.map(|asked| discovered::app_protocol(asked.protocol));
+        let picker = asked.and_then(|asked| asked.picker.as_ref()).map(discovered::picker);
         json!({
             "pool": &**pool,
             "component": name,
             "synced": status.synced,
             "error": status.error,
+            "warning": status.warning,
             "age_seconds": age,
             "failure_mode": failure_mode,
             "app_protocol": app_protocol,
+            "picker": picker,
         })
     });
     Json(json!({ "instances": rows.collect::<Vec<_>>(), "sources": sources.collect::<Vec<_>>() }))
@@ -285,6 +289,7 @@ fn objects_row(view: &PoolView) -> Value {
     let targets = |targets: &[TargetSpec]| targets.iter().map(|t| json!({ "model": t.model, "weight": t.weight })).collect::<Vec<_>>();
     let mut row = status_row(&view.sources.objects);
     row["strict_models"] = json!(strict_models);
+    row["without_pool"] = json!(&*view.sources.objects_without_pool);
     row["objectives"] = objectives.iter().map(|o| json!({ "name": o.name, "priority": o.priority })).collect();
     row["models"] = models.iter().map(|m| json!({ "name": m.name, "priority": m.priority, "targets": targets(&m.targets) })).collect();
     row["rewrites"] = rewrites.iter().map(|r| json!({ "models": r.models, "targets": targets(&r.targets) })).collect();

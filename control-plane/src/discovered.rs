@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use discovery::backend::{AppProtocol, Backend, FailureMode};
+use discovery::backend::{AppProtocol, Backend, FailureMode, PickerService};
 use discovery::directory::Directory;
 use discovery::etcd::Etcd;
 use discovery::kubernetes::{self, InferencePools, Kubernetes, PoolGroup, PortRule};
@@ -24,6 +24,7 @@ use tokio::sync::watch;
 
 use crate::args::Speak;
 use crate::etcd_access::EtcdAccess;
+use crate::objects::PoolName;
 use crate::shared::Shared;
 use crate::sources::{Components, Source};
 
@@ -151,6 +152,28 @@ pub async fn open(source: Discovered) -> Result<Source, String> {
     }
 }
 
+// === impl Discovered ===
+
+impl Discovered {
+    /// The Kubernetes namespace of what is discovered, where it is discovered in one.
+    #[must_use]
+    pub fn kube_namespace(&self) -> Option<&str> {
+        let (Self::Kubernetes(KubernetesSource { kube_namespace, .. }) | Self::InferencePool(InferencePoolSource { kube_namespace, .. })) =
+            self
+        else {
+            return None;
+        };
+        Some(kube_namespace.as_deref().unwrap_or(KUBE_NAMESPACE_DEFAULT))
+    }
+
+    /// The name of the InferencePool, where it is one: what objects call the pool.
+    #[must_use]
+    pub fn inference_pool(&self) -> Option<PoolName> {
+        let Self::InferencePool(InferencePoolSource { name, .. }) = self else { return None };
+        Some(PoolName { name: name.as_str().into(), namespace: self.kube_namespace().map(Into::into) })
+    }
+}
+
 fn follow<B: Backend>(discovery: &Discovery<B>, namespace: &str, components: Vec<ComponentRow>) -> Result<Source, String> {
     if components.is_empty() || components.len() > COMPONENTS_MAX {
         return Err(format!("{} components; 1 to {COMPONENTS_MAX} are allowed", components.len()));
@@ -159,7 +182,9 @@ fn follow<B: Backend>(discovery: &Discovery<B>, namespace: &str, components: Vec
     for ComponentRow { name, role } in components {
         let changes = discovery.changes(namespace, &name).map_err(|e| e.to_string())?;
         parts.push(Part { changes, labels: role.into_iter().map(|role| (ROLE_LABEL.to_owned(), role)).collect() });
-        followed.push((name.clone(), discovery.follow(namespace, &name).map_err(|e| e.to_string())?));
+        let follows = discovery.follow(namespace, &name).map_err(|e| e.to_string())?;
+        tokio::spawn(tell_warnings(name.clone(), follows.status()));
+        followed.push((name, follows));
     }
     Ok(Source { changes: merge(parts), components: followed })
 }
@@ -175,7 +200,8 @@ fn policy(given: Option<Metadata>, default: Metadata) -> MetadataPolicy {
 /// Says what an InferencePool asks of its gateway, whenever it asks for something else. Ends when it is followed no more.
 async fn tell_failure_mode(inference_pool: String, mut status: watch::Receiver<Status>) {
     let mut told = None;
-    while let Ok(asks) = status.wait_for(|status| status.failure_mode != told).await.map(|status| status.failure_mode) {
+    let mode = |status: &Status| status.asked.as_ref().map(|asked| asked.failure_mode);
+    while let Ok(asks) = status.wait_for(|status| mode(status) != told).await.map(|status| mode(&status)) {
         told = asks;
         let failure_mode = asks.map(failure_mode);
         match asks {
@@ -206,7 +232,8 @@ pub fn compare_protocols(shared: &Shared, components: &BTreeMap<Arc<str>, Compon
 
 async fn tell_protocol((pool, inference_pool): (String, String), mut status: watch::Receiver<Status>, cluster: AppProtocol) {
     let mut told = None;
-    while let Ok(asks) = status.wait_for(|status| status.protocol != told).await.map(|status| status.protocol) {
+    let asked = |status: &Status| status.asked.as_ref().map(|asked| asked.protocol);
+    while let Ok(asks) = status.wait_for(|status| asked(status) != told).await.map(|status| asked(&status)) {
         told = asks;
         if let Some(asks) = asks.filter(|asks| *asks != cluster) {
             tracing::warn!(
@@ -227,6 +254,24 @@ pub fn app_protocol(protocol: AppProtocol) -> &'static str {
         AppProtocol::Http => "http",
         AppProtocol::H2c => "kubernetes.io/h2c",
     }
+}
+
+/// Says what of use cannot be had of a component. Ends when it is followed no more.
+async fn tell_warnings(component: String, mut status: watch::Receiver<Status>) {
+    let mut told = None;
+    while let Ok(warning) = status.wait_for(|status| status.warning != told).await.map(|status| status.warning.clone()) {
+        if let Some(why) = &warning {
+            tracing::warn!(component, why, "discovery goes on without");
+        }
+        told = warning;
+    }
+}
+
+/// As people write it.
+#[must_use]
+pub fn picker(service: &PickerService) -> String {
+    let PickerService { namespace, name, port } = service;
+    port.map_or_else(|| format!("{namespace}/{name}"), |port| format!("{namespace}/{name}:{port}"))
 }
 
 /// As an InferencePool says it.

@@ -9,6 +9,7 @@
 //! what happens and take out what is to be done.
 
 mod answers;
+mod authority;
 mod conversation;
 mod framing;
 mod front;
@@ -47,7 +48,8 @@ use tonic::server::NamedService;
 use crate::health;
 use crate::shutdown::Shutdown;
 
-/// Names the pool of a stream, among its gRPC metadata (`initial_metadata` in Envoy's `grpc_service`); not needed where there is but one.
+/// Names the pool of a stream, among its gRPC metadata (`initial_metadata` in Envoy's `grpc_service`); not needed where there is but one, nor where the
+/// stream's authority is the Service that the pool's InferencePool names.
 pub const POOL: &str = "x-switchpoint-pool";
 
 /// How the destination is told on a stream, likewise: `list` or `single`.
@@ -103,13 +105,17 @@ impl ExtProcServer {
         Self { front, single, list, format: settings.destination_format, shutdown }
     }
 
-    fn pool(&self, metadata: &MetadataMap) -> Result<Arc<FrontPool>, Status> {
+    fn pool(&self, metadata: &MetadataMap, authority: &str) -> Result<Arc<FrontPool>, Status> {
         let name = word(metadata, POOL)?;
         let why = || match name {
-            Some(name) => Status::invalid_argument(format!("there is no pool {name:?} here")),
-            None => Status::invalid_argument(format!("which pool? There are several: name one in the gRPC metadata {POOL}")),
+            Some(name) => format!("there is no pool {name:?} here"),
+            None => format!(
+                "which pool? There are several, and not one of them alone has an InferencePool whose picker is {authority:?}: give each a \
+                 Service or a port of its own, or name the pool in the gRPC metadata {POOL}"
+            ),
         };
-        self.front.pool(name).cloned().ok_or_else(why)
+        let pool = self.front.pool(name).or_else(|| if name.is_none() { self.front.asked(authority) } else { None });
+        pool.cloned().ok_or_else(|| Status::invalid_argument(why()))
     }
 
     fn settings(&self, metadata: &MetadataMap) -> Result<&Arc<Settings>, Status> {
@@ -143,7 +149,7 @@ impl ExtProcServer {
             return Err(Status::resource_exhausted(format!("the picker serves {STREAMS_MAX} streams already")));
         }
         let metadata = MetadataMap::from_headers(parts.headers);
-        let pool = self.pool(&metadata)?;
+        let pool = self.pool(&metadata, parts.uri.authority().map_or("", |authority| authority.as_str()))?;
         let talk = Talk::new(&self.front, &pool, self.settings(&metadata)?);
         Ok(Line { talk, front: Arc::clone(&self.front), pool, inbound, shutdown: self.shutdown.clone(), ended: false })
     }

@@ -126,7 +126,7 @@ impl Feed {
         match objects {
             Ok(objects) => {
                 objects.log(&name);
-                self.pool.set_objects(Ok(objects.spec), Now::read());
+                self.pool.set_objects(Ok(objects), Now::read());
             }
             Err(why) => {
                 tracing::error!(pool = &*name, why, "objects cannot be used; the last good ones stay");

@@ -21,6 +21,9 @@ pub const READINESS: &str = "readiness";
 /// The same of the service that decides; never where no ext_proc is served.
 pub const EXT_PROC: &str = "envoy.service.ext_proc.v3.ExternalProcessor";
 
+/// What the charts of upstream's picker probe where there is one replica: that it lives.
+pub const INFERENCE_EXTENSION: &str = "inference-extension";
+
 /// Says what can be had of this daemon.
 #[derive(Clone, Debug)]
 pub struct Health(HealthReporter);
@@ -31,7 +34,9 @@ impl Health {
     /// It lives, and no more.
     pub async fn new() -> Self {
         let health = Self(health_reporter().0);
-        health.0.set_service_status(LIVENESS, ServingStatus::Serving).await;
+        for service in [LIVENESS, INFERENCE_EXTENSION] {
+            health.0.set_service_status(service, ServingStatus::Serving).await;
+        }
         for service in [LEADING, READINESS, EXT_PROC] {
             health.0.set_service_status(service, ServingStatus::NotServing).await;
         }

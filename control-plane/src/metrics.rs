@@ -145,7 +145,7 @@ impl Exposition {
         let ages = all.iter().filter_map(|(labels, status)| Some((labels.clone(), age(status)?)));
         page.gauge("switchpoint_discovery_age_seconds", "Since the backend of a component was last heard of.", ages)?;
         let cluster = self.shared.cluster_protocol.get().copied().unwrap_or_default();
-        let others = all.iter().filter_map(|(labels, status)| Some((labels.clone(), flag(status.protocol? != cluster))));
+        let others = all.iter().filter_map(|(labels, status)| Some((labels.clone(), flag(status.asked.as_ref()?.protocol != cluster))));
         page.gauge("switchpoint_protocol_mismatch", "1 where servers speak another protocol than the pool's cluster.", others)?;
         let connected = all.iter().map(|(labels, status)| (labels.clone(), flag(status.synced && status.error.is_none())));
         page.gauge("switchpoint_discovery_connected", "0 while the backend of a component cannot be reached or read.", connected)
@@ -407,6 +407,12 @@ impl Exposition {
         page.gauge("switchpoint_source_ok", "0 while the newest of a source cannot be used and the last good stays.", sources)?;
         let errors = self.pools.iter().map(|p| (pool_label(p), p.view.sources.errors));
         page.counter("switchpoint_source_errors", "Contents of sources that could not be used.", errors)?;
+        let without_pool = |p: &PoolCounts| count(p.view.sources.objects_without_pool.values().sum());
+        page.gauge(
+            "switchpoint_objects_without_pool",
+            "Objects read that name no pool of this daemon: they count nowhere.",
+            per_pool(&without_pool),
+        )?;
         self.discovery(page)?;
         self.configs(page)?;
         let plain = {

@@ -7,8 +7,8 @@
 //! spec: {priority: -1, poolRef: {name: default}}
 //! ```
 //! `InferenceObjective`, `InferenceModel` and `InferenceModelRewrite`, in any number of files and documents, read as strictly as a
-//! configuration. A pool takes those whose `poolRef` names it; how many there are of others is said, for a pool that has none of its own
-//! because its name is misspelt would otherwise look like one that needs none.
+//! configuration. A pool takes those whose `poolRef` names it: by the name and namespace of its `InferencePool` where it has one, else by its own name.
+//! Objects that name no pool of this daemon count nowhere; that is a warning, for they look like objects that work.
 //!
 //! Age settles what two objects claim. Files have none, so `metadata.creationTimestamp` counts where it is given; objects without one are younger than
 //! those with, in the order of files (by name) and documents.
@@ -70,13 +70,35 @@ pub enum Body {
     Rewrite(Vec<RewriteSpec>),
 }
 
-/// A pool's objects, and whose they are that are not its own.
+/// How objects name a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolName {
+    /// What their `poolRef` says.
+    pub name: Arc<str>,
+    /// Their own namespace, which is that of the pool they name; `None`: any.
+    pub namespace: Option<Arc<str>>,
+}
+
+/// Which objects a pool takes.
+#[derive(Clone, Debug)]
+pub struct Selection {
+    /// The name of the pool.
+    pub pool: PoolName,
+    /// The names of all pools of the daemon.
+    pub served: Arc<[PoolName]>,
+    /// A model that no object names is unknown, even without any InferenceModel.
+    pub strict_models: bool,
+}
+
+/// A pool's objects, and how many there are that are not its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolObjects {
     /// Those of the pool.
     pub spec: ObjectsSpec,
-    /// How many there are of other pools, by name.
+    /// How many there are of other pools of this daemon, by name.
     pub elsewhere: BTreeMap<String, usize>,
+    /// How many there are that name no pool of this daemon, by the name that they give.
+    pub without_pool: BTreeMap<String, usize>,
     /// Objectives and models that an older one of the same name keeps from counting.
     pub shadowed: Vec<String>,
 }
@@ -84,8 +106,11 @@ pub struct PoolObjects {
 /// A pool's objects, followed.
 pub struct ObjectsFile {
     from: From,
+    /// The daemon's name of the pool, for messages.
     pool: Arc<str>,
-    strict_models: bool,
+    selection: Selection,
+    /// What was told last, unless that was an error.
+    told: Option<PoolObjects>,
 }
 
 /// Where they come from.
@@ -119,6 +144,9 @@ impl PoolObjects {
         for (other, count) in &self.elsewhere {
             tracing::info!(pool, count, pool_ref = other, "objects of another pool do not count here");
         }
+        for (other, count) in &self.without_pool {
+            tracing::warn!(pool, count, pool_ref = other, "objects name a pool that this daemon does not serve; they count nowhere");
+        }
         for object in &self.shadowed {
             tracing::warn!(pool, object, "an older object has the same name; this one does not count");
         }
@@ -130,17 +158,17 @@ impl PoolObjects {
 impl ObjectsFile {
     /// Follows what is at `path` for the pool named `pool`.
     #[must_use]
-    pub fn new(path: PathBuf, pool: Arc<str>, strict_models: bool) -> Self {
-        Self { from: From::Files(FollowFiles::new(path)), pool, strict_models }
+    pub fn new(path: PathBuf, pool: Arc<str>, selection: Selection) -> Self {
+        Self { from: From::Files(FollowFiles::new(path)), pool, selection, told: None }
     }
 
     /// Follows the objects in a namespace of Kubernetes, which need not be reachable.
     ///
     /// # Errors
     /// Says what is missing for that.
-    pub async fn in_cluster(kube_namespace: String, pool: Arc<str>, strict_models: bool) -> Result<Self, String> {
-        let told = follow_objects(&kubernetes::connect().await?, &kube_namespace, &CLUSTER_KINDS);
-        Ok(Self { from: From::Cluster(kube_namespace, told), pool, strict_models })
+    pub async fn in_cluster(kube_namespace: String, pool: Arc<str>, selection: Selection) -> Result<Self, String> {
+        let objects = follow_objects(&kubernetes::connect().await?, &kube_namespace, &CLUSTER_KINDS);
+        Ok(Self { from: From::Cluster(kube_namespace, objects), pool, selection, told: None })
     }
 
     /// What is followed, for people.
@@ -152,12 +180,24 @@ impl ObjectsFile {
         }
     }
 
-    /// Waits for the files to say something new; the first call tells what they say now. An error says why none of it can be used. Cancel-safe.
+    /// Waits for something new; the first call tells what there is now. An error says why none of it can be used. Cancel-safe.
     pub async fn changed(&mut self) -> Result<PoolObjects, String> {
+        loop {
+            let found = self.next().await;
+            let objects = found.inspect_err(|_| self.told = None)?;
+            // A cluster is listed again every few minutes: what has not changed is not told, nor logged, again.
+            if self.told.as_ref() != Some(&objects) {
+                self.told = Some(objects.clone());
+                return Ok(objects);
+            }
+        }
+    }
+
+    async fn next(&mut self) -> Result<PoolObjects, String> {
         match &mut self.from {
-            From::Files(follow) => of_pool(&follow.changed().await.map_err(|e| e.to_string())?, &self.pool, self.strict_models),
+            From::Files(follow) => of_pool(&follow.changed().await.map_err(|e| e.to_string())?, &self.selection),
             From::Cluster(_, told) => match told.next().await {
-                Some(Ok(all)) => of_cluster(&all, &self.pool, self.strict_models),
+                Some(Ok(all)) => of_cluster(&all, &self.pool, &self.selection),
                 Some(Err(why)) => Err(why),
                 None => std::future::pending().await,
             },
@@ -172,7 +212,7 @@ impl fmt::Debug for ObjectsFile {
 }
 
 /// The objects of a pool, out of all of a namespace. One that cannot be read is somebody's own affair: it is left out, and that is said.
-fn of_cluster(all: &[Value], pool: &str, strict_models: bool) -> Result<PoolObjects, String> {
+fn of_cluster(all: &[Value], pool: &str, selection: &Selection) -> Result<PoolObjects, String> {
     let mut objects = Vec::new();
     for object in all {
         let (report, read) = read(&object.to_string()); // JSON is YAML
@@ -183,14 +223,14 @@ fn of_cluster(all: &[Value], pool: &str, strict_models: bool) -> Result<PoolObje
             tracing::warn!(pool, why = report.complaints(&name), "an object cannot be used");
         }
     }
-    checked(select(objects, pool, strict_models), pool)
+    checked(select(objects, selection), &selection.pool)
 }
 
 /// The objects of a pool, out of all files.
 ///
 /// # Errors
-/// Everything that is wrong in any of them, a line each: an object that cannot be read may be anybody's.
-pub fn of_pool(files: &Files, pool: &str, strict_models: bool) -> Result<PoolObjects, String> {
+/// Everything that is wrong in any of them, a line each: an object that cannot be read may be of any pool.
+pub fn of_pool(files: &Files, selection: &Selection) -> Result<PoolObjects, String> {
     let (mut objects, mut complaints) = (Vec::new(), Vec::new());
     let mut taken: BTreeMap<(Kind, String, String), String> = BTreeMap::new();
     for (path, text) in &files.0 {
@@ -211,24 +251,26 @@ pub fn of_pool(files: &Files, pool: &str, strict_models: bool) -> Result<PoolObj
     if !complaints.is_empty() {
         return Err(complaints.join("\n"));
     }
-    checked(select(objects, pool, strict_models), pool)
+    checked(select(objects, selection), &selection.pool)
 }
 
-fn checked(found: PoolObjects, pool: &str) -> Result<PoolObjects, String> {
+fn checked(found: PoolObjects, pool: &PoolName) -> Result<PoolObjects, String> {
     match Objects::build(&found.spec) {
         Ok(_) => Ok(found),
-        Err(why) => Err(format!("objects of pool {pool:?}: {why}")),
+        Err(why) => Err(format!("objects of pool {:?}: {why}", pool.name)),
     }
 }
 
 /// Those of a pool, oldest first.
-fn select(mut objects: Vec<Object>, pool: &str, strict_models: bool) -> PoolObjects {
+fn select(mut objects: Vec<Object>, selection: &Selection) -> PoolObjects {
+    let Selection { pool, served, strict_models } = selection;
     // Times as Kubernetes writes them sort as text; stable, so that the order of files settles the rest.
     objects.sort_by_key(|object| (object.created.is_none(), object.created.clone()));
-    let mut found = PoolObjects { spec: ObjectsSpec { strict_models, ..ObjectsSpec::default() }, ..PoolObjects::default() };
+    let mut found = PoolObjects { spec: ObjectsSpec { strict_models: *strict_models, ..ObjectsSpec::default() }, ..PoolObjects::default() };
     for object in objects {
-        if object.pool != pool {
-            *found.elsewhere.entry(object.pool).or_default() += 1;
+        if !pool.is_named_by(&object) {
+            let others = if served.iter().any(|other| other.is_named_by(&object)) { &mut found.elsewhere } else { &mut found.without_pool };
+            *others.entry(object.pool_in_full()).or_default() += 1;
             continue;
         }
         let spec = &mut found.spec;
@@ -259,6 +301,42 @@ pub fn holds_objects(text: &str) -> bool {
 #[must_use]
 pub fn report(text: &str) -> Report {
     read(text).0
+}
+
+// === impl PoolName ===
+
+impl PoolName {
+    /// A pool of this name, whatever the namespace of the objects.
+    #[must_use]
+    pub fn anywhere(name: &str) -> Self {
+        Self { name: name.into(), namespace: None }
+    }
+
+    /// A file need not say of which namespace its objects are.
+    fn is_named_by(&self, object: &Object) -> bool {
+        let here = self.namespace.as_deref().is_none_or(|namespace| object.namespace.is_empty() || object.namespace == namespace);
+        here && *self.name == object.pool
+    }
+}
+
+// === impl Selection ===
+
+impl Selection {
+    /// What a pool of this name takes where there is no other.
+    #[must_use]
+    pub fn of(pool: &str) -> Self {
+        let pool = PoolName::anywhere(pool);
+        Self { served: Arc::from([pool.clone()]), pool, strict_models: false }
+    }
+}
+
+// === impl Object ===
+
+impl Object {
+    /// The pool that it names, with the namespace.
+    fn pool_in_full(&self) -> String {
+        if self.namespace.is_empty() { self.pool.clone() } else { format!("{}/{}", self.namespace, self.pool) }
+    }
 }
 
 // === impl Body ===

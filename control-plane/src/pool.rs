@@ -21,6 +21,7 @@ use scheduler::{ENDPOINTS_MAX, EndpointMetrics, EndpointRef, Incarnation, Pipeli
 use tokio::time::Instant;
 
 use crate::config::ConfigStatus;
+use crate::objects::PoolObjects;
 use crate::scrape::ScrapeEvent;
 use hosts::Hosts;
 
@@ -100,6 +101,8 @@ pub struct Sources {
     pub config: ConfigStatus,
     /// How the objects are doing.
     pub objects: ConfigStatus,
+    /// How many objects beside the pool's name no pool of this daemon, by the name that they give.
+    pub objects_without_pool: Arc<BTreeMap<String, usize>>,
     /// How often any of these errors came up.
     pub errors: u64,
 }
@@ -178,6 +181,7 @@ impl Pool {
                 discovery_error: None,
                 config: ConfigStatus::new(config_file, now),
                 objects: ConfigStatus::new(None, now),
+                objects_without_pool: Arc::default(),
                 errors: 0,
             },
         };
@@ -193,9 +197,10 @@ impl Pool {
 
     /// The same with these objects, read from `file` if any. Only before any other verb.
     #[must_use]
-    pub fn with_objects(mut self, file: Option<Arc<str>>, objects: ObjectsSpec) -> Self {
+    pub fn with_objects(mut self, file: Option<Arc<str>>, objects: PoolObjects) -> Self {
         self.view.sources.objects = ConfigStatus::new(file, SystemTime::now());
-        self.view.objects = Arc::new(objects);
+        self.view.sources.objects_without_pool = Arc::new(objects.without_pool);
+        self.view.objects = Arc::new(objects.spec);
         self
     }
 
@@ -277,10 +282,11 @@ impl Pool {
     }
 
     /// New objects, or why the newest are not in force.
-    pub fn set_objects(&mut self, objects: Result<ObjectsSpec, String>, now: Now) {
+    pub fn set_objects(&mut self, objects: Result<PoolObjects, String>, now: Now) {
         self.touched = true;
         match objects {
-            Ok(objects) => {
+            Ok(PoolObjects { spec: objects, without_pool, .. }) => {
+                self.view.sources.objects_without_pool = Arc::new(without_pool);
                 let changed = *self.view.objects != objects;
                 self.view.sources.objects.take(changed, now.wall);
                 if changed {

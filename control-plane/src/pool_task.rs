@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 
 use crate::config::{ConfigFile, Latency, PoolConfig};
 use crate::feed::{Feed, SCRAPE_EVENTS_MAX, Scraping};
-use crate::objects::{ObjectsFile, ObjectsSource, PoolObjects};
+use crate::objects::{ObjectsFile, ObjectsSource, PoolName, PoolObjects, Selection};
 use crate::persist::SavedPool;
 use crate::pool::{Now, Pool, Settings};
 use crate::pools_file::PoolSource;
@@ -55,8 +55,10 @@ impl PoolTask {
         (pool, source): (PoolSource, Source),
         saved: Option<&SavedPool>,
         (scrape, latency): (&Scrape, &Latency),
+        served: &Arc<[PoolName]>,
         incarnation_first: u32,
     ) -> Result<Self, Fatal> {
+        let selection = Selection { pool: pool.named(), served: Arc::clone(served), strict_models: pool.objects.strict_models };
         let PoolSource { name, config, objects, .. } = pool;
         let mut config = config.map(|path| ConfigFile::new(path, latency.clone()));
         let PoolConfig { pipeline, scraping } = match &mut config {
@@ -64,12 +66,12 @@ impl PoolTask {
             None => PoolConfig::default_config(latency),
         }
         .map_err(Fatal::Usage)?;
-        let (objects, found) = first_objects(objects, &name).await?;
+        let (objects, found) = first_objects(objects, &name, selection).await?;
         let config_file = config.as_ref().map(|file| file.path().display().to_string().into());
         let incarnation_first = saved.map_or(0, |s| s.incarnation_next).max(incarnation_first);
         let settings = Settings { name: name.into(), pipeline, config_file, staleness_max: scrape.staleness_max, incarnation_first };
         let objects_file = objects.as_ref().map(|file| file.described().into());
-        let mut pool = Pool::new(settings).with_objects(objects_file, found.spec);
+        let mut pool = Pool::new(settings).with_objects(objects_file, found);
         if let Some(saved) = saved {
             let endpoints = saved.endpoints();
             tracing::info!(pool = &**pool.name(), endpoints = endpoints.len(), "restored from the snapshot file");
@@ -111,19 +113,20 @@ impl PoolTask {
 }
 
 /// The objects a pool begins with, and the files they come from.
-async fn first_objects(source: ObjectsSource, pool: &str) -> Result<(Option<ObjectsFile>, PoolObjects), Fatal> {
+async fn first_objects(source: ObjectsSource, pool: &str, selection: Selection) -> Result<(Option<ObjectsFile>, PoolObjects), Fatal> {
     let ObjectsSource { path, kubernetes, strict_models } = source;
     let none = || PoolObjects { spec: ObjectsSpec { strict_models, ..ObjectsSpec::default() }, ..PoolObjects::default() };
     if let Some(namespace) = kubernetes {
-        let mut objects = ObjectsFile::in_cluster(namespace, pool.into(), strict_models).await.map_err(Fatal::Usage)?;
+        let mut objects = ObjectsFile::in_cluster(namespace, pool.into(), selection).await.map_err(Fatal::Usage)?;
         // Requests need not wait for a cluster that cannot be reached.
         let found = tokio::time::timeout(FIRST_OBJECTS_WAIT, objects.changed()).await;
         let found = found.unwrap_or_else(|_| Err("no answer yet".to_owned()));
         let found = found.inspect_err(|why| tracing::error!(pool, why, "objects cannot be had yet; there are none for now"));
+        let found = found.inspect(|found| found.log(pool));
         return Ok((Some(objects), found.unwrap_or_else(|_| none())));
     }
     let Some(path) = path else { return Ok((None, none())) };
-    let mut files = ObjectsFile::new(path, pool.into(), strict_models);
+    let mut files = ObjectsFile::new(path, pool.into(), selection);
     let found = files.changed().await.map_err(Fatal::Usage)?;
     found.log(pool);
     Ok((Some(files), found))

@@ -7,6 +7,7 @@
 //! - name: deepseek
 //!   kubernetes: {namespace: dynamo, components: [{name: decode, role: decode}, {name: prefill, role: prefill}]}
 //!   objectsKubernetes: prod
+//! - {name: mixtral, inferencePool: {namespace: prod, name: mixtral}, objectsKubernetes: true}
 //! ```
 //! Read once: a pool more or less is a change of what Envoy is configured with anyway. The files it names are followed. Relative names
 //! count from where the daemon was started, as on the command line.
@@ -17,7 +18,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use crate::discovered::{DirectorySource, Discovered, EtcdSource, InferencePoolSource, KubernetesSource};
-use crate::objects::ObjectsSource;
+use crate::objects::{ObjectsSource, PoolName};
 
 /// The most pools of one daemon: each has a scraper of its own and at most 1,024 endpoints.
 pub const POOLS_MAX: usize = 64;
@@ -46,6 +47,20 @@ pub enum EndpointsSource {
     Discovered(Discovered),
 }
 
+// === impl PoolSource ===
+
+impl PoolSource {
+    /// How objects name it: as an InferencePool they know nothing of the name that we give it.
+    #[must_use]
+    pub fn named(&self) -> PoolName {
+        let inference_pool = match &self.endpoints {
+            EndpointsSource::Discovered(discovered) => discovered.inference_pool(),
+            EndpointsSource::File(_) | EndpointsSource::List(_) => None,
+        };
+        inference_pool.unwrap_or_else(|| PoolName::anywhere(&self.name))
+    }
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -64,8 +79,18 @@ struct Row {
     etcd: Option<EtcdSource>,
     config: Option<PathBuf>,
     objects: Option<PathBuf>,
-    objects_kubernetes: Option<String>,
+    objects_kubernetes: Option<ObjectsKubernetes>,
     strict_models: Option<bool>,
+}
+
+/// Whether objects come from Kubernetes, and from where.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum ObjectsKubernetes {
+    /// From the namespace of the endpoints, or not at all.
+    There(bool),
+    /// From this namespace.
+    Namespace(String),
 }
 
 /// Reads the file at `path`. Objects `given` hold for pools that name none of their own.
@@ -123,16 +148,53 @@ fn parse(text: &str, given: &ObjectsSource) -> Result<Vec<PoolSource>, String> {
         let strict_models = strict_models.unwrap_or(given.strict_models);
         let objects = match (objects, objects_kubernetes) {
             (None, None) => ObjectsSource { strict_models, ..given.clone() },
-            (path, kubernetes) => ObjectsSource { path, kubernetes, strict_models },
+            (path, kubernetes) => {
+                let kubernetes = kubernetes.map_or(Ok(None), |asked| asked.namespace(&name, &endpoints))?;
+                ObjectsSource { path, kubernetes, strict_models }
+            }
         };
         sources.push(PoolSource { name, endpoints, config, objects });
     }
     Ok(sources)
 }
 
+// === impl ObjectsKubernetes ===
+
+impl ObjectsKubernetes {
+    fn namespace(self, pool: &str, endpoints: &EndpointsSource) -> Result<Option<String>, String> {
+        let there = match endpoints {
+            EndpointsSource::Discovered(discovered) => discovered.kube_namespace(),
+            EndpointsSource::File(_) | EndpointsSource::List(_) => None,
+        };
+        match (self, there) {
+            (Self::Namespace(namespace), _) => Ok(Some(namespace)),
+            (Self::There(false), _) => Ok(None),
+            (Self::There(true), Some(there)) => Ok(Some(there.to_owned())),
+            (Self::There(true), None) => Err(format!(
+                "pool {pool:?}: objectsKubernetes: give the namespace; only kubernetes and inferencePool have one of their own"
+            )),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn objects_of_an_inference_pool_are_where_it_is_and_call_it_by_its_name() {
+        let text = "pools:\n- {name: a, inferencePool: {namespace: prod, name: llama}, objectsKubernetes: true}\n\
+                    - {name: b, inferencePool: {name: qwen}, objectsKubernetes: true}\n\
+                    - {name: c, inferencePool: {name: qwen}, objectsKubernetes: false}\n\
+                    - {name: d, endpoints: ['10.0.0.1:8000'], objectsKubernetes: ml}\n";
+        let given = ObjectsSource { kubernetes: Some("all".to_owned()), ..ObjectsSource::default() };
+        let pools = parse(text, &given).unwrap();
+        let namespaces: Vec<Option<&str>> = pools.iter().map(|pool| pool.objects.kubernetes.as_deref()).collect();
+        assert_eq!(namespaces, [Some("prod"), Some("default"), None, Some("ml")]);
+        let name = |name: &str, namespace: Option<&str>| PoolName { name: name.into(), namespace: namespace.map(Into::into) };
+        let names: Vec<PoolName> = pools.iter().map(PoolSource::named).collect();
+        assert_eq!(names, [name("llama", Some("prod")), name("qwen", Some("default")), name("qwen", Some("default")), name("d", None)]);
+    }
 
     #[test]
     fn reads_pools_of_both_kinds() {
@@ -172,6 +234,7 @@ mod tests {
             ("pools: [{name: a, directory: {path: p, namespace: n, components: [{name: d, rule: x}]}}]", "rule"),
             ("pools: [{name: a, kubernetes: {components: []}}]", "namespace"),
             ("pools: [{name: '', endpoints: []}]", "pool name"),
+            ("pools: [{name: a, endpoints: [x], objectsKubernetes: true}]", "give the namespace"),
             ("pools: [{name: a, endpoint: []}]", "endpoint"),
         ] {
             let error = parse(text, &ObjectsSource::default()).unwrap_err();

@@ -23,7 +23,7 @@ use crate::latency;
 use crate::lease;
 use crate::listen::{Incoming, Listener, TlsFiles, identify, raise_descriptors};
 use crate::monitoring::{Monitoring, ended, open, server};
-use crate::objects::ObjectsSource;
+use crate::objects::{ObjectsSource, PoolName};
 use crate::persist::{Saved, SnapshotFile};
 use crate::pool_task::{PoolTask, Scrape};
 use crate::pools_file::PoolSource;
@@ -195,10 +195,11 @@ impl Daemon {
         let scrape = scraping(scrape);
         let learning = (latency.latency_prediction, latency.latency_model_file);
         let latency = Latency::new(latency.latency_prediction, latency.headroom_selection_strategy).map_err(Fatal::Usage)?;
+        let served: Arc<[PoolName]> = followed.iter().map(|(pool, _)| pool.named()).collect();
         let mut pools = Vec::new();
         for pool in followed {
             let saved = before.as_ref().and_then(|saved| saved.pools.get(&pool.0.name));
-            pools.push(PoolTask::prepare(pool, saved, (&scrape, &latency), life.incarnation_first).await?);
+            pools.push(PoolTask::prepare(pool, saved, (&scrape, &latency), &served, life.incarnation_first).await?);
         }
         let scrapers: BTreeMap<Arc<str>, ScraperHandle> = pools.iter().map(PoolTask::scraper).collect();
         let components: Arc<BTreeMap<Arc<str>, Components>> = Arc::new(pools.iter().map(PoolTask::components).collect());

@@ -76,13 +76,26 @@ pub enum AppProtocol {
     H2c,
 }
 
-/// What a registry asks of gateways.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What an `InferencePool` asks of gateways.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
     /// When they get no pick.
     pub failure_mode: FailureMode,
     /// Towards instances.
     pub protocol: AppProtocol,
+    /// Whom they are to ask for a pick, where that is a Service.
+    pub picker: Option<PickerService>,
+}
+
+/// The Service that gateways are to ask for picks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PickerService {
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// Its name.
+    pub name: Arc<str>,
+    /// The port of it, where one is named.
+    pub port: Option<u16>,
 }
 
 /// What a backend tells. The first that changes the set is a [`BackendEvent::Reset`].
@@ -98,6 +111,8 @@ pub enum BackendEvent {
     Failed(String),
     /// The registry asks this of gateways, or of them no more: an `InferencePool` does.
     Asks(Option<Asked>),
+    /// Something of use cannot be had, for this reason, or can be had again. The set is told without it.
+    Warns(Option<String>),
     /// The backend is there and nothing changed.
     Alive,
 }

@@ -12,6 +12,7 @@
 //!
 //! The Service is found by its *selector* on the labels [`NAMESPACE_LABEL`] and [`COMPONENT_LABEL`], not by guessing its name: two namespaces may have a
 //! component of one name. Its slices are found by `kubernetes.io/service-name`, since the slice controller mirrors labels of the Service, not of the pods.
+//! The pods' own labels are read from the pods: [`labels`].
 //!
 //! [`InferencePools`] is the other way in: an `InferencePool` names its pods by selector.
 
@@ -26,12 +27,14 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::ListParams;
 use kube::{Api, Client, Config, ResourceExt};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use crate::backend::{Backend, BackendEvent, Component, Following, stream};
 use crate::registry::{InstanceHandle, RegisterError, Registration, ServiceRegistry};
 use crate::table::MetadataPolicy;
 use crate::watch::Discovery;
 
+mod labels;
 mod lease;
 mod listing;
 mod objects;
@@ -39,6 +42,7 @@ mod pods;
 mod pool;
 mod slices;
 
+use labels::PodLabels;
 pub use lease::KubernetesLease;
 use listing::{Listing, Told};
 pub use objects::{CustomKind, follow_objects};
@@ -59,6 +63,9 @@ const SERVICES_MAX: usize = 32;
 
 /// How long connecting to the API server may take: it is a machine away, or it is not there.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How long the first set waits for the labels of the pods: the API server that has just told the slices tells pods as soon, or is not asked for them.
+const LABELS_WAIT: Duration = Duration::from_secs(3);
 
 /// A cluster, as a backend of discovery.
 #[derive(Clone)]
@@ -126,10 +133,22 @@ impl Backend for Kubernetes {
     fn follow(&self, component: &Component, relist: Arc<Notify>) -> BoxStream<'static, BackendEvent> {
         let services = Listing::new(Api::<Service>::namespaced(self.client.clone(), &self.kube_namespace), "");
         let slices = Api::namespaced(self.client.clone(), &self.kube_namespace);
-        let index = SliceIndex::new(self.ports.clone());
-        let (component, names) = (component.clone(), BTreeSet::new());
-        let follow = Follow { component, services, names, listed: false, slices, listing: None, index, relist };
-        stream(follow)
+        let selector = format!("{NAMESPACE_LABEL}={},{COMPONENT_LABEL}={}", component.namespace(), component.name());
+        let pods = Listing::new(Api::namespaced(self.client.clone(), &self.kube_namespace), &selector);
+        stream(Follow {
+            component: component.clone(),
+            services,
+            names: BTreeSet::new(),
+            listed: false,
+            slices,
+            listing: None,
+            index: SliceIndex::new(self.ports.clone()),
+            pods,
+            labels: PodLabels::default(),
+            labelled: false,
+            withheld: None,
+            relist,
+        })
     }
 }
 
@@ -143,6 +162,12 @@ struct Follow {
     /// Of the slices of the Services in `names`, if there are any.
     listing: Option<Listing<EndpointSlice>>,
     index: SliceIndex,
+    pods: Listing<Pod>,
+    labels: PodLabels,
+    /// Are the labels of the pods known, or known not to be had?
+    labelled: bool,
+    /// Until when the first set waits for them; it would be taken for the truth without.
+    withheld: Option<Instant>,
     relist: Arc<Notify>,
 }
 
@@ -162,11 +187,20 @@ impl Follow {
                 None => std::future::pending().await,
             }
         };
+        let waited = async {
+            match self.withheld {
+                Some(until) => tokio::time::sleep_until(until).await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             told = self.services.next() => self.service(told),
             told = slices => self.slice(told),
+            told = self.pods.next() => self.pod(told),
+            () = waited => self.labelled(),
             () = self.relist.notified() => {
                 self.services.restart();
+                self.pods.restart();
                 if let Some(listing) = &mut self.listing {
                     listing.restart();
                 }
@@ -204,12 +238,61 @@ impl Follow {
     }
 
     fn slice(&mut self, told: Told<EndpointSlice>) -> Vec<BackendEvent> {
-        match told {
-            Told::All(slices) => vec![BackendEvent::Reset(self.index.reset(&slices))],
+        let events = match told {
+            Told::All(slices) => {
+                self.index.reset(&slices);
+                if !self.labelled {
+                    self.withheld.get_or_insert_with(|| Instant::now() + LABELS_WAIT);
+                    return Vec::new();
+                }
+                return vec![self.all()];
+            }
             Told::Applied(slice) => self.index.apply(&slice),
             Told::Deleted(slice) => self.index.delete(&slice.name_any()),
-            Told::Failed(why) => vec![BackendEvent::Failed(why)],
+            Told::Failed(why) => return vec![BackendEvent::Failed(why)],
+        };
+        // What is withheld will be told whole.
+        if self.withheld.is_some() { Vec::new() } else { events.into_iter().map(|event| self.labels.join_event(event)).collect() }
+    }
+
+    fn pod(&mut self, told: Told<Pod>) -> Vec<BackendEvent> {
+        match told {
+            Told::All(pods) => {
+                let changed = self.labels.reset(&pods);
+                let mut events = vec![BackendEvent::Warns(None)];
+                // Never as a whole set, which would say that the slices were read.
+                events.extend(changed.iter().filter_map(|pod| self.relabelled(pod)));
+                events.extend(self.labelled());
+                events
+            }
+            Told::Applied(pod) if self.labels.apply(&pod) => Vec::from_iter(self.relabelled(&pod.name_any())),
+            Told::Applied(_) => Vec::new(),
+            Told::Deleted(pod) => {
+                self.labels.delete(&pod.name_any());
+                Vec::new()
+            }
+            Told::Failed(why) => {
+                let mut events = vec![BackendEvent::Warns(Some(format!("labels of pods cannot be read: {why}")))];
+                events.extend(self.labelled());
+                events
+            }
         }
+    }
+
+    /// What slices say of a pod, with the labels that it has now.
+    fn relabelled(&self, pod: &str) -> Option<BackendEvent> {
+        let record = self.index.get(pod).filter(|_| self.withheld.is_none())?;
+        Some(BackendEvent::Apply(self.labels.join(record)))
+    }
+
+    /// No more need be waited for: what was withheld is told.
+    fn labelled(&mut self) -> Vec<BackendEvent> {
+        self.labelled = true;
+        Vec::from_iter(self.withheld.take().map(|_| self.all()))
+    }
+
+    fn all(&self) -> BackendEvent {
+        BackendEvent::Reset(self.index.all().into_iter().map(|record| self.labels.join(record)).collect())
     }
 }
 

@@ -18,7 +18,7 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use tokio_stream::wrappers::BroadcastStream;
 
-use crate::backend::{AppProtocol, Backend, BackendEvent, Component, FailureMode, InvalidName};
+use crate::backend::{Asked, Backend, BackendEvent, Component, InvalidName};
 use crate::fetch::{FETCHES_MAX, Fetcher};
 use crate::instance::Instance;
 use crate::table::{InstanceEvent, MetadataPolicy, Now, Seen, Table};
@@ -70,10 +70,10 @@ pub struct Status {
     pub error: Option<String>,
     /// When it was last heard of; its age is that of the set.
     pub heard: Option<SystemTime>,
-    /// What the registry asks gateways to do when they get no pick, where it says so. Nothing here acts by it: whoever asks does.
-    pub failure_mode: Option<FailureMode>,
-    /// What instances speak, where the registry says so. Whoever connects to them must be told, too.
-    pub protocol: Option<AppProtocol>,
+    /// What the registry asks of gateways, where it says so.
+    pub asked: Option<Asked>,
+    /// What of use cannot be had, and why. The set is complete without it.
+    pub warning: Option<String>,
 }
 
 /// [`ServiceDiscovery`] over any [`Backend`]. A component that was once asked for is followed for as long as this lives: listing it again costs nothing,
@@ -237,12 +237,11 @@ impl Shared {
             BackendEvent::Delete(id) => self.change(|table, events| table.delete(&id, now, events)),
             BackendEvent::Failed(why) => error = Some(why),
             BackendEvent::Asks(asked) => {
-                let (failure_mode, protocol) = (asked.map(|asked| asked.failure_mode), asked.map(|asked| asked.protocol));
-                self.status.send_if_modified(|status| {
-                    let before = (status.failure_mode, status.protocol);
-                    (status.failure_mode, status.protocol) = (failure_mode, protocol);
-                    before != (failure_mode, protocol)
-                });
+                self.status.send_if_modified(|status| set(&mut status.asked, asked));
+                return;
+            }
+            BackendEvent::Warns(warning) => {
+                self.status.send_if_modified(|status| set(&mut status.warning, warning));
                 return;
             }
             BackendEvent::Alive => {}
@@ -291,6 +290,13 @@ async fn drive(shared: Arc<Shared>, mut backend: BoxStream<'static, BackendEvent
             });
         }
     }
+}
+
+/// Says whether that changed anything.
+fn set<T: PartialEq>(field: &mut T, value: T) -> bool {
+    let changed = *field != value;
+    *field = value;
+    changed
 }
 
 // === impl InstanceEvents ===

@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use control_plane::objects::{of_pool, read};
+use control_plane::objects::{Selection, of_pool, read};
 use discovery::content::Files;
 use libfuzzer_sys::fuzz_target;
 use scheduler::objects::{Asked, Objects};
@@ -11,7 +11,7 @@ fuzz_target!(|text: &str| {
     let (report, objects) = read(text);
     let files = Files(vec![("f".into(), text.to_owned())]);
     for object in &objects {
-        match of_pool(&files, &object.pool, false) {
+        match of_pool(&files, &Selection::of(&object.pool)) {
             Ok(found) => {
                 assert!(report.errors.is_empty());
                 let compiled = Objects::build(&found.spec).expect("objects that the filter would refuse");

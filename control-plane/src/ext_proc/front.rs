@@ -8,9 +8,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
+use discovery::Status;
 use exchange::Time;
 use exchange::pool::{DURATION_BOUNDS_MS, Histogram, Observed};
 use proto::state::{self, daemon_message};
@@ -18,6 +19,7 @@ use scheduler::prefix::ENTRIES_DEFAULT;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
+use super::authority::Asked;
 use super::health::Health;
 use super::memory::Memory;
 use super::peers::Peers;
@@ -29,6 +31,7 @@ use crate::push::Session;
 use crate::relay::SHARE_INTERVAL;
 use crate::shared::Shared;
 use crate::shutdown::Shutdown;
+use crate::sources::Components;
 
 /// The most requests that wait for a pool's first state at once, each with its body; beyond it they are answered at once.
 const PARKED_MAX: usize = 1_024;
@@ -52,6 +55,8 @@ const NODE: &str = "switchpointd/ext_proc";
 pub struct Front {
     pools: BTreeMap<Arc<str>, Arc<FrontPool>>,
     destination_namespace: String,
+    /// By pool: what its source asks of gateways, where it is discovered.
+    sources: OnceLock<Vec<(Arc<FrontPool>, watch::Receiver<Status>)>>,
     began: Instant,
     /// Places to wait in.
     pub(super) parking: Semaphore,
@@ -103,6 +108,7 @@ impl Front {
         Arc::new(Self {
             pools,
             destination_namespace: destination_namespace.unwrap_or_else(|| wire::DESTINATION_NAMESPACE.to_owned()),
+            sources: OnceLock::new(),
             began: Instant::now(),
             parking: Semaphore::new(PARKED_MAX),
             streams: Arc::default(),
@@ -124,6 +130,26 @@ impl Front {
             None if self.pools.len() == 1 => self.pools.values().next(),
             None => None,
         }
+    }
+
+    /// From now on a pool is also found by the Service that its InferencePool names.
+    pub fn follow(&self, components: &BTreeMap<Arc<str>, Components>) {
+        let of_pool = |(name, pool): (&Arc<str>, &Arc<FrontPool>)| {
+            let components = components.get(name).into_iter().flatten();
+            components.map(|(_, followed)| (Arc::clone(pool), followed.status())).collect::<Vec<_>>()
+        };
+        let _ = self.sources.set(self.pools.iter().flat_map(of_pool).collect()); // there is one daemon
+    }
+
+    /// The pool whose picker is the Service of this authority, if that is one pool's alone.
+    #[must_use]
+    pub fn asked(&self, authority: &str) -> Option<&Arc<FrontPool>> {
+        let asked = Asked::parse(authority)?;
+        let is_asked = |status: &watch::Receiver<Status>| {
+            status.borrow().asked.as_ref().and_then(|of_pool| of_pool.picker.as_ref()).is_some_and(|service| asked.is(service))
+        };
+        let mut pools = self.sources.get()?.iter().filter(|(_, status)| is_asked(status)).map(|(pool, _)| pool);
+        pools.next().filter(|_| pools.next().is_none())
     }
 
     /// Is anything known of every pool?

@@ -49,6 +49,9 @@ impl Listening {
     pub fn spawn(self, tasks: &mut JoinSet<&'static str>, shared: &Arc<Shared>, health: Health, shutdown: &Shutdown) {
         let Self { ext_proc, settings, destination_namespace } = self;
         let front = Front::of_namespace(&shared.pool_names, destination_namespace);
+        if let Some(components) = shared.components.get() {
+            front.follow(components);
+        }
         let _ = shared.front_streams.set(Arc::clone(front.streams())); // there is one front
         let service = ExtProcServer::new(Arc::clone(&front), &settings, shutdown.clone());
         let router = server()

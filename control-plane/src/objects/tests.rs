@@ -57,12 +57,12 @@ fn objective(name: &str, pool: &str, priority: i32, created: &str) -> String {
 
 /// Everything wrong with one file, as printed.
 fn complaints(text: &str) -> String {
-    of_pool(&files(&[text]), "llama", false).expect_err("taken")
+    of_pool(&files(&[text]), &Selection::of("llama")).expect_err("taken")
 }
 
 #[test]
 fn every_kind_is_read() {
-    let PoolObjects { spec, elsewhere, shadowed } = of_pool(&files(&[ALL]), "llama", false).unwrap();
+    let PoolObjects { spec, elsewhere, without_pool, shadowed } = of_pool(&files(&[ALL]), &Selection::of("llama")).unwrap();
     assert_eq!(spec.objectives, [ObjectiveSpec { name: "batch".to_owned(), priority: -1 }]);
     let targets = vec![target("chat-v1", Some(90)), target("chat-v2", Some(0))];
     assert_eq!(spec.models, [ModelSpec { name: "chat".to_owned(), priority: 1, targets }]);
@@ -71,12 +71,32 @@ fn every_kind_is_read() {
         RewriteSpec { models: vec![], targets: vec![target("a", Some(1)), target("b", Some(2))] },
     ];
     assert_eq!(spec.rewrites, rules);
-    assert!(elsewhere.is_empty() && shadowed.is_empty());
+    assert!(elsewhere.is_empty() && without_pool.is_empty() && shadowed.is_empty());
+}
+
+#[test]
+fn an_inference_pool_takes_the_objects_of_its_namespace_that_name_it_and_says_which_name_no_pool() {
+    let pool = |namespace: &str, name: &str| PoolName { name: name.into(), namespace: Some(namespace.into()) };
+    let selection =
+        |own: PoolName| Selection { served: Arc::from([pool("n1", "llama"), pool("n2", "llama")]), pool: own, strict_models: false };
+    // The namespace of each of these is `n` and its priority; the last says no namespace, as a file may.
+    let bare = objective("d", "llama", 4, "").replace(", namespace: n4", "");
+    let texts = [objective("a", "llama", 1, ""), objective("b", "llama", 2, ""), objective("c", "default", 1, ""), bare];
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    for (own, expected, other) in [(pool("n1", "llama"), ["a", "d"], "n2/llama"), (pool("n2", "llama"), ["b", "d"], "n1/llama")] {
+        let found = of_pool(&files(&texts), &selection(own)).unwrap();
+        let names: Vec<&str> = found.spec.objectives.iter().map(|o| o.name.as_str()).collect();
+        assert_eq!(names, expected);
+        assert_eq!(found.elsewhere, BTreeMap::from([(other.to_owned(), 1)]));
+        assert_eq!(found.without_pool, BTreeMap::from([("n1/default".to_owned(), 1)]));
+    }
 }
 
 #[test]
 fn a_pool_takes_its_own_and_counts_the_others() {
-    let found = of_pool(&files(&[ALL, &objective("x", "qwen", 1, "")]), "qwen", true).unwrap();
+    let served = Arc::from(["llama", "qwen"].map(PoolName::anywhere));
+    let selection = Selection { served, strict_models: true, ..Selection::of("qwen") };
+    let found = of_pool(&files(&[ALL, &objective("x", "qwen", 1, "")]), &selection).unwrap();
     assert_eq!(
         found.spec,
         ObjectsSpec {
@@ -85,13 +105,14 @@ fn a_pool_takes_its_own_and_counts_the_others() {
             ..ObjectsSpec::default()
         }
     );
-    assert_eq!(found.elsewhere, BTreeMap::from([("llama".to_owned(), 3)]));
+    assert_eq!(found.elsewhere, BTreeMap::from([("llama".to_owned(), 2), ("ml/llama".to_owned(), 1)]));
+    assert!(found.without_pool.is_empty());
 }
 
 #[test]
 fn the_oldest_of_one_name_counts() {
     let first = |texts: &[&str]| {
-        let found = of_pool(&files(texts), "llama", false).unwrap();
+        let found = of_pool(&files(texts), &Selection::of("llama")).unwrap();
         assert_eq!((found.spec.objectives.len(), found.shadowed.len()), (1, 1));
         found.spec.objectives[0].priority
     };
@@ -108,7 +129,7 @@ fn what_kubectl_prints_is_read() {
     let items = objective("a", "llama", 1, "2025-01-01T00:00:00Z")
         .replace("metadata: {", "status: {conditions: []}, metadata: {uid: x, generation: 1, ");
     let list = format!("apiVersion: v1\nkind: List\nmetadata: {{resourceVersion: ''}}\nitems:\n- {items}");
-    assert_eq!(of_pool(&files(&[&list]), "llama", false).unwrap().spec.objectives.len(), 1);
+    assert_eq!(of_pool(&files(&[&list]), &Selection::of("llama")).unwrap().spec.objectives.len(), 1);
     let said = complaints(&list.replace("priority: 1", "priority: x"));
     assert!(said.starts_with("0.yaml:5: items[0].spec.priority: must be a whole number"), "{said}");
 }
@@ -161,15 +182,17 @@ fn mistakes_are_named_with_line_path_and_what_was_meant() {
 
 #[test]
 fn nothing_is_taken_of_files_of_which_one_is_wrong() {
-    let said =
-        of_pool(&files(&[ALL, "kind: InferenceObjective\n", &objective("x", "qwen", 1, "").replace("pool", "poll")]), "llama", false)
-            .unwrap_err();
+    let said = of_pool(
+        &files(&[ALL, "kind: InferenceObjective\n", &objective("x", "qwen", 1, "").replace("pool", "poll")]),
+        &Selection::of("llama"),
+    )
+    .unwrap_err();
     assert!(said.contains("1.yaml:1: has no apiVersion") && said.contains("2.yaml:1: spec: has no poolRef"), "{said}");
 }
 
 #[test]
 fn an_object_is_there_once() {
-    let twice = of_pool(&files(&[ALL, ALL]), "llama", false).unwrap_err();
+    let twice = of_pool(&files(&[ALL, ALL]), &Selection::of("llama")).unwrap_err();
     assert!(twice.contains("1.yaml: InferenceModelRewrite \"canary\" is in 0.yaml too"), "{twice}");
     let said = complaints(&format!("{ALL}---\n{ALL}"));
     assert!(said.contains("[3]: there is an InferenceObjective \"batch\" already (line 1)"), "{said}");
@@ -179,7 +202,7 @@ fn an_object_is_there_once() {
 fn limits_of_a_pool_are_those_of_the_scheduler() {
     let many: Vec<String> = (0..1025).map(|i| objective(&format!("o{i}"), "llama", 0, "")).collect();
     let (a, b) = many.split_at(600);
-    let said = of_pool(&files(&[&a.join("---\n"), &b.join("---\n")]), "llama", false).unwrap_err();
+    let said = of_pool(&files(&[&a.join("---\n"), &b.join("---\n")]), &Selection::of("llama")).unwrap_err();
     assert_eq!(said, "objects of pool \"llama\": 1025 objectives, at most 1024 are allowed");
     let targets = vec!["{modelRewrite: x}"; 65].join(", ");
     let said = complaints(&ALL.replace("[{modelRewrite: new}]", &format!("[{targets}]")));
@@ -225,7 +248,7 @@ proptest! {
         let mut nearly = ALL.to_owned();
         let at = at.index(nearly.len());
         nearly.insert_str(at, text.get(..1).unwrap_or("{"));
-        let _ = of_pool(&files(&[&nearly]), "llama", false);
-        let _ = of_pool(&files(&[&ALL[..cut.index(ALL.len())]]), "llama", false);
+        let _ = of_pool(&files(&[&nearly]), &Selection::of("llama"));
+        let _ = of_pool(&files(&[&ALL[..cut.index(ALL.len())]]), &Selection::of("llama"));
     }
 }

@@ -37,7 +37,7 @@ fn health_port(serve: &Serve) -> u16 {
 
 #[test]
 fn no_listener_is_exposed_without_protection() {
-    for file in ["daemon.yaml", "sidecar.yaml"] {
+    for file in ["daemon.yaml", "sidecar.yaml", "inference-pool.yaml"] {
         assert_eq!(ports::check(&arguments(&objects(file))), Ok(Vec::new()), "{file}");
     }
 }

@@ -4,7 +4,7 @@
 //! namespace, the component the name of the pool. An edit of the pool lists its pods anew; until that list is there the old set stands. A pool
 //! that was deleted has no pods.
 //!
-//! Its `failureMode` (of `endpointPickerRef`, in the older group of `extensionRef`) and `appProtocol` are told as [`BackendEvent::Asks`].
+//! Its `endpointPickerRef` (in the older group `extensionRef`) and its `appProtocol` are told as [`BackendEvent::Asks`].
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 
 use super::listing::{Listing, Told};
 use super::pods::PodIndex;
-use crate::backend::{AppProtocol, Asked, Backend, BackendEvent, Component, FailureMode, Following, stream};
+use crate::backend::{AppProtocol, Asked, Backend, BackendEvent, Component, FailureMode, Following, PickerService, stream};
 use crate::table::MetadataPolicy;
 use crate::watch::Discovery;
 
@@ -51,6 +51,7 @@ struct PoolSpec {
 struct Follow {
     pool: Listing<DynamicObject>,
     spec: Option<PoolSpec>,
+    kube_namespace: Arc<str>,
     asked: Option<Asked>,
     told: bool,
     pods: Api<Pod>,
@@ -88,6 +89,7 @@ impl Backend for InferencePools {
         let follow = Follow {
             pool: Listing::of_one(pools, component.name()),
             spec: None,
+            kube_namespace: component.namespace().into(),
             asked: None,
             told: false,
             pods: Api::namespaced(self.client.clone(), component.namespace()),
@@ -139,9 +141,10 @@ impl Follow {
             Told::Deleted(_) => None,
             Told::Failed(why) => return vec![BackendEvent::Failed(why)],
         };
-        let asks = pool.as_ref().map(|pool| Asked { failure_mode: failure_mode(&pool.data), protocol: protocol(&pool.data) });
-        let changed = std::mem::replace(&mut self.asked, asks) != asks;
-        let mut events = Vec::from_iter(changed.then_some(BackendEvent::Asks(asks)));
+        let asked = pool.as_ref().map(|pool| asked(&pool.data, &self.kube_namespace));
+        let changed = self.asked != asked;
+        self.asked.clone_from(&asked);
+        let mut events = Vec::from_iter(changed.then_some(BackendEvent::Asks(asked)));
         events.extend(self.pods_of(pool.as_ref()));
         events
     }
@@ -168,12 +171,19 @@ impl Follow {
 }
 
 /// Of an object of either group. What is not said is `FailClose`, the API's default.
-fn failure_mode(object: &Value) -> FailureMode {
+fn asked(object: &Value, kube_namespace: &Arc<str>) -> Asked {
     let picker = ["endpointPickerRef", "extensionRef"].into_iter().find_map(|name| object.get("spec")?.get(name));
-    match picker.and_then(|picker| picker.get("failureMode")).and_then(Value::as_str) {
+    let text = |key: &str| picker.and_then(|picker| picker.get(key)).and_then(Value::as_str);
+    let failure_mode = match text("failureMode") {
         Some("FailOpen") => FailureMode::Open,
         _ => FailureMode::Close,
-    }
+    };
+    let port = picker.and_then(|picker| picker.pointer("/port/number").or_else(|| picker.get("portNumber")));
+    let port = port.and_then(Value::as_u64).and_then(|port| u16::try_from(port).ok());
+    let is_service = text("kind").is_none_or(|kind| kind == "Service") && text("group").is_none_or(str::is_empty);
+    let service = text("name").filter(|_| is_service);
+    let picker = service.map(|name| PickerService { namespace: Arc::clone(kube_namespace), name: name.into(), port });
+    Asked { failure_mode, protocol: protocol(object), picker }
 }
 
 /// Of an object of the newer group; the older one has no such field. What is not said is HTTP/1.1, the API's default.

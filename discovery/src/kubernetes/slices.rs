@@ -81,7 +81,19 @@ impl SliceIndex {
             let name: Arc<str> = slice.name_any().into();
             self.insert(&name, records(slice, &self.ports));
         }
+        self.all()
+    }
+
+    /// The whole set.
+    #[must_use]
+    pub fn all(&self) -> Vec<Arc<Record>> {
         self.endpoints.values().filter_map(|said| best(said)).cloned().collect()
+    }
+
+    /// What is said of one endpoint.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<Arc<Record>> {
+        self.endpoints.get(name).and_then(|said| best(said)).cloned()
     }
 
     fn replace(&mut self, slice: &Arc<str>, records: Vec<Arc<Record>>) -> Vec<BackendEvent> {

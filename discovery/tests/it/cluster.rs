@@ -1,21 +1,23 @@
 //! A real etcd, kube-apiserver and kube-controller-manager, shared by the tests that run at one time and ended with the last of them.
 //!
-//! The binaries are those of `KUBEBUILDER_ASSETS`, or those that `.ci/cluster_tools.py` built into `.tools/bin`. Without them the tests that want a cluster
-//! are skipped and say so; the set-up step that could not build them is counted as skipped.
+//! The binaries are those of `KUBEBUILDER_ASSETS`, or those that `.ci/cluster_tools.py` built into `.tools/bin`. Without them each test that wants a cluster
+//! says that it is skipped, and is counted as that.
 
-#![allow(clippy::unwrap_used, reason = "a test stops where it cannot go on")]
-#![allow(clippy::print_stdout, reason = "a skipped test says so")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test stops where it cannot go on")]
 #![allow(dead_code, reason = "also a part of other tests, none of which uses all of it")]
 
 use std::fs::{self, File};
+use std::io::Write;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+use axum::http::Request;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
+use serde_json::Value;
 use tempfile::TempDir;
 use tokio::sync::Mutex as AsyncMutex;
 
@@ -23,7 +25,7 @@ use tokio::sync::Mutex as AsyncMutex;
 const START_MAX: Duration = Duration::from_secs(120);
 
 /// A certificate authority's work is not tested here, so the token is known to all.
-const TOKENS: &str = "tok,admin,1,\"system:masters\"\nlimited,limited,2\n";
+const TOKENS: &str = "tok,admin,1,\"system:masters\"\nlimited,limited,2\nworker,worker,3\nslices,slices,4\n";
 
 pub(crate) struct Cluster {
     pub(crate) etcd: Mutex<Service>,
@@ -59,9 +61,63 @@ pub(crate) fn tool(name: &str) -> Option<PathBuf> {
     let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.tools/bin");
     let found = assets.into_iter().chain([built]).map(|folder| folder.join(name)).find(|path| path.exists());
     if found.is_none() {
-        println!("SKIPPED: there is no {name}; `.ci/cluster_tools.py etcd kubernetes` builds it where Go is installed");
+        skipped(&format!("there is no {name}; `.ci/cluster_tools.py etcd kubernetes` builds it where Go is installed"));
     }
     found
+}
+
+/// Says that the test of this thread cannot run here. `.ci/steps.py` counts these lines; written past `print!`, whose output `cargo test` keeps of
+/// tests that pass.
+pub(crate) fn skipped(why: &str) {
+    let thread = std::thread::current();
+    let _ = writeln!(std::io::stdout(), "SKIPPED {}: {why}", thread.name().unwrap_or("a_test"));
+}
+
+/// All objects of a file of YAML.
+pub(crate) fn objects(path: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let all: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    all.into_iter().filter(|object| !object.is_null()).collect()
+}
+
+/// The published definitions whose file's name has `part`, where `.ci/cluster_tools.py` has fetched them.
+pub(crate) fn definitions(part: &str) -> Option<Vec<Value>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.tools/schemas");
+    let files = fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path());
+    let all = files.filter(|file| file.to_string_lossy().contains(part)).flat_map(|file| objects(&file));
+    let all: Vec<Value> = all.filter(|object| object["kind"] == "CustomResourceDefinition").collect();
+    if all.is_empty() {
+        skipped(&format!("there are no schemas {part:?}; `.ci/cluster_tools.py schemas` fetches them where Go is installed"));
+        return None;
+    }
+    Some(all)
+}
+
+/// Makes an object; it may be there already.
+pub(crate) async fn post(client: &Client, path: &str, object: &Value) -> Result<Value, String> {
+    let request = Request::post(path).header("content-type", "application/json").body(object.to_string().into_bytes()).unwrap();
+    client.request(request).await.map_err(|error| error.to_string())
+}
+
+/// Defines these kinds, and waits until the API server has them.
+pub(crate) async fn define(client: &Client, definitions: &[Value]) {
+    for definition in definitions {
+        match post(client, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition).await {
+            Ok(_) => {}
+            Err(error) => assert!(error.contains("already exists"), "{}: {error}", definition["metadata"]["name"]),
+        }
+    }
+    let began = Instant::now();
+    for definition in definitions {
+        let spec = &definition["spec"];
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        let path =
+            format!("/apis/{}/{}/{}?limit=1", text(&spec["group"]), text(&spec["versions"][0]["name"]), text(&spec["names"]["plural"]));
+        while client.request_text(Request::get(&path).body(Vec::new()).unwrap()).await.is_err() {
+            assert!(began.elapsed() < START_MAX, "{path} is not served");
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
 }
 
 /// A port nobody listens on now.
@@ -159,7 +215,7 @@ impl Cluster {
         let client = self.client("tok").await;
         let began = Instant::now();
         loop {
-            let request = axum::http::Request::get("/readyz").body(Vec::new()).unwrap();
+            let request = Request::get("/readyz").body(Vec::new()).unwrap();
             match client.request_text(request).await {
                 Ok(text) if text == "ok" => return,
                 answer => assert!(began.elapsed() < START_MAX, "port {}: {answer:?}\n{}", self.port, self.log_tail("apiserver.log")),

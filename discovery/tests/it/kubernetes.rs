@@ -2,6 +2,7 @@
 //! instance serves of itself is tested over the fake.
 
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use discovery::backend::FailureMode;
@@ -71,9 +72,41 @@ impl Place {
         self.api::<Pod>().patch_status(pod, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
     }
 
+    /// The roles of a shipped file in this namespace, for a user.
+    async fn grant(&self, file: &str, user: &str) {
+        for mut object in cluster::objects(&root(file)) {
+            let kind = object["kind"].as_str().unwrap().to_owned();
+            if !["Role", "RoleBinding"].contains(&kind.as_str()) {
+                continue;
+            }
+            object["metadata"]["namespace"] = self.name.into();
+            if kind == "RoleBinding" {
+                object["subjects"] = json!([{ "kind": "User", "name": user, "apiGroup": "rbac.authorization.k8s.io" }]);
+            }
+            let gvk = GroupVersionKind::gvk("rbac.authorization.k8s.io", "v1", &kind);
+            create(&Api::<DynamicObject>::namespaced_with(self.client.clone(), self.name, &ApiResource::from_gvk(&gvk)), object).await;
+        }
+    }
+
+    /// A role of these rules, for the user of its name.
+    async fn grant_rules(&self, user: &str, rules: &Value) {
+        let group = "rbac.authorization.k8s.io";
+        let role = json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": { "name": user }, "rules": rules });
+        let binding = json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": { "name": user },
+            "roleRef": { "apiGroup": group, "kind": "Role", "name": user }, "subjects": [{ "kind": "User", "name": user, "apiGroup": group }] });
+        for object in [role, binding] {
+            let gvk = GroupVersionKind::gvk(group, "v1", object["kind"].as_str().unwrap());
+            create(&Api::<DynamicObject>::namespaced_with(self.client.clone(), self.name, &ApiResource::from_gvk(&gvk)), object).await;
+        }
+    }
+
     fn discovery(&self) -> Discovery<Kubernetes> {
         Kubernetes::new(self.client.clone(), self.name).discovery(MetadataPolicy::Ignored)
     }
+}
+
+fn root(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../envoy-config/kubernetes").join(file)
 }
 
 async fn create<K: kube::Resource + Clone + DeserializeOwned + Serialize + std::fmt::Debug>(api: &Api<K>, object: Value) {
@@ -211,17 +244,10 @@ async fn slices_split_moved_doubled_and_dual_stack() {
 
 #[tokio::test]
 async fn an_inference_pool_is_followed_through_its_edits() {
+    let Some(definitions) = cluster::definitions("inference.networking.k8s.io_inferencepools") else { return };
     let Some(cluster) = cluster::shared().await else { return };
     let place = Place::new(&cluster, "pools").await;
-    let crd = json!({ "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-        "metadata": { "name": "inferencepools.inference.networking.k8s.io",
-            "annotations": { "api-approved.kubernetes.io": "https://github.com/kubernetes-sigs/gateway-api-inference-extension/pull/1173" } },
-        "spec": { "group": "inference.networking.k8s.io", "scope": "Namespaced",
-            "names": { "plural": "inferencepools", "singular": "inferencepool", "kind": "InferencePool" },
-            "versions": [{ "name": "v1", "served": true, "storage": true,
-                "schema": { "openAPIV3Schema": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } } }] } });
-    let crds = ApiResource::from_gvk(&GroupVersionKind::gvk("apiextensions.k8s.io", "v1", "CustomResourceDefinition"));
-    create(&Api::<DynamicObject>::all_with(place.client.clone(), &crds), crd).await;
+    cluster::define(&place.client, &definitions).await;
     let kind = ApiResource::from_gvk(&GroupVersionKind::gvk("inference.networking.k8s.io", "v1", "InferencePool"));
     let pools = Api::<DynamicObject>::namespaced_with(place.client.clone(), place.name, &kind);
     let discovery = InferencePools::new(place.client.clone(), PoolGroup::V1).discovery(MetadataPolicy::Ignored);
@@ -245,10 +271,12 @@ async fn an_inference_pool_is_followed_through_its_edits() {
     apply(spec("vllm", json!([{ "number": 8000 }]))).await;
     assert_eq!(next(&mut events).await, "+p0@10.3.0.1:8000");
     let mut open = spec("vllm", json!([{ "number": 8000 }]));
-    open["spec"]["endpointPickerRef"] = json!({ "name": "epp", "failureMode": "FailOpen" });
+    open["spec"]["endpointPickerRef"] = json!({ "name": "epp", "port": { "number": 9002 }, "failureMode": "FailOpen" });
     apply(open).await;
     let followed = discovery.follow("pools", "llama").unwrap();
-    until(Some(FailureMode::Open), || async { followed.status().borrow().failure_mode }).await;
+    until(Some(FailureMode::Open), || async { followed.status().borrow().asked.as_ref().map(|asked| asked.failure_mode) }).await;
+    let picker = followed.status().borrow().asked.as_ref().and_then(|asked| asked.picker.clone()).expect("a picker");
+    assert_eq!((&*picker.namespace, &*picker.name, picker.port), ("pools", "epp", Some(9002)));
     place.probe("p0", "10.3.0.1", false).await;
     assert_eq!(next(&mut events).await, "-p0", "and an edit of that lost nobody");
 }
@@ -264,16 +292,7 @@ async fn the_shipped_rights_are_enough_and_needed() {
     let discovery = Kubernetes::new(limited.clone(), place.name).discovery(MetadataPolicy::Ignored);
     let error = discovery.list_instances("dynamo", "decode").await.unwrap_err().to_string();
     assert!(error.contains("forbidden") && error.contains("services"), "{error}");
-    for document in include_str!("../../../envoy-config/kubernetes/rbac.yaml").split("\n---\n") {
-        let mut object: Value = serde_saphyr::from_str(document).unwrap();
-        object["metadata"]["namespace"] = place.name.into();
-        if object["kind"] == "RoleBinding" {
-            object["subjects"] = json!([{ "kind": "User", "name": "limited", "apiGroup": "rbac.authorization.k8s.io" }]);
-        }
-        let gvk = GroupVersionKind::gvk("rbac.authorization.k8s.io", "v1", object["kind"].as_str().unwrap());
-        let api = Api::<DynamicObject>::namespaced_with(place.client.clone(), place.name, &ApiResource::from_gvk(&gvk));
-        create(&api, object).await;
-    }
+    place.grant("rbac.yaml", "limited").await;
     until(true, || async { discovery.list_instances("dynamo", "decode").await.is_ok_and(|all| all.len() == 1) }).await;
     place.pod("p1", "decode").await;
     KubernetesRegistry::new(limited.clone(), place.name, "p1").register_instance("dynamo", "decode").await.unwrap();
@@ -286,6 +305,88 @@ async fn the_shipped_rights_are_enough_and_needed() {
     assert_eq!((renewed.version == first.version, renewed.transitions, lease.read().await), (false, 0, Ok(Some(renewed.clone()))));
     assert_eq!(lease.write("b", Some(&first)).await, Ok(None), "it has changed since");
     assert_eq!(lease.write("b", Some(&renewed)).await.unwrap().unwrap().transitions, 1);
+    // And no right to any other Lease.
+    let theirs = KubernetesLease::new(place.client.clone(), place.name, "theirs").write("them", None).await.unwrap().unwrap();
+    let other = KubernetesLease::new(cluster.client("limited").await, place.name, "theirs");
+    let read = other.read().await.unwrap_err();
+    let taken = other.write("a", Some(&theirs)).await.unwrap_err();
+    assert!(read.contains("forbidden") && taken.contains("forbidden"), "{read}; {taken}");
+}
+
+/// What the manifest of a worker allows is enough to register, and is no more.
+#[tokio::test]
+async fn the_rights_of_a_worker_are_enough_to_register() {
+    let Some(cluster) = cluster::shared().await else { return };
+    let place = Place::new(&cluster, "worker").await;
+    let mut objects = cluster::objects(&root("worker.yaml"));
+    let mut find = |kind: &str| objects.remove(objects.iter().position(|object| object["kind"] == kind).unwrap());
+    let (mut service, deployment) = (find("Service"), find("Deployment"));
+    service["metadata"]["namespace"] = place.name.into();
+    create(&place.api::<Service>(), service).await;
+    let labels = deployment["spec"]["template"]["metadata"]["labels"].clone();
+    let container = json!({ "name": "c", "image": "i" });
+    let pod = json!({ "metadata": { "name": "llama-0", "labels": labels }, "spec": { "nodeName": "node-1", "containers": [container] } });
+    create(&place.api::<Pod>(), pod).await;
+
+    // As `register` of the manifest says.
+    let arguments = deployment["spec"]["template"]["spec"]["initContainers"][0]["args"].as_array().unwrap().clone();
+    let argument = |name: &str| arguments.iter().filter_map(Value::as_str).find_map(|a| a.strip_prefix(name)).unwrap();
+    let (namespace, component) = (argument("--namespace="), argument("--component="));
+    let registry = KubernetesRegistry::new(cluster.client("worker").await, place.name, "llama-0");
+    let refused = registry.register_instance(namespace, component).await.unwrap_err().to_string();
+    assert!(refused.contains("forbidden"), "{refused}");
+    place.grant("worker.yaml", "worker").await;
+    until(true, || async { registry.register_instance(namespace, component).await.is_ok() }).await;
+    let watched = Api::<Pod>::namespaced(cluster.client("worker").await, place.name).list(&ListParams::default()).await;
+    assert!(watched.is_err(), "its own pod is enough");
+}
+
+/// The engine, the role and the label `of` of an instance.
+async fn labels(discovery: &Discovery<Kubernetes>, name: &str) -> Option<[String; 3]> {
+    let all = discovery.list_instances("dynamo", "decode").await.unwrap_or_default();
+    let instance = all.iter().find(|instance| instance.name == name)?;
+    let value = |key: &str| instance.labels.iter().find(|(k, _)| k == key).map_or("", |(_, value)| value).to_owned();
+    Some([value("llm-d.ai/engine-type"), value("llm-d.ai/role"), value("of")])
+}
+
+#[tokio::test]
+async fn labels_of_a_pod_are_read_and_go_before_those_of_its_service() {
+    let Some(cluster) = cluster::shared().await else { return };
+    let place = Place::new(&cluster, "labels").await;
+    create(&Api::<Node>::all(place.client.clone()), json!({ "metadata": { "name": "node-1" } })).await;
+    place.service("svc", "decode").await;
+    let all = Patch::Merge(json!({ "metadata": { "labels": { "llm-d.ai/engine-type": "vllm", "of": "service" } } }));
+    place.api::<Service>().patch("svc", &PatchParams::default(), &all).await.unwrap();
+    let label = async |pod: &str, labels: Value| {
+        let patch = Patch::Merge(json!({ "metadata": { "labels": labels } }));
+        place.api::<Pod>().patch(pod, &PatchParams::default(), &patch).await.unwrap();
+    };
+    place.pod("p1", "decode").await;
+    place.pod("p2", "decode").await;
+    label("p2", json!({ "llm-d.ai/engine-type": "sglang", "llm-d.ai/role": "prefill" })).await;
+    place.probe("p1", "10.7.0.1", true).await;
+    place.probe("p2", "10.7.0.2", true).await;
+    let discovery = place.discovery();
+    let is = |values: [&str; 3]| Some(values.map(str::to_owned));
+    until(is(["sglang", "prefill", "service"]), || labels(&discovery, "p2")).await;
+    until(is(["vllm", "", "service"]), || labels(&discovery, "p1")).await;
+    label("p1", json!({ "llm-d.ai/role": "decode" })).await;
+    until(is(["vllm", "decode", "service"]), || labels(&discovery, "p1")).await;
+    label("p2", json!({ "llm-d.ai/engine-type": null })).await;
+    until(is(["vllm", "prefill", "service"]), || labels(&discovery, "p2")).await;
+
+    // Without the right to see pods the set is told all the same, and a warning says what it lacks.
+    place
+        .grant_rules(
+            "slices",
+            &json!([{ "apiGroups": ["", "discovery.k8s.io"], "resources": ["services", "endpointslices"], "verbs": ["list", "watch"] }]),
+        )
+        .await;
+    let blind = Kubernetes::new(cluster.client("slices").await, place.name).discovery(MetadataPolicy::Ignored);
+    until(is(["vllm", "", "service"]), || labels(&blind, "p2")).await;
+    let warning = blind.follow("dynamo", "decode").unwrap().status().borrow().warning.clone().unwrap_or_default();
+    assert!(warning.contains("labels of pods") && warning.contains("forbidden"), "{warning}");
+    assert_eq!(discovery.follow("dynamo", "decode").unwrap().status().borrow().warning, None);
 }
 
 /// The API server is killed and comes back; then etcd is put back to what it was before, so that resource versions go backwards.

@@ -253,7 +253,7 @@ async fn an_inference_pool_says_what_its_gateway_does_without_a_pick() {
         fake.put("pods", json!({ "metadata": { "name": "p0", "labels": labels }, "status": status }));
         let discovery: Discovery<InferencePools> = InferencePools::new(fake.client(), group).discovery(MetadataPolicy::Ignored);
         let followed = discovery.follow("default", "llama").unwrap();
-        let asks = || async { followed.status().borrow().failure_mode };
+        let asks = || async { followed.status().borrow().asked.as_ref().map(|asked| asked.failure_mode) };
         let mut events = discovery.watch("default", "llama").unwrap();
         until(true, || async { followed.status().borrow().synced }).await;
         assert_eq!(asks().await, None, "there is no such pool");

@@ -29,7 +29,7 @@ const INSIDE: &str = "SWITCHPOINT_OWN_NETWORK";
 const NAMESPACE: &str = "flow";
 
 /// Runs the test of that name again in a network with the addresses of three pods; `None` inside of it, and where that cannot be had.
-fn outside(name: &str) -> Option<Result<()>> {
+pub(crate) fn outside(name: &str) -> Option<Result<()>> {
     if std::env::var_os(INSIDE).is_some() {
         return None;
     }
@@ -39,10 +39,7 @@ fn outside(name: &str) -> Option<Result<()>> {
     let allowed =
         Command::new("unshare").args(["-Urn", "ip", "link", "set", "lo", "up"]).output().is_ok_and(|tried| tried.status.success());
     if !allowed {
-        #[allow(clippy::print_stdout, reason = "a skipped test says so")]
-        {
-            println!("SKIPPED: no network of one's own can be had here (unshare, ip)");
-        }
+        cluster::skipped("no network of one's own can be had here (unshare, ip)");
         return Some(Ok(()));
     }
     let run = || -> Result<()> {
@@ -59,13 +56,13 @@ fn outside(name: &str) -> Option<Result<()>> {
 }
 
 /// A cluster of one's own, a namespace in it, and its kubeconfig where our programs look for it.
-struct Place {
+pub(crate) struct Place {
     cluster: Cluster,
-    client: Client,
+    pub(crate) client: Client,
 }
 
 impl Place {
-    async fn start() -> Result<Self> {
+    pub(crate) async fn start() -> Result<Self> {
         let cluster = Cluster::start().await.ok_or("no cluster")?;
         let kubeconfig = PathBuf::from(std::env::var_os("KUBECONFIG").ok_or("no place for the kubeconfig")?);
         std::fs::copy(cluster.kubeconfig(), kubeconfig)?;
@@ -92,6 +89,14 @@ impl Place {
         // The port is a dummy: there the pods tell of themselves; traffic goes where their metadata says.
         let spec = json!({"selector": selector, "ports": [{"name": "http", "port": 8080, "targetPort": 8080}]});
         self.create(&self.api::<Service>(), json!({"metadata": {"name": format!("dynamo-{component}-service")}, "spec": spec})).await
+    }
+
+    /// Says of a pod what a kubelet would whose readiness probe is answered.
+    pub(crate) async fn ready_in(&self, namespace: &str, pod: &str, ip: &str) -> Result<()> {
+        let status = json!({"status": {"podIP": ip, "podIPs": [{"ip": ip}], "phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
+        let pods = Api::<Pod>::namespaced(self.client.clone(), namespace);
+        pods.patch_status(pod, &PatchParams::default(), &Patch::Merge(status)).await?;
+        Ok(())
     }
 
     /// A pod with its sidecar, at an address of its own, and a kubelet that asks its readiness probe.
@@ -129,7 +134,11 @@ async fn kubelet(pods: Api<Pod>, name: String, ip: String) {
 }
 
 fn server(ip: &str, model: &str) -> Result<ModelServer> {
-    let listen = format!("{ip}:0").parse()?;
+    server_at(&format!("{ip}:0"), model)
+}
+
+pub(crate) fn server_at(listen: &str, model: &str) -> Result<ModelServer> {
+    let listen = listen.parse()?;
     let options = model_server::Options { listen, models: vec![model.to_owned(), "tuned".to_owned()], speed: 0.0, ..Default::default() };
     Ok(ModelServer::start(options)?)
 }

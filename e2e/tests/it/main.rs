@@ -29,6 +29,7 @@ mod gateways;
 mod grpc;
 mod hermetic;
 mod hot_reload;
+mod inference_pools;
 mod keys;
 mod kubernetes;
 mod latency;

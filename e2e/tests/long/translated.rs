@@ -7,6 +7,8 @@ use e2e::{Result, client};
 use http::Request;
 use serde_json::{Value, json};
 
+use crate::cluster;
+
 fn filters(config: &Value) -> Vec<String> {
     let path = "/listeners/0/defaultFilterChain/filters/0/typedConfig/httpFilters";
     let filters = config.pointer(path).and_then(Value::as_array).into_iter().flatten();
@@ -16,7 +18,7 @@ fn filters(config: &Value) -> Vec<String> {
 #[tokio::test]
 async fn what_envoy_gateway_makes_of_the_manifest_picks() -> Result<()> {
     let Some(translator) = envoy_gateway::translator() else {
-        println!("SKIPPED: there is no egctl; `.ci/cluster_tools.py envoy-gateway` builds it where Go is installed");
+        cluster::skipped("there is no egctl; `.ci/cluster_tools.py envoy-gateway` builds it where Go is installed");
         return Ok(());
     };
     let folder = Authority::new()?.folder(manifests::DAEMON)?;

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use control_plane::ext_proc::{DESTINATION_FORMAT, POOL};
-use control_plane::health::{EXT_PROC, LIVENESS, READINESS};
+use control_plane::health::{EXT_PROC, INFERENCE_EXTENSION, LIVENESS, READINESS};
 use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
 use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_client::ExternalProcessorClient;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Part;
@@ -81,7 +81,9 @@ async fn health_is_that_of_the_protocol() {
     let front = plain(daemon.ext_proc_address.unwrap()).await;
     let [liveness, readiness, service] = [LIVENESS, READINESS, EXT_PROC];
     for channel in [&health, &front] {
-        assert_eq!([serving(channel, "").await, serving(channel, liveness).await], [Ok(true), Ok(true)], "it lives");
+        for alive in ["", liveness, INFERENCE_EXTENSION] {
+            assert_eq!(serving(channel, alive).await, Ok(true), "{alive:?}: it lives");
+        }
         assert_eq!([serving(channel, readiness).await, serving(channel, service).await], [Ok(false), Ok(false)], "it knows nothing");
         assert_eq!(serving(channel, "another").await, Err(Code::NotFound));
     }

@@ -58,7 +58,7 @@ impl Reader {
                 BackendEvent::Apply(record) => drop(self.0.insert(record.name().to_owned(), record)),
                 BackendEvent::Delete(id) => assert!(self.0.remove(&*id).is_some(), "{id} deleted, but never told"),
                 BackendEvent::Failed(why) => panic!("{why}"),
-                BackendEvent::Asks(_) | BackendEvent::Alive => {}
+                BackendEvent::Asks(_) | BackendEvent::Warns(_) | BackendEvent::Alive => {}
             }
         }
     }

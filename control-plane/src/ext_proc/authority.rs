@@ -1,0 +1,69 @@
+//! Which Service a gateway asks, by the `:authority` of its gRPC stream.
+//!
+//! An InferencePool names the Service of its picker. A gateway that reads it opens a cluster for that Service, and Envoy sends as authority what the
+//! gateway set or else the name of the cluster. So pools that share a daemon need no metadata if each names a Service, or a port of one, of its own.
+//!
+//! | gateway | authority |
+//! |---|---|
+//! | Envoy AI Gateway, kgateway | `switchpointd.prod.svc:9002` |
+//! | a cluster or an authority written by hand | `switchpointd.prod.svc.cluster.local:9002` |
+
+use discovery::backend::PickerService;
+
+/// The Service that an authority names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asked<'a> {
+    name: &'a str,
+    namespace: &'a str,
+    port: Option<u16>,
+}
+
+// === impl Asked ===
+
+impl<'a> Asked<'a> {
+    /// `None` where it is no Service's.
+    #[must_use]
+    pub fn parse(authority: &'a str) -> Option<Self> {
+        let (host, port) = match authority.rsplit_once(':') {
+            Some((host, port)) => (host, Some(port.parse().ok()?)),
+            None => (authority, None),
+        };
+        let mut labels = host.split('.');
+        let (name, namespace, kind) = (labels.next()?, labels.next()?, labels.next()?);
+        (kind == "svc" && !name.is_empty() && !namespace.is_empty()).then_some(Self { name, namespace, port })
+    }
+
+    /// Is it that Service? A port that either leaves out is any.
+    #[must_use]
+    pub fn is(&self, service: &PickerService) -> bool {
+        let port = self.port.is_none() || service.port.is_none() || self.port == service.port;
+        port && *service.name == *self.name && *service.namespace == *self.namespace
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn services_are_told_by_name_namespace_and_port() {
+        let service = |name: &str, port| PickerService { namespace: "prod".into(), name: name.into(), port };
+        let asked = |authority| Asked::parse(authority).unwrap();
+        for authority in ["epp.prod.svc:9002", "epp.prod.svc.cluster.local:9002", "epp.prod.svc", "epp.prod.svc.example.com"] {
+            assert!(asked(authority).is(&service("epp", Some(9002))), "{authority}");
+            assert!(asked(authority).is(&service("epp", None)), "{authority}");
+            assert!(!asked(authority).is(&service("other", Some(9002))), "{authority}");
+        }
+        assert!(!asked("epp.prod.svc:9012").is(&service("epp", Some(9002))));
+        assert!(!asked("epp.test.svc:9002").is(&service("epp", Some(9002))));
+    }
+
+    #[test]
+    fn what_is_no_service_names_none() {
+        for authority in
+            ["", "switchpoint-ext-proc", "10.0.0.1:9002", "[::1]:9002", "epp.prod", "epp.prod.com:1", ".prod.svc", "epp.prod.svc:x"]
+        {
+            assert_eq!(Asked::parse(authority), None, "{authority:?}");
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Labels of pods, joined to what slices say of them. Pure.
+//!
+//! The slice controller mirrors the labels of the Service, which all its pods share. What tells one pod from another (its engine, its role, how many adapters
+//! it takes) is on the pod alone. Where both have a label, the pod's counts.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+
+use crate::backend::{BackendEvent, Record};
+use crate::instance::Instance;
+
+/// The labels of pods, by name.
+#[derive(Debug, Default)]
+pub(super) struct PodLabels(HashMap<String, Labels>);
+
+#[derive(Debug, PartialEq, Eq)]
+struct Labels {
+    /// Of the pod: another of the same name is another life.
+    uid: String,
+    labels: Vec<(String, String)>,
+}
+
+// === impl PodLabels ===
+
+impl PodLabels {
+    /// These are all pods there are. Of which have the labels changed?
+    pub(super) fn reset(&mut self, pods: &[Pod]) -> Vec<String> {
+        let before = std::mem::take(&mut self.0);
+        self.0 = pods.iter().map(|pod| (pod.name_any(), Labels::of(pod))).collect();
+        self.0.iter().filter(|(name, labels)| before.get(*name) != Some(labels)).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// A pod is new or has changed. Have its labels?
+    pub(super) fn apply(&mut self, pod: &Pod) -> bool {
+        let labels = Labels::of(pod);
+        let changed = self.0.get(&pod.name_any()) != Some(&labels);
+        self.0.insert(pod.name_any(), labels);
+        changed
+    }
+
+    /// A pod is no more. What slices still say of it stays without its labels.
+    pub(super) fn delete(&mut self, name: &str) {
+        self.0.remove(name);
+    }
+
+    /// The record with the labels of its pod, as far as they are known.
+    pub(super) fn join(&self, record: Arc<Record>) -> Arc<Record> {
+        let of_pod = self.0.get(record.name()).filter(|pod| pod.uid == record.instance.incarnation);
+        let Some(Labels { labels, .. }) = of_pod else { return record };
+        let mut all = labels.clone();
+        all.extend(record.instance.labels.iter().filter(|(key, _)| labels.iter().all(|(known, _)| known != key)).cloned());
+        all.sort_unstable();
+        let instance = Instance { labels: all, ..record.instance.clone() };
+        Arc::new(Record { instance, ..(*record).clone() })
+    }
+
+    /// The same of what a slice told.
+    pub(super) fn join_event(&self, event: BackendEvent) -> BackendEvent {
+        match event {
+            BackendEvent::Apply(record) => BackendEvent::Apply(self.join(record)),
+            other => other,
+        }
+    }
+}
+
+// === impl Labels ===
+
+impl Labels {
+    fn of(pod: &Pod) -> Self {
+        let labels = pod.labels().iter().map(|(key, value)| (key.clone(), value.clone())).collect();
+        Self { uid: pod.uid().unwrap_or_default(), labels }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::backend::{MetadataSource, Readiness};
+
+    fn pod(uid: &str, labels: &serde_json::Value) -> Pod {
+        serde_json::from_value(json!({ "metadata": { "name": "p", "uid": uid, "labels": labels } })).unwrap()
+    }
+
+    fn record(uid: &str) -> Arc<Record> {
+        let address = "10.0.0.1:8000".parse().unwrap();
+        let labels = [("engine", "vllm"), ("of", "service")].map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec();
+        let instance = Instance { incarnation: uid.to_owned(), labels, ..Instance::new("p", address) };
+        Arc::new(Record { instance, readiness: Readiness::Ready, metadata: MetadataSource::None, freshness: 0 })
+    }
+
+    fn joined(labels: &PodLabels, uid: &str) -> String {
+        let all = labels.join(record(uid)).instance.labels.clone();
+        all.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn labels_of_the_pod_go_first_and_only_of_this_life_of_it() {
+        let mut labels = PodLabels::default();
+        assert_eq!(joined(&labels, "1"), "engine=vllm of=service", "not known yet");
+        assert_eq!(labels.reset(&[pod("1", &json!({ "engine": "sglang", "role": "decode" }))]), ["p"]);
+        assert_eq!(joined(&labels, "1"), "engine=sglang of=service role=decode");
+        assert_eq!(joined(&labels, "2"), "engine=vllm of=service", "another pod of the name");
+        assert!(labels.reset(&[pod("1", &json!({ "engine": "sglang", "role": "decode" }))]).is_empty(), "nothing changed");
+        assert!(!labels.apply(&pod("1", &json!({ "engine": "sglang", "role": "decode" }))));
+        assert!(labels.apply(&pod("1", &json!({ "role": "prefill" }))));
+        assert_eq!(joined(&labels, "1"), "engine=vllm of=service role=prefill");
+        labels.delete("p");
+        assert_eq!(joined(&labels, "1"), "engine=vllm of=service");
+    }
+}
