@@ -198,8 +198,7 @@ impl Exchange {
         if self.api.is_grpc() && !head.grpc {
             self.api = Api::Other { family: self.family };
         }
-        // The gRPC methods that we read take one message each, so their bodies end. Any other body of gRPC, and what follows an upgrade, has no end
-        // that could be waited for: at the path of an API it is refused as no JSON, else it would pass unread.
+        // Of gRPC, bodies of the methods that we read have an end. What has none, at the path of an API, is refused as no JSON rather than pass unread.
         let endless = head.unbuffered || head.grpc && !self.api.is_grpc();
         if settings.decide_at == DecideAt::Headers {
             self.body_unseen();

@@ -5,7 +5,8 @@ use std::path::Path;
 const HEAD: &str = "# Inference APIs
 
 The picker reads the bodies of the requests below (`POST`; the longest ending counts; a prefix before it, a query and a slash behind it do not
-matter), to know the model and to send prompts where their beginning is cached. Requests to any other path are sent to a good endpoint unread.
+matter, nor do percent-escapes), to know the model and to send prompts where their beginning is cached. Requests to any other path are sent to a good endpoint
+unread, if a route lets them through: the [shipped files](../envoy-config/README.md#which-paths-are-served) list what they serve.
 
 A body that is not JSON, or has no `model` where one is needed, is answered 400 in the API's error shape.
 
