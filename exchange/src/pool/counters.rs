@@ -143,10 +143,11 @@ impl Counters {
     }
 
     /// A request with an SLO is shed. Its name becomes no label of its own: that is for models that were sent on.
+    #[cold]
     pub(crate) fn shed(&mut self, model: &str, target_model: &str, priority: i32) {
         let known = self.models.iter().any(|row| *row.label.model == *model && *row.label.target_model == *target_model);
-        let [model, target_model] = [model, target_model].map(|name| if known { name } else { OTHER }.into());
-        let [.., shed] = &mut self.of(&Label { model, target_model, priority: if known { priority } else { 0 } }).slo;
+        let label = if known { Label { model: model.into(), target_model: target_model.into(), priority } } else { other() };
+        let [.., shed] = &mut self.of(&label).slo;
         *shed += 1;
     }
 
@@ -185,7 +186,6 @@ impl Counters {
     /// The row of a label.
     pub(crate) fn of(&mut self, label: &Label) -> &mut ModelCounters {
         let position = self.models.iter().position(|m| m.label == *label).unwrap_or_else(|| {
-            let other = || Label { model: OTHER.into(), target_model: OTHER.into(), priority: 0 };
             let label = if self.models.len() < MODELS_MAX { label.clone() } else { other() };
             self.models.iter().position(|m| m.label == label).unwrap_or_else(|| {
                 self.models.push(ModelCounters { label, ..ModelCounters::default() });
@@ -195,6 +195,11 @@ impl Counters {
         #[expect(clippy::indexing_slicing, reason = "found or pushed just above")]
         &mut self.models[position]
     }
+}
+
+/// The label of requests that are not told apart.
+fn other() -> Label {
+    Label { model: OTHER.into(), target_model: OTHER.into(), priority: 0 }
 }
 
 /// The name a model is counted under: its own, unless it is too long to be one. What a request keeps of its model while it runs.
