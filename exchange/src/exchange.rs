@@ -321,16 +321,11 @@ impl Exchange {
         };
         let kind = self.kind(request.model);
         self.why.recorded = pool.draws_one_in(settings.decision_log_one_in).then(|| settings.decision_log_headers.as_str().into());
-        match pool.pick(&request, now, &mut self.why) {
+        match pool.pick(&request, &asking.model, now, &mut self.why) {
             Err(Refusal::Unavailable(Unavailable::ModelNotServed)) if asking.target.is_none() && !pool.knows_model(&asking.model) => {
                 self.refuse(pool, &Refusal::UnknownModel(asking.model.as_ref().into()))
             }
-            Err(refusal) => {
-                if matches!(refusal, Refusal::Shed(_)) && request.slo.any() {
-                    pool.counters_mut().shed(&asking.model, request.model, request.priority);
-                }
-                self.refuse(pool, &refusal)
-            }
+            Err(refusal) => self.refuse(pool, &refusal),
             Ok(picked) => {
                 let mut forward = Forward::to(settings, &picked, self.api.is_inference(), parsed.is_some_and(|p| p.stream));
                 let counted = pool.counters_mut().departed(&asking.model, request.model, request.priority, asking.body_bytes);

@@ -276,14 +276,28 @@ fn pick(context: &Context<'_>, profile: &Profile, candidates: &Candidates, max: 
     if !profile.puts_late_last() || !candidates.indices().iter().any(|&index| is_late(context, index)) {
         return profile.picker.pick(candidates, max, rng);
     }
-    let first = if profile.picker.draws() { profile.picker.pick(candidates, 1, rng).map(|drawn| drawn.first()) } else { None };
+    pick_in_time_first(context, profile, candidates, max, rng)
+}
+
+#[cold] // most profiles go by no SLO
+#[inline(never)]
+fn pick_in_time_first(context: &Context<'_>, profile: &Profile, candidates: &Candidates, max: usize, rng: &mut Rng) -> Option<Ranked> {
+    let drawn = if profile.picker.draws() { profile.picker.pick(candidates, 1, rng) } else { None };
     let mut others = candidates.clone();
     others.sink(&|index| is_late(context, index));
     let others = profile.picker.pick(&others, max, rng)?;
-    Ranked::new(first.into_iter().chain(others.iter().filter(|index| Some(*index) != first)).take(max))
+    let first = drawn.map_or_else(|| others.first(), |drawn| drawn.first());
+    let mut rest: Vec<EndpointIndex> = Vec::new();
+    for index in others.iter() {
+        if index != first && rest.len() + 1 < max {
+            rest.push(index);
+        }
+    }
+    Ranked::new(std::iter::once(first).chain(rest))
 }
 
 /// Would it serve the request too late, by what is predicted? Nothing is said against an endpoint of which nothing is.
+#[inline(never)]
 fn is_late(context: &Context<'_>, index: EndpointIndex) -> bool {
     context.prospect(index).is_some_and(|prospect| !prospect.is_valid())
 }

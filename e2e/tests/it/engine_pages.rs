@@ -107,7 +107,7 @@ async fn picks_follow_the_queue(kind: Kind) -> Result<()> {
         json!({"name": format!("engine-{at}"), "address": address.ip().to_string(), "port": address.port(),
                "labels": {"llm-d.ai/engine-type": kind.label}})
     });
-    std::fs::write(folder.path().join("endpoints.yaml"), json!(rows.collect::<Vec<_>>()).to_string())?;
+    std::fs::write(folder.path().join("endpoints.yaml"), json!({"endpoints": rows.collect::<Vec<_>>()}).to_string())?;
     let config = scorers::write(&[("queue-scorer".to_owned(), 1)], folder.path())?;
     let pools = json!({"pools": [{"name": "default", "endpointsFile": folder.path().join("endpoints.yaml"), "config": config}]});
     std::fs::write(folder.path().join("pools.json"), pools.to_string())?;

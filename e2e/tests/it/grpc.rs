@@ -90,6 +90,7 @@ fn with_parser(folder: &Path, parser: &str) -> Result<String> {
     let config = json!({
         "apiVersion": "llm-d.ai/v1alpha1", "kind": "EndpointPickerConfig", "plugins": [{"type": parser}, {"type": "queue-scorer"}],
         "schedulingProfiles": [{"name": "default", "plugins": [{"pluginRef": "queue-scorer"}]}],
+        "parser": {"pluginRef": parser},
     });
     std::fs::write(&file, config.to_string())?;
     Ok(file.display().to_string())
@@ -114,7 +115,8 @@ fn is_whole(reply: &Reply) -> bool {
 
 fn prompt_tokens(reply: &Reply) -> Result<u64> {
     let decision: Value = serde_json::from_str(reply.header("x-switchpoint-decision"))?;
-    decision["prompt_tokens"].as_u64().ok_or_else(|| format!("no prompt in {decision}").into())
+    let predicted = &decision["candidates"][0]["predicted"];
+    predicted["uncached_tokens"].as_u64().ok_or_else(|| format!("no prompt in {decision}").into())
 }
 
 #[tokio::test]

@@ -189,6 +189,7 @@ impl Counters {
     }
 
     /// A request with an SLO is shed. Its name becomes no label of its own: that is for models that were sent on.
+    #[cold]
     pub(crate) fn shed(&mut self, model: &str, target_model: &str, priority: i32) {
         let known = self.models.iter().any(|row| *row.label.model == *model && *row.label.target_model == *target_model);
         let label = known.then(|| Label { model: model.into(), target_model: target_model.into(), priority });
@@ -233,7 +234,6 @@ impl Counters {
     fn row(&mut self, label: Option<&Label>) -> &mut ModelCounters {
         let known = self.models.iter().position(|m| Some(&m.label) == label);
         let position = known.unwrap_or_else(|| {
-            let other = || Label { model: OTHER.into(), target_model: OTHER.into(), priority: 0 };
             let label = label.filter(|_| self.models.len() < MODELS_MAX).cloned().unwrap_or_else(other);
             self.models.iter().position(|m| m.label == label).unwrap_or_else(|| {
                 self.models.push(ModelCounters { label, ..ModelCounters::default() });
@@ -243,6 +243,11 @@ impl Counters {
         #[expect(clippy::indexing_slicing, reason = "found or pushed just above")]
         &mut self.models[position]
     }
+}
+
+/// The label of requests that are not told apart.
+fn other() -> Label {
+    Label { model: OTHER.into(), target_model: OTHER.into(), priority: 0 }
 }
 
 /// The name a model is counted under: its own, unless it is too long to be one. What a request keeps of its model while it runs.

@@ -75,8 +75,8 @@ impl Held {
 // === impl Pool ===
 
 impl Pool {
-    /// Picks and records: ledger and index change here.
-    pub(crate) fn pick(&mut self, request: &Request<'_>, now: Time, why: &mut Why) -> Result<Picked, Refusal> {
+    /// Picks and records: ledger and index change here. `model` is what the client calls it.
+    pub(crate) fn pick(&mut self, request: &Request<'_>, model: &str, now: Time, why: &mut Why) -> Result<Picked, Refusal> {
         let Some(state) = &self.state else { return Err(Refusal::NoState) };
         if request.prefix_blocks.last().is_some_and(|&prompt| self.crashing.crashes(prompt, &self.health, now)) {
             return Err(Refusal::CrashingPrompt);
@@ -110,7 +110,12 @@ impl Pool {
         }
         match (Refusal::of(&decision), decision) {
             (None, Decision::Route(route)) => self.record(request, &route, now).ok_or(Refusal::NoState),
-            (refusal, _) => Err(refusal.unwrap_or(Refusal::NoState)),
+            (refusal, decision) => {
+                if matches!(decision, Decision::Shed(_)) && request.slo.any() {
+                    self.counters.shed(model, request.model, request.priority);
+                }
+                Err(refusal.unwrap_or(Refusal::NoState))
+            }
         }
     }
 
