@@ -150,7 +150,9 @@ async fn the_picker_refuses_an_upgrade_of_what_it_reads() -> Result<()> {
     for front in Front::ALL {
         let builder = Stack::builder().front(front).servers(1).envoy_config(|config| {
             let connections = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/upgrade_configs";
-            config.pointer_mut(connections).map(|upgrades| *upgrades = json!([{"upgrade_type": "websocket"}]));
+            if let Some(upgrades) = config.pointer_mut(connections) {
+                *upgrades = json!([{"upgrade_type": "websocket"}]);
+            }
         });
         let stack = builder.start().await?;
         let reply = upgrade(&stack, "POST", "/v1/chat/completions").await?;
