@@ -36,6 +36,12 @@ fn main() {
             println!("{:>8} {name:>8} {parse_us:>10.2} {skip_us:>10.2} {:>6.1}", body.len(), body.len() as f64 / parse_us / 1000.0);
         }
     }
+    // What stalls a worker longest: a body of the filter's limit that is all names.
+    for (name, member) in [("plain", r#""a":0,"#), ("escaped", r#""\n":0,"#)] {
+        let body = format!(r#"{{"model":"m",{}"messages":[]}}"#, member.repeat((24 << 20) / member.len() - 8));
+        let us = measure(|| body::parse(Api::ChatCompletions, black_box(body.as_bytes())));
+        println!("24 MiB of {name} names: {:.0} ms", us / 1_000.0);
+    }
     let tokens = format!(r#"{{"model":"m","prompt":[{}1]}}"#, "12345,".repeat(100_000));
     let us = measure(|| body::parse(Api::Completions, black_box(tokens.as_bytes())));
     println!("100,000 token ids: {us:.1} us");

@@ -332,18 +332,18 @@ impl<'b> Str<'b> {
     /// The text meant. An escaped surrogate without its other half, which no Rust string can hold, becomes U+FFFD.
     #[must_use]
     pub fn text(&self) -> Cow<'b, str> {
-        if self.escaped { Cow::Owned(unescape(self.raw)) } else { String::from_utf8_lossy(self.raw) }
+        if self.escaped { String::from_utf8_lossy(&unescape(self.raw)).into_owned().into() } else { String::from_utf8_lossy(self.raw) }
     }
 
     /// The bytes of the text meant, to compare names by: borrowed, unless somebody escaped the name of a field.
     #[must_use]
     pub fn name(&self) -> Cow<'b, [u8]> {
-        if self.escaped { Cow::Owned(unescape(self.raw).into_bytes()) } else { Cow::Borrowed(self.raw) }
+        if self.escaped { Cow::Owned(unescape(self.raw)) } else { Cow::Borrowed(self.raw) }
     }
 }
 
 /// `raw` has passed the reader, so every escape in it is well formed.
-fn unescape(raw: &[u8]) -> String {
+fn unescape(raw: &[u8]) -> Vec<u8> {
     let mut text = Vec::with_capacity(raw.len());
     let mut rest = raw;
     while let Some(at) = memchr::memchr(b'\\', rest) {
@@ -354,7 +354,7 @@ fn unescape(raw: &[u8]) -> String {
         rest = escape.get(len..).unwrap_or_default();
     }
     text.extend_from_slice(rest);
-    String::from_utf8_lossy(&text).into_owned()
+    text
 }
 
 /// The character that an escape stands for, and the escape's length in bytes.

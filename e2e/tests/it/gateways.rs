@@ -267,6 +267,11 @@ fn all_gateways_serve_the_same_paths() -> Result<()> {
     let listed: Vec<Value> =
         service.as_array().into_iter().flatten().filter_map(|entry| entry["match"].as_array()).flatten().cloned().collect();
     assert_eq!(listed, served);
+    let standalone: Value = serde_saphyr::from_str(&std::fs::read_to_string(e2e::root().join("envoy-config/standalone.yaml"))?)?;
+    let manager = &standalone["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"];
+    let routes = manager["route_config"]["virtual_hosts"][0]["routes"].as_array().into_iter().flatten();
+    let matches: Vec<Value> = routes.filter(|route| route.get("route").is_some()).flat_map(|route| uris(&route["match"])).collect();
+    assert_eq!(matches, served);
     Ok(())
 }
 

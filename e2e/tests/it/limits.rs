@@ -116,8 +116,8 @@ async fn an_http2_client_that_opens_no_window_holds_back_the_engine() -> Result<
     let (_engine, stack) = offering().await?;
     let mut raw = Raw::connect(stack.address()).await?;
     raw.write(PREFACE).await?;
-    // HEADERS of stream 1, all there is: GET http /, authority "x", by HPACK's static table.
-    raw.write(b"\0\0\x06\x01\x05\0\0\0\x01\x82\x86\x84\x41\x01x").await?;
+    // HEADERS of stream 1, all there is: GET http /v1/models, authority "x", by HPACK's static table.
+    raw.write(b"\0\0\x11\x01\x05\0\0\0\x01\x82\x86\x04\x0a/v1/models\x41\x01x").await?;
     let first = held(&stack).await?;
     assert!((65_535..HELD_BYTES_MAX).contains(&first), "{first} bytes of {OFFERED_MIB} MiB");
     for stream in [0, 1] {

@@ -396,12 +396,8 @@ mod tests {
     #[test]
     fn a_position_that_lies_costs_a_bounded_look() {
         let (host, mut reader) = (FakeHost::new(), Reader::default());
-        for end in [
-            Position::of_word(u64::MAX),
-            Position { segment: u64::MAX, bytes: u32::MAX },
-            Position { segment: 1, bytes: 9 },
-            Position { segment: 5, bytes: 5 },
-        ] {
+        for word in [u64::MAX, u64::MAX << BYTES_BITS, 1 << BYTES_BITS | 9, 5 << BYTES_BITS | 5] {
+            let end = Position::of_word(word);
             let (got, gaps, all) = read(&host, &mut reader, end, PLENTY);
             assert_eq!((got.len(), u64::from(gaps) <= SEGMENTS, all), (0, true, true));
         }
