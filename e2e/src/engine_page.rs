@@ -129,7 +129,8 @@ pub fn page(data: &str) -> Result<String, serde_json::Error> {
          | servers used | of those 8, how many had a first turn | at least {servers_used_min} |\n\
          | busiest / mean | 1,000 requests at concurrency 32 over 8 servers | at most {BUSIEST_MAX} |\n\
          | new after, s | from the change of the endpoints file to the first request at a ninth server under that load; noticing the file takes its part | at most 1 |\n\n\
-         A row with a miss says so at its end: a known fault, to be mended. `-`: the prompt of `rerank` is not read, so it cannot return.\n\n\
+         A row with a miss says so at its end: a known fault, to be mended. The machine did nothing else; on a busy one more rows miss, as\n\
+         workers and proxies then learn later what others did. `-`: the prompt of `rerank` is not read, so it cannot return.\n\n\
          Measured on {} ({} cores, Envoy {}), one run with seed {}.\n\n\
          | engine | workers | proxies | burst | returned | servers used | busiest / mean | new after, s | |\n|---|---|---|---|---|---|---|---|---|\n",
         data.host,
