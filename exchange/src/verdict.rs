@@ -7,7 +7,7 @@
 //! | misdirected | 401, 403, 404, 501; other 4xx without such a shape | only where another endpoint accepted the same lately | no | is undone |
 //! | overloaded | 429, 503 (tried again on the next endpoint) | yes | no | is undone |
 //! | ill | other 5xx, a lost connection, a stream cut off, an empty 200, a 200 with an error object | yes | no | is undone |
-//! | strange | 2xx with a body that is no reply of the API | only where another endpoint gave a reply to the same lately | yes | stays |
+//! | strange | 2xx with a body that is no reply of the API, or a stream that ended without its end mark | only where another endpoint gave a reply to the same lately | yes | stays |
 //! | unknown | the client left, or the path is no inference | no | no | stays |
 
 /// What an engine's answer means.
@@ -23,7 +23,8 @@ pub enum Verdict {
     Overloaded,
     /// The engine is broken.
     Ill,
-    /// A success by its status, and no reply of the API by its body. Echo servers are like that, and so is what stands in front of a dead engine.
+    /// A success by its status, and no whole reply of the API by its body. Echo servers are like that, engines that leave out the end mark of streams, and
+    /// what stands in front of a dead engine.
     Strange,
     /// The answer says nothing of the engine.
     #[default]
@@ -57,8 +58,8 @@ impl Verdict {
     pub fn of(status: u16, body: BodySays) -> Self {
         match (status, body) {
             (200..=299, BodySays::Error(named)) => named.filter(|status| *status >= 400).map_or(Self::Ill, |status| Self::of(status, body)),
-            (200, BodySays::Empty) | (200..=299, BodySays::Unfinished) => Self::Ill,
-            (200..=299, BodySays::Strange) => Self::Strange,
+            (200, BodySays::Empty) => Self::Ill,
+            (200..=299, BodySays::Strange | BodySays::Unfinished) => Self::Strange,
             (200..=299, _) => Self::Success,
             (401 | 403 | 404 | 501, _) => Self::Misdirected,
             (429 | 503, _) => Self::Overloaded,
@@ -90,7 +91,7 @@ mod tests {
             (204, Empty, Success),
             (200, Strange, Verdict::Strange),
             (200, Empty, Ill),
-            (200, Unfinished, Ill),
+            (200, Unfinished, Verdict::Strange),
             (200, Error(None), Ill),
             (200, Error(Some(500)), Ill),
             (200, Error(Some(400)), ClientFault),

@@ -271,21 +271,23 @@ fn a_wrong_model_name_ejects_no_endpoint() {
     assert!(pool.ejections().is_empty(), "{:?}", pool.ejections());
 }
 
-/// A pool of nothing but echo servers is used as any other, prompts return, and its answers are learned from.
+/// A pool of nothing but echo servers, or of engines that leave out the end mark of their streams, is used as any other: prompts return.
 #[test]
 fn where_all_answers_are_strange_none_is_ejected_and_prompts_return() {
-    let mut pool = World::new(1, Fault::Reset).workers.remove(0).pool;
-    let mut homes = std::collections::BTreeMap::new();
-    for n in 0..60_u64 {
-        let now = at(100 + n * 50);
-        let (mut exchange, to) = request(&mut pool, &format!("conversation {} ", n % 6).repeat(400), false, now);
-        let to = to.unwrap().split(',').next().unwrap().to_owned();
-        exchange.response_headers(&mut pool, &head(&to, 200), now);
-        exchange.response_chunk(&mut pool, b"you said: hello", true, now);
-        assert_eq!(exchange.end(&mut pool, now).unwrap().verdict, exchange::verdict::Verdict::Strange);
-        assert_eq!(*homes.entry(n % 6).or_insert_with(|| to.clone()), to, "prompt {n}");
+    for (content_type, body) in [(None, b"you said: hello".as_slice()), (Some(b"text/event-stream".as_slice()), TOKEN)] {
+        let mut pool = World::new(1, Fault::Reset).workers.remove(0).pool;
+        let mut homes = std::collections::BTreeMap::new();
+        for n in 0..60_u64 {
+            let now = at(100 + n * 50);
+            let (mut exchange, to) = request(&mut pool, &format!("conversation {} ", n % 6).repeat(400), content_type.is_some(), now);
+            let to = to.unwrap().split(',').next().unwrap().to_owned();
+            exchange.response_headers(&mut pool, &ResponseHead { content_type, ..head(&to, 200) }, now);
+            exchange.response_chunk(&mut pool, body, true, now);
+            assert_eq!(exchange.end(&mut pool, now).unwrap().verdict, exchange::verdict::Verdict::Strange);
+            assert_eq!(*homes.entry(n % 6).or_insert_with(|| to.clone()), to, "prompt {n}");
+        }
+        assert!(pool.ejections().is_empty(), "{:?}", pool.ejections());
     }
-    assert!(pool.ejections().is_empty(), "{:?}", pool.ejections());
 }
 
 /// Every engine echoes one model and serves the other.
