@@ -83,7 +83,7 @@ pub struct Asked {
     pub failure_mode: FailureMode,
     /// Towards instances.
     pub protocol: AppProtocol,
-    /// Whom they are to ask for a pick, where that is a Service.
+    /// The Service that gateways ask for a pick; `None` where the reference names no Service.
     pub picker: Option<PickerService>,
 }
 
@@ -111,7 +111,7 @@ pub enum BackendEvent {
     Failed(String),
     /// The registry asks this of gateways, or of them no more: an `InferencePool` does.
     Asks(Option<Asked>),
-    /// Something of use cannot be had, for this reason, or can be had again. The set is told without it.
+    /// The backend cannot read something optional, for this reason; `None` once it can again. The set of instances is complete without it.
     Warns(Option<String>),
     /// The backend is there and nothing changed.
     Alive,

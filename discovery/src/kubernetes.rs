@@ -285,7 +285,7 @@ impl Follow {
         Some(BackendEvent::Apply(self.labels.join(record)))
     }
 
-    /// No more need be waited for: what was withheld is told.
+    /// The wait is over: sends the events that were withheld.
     fn labelled(&mut self) -> Vec<BackendEvent> {
         self.labelled = true;
         Vec::from_iter(self.withheld.take().map(|_| self.all()))

@@ -27,7 +27,7 @@ const RUNNING_MAX: usize = 4;
 /// Running requests told of a pool with [`running`]: some 10 KB, once a second.
 const RUNNING_TOLD_MAX: usize = 64;
 
-/// The queues of running requests with an SLO, of endpoints that have any, for people, as JSON: the strictest of each first.
+/// The running requests with an SLO of each endpoint that has any, as JSON for the debug page; the strictest SLO of an endpoint comes first.
 #[must_use]
 pub fn running(pool: &Pool) -> String {
     let (mut w, mut room) = (Writer::default(), RUNNING_TOLD_MAX);

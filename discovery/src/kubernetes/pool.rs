@@ -4,7 +4,7 @@
 //! namespace, the component the name of the pool. An edit of the pool lists its pods anew; until that list is there the old set stands. A pool
 //! that was deleted has no pods.
 //!
-//! Its `endpointPickerRef` (in the older group `extensionRef`) and its `appProtocol` are told as [`BackendEvent::Asks`].
+//! [`BackendEvent::Asks`] carries its `endpointPickerRef` (`extensionRef` in the older API group) and its `appProtocol`.
 
 use std::sync::Arc;
 

@@ -375,7 +375,7 @@ async fn labels_of_a_pod_are_read_and_go_before_those_of_its_service() {
     label("p2", json!({ "llm-d.ai/engine-type": null })).await;
     until(is(["vllm", "prefill", "service"]), || labels(&discovery, "p2")).await;
 
-    // Without the right to see pods the set is told all the same, and a warning says what it lacks.
+    // Without the right to list pods, discovery still reports the endpoints and warns that the labels of pods are missing.
     place
         .grant_rules(
             "slices",

@@ -249,7 +249,7 @@ async fn pools_behind_one_port_are_told_apart_by_the_service_that_a_gateway_asks
         servers.push((app, pod(&place, at, app, "demo").await?));
     }
     let address = |app: &str| servers.iter().find(|(of, _)| *of == app).map(|(_, server)| server.addr().to_string()).unwrap_or_default();
-    // The shipped file's own pool; those that are asked for are beside it.
+    // The pool of the shipped file; the test adds the pools that it sends requests to.
     let mut rows = vec![json!({"name": "default", "endpoints": [address("llama")]})];
     for Asked { pool: name, app, service, port, .. } in ASKED {
         make_pool(&place, |pool| {

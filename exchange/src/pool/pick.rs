@@ -17,7 +17,7 @@ use crate::reply::Refusal;
 use crate::time::Time;
 use crate::usage::Usage;
 
-/// The most bytes kept of a request's id, which is for people to find the request by: most proxies make UUIDs of 36 bytes.
+/// The most bytes kept of a request's id. Operators find the request in logs by it; most proxies make UUIDs of 36 bytes.
 const REQUEST_ID_BYTES_MAX: usize = 64;
 
 /// A pick that was made and recorded.

@@ -90,7 +90,7 @@ impl Recorded {
             last_cold_picks: &pool.cold_picks,
             adapter_rooms: &pool.adapter_rooms,
             prefix_idle: real(self.value.get("prefix_idle")).unwrap_or(0.0),
-            // Where a prompt belongs that no endpoint holds is told by its hash, which is in no record.
+            // The home of a prompt that no endpoint has cached follows from its hash, and records leave hashes out.
             out_of_touch: false,
             metrics_stale: flag(&self.value, "metrics_stale")?,
         };

@@ -144,7 +144,7 @@ impl Writer {
     /// when a segment is full.
     pub fn append<H: Host>(&mut self, host: &H, endpoint: EndpointRef, blocks: &[u64], known: u32) {
         let mut known = known as usize;
-        // That a request was given is told where nothing is known of its prompt, too.
+        // Other workers hear of the pick even if the prompt was not read: the order of picks counts.
         for piece in blocks.chunks(RECORD_BLOCKS_MAX).chain(blocks.is_empty().then_some(blocks)) {
             let bytes = piece.len().saturating_add(RECORD_HEAD).saturating_mul(WORD);
             if self.segment.is_empty() || self.segment.len().saturating_add(bytes) > SEGMENT_BYTES_MAX {

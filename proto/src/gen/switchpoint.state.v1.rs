@@ -363,7 +363,7 @@ pub struct VmCounters {
     /// Placements that nobody was told of, as too many waited to be told.
     #[prost(uint64, tag = "12")]
     pub placements_dropped: u64,
-    /// Requests with an SLO that run now (not cumulative), for people: as exchange::record::running has them.
+    /// Requests with an SLO that run now (not cumulative), for the debug page: JSON of exchange::record::running.
     #[prost(string, tag = "13")]
     pub running: ::prost::alloc::string::String,
 }

@@ -12,8 +12,8 @@
 //! because xxh64 gives a digest at any point of its stream; the four lanes that run on (256 bits) also chain more than a 64-bit hash fed
 //! into the next block would. Model, LoRA and cache salt seed the chain because engines share no KV block between two of any.
 //!
-//! The secret, 128 bits, is the deployment's. Hashes leave the process, and xxh64 hides nothing: whoever knows the text of one sum can compute the
-//! seed from it, and then try other texts. So no sum leaves the hasher; what does is a pseudorandom function of it. A reader without the secret
+//! The deployment has one secret of 128 bits. Hashes leave the process, and xxh64 is no keyed function: a reader that knows the text of one sum can
+//! compute the seed, and then try other texts. So the hasher gives out only a pseudorandom function of each sum, keyed by the secret. A reader without the secret
 //! learns which hashes are equal, and no prompt, whatever prompts it can guess.
 //!
 //! Of the first [`DENSE_BLOCKS`] blocks each has its hash; of those behind only every [`STRIDE`]th, which stands for itself and those since the
