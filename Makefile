@@ -173,13 +173,13 @@ sim: $(RUST_READY) ## policies compared in virtual time, the main table -> targe
 	$(SIMULATOR) report --docs target/bench
 
 .PHONY: sim-full
-sim-full: $(RUST_READY) ## every workload and setting, highest rates too; prints docs/routing-quality.md again
+sim-full: $(RUST_READY) ## every workload and setting, highest rates too; prints docs/reference/routing-quality.md again
 	@$(SIMULATOR) run all
 	cargo run --quiet --locked --release --manifest-path simulator/aisimulate/Cargo.toml --target-dir target/aisimulate -- run second-engine
 	$(SIMULATOR) rates
 	$(SIMULATOR) recover
 	$(SIMULATOR) slo
-	$(SIMULATOR) report --docs docs
+	$(SIMULATOR) report --docs docs/reference
 
 .PHONY: predictor-eval
 predictor-eval: $(RUST_READY) ## latency predictors on measurements of real engines -> target/bench/predictor.json

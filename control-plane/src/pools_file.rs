@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn what_the_pages_show_can_be_used() {
-        for (page, pools) in [(include_str!("../../docs/discovery.md"), 6), (include_str!("../../README.md"), 2)] {
+        for (page, pools) in [(include_str!("../../docs/how-to/discovery.md"), 6), (include_str!("../../README.md"), 2)] {
             let shown = page.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next());
             let files: Vec<&str> = shown.filter(|text| text.starts_with("pools:")).collect();
             assert!(!files.is_empty(), "a page shows a file of pools");

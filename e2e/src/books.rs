@@ -44,7 +44,7 @@ pub async fn close_but(drill: &str, load: Load, stack: &Stack, excused: impl Fn(
 
 /// Writes down what a drill saw, for who reads the test's output.
 pub fn note(drill: &str, seen: &str) {
-    #[allow(clippy::print_stdout, reason = "it is shown by `--nocapture`, and docs/failure-drills.md is written from it")]
+    #[allow(clippy::print_stdout, reason = "it is shown by `--nocapture`, and docs/reference/failure-drills.md is written from it")]
     {
         println!("drill {drill}: {seen}");
     }

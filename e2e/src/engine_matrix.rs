@@ -108,7 +108,7 @@ pub const BOUNDS: Bounds = Bounds { burst_max: 5, servers_used_min: 6, returned_
 /// Requests of the load at the busiest server over the mean, at most.
 pub const BUSIEST_MAX: f64 = 1.3;
 
-/// Engines that do not keep a bound on a busy machine, and what they do keep there: tests run beside others. On a quiet one (docs/engines.md) all
+/// Engines that do not keep a bound on a busy machine, and what they do keep there: tests run beside others. On a quiet one (docs/reference/engines.md) all
 /// conversations are spread; what answers at once is over its burst there, too, a known fault: it is never seen busy, so only the order of past picks tells
 /// servers apart, and workers learn of each other's picks a little late.
 const OPEN: [(&str, Bounds); 5] = [

@@ -1,4 +1,4 @@
-//! `docs/engines.md`, from the measurements in `docs/data/engines.json`.
+//! `docs/reference/engines.md`, from the measurements in `docs/data/engines.json`.
 
 use std::fmt::Write as _;
 
@@ -165,13 +165,13 @@ mod tests {
     #[test]
     fn the_page_of_engines_says_what_the_data_says() {
         let page = page(&std::fs::read_to_string(root().join("docs/data/engines.json")).unwrap()).unwrap();
-        let file = root().join("docs/engines.md");
+        let file = root().join("docs/reference/engines.md");
         if std::env::var_os("UPDATE_DOCS").is_some() {
             std::fs::write(&file, &page).unwrap();
         }
         assert!(
             std::fs::read_to_string(&file).unwrap_or_default() == page,
-            "docs/engines.md is stale; its head says how to print it again"
+            "docs/reference/engines.md is stale; its head says how to print it again"
         );
     }
 }

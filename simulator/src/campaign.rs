@@ -1,4 +1,4 @@
-//! What is run for docs/routing-quality.md, by name. Parameters were tuned on seeds from 101 on; these are other seeds.
+//! What is run for docs/reference/routing-quality.md, by name. Parameters were tuned on seeds from 101 on; these are other seeds.
 
 use crate::grid::{Grid, parallel};
 use crate::hardware::{LLAMA_8B_H100, QWEN_32B_H200};

@@ -27,7 +27,7 @@ use std::collections::VecDeque;
 /// Tokens of a KV block here: those of the router's index (vLLM's have 16, which costs time and changes little).
 pub(crate) const BLOCK_TOKENS: usize = 64;
 
-/// What steps cost, ms; measured kernels, see docs/routing-quality.md.
+/// What steps cost, ms; measured kernels, see docs/reference/routing-quality.md.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct StepTimes {
     /// Constant, each sequence, each token of context.

@@ -1,4 +1,4 @@
-//! Routing policies compared in virtual time: `make sim`. See docs/routing-quality.md for what was found.
+//! Routing policies compared in virtual time: `make sim`. See docs/reference/routing-quality.md for what was found.
 //!
 //! Engines are simulated; the scheduler, its plugins, the ledger, the prefix index and the step learner are the real ones.
 #![deny(clippy::indexing_slicing)]
@@ -83,13 +83,13 @@ enum Task {
         #[arg(long, default_value = QUALITY)]
         file: PathBuf,
     },
-    /// Prints docs/routing-quality.md of what FILE holds, and plays real engines' runs for it.
+    /// Prints docs/reference/routing-quality.md of what FILE holds, and plays real engines' runs for it.
     Report {
         /// Where results are kept.
         #[arg(long, default_value = QUALITY)]
         file: PathBuf,
         /// The folder of the page.
-        #[arg(long, default_value = "docs")]
+        #[arg(long, default_value = "docs/reference")]
         docs: PathBuf,
     },
     /// Requests of three SLO classes at a share of the capacity of a pool of two speeds: prints how many of each class are in time, adds that to FILE.

@@ -1,4 +1,4 @@
-//! `docs/routing-quality.md` and its figures, made of what was run and nothing else.
+//! `docs/reference/routing-quality.md` and its figures, made of what was run and nothing else.
 
 mod changes;
 mod figures;

@@ -1,4 +1,4 @@
-//! `docs/plugins.md`: what can be configured, printed from the tables that reading goes by.
+//! `docs/reference/plugins.md`: what can be configured, printed from the tables that reading goes by.
 
 use std::fmt::Write;
 

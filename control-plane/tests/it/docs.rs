@@ -6,11 +6,11 @@ use control_plane::config::reference_page;
 
 #[test]
 fn docs_of_plugins_are_fresh() {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/plugins.md");
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/plugins.md");
     let page = reference_page();
     if std::env::var_os("UPDATE_DOCS").is_some() {
         std::fs::write(&file, &page).unwrap();
     }
     let written = std::fs::read_to_string(&file).unwrap_or_default();
-    assert!(written == page, "docs/plugins.md is stale; its head says how to print it again");
+    assert!(written == page, "docs/reference/plugins.md is stale; its head says how to print it again");
 }

@@ -9,7 +9,7 @@
 //! | `sharing`, `relay` | what it buys that workers and proxies pick as one, and what it costs | `sharing.json` |
 //! | `engines` | how traffic is spread over engines of every kind, and broken ones | `engines.json` |
 //! | `quality` | where requests are sent, in real time: our policy, 2/2/3 and round robin | `quality-real.json` |
-//! | `page` | the first four as `docs/performance.md`, with plots | |
+//! | `page` | the first four as `docs/reference/performance.md`, with plots | |
 //!
 //! Without a part: the first four, and the page. CPU is the processes' own scheduler clock, in nanoseconds. Sinks that answer at once stand behind everything, so that
 //! what is measured is the proxy.
@@ -57,7 +57,7 @@ mod svg;
 mod world;
 
 #[derive(Debug, Parser)]
-#[command(about = "What the picker adds to plain Envoy -> target/bench, docs/performance.md", long_about = None)]
+#[command(about = "What the picker adds to plain Envoy -> target/bench, docs/reference/performance.md", long_about = None)]
 #[command(args_conflicts_with_subcommands = true)]
 struct Cli {
     #[command(subcommand)]
@@ -107,7 +107,7 @@ enum Part {
     Engines(engines::Args),
     /// Our policy, 2/2/3 and round robin over simulated servers in real time: does the simulator's ranking hold? -> target/bench/quality-real.json
     Quality(quality::Args),
-    /// Write docs/performance.md from what was measured last
+    /// Write docs/reference/performance.md from what was measured last
     Page,
     /// Be an ext_proc server that decides nothing (started by the bench itself)
     #[command(hide = true)]

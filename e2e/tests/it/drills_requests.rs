@@ -1,4 +1,4 @@
-//! Failure drills about requests: clients that leave, engines that fail, endpoints that go. docs/failure-drills.md says what each showed.
+//! Failure drills about requests: clients that leave, engines that fail, endpoints that go. docs/reference/failure-drills.md says what each showed.
 
 use std::time::Duration;
 

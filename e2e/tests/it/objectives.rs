@@ -158,7 +158,7 @@ async fn a_client_does_not_choose_its_priority_unless_it_is_trusted() -> Result<
     Ok(())
 }
 
-/// The filter that `envoy-config/README.md` tells operators to put before the picker, for clients that are all the same to them.
+/// The filter that `docs/how-to/envoy.md` tells operators to put before the picker, for clients that are all the same to them.
 fn everybody_is(objective: &str) -> Value {
     json!({
         "name": "envoy.filters.http.header_mutation",

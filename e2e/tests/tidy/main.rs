@@ -63,11 +63,11 @@ rules! {
         "control-plane/src/args.rs" => "pub endpoint: Vec<String>,",
     ];
     documented_drills_exist: [
-        "docs/failure-drills.md" => "| killed | `daemon_faults::nobody_wrote_this` | 1, 0 |\n",
+        "docs/reference/failure-drills.md" => "| killed | `daemon_faults::nobody_wrote_this` | 1, 0 |\n",
         "e2e/tests/it/daemon_faults.rs" => "async fn something_else() {",
     ];
     documented_ports_exist: [
-        "envoy-config/README.md" => "| 8081 | Envoy | clients |\n",
+        "docs/how-to/envoy.md" => "| 8081 | Envoy | clients |\n",
         "envoy-config/standalone.yaml" => "port_value: 8080",
     ];
 }

@@ -247,22 +247,22 @@ pub(crate) fn documented_flags_exist(tree: &Tree) -> Vec<String> {
 
 pub(crate) fn documented_ports_exist(tree: &Tree) -> Vec<String> {
     let config = tree.text("envoy-config/standalone.yaml");
-    let rows = tree.text("envoy-config/README.md").lines().filter(|line| line.contains("| Envoy |"));
+    let rows = tree.text("docs/how-to/envoy.md").lines().filter(|line| line.contains("| Envoy |"));
     let ports = rows.filter_map(|line| line.trim_start_matches('|').split('|').next()).map(str::trim);
     let missing = ports.filter(|port| !config.contains(&format!("port_value: {port}")));
-    missing.map(|port| format!("envoy-config/README.md: port {port} is not in standalone.yaml")).collect()
+    missing.map(|port| format!("docs/how-to/envoy.md: port {port} is not in standalone.yaml")).collect()
 }
 
 /// Tests named as `module::test` in the page of drills.
 pub(crate) fn documented_drills_exist(tree: &Tree) -> Vec<String> {
-    let page = tree.text("docs/failure-drills.md");
+    let page = tree.text("docs/reference/failure-drills.md");
     let names = page.split('`').skip(1).step_by(2).filter_map(|name| name.split_once("::"));
     let stands = |module: &str, test: &str| {
         let mut places = ["it", "long"].into_iter().map(|folder| tree.text(&format!("e2e/tests/{folder}/{module}.rs")));
         places.any(|text| text.contains(&format!("async fn {test}(")))
     };
     let missing = names.filter(|(module, test)| !stands(module, test));
-    missing.map(|(module, test)| format!("docs/failure-drills.md: there is no test {module}::{test}")).collect()
+    missing.map(|(module, test)| format!("docs/reference/failure-drills.md: there is no test {module}::{test}")).collect()
 }
 
 // === helpers ===

@@ -6,7 +6,7 @@ const HEAD: &str = "# Inference APIs
 
 The picker reads the bodies of the requests below (`POST`; the longest ending counts; a prefix before it, a query and a slash behind it do not
 matter, nor do percent-escapes), to know the model and to send prompts where their beginning is cached. Requests to any other path are sent to a good endpoint
-unread, if a route lets them through: the [shipped files](../envoy-config/README.md#which-paths-are-served) list what they serve.
+unread, if a route lets them through: the [shipped files](../how-to/envoy.md#which-paths-are-served) list what they serve.
 
 A body that is not JSON, or has no `model` where one is needed, is answered 400 in the API's error shape.
 
@@ -30,7 +30,7 @@ sent is replaced; everything else passes as it is, and events are not held back.
 
 #[test]
 fn the_documentation_of_paths_is_current() {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/apis.md");
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/apis.md");
     let now = format!("{HEAD}{}{TAIL}", exchange::api::reference());
     if std::env::var_os("UPDATE_GOLDENS").is_some() {
         std::fs::create_dir_all(file.parent().unwrap()).unwrap();

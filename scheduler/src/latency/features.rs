@@ -81,10 +81,10 @@ mod tests {
     #[test]
     fn the_page_shows_this_very_table() {
         let rows: String = FEATURES.iter().map(|feature| format!("| {} | {} |\n", feature.name, feature.doc)).collect();
-        let page = include_str!("../../../docs/latency-prediction.md");
+        let page = include_str!("../../../docs/explanation/latency-prediction.md");
         assert!(
             page.contains(&format!("| feature | what it is |\n|---|---|\n{rows}\n")),
-            "docs/latency-prediction.md should have:\n{rows}"
+            "docs/explanation/latency-prediction.md should have:\n{rows}"
         );
     }
 

@@ -55,8 +55,8 @@ mod tests {
 
     #[test]
     fn every_word_of_it_stands_on_the_page() {
-        let page = include_str!("../../../docs/plugins.md");
-        assert!(page.contains(&reference_markdown()), "docs/plugins.md is stale; its head says how to print it again");
+        let page = include_str!("../../../docs/reference/plugins.md");
+        assert!(page.contains(&reference_markdown()), "docs/reference/plugins.md is stale; its head says how to print it again");
     }
 
     #[test]

@@ -64,7 +64,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     doc: for_people(
         "min J / J, J = W + S + queueExternality (B + Bavg) W / 2 + externality (ownBatchShare B S + (1 - ownBatchShare) Bavg S') + arrivalExternality B W S / (o D + W + S) + displacement r / (1 + r) c1 u + decodeWeight o (D + B (e1 + e2 n) / 2) + failureMs f - refresh a (1 - U / C) (Sn - S) (1 + externality (ownBatchShare B + (1 - ownBatchShare) Bavg)), at least W + S + failureMs f: f by how much a larger share of requests fails there than elsewhere, S its prefill there in ms, Sn that of all its n tokens, S' the mean of S and of its prefill at an average endpoint, u its uncached tokens, r the prompts each endpoint was given since the longest prefix of it was asked for, W the prefill of prompts waiting there and, where engines tell of their KV memory, memoryWeight o D min(u, lack) / C, U of its C tokens in use and lack of them not free for this prompt, B requests in flight, D a decode step, o the output expected, none at a stage before decode, a what the endpoint was given since it was asked for the prefix, as a share of what fits, where others hold that as well. For the most requests within their SLOs rather than the lowest latency: externality 2, ownBatchShare 1, queueExternality 0, arrivalExternality 0, decodeWeight 1.3.",
     ),
-    source: for_people("ours; docs/routing-quality.md"),
+    source: for_people("ours; docs/reference/routing-quality.md"),
     parameters: &[
         Parameter {
             name: "externality",

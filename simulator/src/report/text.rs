@@ -131,7 +131,7 @@ pub(super) const CLASSES: &str = "
 
 Three classes of requests, on two engines that are three times as fast as two others, after a minute to learn: critical (three of ten; TTFT 1.5 s, 45 ms a token,
 which the slow ones just miss or just meet), standard (four) and batch (three; both 5 s and 150 ms). Share of each in time, %, and shed. `default` is ours,
-which knows of no SLO; `slo` is by predicted latency ([slo.md](slo.md)); `weighed` is 2/2/3 with requests in flight weighed 2; `turns` is round robin.
+which knows of no SLO; `slo` is by predicted latency ([slo.md](../how-to/slo.md)); `weighed` is 2/2/3 with requests in flight weighed 2; `turns` is round robin.
 ";
 
 pub(super) const VALIDATION: &str = "

@@ -1,4 +1,4 @@
-//! Engines of every kind and broken ones, on a real Envoy: the figures of `docs/engines.md`.
+//! Engines of every kind and broken ones, on a real Envoy: the figures of `docs/reference/engines.md`.
 
 use std::net::SocketAddr;
 

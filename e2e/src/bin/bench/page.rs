@@ -1,4 +1,4 @@
-//! `docs/performance.md` and its plots, from what was measured last. What people found out stands in `performance.md` beside this file and is
+//! `docs/reference/performance.md` and its plots, from what was measured last. What people found out stands in `performance.md` beside this file and is
 //! copied around the figures.
 
 use std::fmt::Write as _;
@@ -220,10 +220,10 @@ pub(crate) fn write() -> Result<()> {
         }
         page = page.replace(mark, part.trim_end());
     }
-    let docs = root().join("docs");
+    let docs = root().join("docs/reference");
     std::fs::write(docs.join("performance.md"), page)?;
     plots(&measured, &docs.join("performance"))?;
-    println!("written to docs/performance.md");
+    println!("written to docs/reference/performance.md");
     Ok(())
 }
 

@@ -17,7 +17,7 @@ use crate::world::World;
 /// What every request of such a pool must say; nobody is late for it.
 pub(crate) const HEADERS: &[&str] = &["x-llm-d-slo-ttft-ms: 600000", "x-llm-d-slo-tpot-ms: 60000", "PredictionBasedRouting: true"];
 
-/// Two profiles, as docs/slo.md has them.
+/// Two profiles, as docs/how-to/slo.md has them.
 const CONFIG: &str = "
 apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
