@@ -240,6 +240,9 @@ fn table(answer: &Value) -> String {
         if !rows.is_empty() {
             let _ = writeln!(out, "\nprofile {name}\n{}", candidates_table(rows));
         }
+        if let Some(costs) = costs_table(rows) {
+            let _ = writeln!(out, "\ncost in ms, lowest is best\n{costs}");
+        }
     }
     if let Some(note) = answer["note"].as_str() {
         let _ = writeln!(out, "\nnote: {note}");
@@ -247,24 +250,50 @@ fn table(answer: &Value) -> String {
     out
 }
 
+/// A row for each candidate: its score by scorer, its total, and the plugin that dropped it.
 fn candidates_table(rows: &[Value]) -> comfy_table::Table {
-    let mut scorers: Vec<&str> = Vec::new();
-    for name in rows.iter().filter_map(|row| row["scores"].as_object()).flat_map(Map::keys) {
-        if !scorers.contains(&name.as_str()) {
-            scorers.push(name);
-        }
-    }
-    let mut table = comfy_table::Table::new();
-    table.load_style(comfy_table::presets::ASCII_BORDERS_ONLY_CONDENSED);
+    let scorers = names_in(rows, "scores");
+    let mut table = empty_table();
     table.set_header(["endpoint"].into_iter().chain(scorers.iter().copied()).chain(["total", "dropped by"]));
     for row in rows {
-        let text = |value: &Value| match value {
-            Value::Null => String::new(),
-            Value::String(text) => text.clone(),
-            other => other.to_string(),
-        };
         let scores = scorers.iter().map(|scorer| text(&row["scores"][*scorer]));
         table.add_row([text(&row["endpoint"])].into_iter().chain(scores).chain([text(&row["total"]), text(&row["dropped_by"])]));
     }
     table
+}
+
+/// A row for each candidate whose scorer compared costs: the terms of the cost. `None` where no scorer did.
+fn costs_table(rows: &[Value]) -> Option<comfy_table::Table> {
+    let terms = names_in(rows, "cost");
+    let mut table = empty_table();
+    table.set_header(["endpoint"].into_iter().chain(terms.iter().copied()));
+    for row in rows.iter().filter(|row| row["cost"].is_object()) {
+        table.add_row([text(&row["endpoint"])].into_iter().chain(terms.iter().map(|term| text(&row["cost"][*term]))));
+    }
+    (!terms.is_empty()).then_some(table)
+}
+
+/// The names in the object `member` of any row, in the order they first appear.
+fn names_in<'a>(rows: &'a [Value], member: &str) -> Vec<&'a str> {
+    let mut names: Vec<&str> = Vec::new();
+    for name in rows.iter().filter_map(|row| row[member].as_object()).flat_map(Map::keys) {
+        if !names.contains(&name.as_str()) {
+            names.push(name);
+        }
+    }
+    names
+}
+
+fn empty_table() -> comfy_table::Table {
+    let mut table = comfy_table::Table::new();
+    table.load_style(comfy_table::presets::ASCII_BORDERS_ONLY_CONDENSED);
+    table
+}
+
+fn text(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
 }

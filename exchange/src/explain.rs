@@ -23,7 +23,7 @@ pub(crate) struct Why {
     pub(crate) record: Option<String>,
 }
 
-/// `{"profile","picked":[…],"candidates":[{"endpoint","dropped_by","scores":{…},"total","predicted"}]}` of at most `endpoints_max` endpoints. Candidates are
+/// `{"profile","picked":[…],"candidates":[{"endpoint","dropped_by","scores":{…},"cost":{…},"total","predicted"}]}` of at most `endpoints_max` endpoints. Candidates are
 /// those of the first profile that ran; the others follow as `"profiles":[{"name","candidates"}]`, and whom they picked as `"prefill"`,
 /// `"encode"` and `"data_parallel"`. What was not routed has the drop reason as `"refused"`.
 #[must_use]
@@ -103,6 +103,11 @@ fn candidates(w: &mut Writer, snapshot: &Snapshot, explanation: &Explanation, pr
                         }
                     }
                 });
+                for column in &profile.scores {
+                    if let Some((_, terms)) = column.cost_terms.iter().find(|(i, _)| *i == index) {
+                        cost(w, terms);
+                    }
+                }
                 w.name("total").option(total, |w, total| w.rounded(total));
                 let uncached = explanation.uncached_tokens.get(index.get()).copied();
                 w.name("predicted").option(uncached, |w, uncached| {
@@ -115,6 +120,15 @@ fn candidates(w: &mut Writer, snapshot: &Snapshot, explanation: &Explanation, pr
                     });
                 });
             });
+        }
+    });
+}
+
+/// The terms of the cost that a scorer compared, in ms.
+fn cost(w: &mut Writer, terms: &[(&'static str, f32)]) {
+    w.name("cost").object(|w| {
+        for (name, ms) in terms {
+            w.name(name).rounded(*ms);
         }
     });
 }

@@ -114,7 +114,12 @@ pub struct ScoreColumn {
     pub weight: f32,
     /// Unweighted score by endpoint, 0 to 1.
     pub scores: Vec<(EndpointIndex, f32)>,
+    /// The terms of the scores, by endpoint; empty for a scorer without terms.
+    pub cost_terms: Vec<CostTerms>,
 }
+
+/// An endpoint and the terms of its cost: name with unit, value.
+pub type CostTerms = (EndpointIndex, Vec<(&'static str, f32)>);
 
 // === impl Route ===
 

@@ -36,7 +36,7 @@ mod candidates;
 pub use candidates::Candidates;
 
 mod decision;
-pub use decision::{Decision, Drop, Explanation, ProfileExplanation, RANKED_MAX, Ranked, Route, ScoreColumn, Shed, Unavailable};
+pub use decision::{CostTerms, Decision, Drop, Explanation, ProfileExplanation, RANKED_MAX, Ranked, Route, ScoreColumn, Shed, Unavailable};
 
 mod pipeline;
 pub use pipeline::{

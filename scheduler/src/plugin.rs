@@ -19,7 +19,7 @@ pub use state::State;
 use crate::admitter::{latency_slo, probabilistic};
 use crate::candidates::Candidates;
 use crate::decider::{always, prefix_based};
-use crate::decision::{Decision, Ranked};
+use crate::decision::{CostTerms, Decision, Ranked};
 use crate::detector::concurrency;
 use crate::filter::{by_label, label_selector, prefix_cache_affinity, role, slo_headroom_tier, utilization};
 use crate::handler::{data_parallel, disagg, header, single, slo_aware};
@@ -78,6 +78,11 @@ pub trait Filter: Show + Send + Sync {
 pub trait Scorer: Show + Send + Sync {
     /// Writes one score in 0..=1 for each of `endpoints` into `scores`, which runs parallel and comes filled with 0. More is better.
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]);
+
+    /// The terms that each endpoint's score was computed from, for `explain`; empty for a scorer without terms.
+    fn cost_terms(&self, _context: &Context<'_>, _endpoints: &[EndpointIndex]) -> Vec<CostTerms> {
+        Vec::new()
+    }
 
     /// Do endpoints that would be late stand behind all others of the list, whatever they score?
     fn puts_late_last(&self) -> bool {

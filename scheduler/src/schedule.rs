@@ -263,7 +263,8 @@ fn score(context: &Context<'_>, profile: &Profile, candidates: &mut Candidates, 
         candidates.add(*weight, &column);
         if let Some(explanation) = explanation.as_deref_mut() {
             let scores = candidates.indices().iter().copied().zip(column.iter().copied().map(unit)).collect();
-            explanation.scores.push(ScoreColumn { scorer: name.clone(), weight: *weight, scores });
+            let cost_terms = scorer.cost_terms(context, candidates.indices());
+            explanation.scores.push(ScoreColumn { scorer: name.clone(), weight: *weight, scores, cost_terms });
         }
     }
     if let Some(explanation) = explanation {

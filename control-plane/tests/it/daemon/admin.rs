@@ -164,3 +164,24 @@ async fn what_cannot_be_explained_is_told_and_not_passed_over() {
     let nobody = without("127.0.0.1:1".to_owned(), &[]).await.unwrap_err();
     assert!(nobody.to_lowercase().contains("refused"), "why nobody answered: {nobody}");
 }
+
+#[tokio::test]
+async fn explain_shows_the_cost_of_each_endpoint_by_term() {
+    let daemon = daemon(&["--endpoint", "127.0.0.1:1", "--endpoint", "127.0.0.1:2"]).await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("body.json");
+    std::fs::write(&file, r#"{"model":"m","prompt":"x"}"#).unwrap();
+    let explain = |format| {
+        let question = Question { path: "/v1/completions".to_owned(), ..Question::default() };
+        ask(Ask { admin: daemon.admin_address.to_string(), token: None, file: file.clone(), config: None, question, format })
+    };
+    until("both endpoints are ready", || async { explain(Format::Text).await.is_ok_and(|text| text.matches("127.0.0.1:").count() > 4) })
+        .await;
+    let answer: serde_json::Value = serde_json::from_str(&explain(Format::Json).await.unwrap()).unwrap();
+    let cost = answer["candidates"][0]["cost"].as_object().unwrap();
+    assert!(cost["prefill_ms"].as_f64().unwrap() > 0.0, "{answer:#}");
+    assert_eq!(cost["failure_ms"], 0);
+    let text = explain(Format::Text).await.unwrap();
+    assert!(text.contains("cost in ms, lowest is best") && text.contains("interference_ms"), "{text}");
+    daemon.stop().await;
+}
