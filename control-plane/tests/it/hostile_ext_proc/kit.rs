@@ -252,7 +252,11 @@ async fn read(response: http::Response<tonic::body::Body>) -> (Vec<ProcessingRes
     let mut body = response.into_body();
     while let Some(frame) = body.frame().await {
         match frame {
-            Err(status) => trailers = Some(status),
+            // A body that failed once fails for ever: reading on would never end.
+            Err(status) => {
+                trailers = Some(status);
+                break;
+            }
             Ok(frame) => match frame.into_data() {
                 Ok(data) => bytes.extend_from_slice(&data),
                 Err(frame) => trailers = frame.into_trailers().ok().and_then(|map| Status::from_header_map(&map)).or(trailers),
