@@ -173,7 +173,7 @@ fn scores(of: &[Score; 2]) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use exchange::pool::Observed;
+    use pool_state::Observed;
     use scheduler::latency::Conditions;
     use scheduler::latency::learn::{Ended, Observation};
     use scheduler::{EndpointRef, Incarnation, Slot};

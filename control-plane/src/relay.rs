@@ -4,7 +4,7 @@
 //!  Share of a process ──▶ its row (replaces the one before) ──▶ sum of all ──▶ Peers to every other process: the sum without its own row
 //!                    └──▶ placements, a bounded queue ────────▶ each once to every other process; the oldest go first when there are too many
 //! ```
-//! Rows are bytes that only [`exchange::pool::Sum`] reads; placements are passed on as they came. Nothing here survives the daemon, and nothing needs to: rows are
+//! Rows are bytes that only [`pool_state::Sum`] reads; placements are passed on as they came. Nothing here survives the daemon, and nothing needs to: rows are
 //! absolute and told again, placements are beliefs. Moments in rows are by the clock of their process; they are taken over to the daemon's here,
 //! and to that of who hears them there.
 
@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use exchange::Time;
-use exchange::pool::{PeerRow, RowHead, Sum};
+use pool_state::{PeerRow, RowHead, Sum};
 use proto::{PLACEMENTS_BYTES_MAX, SHARE_EXPIRY_MS, placements, state};
 use scheduler::{ENDPOINTS_MAX, EndpointRef};
 use tokio::time::Instant;

@@ -13,8 +13,8 @@ use std::fmt::Write as _;
 use std::hint::black_box;
 use std::time::Instant;
 
-use exchange::pool::{OwnRow, RowHead};
 use exchange::{Exchange, Origin, Pool, ResponseHead, Settings, Step, Time};
+use pool_state::{OwnRow, RowHead};
 use scheduler::latency::step::StepModel;
 use scheduler::prefix::ENTRIES_DEFAULT;
 use scheduler::{

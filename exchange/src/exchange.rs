@@ -30,12 +30,12 @@ use crate::api::{Api, Family};
 use crate::body;
 use crate::explain::{HEADER_ENDPOINTS_MAX, Why};
 use crate::hint;
-use crate::pool::Pool;
 use crate::prompt;
 use crate::reply::{Refusal, Reply};
 use crate::settings::{DecideAt, FailureMode, ObjectiveHeader, Settings};
-use crate::time::Time;
 use crate::{headers, rewrite};
+use pool_state::Pool;
+use pool_state::Time;
 
 pub use asking::{Asking, Read};
 pub use flight::{HELD_BYTES_MAX, Origin, Outcome, ResponseBody, ResponseHead, ResponseStep};
@@ -280,7 +280,7 @@ impl Exchange {
         let named = self.named.as_deref().filter(|_| unseen).map(|name| Cow::Owned(name.to_owned()));
         let model = parsed.as_mut().map(|p| std::mem::take(&mut p.model)).or(named).unwrap_or_default();
         let asked = Asked { model: &model, objective: self.objective.as_deref(), rewrite: self.rewrite.as_deref() };
-        let resolved = pool.resolve(asked).map_err(|refusal| self.refuse(pool, &refusal))?;
+        let resolved = pool.resolve(asked).map_err(|refusal| self.refuse(pool, &refusal.into()))?;
         let target = resolved.target_model;
         let (splice, names) = parsed.as_ref().zip(target.as_deref()).and_then(|(p, target)| rewrite::model(body, p, target)).unzip();
         // A client may declare what it likes.
@@ -321,7 +321,7 @@ impl Exchange {
         };
         let kind = self.kind(request.model);
         self.why.recorded = pool.draws_one_in(settings.decision_log_one_in).then(|| settings.decision_log_headers.as_str().into());
-        match pool.pick(&request, &asking.model, now, &mut self.why) {
+        match pool.pick(&request, &asking.model, now, &mut self.why).map_err(Refusal::from) {
             Err(Refusal::Unavailable(Unavailable::ModelNotServed)) if asking.target.is_none() && !pool.knows_model(&asking.model) => {
                 self.refuse(pool, &Refusal::UnknownModel(asking.model.as_ref().into()))
             }

@@ -1,7 +1,8 @@
 //! The reasons of a decision as JSON: one compact header, the daemon's answer, or a record to make it again by.
 
+use pool_state::DecisionObserver;
 use scheduler::latency::Abstention;
-use scheduler::{Decision, EndpointIndex, Explanation, ProfileExplanation, Prospect, Slo, Snapshot};
+use scheduler::{Decision, EndpointIndex, Explanation, Local, ProfileExplanation, Prospect, Request, Rng, Slo, Snapshot};
 
 use crate::json::write::Writer;
 use crate::record::Record;
@@ -21,6 +22,8 @@ pub(crate) struct Why {
     pub(crate) reasons: Option<String>,
     /// The record.
     pub(crate) record: Option<String>,
+    /// The record of a decision that is being made.
+    pending: Option<Record>,
 }
 
 /// `{"profile","picked":[…],"candidates":[{"endpoint","dropped_by","scores":{…},"cost":{…},"total","predicted"}]}` of at most `endpoints_max` endpoints. Candidates are
@@ -74,9 +77,20 @@ fn picked(w: &mut Writer, snapshot: &Snapshot, decision: &Decision) {
 
 // === impl Why ===
 
-impl Why {
-    /// Takes down the reasons of a decision.
-    pub(crate) fn tell(&mut self, snapshot: &Snapshot, decision: &Decision, explanation: Option<&Explanation>, record: Option<Record>) {
+impl DecisionObserver for Why {
+    fn before(&mut self, snapshot: &Snapshot, request: &Request<'_>, local: Local<'_>, rng: &Rng) {
+        self.pending = self.recorded.take().and_then(|headers| Record::of(snapshot, request, local, rng, &headers));
+    }
+
+    fn explains(&self) -> bool {
+        self.endpoints_max > 0
+    }
+
+    fn after(&mut self, snapshot: &Snapshot, decision: &Decision, explanation: Option<&Explanation>) {
+        let record = self.pending.take();
+        if explanation.is_none() && record.is_none() {
+            return;
+        }
         self.reasons = explanation.map(|e| reasons(snapshot, decision, e, self.endpoints_max));
         let picked: Vec<EndpointIndex> = match decision {
             Decision::Route(route) => route.ranked.iter().collect(),

@@ -13,11 +13,7 @@ pub use exchange::{
 mod settings;
 pub use settings::{DecideAt, DestinationFormat, FailureMode, ObjectiveHeader, Settings};
 
-pub mod pool;
-pub use pool::Pool;
-
-mod time;
-pub use time::Time;
+pub use pool_state::{Pool, Time};
 
 pub mod api;
 pub mod body;
@@ -27,7 +23,6 @@ pub mod restore;
 pub mod rewrite;
 pub mod sse;
 pub mod usage;
-pub mod verdict;
 
 pub mod headers;
 mod hint;

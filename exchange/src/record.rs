@@ -13,7 +13,7 @@ use scheduler::latency::Prediction;
 use scheduler::{AdapterRoom, Endpoint, EndpointMetrics, Local, Readiness, Request, Rng, Snapshot};
 
 use crate::json::write::Writer;
-use crate::pool::{EndpointCounters, Pool};
+use pool_state::{EndpointCounters, Pool};
 
 /// The most endpoints of a pool whose decisions are recorded: a record is a line of a log, some 200 bytes for each endpoint.
 pub const RECORDED_ENDPOINTS_MAX: usize = 256;

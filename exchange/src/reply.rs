@@ -1,5 +1,6 @@
 //! Replies we make ourselves, in the error shape of the API that was called.
 
+use pool_state::PickRefusal;
 use scheduler::{Decision, Shed, Unavailable};
 
 use crate::api::Family;
@@ -65,6 +66,17 @@ struct Row {
 }
 
 // === impl Refusal ===
+
+impl From<PickRefusal> for Refusal {
+    fn from(refusal: PickRefusal) -> Self {
+        match refusal {
+            PickRefusal::NoState => Self::NoState,
+            PickRefusal::CrashingPrompt => Self::CrashingPrompt,
+            PickRefusal::UnknownModel(model) => Self::UnknownModel(model),
+            PickRefusal::Decision(decision) => Self::of(&decision).unwrap_or(Self::NoState),
+        }
+    }
+}
 
 impl Refusal {
     /// Why `decision` does not route its request; `None` when it does.

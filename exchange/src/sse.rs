@@ -7,8 +7,8 @@
 
 use crate::api::Api;
 use crate::json::{JsonError, Kind, Reader};
-pub use crate::usage::Usage;
-use crate::verdict::BodySays;
+pub use crate::usage::{self, Usage};
+use pool_state::verdict::BodySays;
 
 mod event;
 mod events;
@@ -145,7 +145,7 @@ fn read_top_level(api: Api, body: &[u8], seen: &mut Seen) -> Result<(), JsonErro
     let mut reader = Reader::new(body);
     let (mut is_error, mut code) = (false, None);
     reader.members(|reader, key| match (key.name().as_ref(), api) {
-        (b"usage", _) | (b"meta_info", Api::SglangGenerate) => seen.usage.read(reader),
+        (b"usage", _) | (b"meta_info", Api::SglangGenerate) => usage::read(&mut seen.usage, reader),
         (b"error", _) => read_error(reader, &mut seen.error),
         // Engines before the present shape, and SGLang: {"object": "error", "message": ..., "code": 400}.
         (b"object", _) => {

@@ -9,8 +9,8 @@
 
 use std::cell::RefCell;
 
-use exchange::pool::{OwnRow, RowHead};
 use exchange::{Exchange, Settings, Time};
+use pool_state::{OwnRow, RowHead};
 use scheduler::Version;
 
 use crate::fake::{endpoints, roster_message};

@@ -982,7 +982,7 @@ mod tests {
         for (seat, writer) in (10_u16..).zip(writers) {
             let vm = 1_000 + u64::from(seat);
             Roll::seat(host, seat, Row { vm, beat: host.now(), queue: 0, serves: true });
-            writer.append(host, ("default", seat, vm), (0..512).map(|_| [7; exchange::pool::OBSERVATION_BYTES]));
+            writer.append(host, ("default", seat, vm), (0..512).map(|_| [7; pool_state::OBSERVATION_BYTES]));
         }
     }
 

@@ -9,7 +9,7 @@ use scheduler::{ENDPOINTS_MAX, Incarnation, Slot};
 pub const MODELS_MAX: usize = 1000;
 
 /// The most models of one VM that are kept.
-const MODELS_PER_VM_MAX: usize = exchange::pool::MODELS_MAX + 1;
+const MODELS_PER_VM_MAX: usize = pool_state::MODELS_MAX + 1;
 
 /// Stands for all models beyond the cap.
 pub const OTHER: &str = "other";
@@ -155,9 +155,9 @@ impl Totals {
 
     /// What was counted in this process, where nothing need be checked.
     #[must_use]
-    pub fn of_pool(pool: &exchange::Pool, pick_us: &exchange::pool::Histogram) -> Self {
+    pub fn of_pool(pool: &exchange::Pool, pick_us: &pool_state::Histogram) -> Self {
         let (counters, prefixes) = (pool.counters(), pool.prefixes().stats());
-        let endpoint = |c: &exchange::pool::EndpointCounters| {
+        let endpoint = |c: &pool_state::EndpointCounters| {
             let load = pool.in_flight().own(c.endpoint);
             let row = EndpointTotals {
                 picked: c.picked,
@@ -230,7 +230,7 @@ impl Totals {
 // === impl Label ===
 
 impl Label {
-    fn of_front(label: &exchange::pool::Label) -> Self {
+    fn of_front(label: &pool_state::Label) -> Self {
         Self { model: label.model.to_string(), target: label.target_model.to_string(), priority: label.priority }
     }
 }
@@ -275,7 +275,7 @@ impl ModelTotals {
         }
     }
 
-    fn of_front(m: &exchange::pool::ModelCounters) -> Self {
+    fn of_front(m: &pool_state::ModelCounters) -> Self {
         Self {
             requests: m.requests,
             errors: m.errors.iter().map(|(status, count)| (status.to_string(), *count)).collect(),
@@ -336,7 +336,7 @@ impl Histogram {
         histogram
     }
 
-    fn of_front(histogram: &exchange::pool::Histogram) -> Self {
+    fn of_front(histogram: &pool_state::Histogram) -> Self {
         Self { counts: histogram.counts, sum: histogram.sum }
     }
 

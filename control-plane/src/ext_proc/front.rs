@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use discovery::Status;
 use exchange::Time;
-use exchange::pool::{DURATION_BOUNDS_MS, Histogram, Observed};
+use pool_state::{DURATION_BOUNDS_MS, Histogram, Observed};
 use proto::state::{self, daemon_message};
 use scheduler::prefix::ENTRIES_DEFAULT;
 use tokio::sync::{Semaphore, watch};

@@ -1,7 +1,7 @@
 //! The front among the proxies of a pool: what it has under way and placed is told to them, and theirs to it, by the daemon's relay.
 
-use exchange::pool::{Ejection, OwnRow, PeerRow, Placement, RowHead};
 use exchange::{Pool, Time};
+use pool_state::{Ejection, OwnRow, PeerRow, Placement, RowHead};
 use proto::{SHARE_EXPIRY_MS, placements, state};
 
 /// A row in which nothing changed is told again after so long, in ms: four times before it would count no more.

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use exchange::pool::Observed;
+use pool_state::Observed;
 use scheduler::EndpointRef;
 
 use crate::counters::Histogram;

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use exchange::pool::{OBSERVATION_BYTES, OBSERVATIONS_MAX, Observed};
+use pool_state::{OBSERVATION_BYTES, OBSERVATIONS_MAX, Observed};
 use proto::state;
 use scheduler::latency::learn::Ended;
 

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use exchange::pool::Observed;
+use pool_state::Observed;
 use proto::Learned;
 use scheduler::EndpointRef;
 use scheduler::latency::learn::{Learner, Standing, Verdict};

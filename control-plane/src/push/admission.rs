@@ -1,11 +1,11 @@
-//! Where what a proxy says comes in, and is held to bounds: size and scope here, time where rows are read ([`exchange::pool::RowHead::receive`]).
+//! Where what a proxy says comes in, and is held to bounds: size and scope here, time where rows are read ([`pool_state::RowHead::receive`]).
 //!
 //! A proxy speaks for itself alone, and of pools that it asked for and that are served here. What is out of bounds is left out and counted, the rest of
 //! its message is taken: a filter with a fault should lose what is wrong, not its state.
 
 use std::sync::Arc;
 
-use exchange::pool::{OBSERVATION_BYTES, OBSERVATIONS_MAX};
+use pool_state::{OBSERVATION_BYTES, OBSERVATIONS_MAX};
 use prost::Message as _;
 use proto::state::{self, proxy_message};
 use proto::{PLACEMENTS_BYTES_MAX, PROXY_MESSAGE_BYTES_MAX};

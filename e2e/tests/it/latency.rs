@@ -8,7 +8,7 @@ use std::time::Duration;
 use e2e::model_server::{ModelServer, Options};
 use e2e::stack::{Builder, Front, Stack};
 use e2e::{Result, client, wait_for};
-use exchange::pool::OBSERVATION_BYTES;
+use pool_state::OBSERVATION_BYTES;
 use proto::state::state_service_client::StateServiceClient;
 use proto::state::{self, daemon_message::Message, proxy_message};
 use scheduler::latency::LatencyModel;
@@ -327,7 +327,7 @@ async fn a_model_that_is_wrong_or_too_large_is_refused_whole_and_the_next_is_tak
     }
     let predicted = |message: &proxy_message::Message| match message {
         proxy_message::Message::Observations(told) => {
-            let told = exchange::pool::Observed::from_bytes(told.rows.first_chunk()?)?;
+            let told = pool_state::Observed::from_bytes(told.rows.first_chunk()?)?;
             told.predicted.is_some().then_some(told)
         }
         _ => None,

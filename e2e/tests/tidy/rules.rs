@@ -51,7 +51,8 @@ const HOST_METHODS: &[&str] = &[
 ];
 
 /// Most direct dependencies of the crates that end up in a proxy: each is code on the request path.
-const DEPENDENCIES_MAX: &[(&str, usize)] = &[("scheduler/Cargo.toml", 3), ("exchange/Cargo.toml", 5), ("filter/Cargo.toml", 8)];
+const DEPENDENCIES_MAX: &[(&str, usize)] =
+    &[("scheduler/Cargo.toml", 3), ("pool-state/Cargo.toml", 3), ("exchange/Cargo.toml", 5), ("filter/Cargo.toml", 8)];
 
 /// Crates that bring an operating system with them.
 const DAEMON_CRATES: &[&str] = &["tokio", "tonic", "hyper", "axum", "reqwest", "rustls", "ring", "kube", "rand", "getrandom"];

@@ -3,7 +3,7 @@
 
 #![no_main]
 
-use exchange::pool::{OBSERVATION_BYTES, Observed};
+use pool_state::{OBSERVATION_BYTES, Observed};
 use libfuzzer_sys::fuzz_target;
 use scheduler::latency::LatencyModel;
 use scheduler::latency::learn::Learner;

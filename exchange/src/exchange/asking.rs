@@ -10,11 +10,11 @@ use scheduler::{PrefixSettings, TokenSettings};
 
 use super::slo;
 use crate::body::Parsed;
-use crate::pool::Pool;
 use crate::prompt;
 use crate::reply::Refusal;
 use crate::restore::Names;
 use crate::rewrite::Splice;
+use pool_state::Pool;
 
 /// A request's body, read or refused.
 #[derive(Debug)]

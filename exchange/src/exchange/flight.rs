@@ -8,12 +8,12 @@ use scheduler::{EndpointRef, Slo};
 use crate::api::Api;
 use crate::headers;
 use crate::load;
-use crate::pool::{Counted, DURATION_BOUNDS_MS, Ending, Failure, Held, Picked, Pool, Sent, Token, ms_between};
 use crate::restore::{Names, Restorer};
 use crate::sse::ResponseReader;
-use crate::time::Time;
 use crate::usage::Usage;
-use crate::verdict::{BodySays, Verdict};
+use pool_state::Time;
+use pool_state::verdict::{BodySays, Verdict};
+use pool_state::{Counted, DURATION_BOUNDS_MS, Ending, Failure, Held, Picked, Pool, Sent, Token, ms_between};
 
 /// Who made a response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,10 +1,10 @@
 //! What a routed request carries to the proxy's router.
 
 use crate::headers;
-use crate::pool::Picked;
 use crate::rewrite::Splice;
 use crate::settings::{DestinationFormat, Settings};
-use crate::verdict::RETRIED_STATUS;
+use pool_state::Picked;
+use pool_state::verdict::RETRIED_STATUS;
 
 /// Failures before a request is sent: no engine has seen it.
 const UNSENT: &str = "connect-failure";

@@ -18,7 +18,7 @@ use super::held::Held;
 use super::{Seen, read_error, status};
 use crate::api::Api;
 use crate::json::{JsonError, Kind, Reader};
-use crate::usage::Usage;
+use crate::usage::{self, Usage};
 
 /// What ends the streams of most APIs, in place of JSON.
 const DONE: &[u8] = b"[DONE]";
@@ -60,7 +60,7 @@ fn read_json(api: Api, data: &[u8], seen: &mut Seen) -> Result<bool, JsonError> 
     let Seen { usage, finished, explained, error, .. } = seen;
     let (mut is_error, mut code) = (false, None);
     reader.members(|reader, key| match (key.name().as_ref(), api) {
-        (b"usage", _) | (b"meta_info", Api::SglangGenerate) => usage.read(reader),
+        (b"usage", _) | (b"meta_info", Api::SglangGenerate) => usage::read(usage, reader),
         (b"text" | b"output_ids", Api::SglangGenerate) => value_with_content(reader, &mut content),
         (b"type", Api::Messages | Api::Responses) => {
             let kind = reader.string()?;
@@ -111,7 +111,7 @@ fn read_json(api: Api, data: &[u8], seen: &mut Seen) -> Result<bool, JsonError> 
 
 fn nested_usage(reader: &mut Reader<'_>, usage: &mut Usage) -> Result<(), JsonError> {
     reader.members(|reader, key| match key.name().as_ref() {
-        b"usage" => usage.read(reader),
+        b"usage" => usage::read(usage, reader),
         _ => reader.skip().map(drop),
     })
 }

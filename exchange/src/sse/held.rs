@@ -1,7 +1,7 @@
 //! Bytes remembered between chunks, of which only the end is kept when they become many.
 
 use crate::json::{JsonError, Reader};
-use crate::usage::Usage;
+use crate::usage::{self, Usage};
 
 /// Most bytes remembered of one event or body: four full wasm body chunks of 16 KiB. Replies to chats are shorter and are read whole.
 pub const HELD_BYTES_MAX: usize = 65_536;
@@ -68,7 +68,7 @@ impl Held {
 fn read_usage(bytes: &[u8], levels: u32, usage: &mut Usage) -> Result<(), JsonError> {
     let mut reader = Reader::new(bytes);
     reader.key()?;
-    usage.read(&mut reader)?;
+    usage::read(usage, &mut reader)?;
     (0..levels).try_for_each(|_| reader.rest_of_object())?;
     reader.end()
 }

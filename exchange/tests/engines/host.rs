@@ -10,8 +10,8 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use exchange::pool::{OwnRow, PeerRow, Placement, RowHead};
 use exchange::{Exchange, Origin, Pool, ResponseHead, Settings, Step, Time};
+use pool_state::{OwnRow, PeerRow, Placement, RowHead};
 use scheduler::latency::step::Learner;
 use scheduler::{Endpoint, EndpointMetrics, EndpointRef, Incarnation, Pipeline, PipelineSpec, Readiness, Rng, Slot, Snapshot, Version};
 
@@ -244,7 +244,7 @@ impl Host {
         flight.exchange.end(pool, now);
         let (_, observed) = pool.take_observed();
         for observed in observed {
-            let exchange::pool::Observed { observation, .. } = observed;
+            let pool_state::Observed { observation, .. } = observed;
             observation.first_token.map(|sample| self.learner.first_token(observation.endpoint, &sample, observation.queued()));
             observation.gap.map(|sample| self.learner.gap(observation.endpoint, &sample));
             observation.output_tokens.into_iter().for_each(|tokens| self.learner.ended(tokens));

@@ -4,8 +4,8 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use exchange::pool::{OwnRow, PeerRow, RowHead};
 use exchange::{Exchange, Forward, Origin, Pool, Refusal, ResponseHead, Settings, Step, Time, api::Family};
+use pool_state::{OwnRow, PeerRow, RowHead};
 use scheduler::latency::step::StepModel;
 
 use crate::release::roster;
@@ -266,7 +266,7 @@ fn a_wrong_model_name_ejects_no_endpoint() {
         let to = to.unwrap().split(',').next().unwrap().to_owned();
         exchange.response_headers(&mut pool, &head(&to, 404), now);
         exchange.response_chunk(&mut pool, br#"{"error":{"message":"no such model","code":404}}"#, true, now);
-        assert_eq!(exchange.end(&mut pool, now).unwrap().verdict, exchange::verdict::Verdict::Misdirected);
+        assert_eq!(exchange.end(&mut pool, now).unwrap().verdict, pool_state::verdict::Verdict::Misdirected);
     }
     assert!(pool.ejections().is_empty(), "{:?}", pool.ejections());
 }
@@ -283,7 +283,7 @@ fn where_all_answers_are_strange_none_is_ejected_and_prompts_return() {
             let to = to.unwrap().split(',').next().unwrap().to_owned();
             exchange.response_headers(&mut pool, &ResponseHead { content_type, ..head(&to, 200) }, now);
             exchange.response_chunk(&mut pool, body, true, now);
-            assert_eq!(exchange.end(&mut pool, now).unwrap().verdict, exchange::verdict::Verdict::Strange);
+            assert_eq!(exchange.end(&mut pool, now).unwrap().verdict, pool_state::verdict::Verdict::Strange);
             assert_eq!(*homes.entry(n % 6).or_insert_with(|| to.clone()), to, "prompt {n}");
         }
         assert!(pool.ejections().is_empty(), "{:?}", pool.ejections());

@@ -1,7 +1,7 @@
 //! What ended requests tell of their endpoints: conditions as at the pick, times as they came, of who served.
 
-use exchange::pool::{OBSERVATION_BYTES, OBSERVATIONS_MAX, Observed};
 use exchange::{Exchange, Origin, Pool, ResponseHead, Settings, Step, Time};
+use pool_state::{OBSERVATION_BYTES, OBSERVATIONS_MAX, Observed};
 use proptest::prelude::*;
 use scheduler::latency::learn::Ended;
 use scheduler::latency::step::StepModel;

@@ -203,8 +203,8 @@ fn a_stream_that_ends_with_the_mark_alone_is_whole() {
         reader.says()
     };
     let token = "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"}}]}\n\n";
-    assert_eq!(says(token), exchange::verdict::BodySays::Unfinished);
+    assert_eq!(says(token), pool_state::verdict::BodySays::Unfinished);
     for end in ["data: [DONE]\n\n", "data:[DONE]\r\n\r\n", "data: [DONE]"] {
-        assert_eq!(says(&format!("{token}{end}")), exchange::verdict::BodySays::Reply, "{end:?}");
+        assert_eq!(says(&format!("{token}{end}")), pool_state::verdict::BodySays::Reply, "{end:?}");
     }
 }

@@ -5,11 +5,11 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use exchange::pool::Label;
 use exchange::{
     DecideAt, DestinationFormat, Exchange, FailureMode, HeadersStep, ObjectiveHeader, Origin, Pool, Reply, ResponseBody, ResponseHead,
     Settings, Step, Time,
 };
+use pool_state::Label;
 use scheduler::objects::{ModelSpec, ObjectiveSpec, Objects, ObjectsSpec, TargetSpec};
 use scheduler::plugin::Value;
 use scheduler::{

@@ -1,8 +1,8 @@
 //! SLOs over whole exchanges: what headers may say, what is promised, and that a promise binds everybody until it is kept or void.
 
-use exchange::pool::{OwnRow, PeerRow, RowHead, Sum};
 use exchange::record::Recorded;
 use exchange::{Exchange, Origin, Pool, Reply, ResponseHead, Settings, Step, Time};
+use pool_state::{OwnRow, PeerRow, RowHead, Sum};
 use scheduler::latency::LatencyModel;
 use scheduler::latency::step::StepModel;
 use scheduler::plugin::Value;

@@ -1,7 +1,7 @@
 //! Time per output token: from the first token to the last, over the tokens after the first. What carries no token is no part of it.
 
-use exchange::pool::{DURATION_BOUNDS_MS, Histogram};
 use exchange::{Exchange, Origin, Pool, ResponseHead, Settings, Step, Time};
+use pool_state::{DURATION_BOUNDS_MS, Histogram};
 
 use crate::release::roster;
 

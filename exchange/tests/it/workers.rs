@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use exchange::pool::{OwnRow, PeerRow, Placement, RowHead};
 use exchange::record::Recorded;
 use exchange::{Exchange, Origin, Pool, ResponseHead, Settings, Step, Time};
+use pool_state::{OwnRow, PeerRow, Placement, RowHead};
 use scheduler::in_flight::Load;
 use scheduler::{Decision, EndpointMetrics, EndpointRef, Incarnation, Pipeline, PipelineSpec, PluginSpec, Slot, Snapshot, Version};
 
@@ -176,7 +176,7 @@ fn what_is_news_to_others_is_counted() {
     two.learn(told[0], ms(5));
     assert_eq!(two.changes() - before, 1, "news");
     two.learn(told[0], ms(6));
-    two.learn(exchange::pool::Ejection { endpoint: at(9), ..told[0] }, ms(6));
+    two.learn(pool_state::Ejection { endpoint: at(9), ..told[0] }, ms(6));
     assert_eq!(two.changes() - before, 1, "known by now; and who is not in the pool cannot fail");
     assert!(!tally(&mut two, 40, ms(7)).contains_key(&first), "nobody is sent where another worker failed");
 
@@ -214,7 +214,7 @@ fn what_is_known_of_failures_goes_with_the_endpoint() {
     let mut pool = pool_by("queue-scorer", 4, 1);
     for slot in [3, 0] {
         pool.learn(
-            exchange::pool::Ejection { at: ms(1), failures: 1, until: ms(1_000), endpoint: at(slot), outside: false, by_answers: false },
+            pool_state::Ejection { at: ms(1), failures: 1, until: ms(1_000), endpoint: at(slot), outside: false, by_answers: false },
             ms(1),
         );
     }

@@ -4,7 +4,7 @@
 //! leader that has just begun, finds the oldest row there is, and the daemon sees by the numbers what was lost and what it was told before.
 //! Learning from a sample is as good as learning from all, so nothing waits for room: the oldest go.
 
-use exchange::pool::OBSERVATION_BYTES;
+use pool_state::OBSERVATION_BYTES;
 use proto::state;
 
 use super::words::{self, WORD};
@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(got, (room..2 * room).collect::<Vec<_>>());
         assert_eq!(host.shared.borrow().len() as u64, SEGMENTS, "a fixed set of names");
         let largest = state::Observations { rows: vec![0; got.len() * OBSERVATION_BYTES], ..state::Observations::default() };
-        assert!(largest.rows.len() <= exchange::pool::OBSERVATIONS_MAX * OBSERVATION_BYTES, "no message is more than the daemon takes");
+        assert!(largest.rows.len() <= pool_state::OBSERVATIONS_MAX * OBSERVATION_BYTES, "no message is more than the daemon takes");
     }
 
     #[test]

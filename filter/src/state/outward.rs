@@ -2,8 +2,8 @@
 //!
 //! Only when the daemon said that there are others; then every few ms, as long as anything changes.
 
-use exchange::pool::{RowHead, Sum};
 use exchange::{Pool, Time};
+use pool_state::{RowHead, Sum};
 use proto::{placements, state};
 
 use super::ring::{Budget, Reader};

@@ -5,8 +5,8 @@
 
 use std::ops::Deref;
 
-use exchange::pool::{DURATION_BOUNDS_MS, Histogram, Observed};
 use exchange::{Pool, Time};
+use pool_state::{DURATION_BOUNDS_MS, Histogram, Observed};
 use prost::Message;
 use proto::state::{self, daemon_message};
 use scheduler::{Snapshot, Version};

@@ -3,8 +3,8 @@
 //! Each VM writes a cumulative row for each pool into shared data; the leader passes on the rows of all VMs alive. Rows say nothing of time: a
 //! report that is lost or late loses nothing.
 
-use exchange::pool::{Counters, Histogram, ModelCounters};
 use exchange::{Pool, Time};
+use pool_state::{Counters, Histogram, ModelCounters};
 use prost::Message;
 use proto::state;
 use scheduler::EndpointRef;
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn buckets_mean_the_same_on_both_sides_of_the_wire() {
-        assert_eq!(proto::HISTOGRAM_BOUNDS, exchange::pool::DURATION_BOUNDS_MS.map(f64::from));
+        assert_eq!(proto::HISTOGRAM_BOUNDS, pool_state::DURATION_BOUNDS_MS.map(f64::from));
     }
 
     #[test]

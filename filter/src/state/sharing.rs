@@ -10,8 +10,8 @@
 //! atomics of the process: a hundred endpoints with two numbers each are 15 µs of gauges to read, and a VM that traps would leave its share
 //! in them for ever.
 
-use exchange::pool::{Ejection, OwnRow, PeerRow, RowHead};
 use exchange::{Pool, Time};
+use pool_state::{Ejection, OwnRow, PeerRow, RowHead};
 use proto::{placements, state};
 
 use super::ring::{Budget, Position, Reader, Writer};

@@ -453,7 +453,7 @@ pub struct Histogram {
 pub struct Share {
     #[prost(string, tag = "1")]
     pub pool: ::prost::alloc::string::String,
-    /// A row as exchange::pool::row has it, absolute: it replaces the one before and counts for SHARE_EXPIRY_MS. Empty: the one before stands.
+    /// A row as pool_state::row has it, absolute: it replaces the one before and counts for SHARE_EXPIRY_MS. Empty: the one before stands.
     #[prost(bytes = "vec", tag = "2")]
     pub row: ::prost::alloc::vec::Vec<u8>,
     /// Placements new since the last message, as src/placements.rs has them. Hashes keyed by the deployment's secret, never a prompt.
@@ -494,7 +494,7 @@ pub struct Observations {
     /// The VM's number of the first row: it counts its rows from 0 on. What lies between two messages was lost; what comes again was told before.
     #[prost(uint64, tag = "3")]
     pub first: u64,
-    /// Rows as exchange::pool::observed has them, at most OBSERVATIONS_MAX.
+    /// Rows as pool_state::observed has them, at most OBSERVATIONS_MAX.
     #[prost(bytes = "vec", tag = "4")]
     pub rows: ::prost::alloc::vec::Vec<u8>,
 }

@@ -17,7 +17,7 @@ async fn a_peer_that_takes_anothers_ids_does_not_end_its_stream_or_speak_for_it(
     bad.roster().await;
     rig.reset(vec![instance("a", 1), instance("b", 2)]).await;
     while names(&good.roster().await) != ["a", "b"] {}
-    let lie = exchange::pool::Ejection {
+    let lie = pool_state::Ejection {
         at: exchange::Time(1),
         failures: 1,
         until: exchange::Time(2),

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use control_plane::pool::Member;
 use exchange::Time;
-use exchange::pool::{Ejection, PeerRow, Sum};
+use pool_state::{Ejection, PeerRow, Sum};
 use proto::state::daemon_message::Message;
 use proto::state::{self, proxy_message};
 use scheduler::EndpointRef;
@@ -42,7 +42,7 @@ pub(super) fn endpoints(rig: &Rig) -> Vec<EndpointRef> {
 
 /// A row that says this of failures and nothing of load, written at `written`.
 pub(super) fn row_of_failures(written: u64, failures: &[Ejection]) -> Vec<u8> {
-    let head = exchange::pool::RowHead { vm: 7, written: Time(written), ring: 0 };
+    let head = pool_state::RowHead { vm: 7, written: Time(written), ring: 0 };
     Sum::default().row(head, [], failures)
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use exchange::Time;
-use exchange::pool::{Ejection, PeerRow, Sum, TOLD_MS_MAX};
+use pool_state::{Ejection, PeerRow, Sum, TOLD_MS_MAX};
 use proto::state;
 use scheduler::in_flight::Load;
 use scheduler::{EndpointRef, Incarnation, Slot};
@@ -25,7 +25,7 @@ fn row_of_load(at: EndpointRef, load: Load) -> Vec<u8> {
     let mut sum = Sum::default();
     sum.start(vec![at], []);
     sum.add(at, load);
-    sum.row(exchange::pool::RowHead::default(), [], &[])
+    sum.row(pool_state::RowHead::default(), [], &[])
 }
 
 fn load(peers: state::Peers, at: EndpointRef) -> Load {

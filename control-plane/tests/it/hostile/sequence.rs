@@ -13,7 +13,7 @@ use control_plane::relay::ACTIVE_PER_ORIGIN_MAX;
 use control_plane::scrape::{ScrapeConfig, Scraper};
 use control_plane::shared::{EdsAck, EdsStream, ScraperHandle, Shared};
 use discovery::Instance;
-use exchange::pool::{PeerRow, Sum, TOLD_MS_MAX};
+use pool_state::{PeerRow, Sum, TOLD_MS_MAX};
 use prost::Message as _;
 use proto::state::{self, daemon_message, proxy_message};
 use tokio::time::Instant;

@@ -10,7 +10,7 @@ use e2e::ports::Port;
 use e2e::process::Process;
 use e2e::{Result, client, daemon, root, wait_for};
 use exchange::Time;
-use exchange::pool::{PeerRow, RowHead, Sum};
+use pool_state::{PeerRow, RowHead, Sum};
 use proto::placements;
 use proto::state::state_service_client::StateServiceClient;
 use proto::state::{self, daemon_message, proxy_message};

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use e2e::stack::Stack;
 use e2e::{Error, Result, wait_for};
 use exchange::Time;
-use exchange::pool::{PeerRow, RowHead, Sum};
+use pool_state::{PeerRow, RowHead, Sum};
 use prost::Message;
 use proto::state::state_service_client::StateServiceClient;
 use proto::state::{self, daemon_message, proxy_message};

@@ -6,14 +6,12 @@
 use scheduler::in_flight::Ticket;
 use scheduler::prefix::{Belief, Matched};
 use scheduler::{
-    Decision, EndpointIndex, EndpointRef, Explanation, Local, Promise, REQUEST_ID, Request, Route, Slo, Snapshot, session_token,
+    Decision, EndpointIndex, EndpointRef, Explanation, Local, Promise, REQUEST_ID, Request, Rng, Route, Slo, Snapshot, session_token,
 };
 
 use super::watch::Watch;
 use super::{Pool, State, adapters};
-use crate::explain::Why;
-use crate::record::Record;
-use crate::reply::Refusal;
+use crate::refusal::PickRefusal;
 use crate::time::Time;
 use crate::usage::Usage;
 
@@ -22,28 +20,28 @@ const REQUEST_ID_BYTES_MAX: usize = 64;
 
 /// A pick that was made and recorded.
 #[derive(Debug)]
-pub(crate) struct Picked {
+pub struct Picked {
     /// Whom to try, best first, with the address of each. Behind an address it may be another that serves: who is named is who is charged.
-    pub(crate) ranked: Vec<(EndpointRef, Box<str>)>,
+    pub ranked: Vec<(EndpointRef, Box<str>)>,
     /// What the pick holds in the ledger.
-    pub(crate) held: Held,
+    pub held: Held,
     /// Address of who works through the prompt first.
-    pub(crate) prefill: Option<Box<str>>,
+    pub prefill: Option<Box<str>>,
     /// Addresses of those that encode first.
-    pub(crate) encode: Vec<Box<str>>,
+    pub encode: Vec<Box<str>>,
     /// Address of the data-parallel rank.
-    pub(crate) data_parallel: Option<Box<str>>,
+    pub data_parallel: Option<Box<str>>,
     /// What the client gets to know its session by.
-    pub(crate) tokens: Vec<Token>,
+    pub tokens: Vec<Token>,
     /// How long the first of them is expected to take to the first token and to the end, ms.
-    pub(crate) expected_ms: (f32, f32),
+    pub expected_ms: (f32, f32),
     /// Did the second of them ever answer here?
-    pub(crate) second_answered: bool,
+    pub second_answered: bool,
 }
 
 /// Places in the ledger.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub struct Held {
     serving: Ticket,
     stages: Vec<Ticket>,
     /// What the one that works through the prompt was believed to hold of it; `None` where the reply does not tell of that one.
@@ -56,18 +54,40 @@ pub(crate) struct Held {
 
 /// A response header that names an endpoint to the client.
 #[derive(Debug)]
-pub(crate) struct Token {
+pub struct Token {
     /// The header.
-    pub(crate) header: Box<str>,
+    pub header: Box<str>,
     /// Its value for each entry of the list, should that serve.
-    pub(crate) values: Vec<String>,
+    pub values: Vec<String>,
+}
+
+/// Sees each decision of [`Pool::pick`]: to record it, or to explain it. `()` does neither.
+pub trait DecisionObserver {
+    /// The decision is about to be made from these.
+    fn before(&mut self, snapshot: &Snapshot, request: &Request<'_>, local: Local<'_>, rng: &Rng);
+
+    /// Whether [`Self::after`] needs an explanation. An explanation costs time.
+    fn explains(&self) -> bool;
+
+    /// The decision has been made.
+    fn after(&mut self, snapshot: &Snapshot, decision: &Decision, explanation: Option<&Explanation>);
+}
+
+impl DecisionObserver for () {
+    fn before(&mut self, _: &Snapshot, _: &Request<'_>, _: Local<'_>, _: &Rng) {}
+
+    fn explains(&self) -> bool {
+        false
+    }
+
+    fn after(&mut self, _: &Snapshot, _: &Decision, _: Option<&Explanation>) {}
 }
 
 // === impl Held ===
 
 impl Held {
     /// What the request asked for, where latency is predicted.
-    pub(crate) fn slo(&self) -> Slo {
+    pub fn slo(&self) -> Slo {
         self.serving.slo()
     }
 }
@@ -76,10 +96,16 @@ impl Held {
 
 impl Pool {
     /// Picks and records: ledger and index change here. `model` is what the client calls it.
-    pub(crate) fn pick(&mut self, request: &Request<'_>, model: &str, now: Time, why: &mut Why) -> Result<Picked, Refusal> {
-        let Some(state) = &self.state else { return Err(Refusal::NoState) };
+    pub fn pick(
+        &mut self,
+        request: &Request<'_>,
+        model: &str,
+        now: Time,
+        observer: &mut impl DecisionObserver,
+    ) -> Result<Picked, PickRefusal> {
+        let Some(state) = &self.state else { return Err(PickRefusal::NoState) };
         if request.prefix_blocks.last().is_some_and(|&prompt| self.crashing.crashes(prompt, &self.health, now)) {
-            return Err(Refusal::CrashingPrompt);
+            return Err(PickRefusal::CrashingPrompt);
         }
         self.health.excess(&state.refs, now, &mut self.failing);
         self.ejections.waive(&state.refs, now, &mut self.failing);
@@ -102,21 +128,17 @@ impl Pool {
             out_of_touch: self.out_of_touch,
             metrics_stale: state.metrics_stale(now),
         };
-        let record = why.recorded.take().and_then(|headers| Record::of(&state.snapshot, request, local, &self.rng, &headers));
-        let mut explanation = (why.endpoints_max > 0).then(Explanation::default);
+        observer.before(&state.snapshot, request, local, &self.rng);
+        let mut explanation = observer.explains().then(Explanation::default);
         let decision = scheduler::schedule(&state.snapshot, request, local, &mut self.rng, explanation.as_mut());
-        if explanation.is_some() || record.is_some() {
-            why.tell(&state.snapshot, &decision, explanation.as_ref(), record);
-        }
-        match (Refusal::of(&decision), decision) {
-            (None, Decision::Route(route)) => self.record(request, &route, now).ok_or(Refusal::NoState),
-            (refusal, decision) => {
-                if matches!(decision, Decision::Shed(_)) && request.slo.any() {
-                    self.counters.shed(model, request.model, request.priority);
-                }
-                Err(refusal.unwrap_or(Refusal::NoState))
+        observer.after(&state.snapshot, &decision, explanation.as_ref());
+        let Decision::Route(route) = decision else {
+            if matches!(decision, Decision::Shed(_)) && request.slo.any() {
+                self.counters.shed(model, request.model, request.priority);
             }
-        }
+            return Err(PickRefusal::Decision(decision));
+        };
+        self.record(request, &route, now).ok_or(PickRefusal::NoState)
     }
 
     fn record(&mut self, request: &Request<'_>, route: &Route, now: Time) -> Option<Picked> {
@@ -178,7 +200,7 @@ impl Pool {
     }
 
     /// Another endpoint of the list served: accounting and placement move to it.
-    pub(crate) fn moved(&mut self, held: &mut Held, to: EndpointRef, blocks: &[u64]) {
+    pub fn moved(&mut self, held: &mut Held, to: EndpointRef, blocks: &[u64]) {
         self.in_flight.transfer(&mut held.serving, to);
         held.watch = held.watch.take().and_then(|mut watch| watch.moved(to).then_some(watch));
         self.changes += 1;
@@ -190,7 +212,7 @@ impl Pool {
     }
 
     /// The endpoint that was given the prompt of these hashes never worked on it.
-    pub(crate) fn undo(&mut self, held: &mut Held, hashes: &[u64]) {
+    pub fn undo(&mut self, held: &mut Held, hashes: &[u64]) {
         if let Some(belief) = held.belief.take() {
             self.prefixes.undo(&belief, hashes);
         }
@@ -198,7 +220,7 @@ impl Pool {
 
     /// The engine told of the prompt's tokens how many it had cached. `text_bytes`: of a prompt of text alone, else 0. `blocks`: of a prompt whose tokens are
     /// spread evenly over them, else nothing.
-    pub(crate) fn hit(&mut self, held: &Held, usage: &Usage, text_bytes: u32, blocks: Option<u32>) {
+    pub fn hit(&mut self, held: &Held, usage: &Usage, text_bytes: u32, blocks: Option<u32>) {
         self.token_rate.learn(text_bytes, usage);
         let told = usage.cached_tokens.zip(usage.prompt_tokens);
         if let (Some(belief), Some(blocks), Some((cached, prompt))) = (&held.belief, blocks, told) {
@@ -207,7 +229,7 @@ impl Pool {
     }
 
     /// The serving endpoint answered: earlier stages are done.
-    pub(crate) fn staged(&mut self, held: &mut Held) {
+    pub fn staged(&mut self, held: &mut Held) {
         for ticket in held.stages.drain(..) {
             self.in_flight.release(ticket);
             self.changes += 1;
@@ -215,30 +237,30 @@ impl Pool {
     }
 
     /// The first token is out.
-    pub(crate) fn first_token(&mut self, held: &mut Held, prompt_tokens: u32, now: Time) {
+    pub fn first_token(&mut self, held: &mut Held, prompt_tokens: u32, now: Time) {
         self.watch_first_token(held, now);
         self.in_flight.first_token(&mut held.serving, prompt_tokens);
         self.changes += 1;
     }
 
     /// The output grew. Nobody is told of each token: the next row has them.
-    pub(crate) fn decoded(&mut self, held: &mut Held, tokens: u32, now: Time) {
+    pub fn decoded(&mut self, held: &mut Held, tokens: u32, now: Time) {
         self.in_flight.decoded(&mut held.serving, tokens);
         self.watch_tokens(held, tokens, now);
     }
 
     /// The first token took this long.
-    pub(crate) fn first_token_took(&mut self, held: &Held, ms: f32) {
+    pub fn first_token_took(&mut self, held: &Held, ms: f32) {
         self.in_flight.first_token_took(&held.serving, ms);
     }
 
     /// Further tokens took this long each.
-    pub(crate) fn tokens_took(&mut self, held: &Held, ms: f32) {
+    pub fn tokens_took(&mut self, held: &Held, ms: f32) {
         self.in_flight.tokens_took(&held.serving, ms);
     }
 
     /// The request has ended.
-    pub(crate) fn release(&mut self, mut held: Held, now: Time) {
+    pub fn release(&mut self, mut held: Held, now: Time) {
         self.staged(&mut held);
         if let Some((probe, sent)) = held.probe {
             self.ejections.probe_again(probe, sent, now);

@@ -9,17 +9,17 @@ use crate::verdict::Verdict;
 
 /// What was sent, as far as its answer is judged by it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sent {
+pub struct Sent {
     /// API and model of the request, as a hash: requests of one kind are served by all endpoints that have the model.
-    pub(crate) kind: u64,
+    pub kind: u64,
     /// The client's credentials, as a hash.
-    pub(crate) credentials: u64,
+    pub credentials: u64,
     /// The status of the answer.
-    pub(crate) status: u16,
+    pub status: u16,
     /// Hash of the whole prompt; 0 without one.
-    pub(crate) prompt: u64,
+    pub prompt: u64,
     /// When it was sent.
-    pub(crate) at: Time,
+    pub at: Time,
 }
 
 // === impl Sent ===
@@ -40,7 +40,7 @@ impl Sent {
 
 impl Pool {
     /// An attempt got no answer.
-    pub(crate) fn unanswered(&mut self, endpoint: EndpointRef, held: &mut Held, failure: Failure, now: Time) {
+    pub fn unanswered(&mut self, endpoint: EndpointRef, held: &mut Held, failure: Failure, now: Time) {
         // Requests under way outlive their endpoint; nothing would ever clear a row of one that is gone.
         if self.knows(endpoint) {
             self.counters.failed(endpoint);
@@ -49,7 +49,7 @@ impl Pool {
     }
 
     /// The connection was lost over the prompt of this hash after it was sent.
-    pub(crate) fn lost(&mut self, endpoint: EndpointRef, prompt: u64, now: Time) {
+    pub fn lost(&mut self, endpoint: EndpointRef, prompt: u64, now: Time) {
         if prompt != 0 && self.knows(endpoint) {
             let mark = crashing::mark(prompt);
             self.crashing.note(mark, endpoint, now);
@@ -58,12 +58,12 @@ impl Pool {
     }
 
     /// Did the endpoint answer anything within the last second?
-    pub(crate) fn is_alive(&self, endpoint: EndpointRef, now: Time) -> bool {
+    pub fn is_alive(&self, endpoint: EndpointRef, now: Time) -> bool {
         self.health.answered_at(endpoint).is_some_and(|at| now.ms_since(at) <= health::FRESH_MS)
     }
 
     /// An endpoint answered a request that was sent to it at `sent`: what it said is judged later.
-    pub(crate) fn answered(&mut self, endpoint: EndpointRef, sent: Time, now: Time) {
+    pub fn answered(&mut self, endpoint: EndpointRef, sent: Time, now: Time) {
         if self.knows(endpoint) {
             self.health.answered(endpoint, now);
         }
@@ -72,7 +72,7 @@ impl Pool {
     }
 
     /// The answer of an endpoint means this, by the table of [`crate::verdict`].
-    pub(crate) fn judged(&mut self, endpoint: EndpointRef, verdict: Verdict, sent: &Sent, held: &mut Held, now: Time) {
+    pub fn judged(&mut self, endpoint: EndpointRef, verdict: Verdict, sent: &Sent, held: &mut Held, now: Time) {
         if !self.knows(endpoint) {
             return;
         }
@@ -93,7 +93,7 @@ impl Pool {
     }
 
     /// The endpoint serves a request that was sent at `sent` well.
-    pub(crate) fn did_well(&mut self, endpoint: EndpointRef, sent: Time, held: &mut Held, now: Time) {
+    pub fn did_well(&mut self, endpoint: EndpointRef, sent: Time, held: &mut Held, now: Time) {
         if self.ejections.cleared(endpoint, true, sent, now) {
             self.health.mended(endpoint);
             self.changes += 1;
@@ -102,7 +102,7 @@ impl Pool {
     }
 
     /// Is the request a probe of an endpoint that was ejected?
-    pub(crate) fn is_probe(held: &Held) -> bool {
+    pub fn is_probe(held: &Held) -> bool {
         held.probe.is_some()
     }
 

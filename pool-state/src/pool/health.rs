@@ -48,7 +48,7 @@ pub(super) struct Health {
 
 /// How a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Failure {
+pub enum Failure {
     /// No connection, or no answer in time.
     Refused,
     /// The connection was lost, or the proxy tried the next endpoint for a reason that it does not tell. The prompt's hash.

@@ -21,7 +21,7 @@ const GAP_FROM_TOKEN: u32 = 2;
 
 /// One request.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub struct Watch {
     picked_at: Time,
     /// The ranked list.
     candidates: Vec<(EndpointRef, Conditions)>,
@@ -38,15 +38,15 @@ pub(crate) struct Watch {
 
 /// How a request ended.
 #[derive(Debug)]
-pub(crate) struct Ending<'u> {
+pub struct Ending<'u> {
     /// In what way.
-    pub(crate) ended: Ended,
+    pub ended: Ended,
     /// Pick to first token, ms.
-    pub(crate) ttft_ms: Option<f32>,
+    pub ttft_ms: Option<f32>,
     /// Time for each token after the first, ms.
-    pub(crate) tpot_ms: Option<f32>,
+    pub tpot_ms: Option<f32>,
     /// What it cost.
-    pub(crate) usage: &'u Usage,
+    pub usage: &'u Usage,
 }
 
 // === impl Watch ===
@@ -175,7 +175,7 @@ impl Pool {
     }
 
     /// The request has ended.
-    pub(crate) fn observe_end(&mut self, held: &Held, ending: &Ending<'_>) {
+    pub fn observe_end(&mut self, held: &Held, ending: &Ending<'_>) {
         let tells = ending.ended != Ended::Done || ending.ttft_ms.is_some() || ending.usage.completion_tokens.is_some();
         if let Some(observed) = held.watch.as_ref().filter(|_| tells).and_then(|watch| watch.observed(ending)) {
             self.untaken.keep(observed);
@@ -185,6 +185,6 @@ impl Pool {
 
 /// Milliseconds with their fraction.
 #[expect(clippy::cast_precision_loss, reason = "minutes in µs; beyond 2^24 nearly right is right enough")]
-pub(crate) fn ms_between(from: Time, to: Time) -> f32 {
+pub fn ms_between(from: Time, to: Time) -> f32 {
     to.us_since(from) as f32 / 1_000.0
 }

@@ -82,7 +82,7 @@ pub struct ModelCounters {
 
 /// A request that was sent on, and where it is counted.
 #[derive(Debug)]
-pub(crate) struct Counted {
+pub struct Counted {
     label: Label,
     bytes: u64,
     /// Does its label have a row? If not, it counts from its success on, or at its end as `other`.
@@ -143,7 +143,8 @@ impl Counters {
         &self.dropped
     }
 
-    pub(crate) fn dropped_one(&mut self, reason: &'static str) {
+    /// Counts a request that was refused for this reason.
+    pub fn dropped_one(&mut self, reason: &'static str) {
         match self.dropped.iter_mut().find(|(r, _)| *r == reason) {
             Some((_, count)) => *count += 1,
             None => self.dropped.push((reason, 1)),
@@ -151,7 +152,7 @@ impl Counters {
     }
 
     /// A request for `model` is sent on, to be served by `target_model`.
-    pub(crate) fn departed(&mut self, model: &str, target_model: &str, priority: i32, bytes: usize) -> Counted {
+    pub fn departed(&mut self, model: &str, target_model: &str, priority: i32, bytes: usize) -> Counted {
         let label = Label { model: shortened(model), target_model: shortened(target_model), priority };
         // Requests that name no model bring no name.
         let named = model.is_empty() || self.models.iter().any(|m| m.label == label);
@@ -163,7 +164,7 @@ impl Counters {
     }
 
     /// It is answered with a success.
-    pub(crate) fn succeeded(&mut self, counted: &mut Counted) {
+    pub fn succeeded(&mut self, counted: &mut Counted) {
         if !counted.named {
             counted.named = true;
             self.begin(counted);
@@ -171,7 +172,7 @@ impl Counters {
     }
 
     /// It is over. Returns what else is to be counted of it in.
-    pub(crate) fn ended(&mut self, counted: &Counted) -> &mut ModelCounters {
+    pub fn ended(&mut self, counted: &Counted) -> &mut ModelCounters {
         if !counted.named {
             self.begin(counted);
         }
@@ -190,7 +191,7 @@ impl Counters {
 
     /// A request with an SLO is shed. Its name becomes no label of its own: that is for models that were sent on.
     #[cold]
-    pub(crate) fn shed(&mut self, model: &str, target_model: &str, priority: i32) {
+    pub fn shed(&mut self, model: &str, target_model: &str, priority: i32) {
         let known = self.models.iter().any(|row| *row.label.model == *model && *row.label.target_model == *target_model);
         let label = known.then(|| Label { model: model.into(), target_model: target_model.into(), priority });
         let [.., shed] = &mut self.row(label.as_ref()).slo;
@@ -256,7 +257,8 @@ fn shortened(model: &str) -> Box<str> {
 }
 
 impl ModelCounters {
-    pub(crate) fn error(&mut self, status: u16) {
+    /// Counts an error reply with this status.
+    pub fn error(&mut self, status: u16) {
         match self.errors.iter_mut().find(|(s, _)| *s == status) {
             Some((_, count)) => *count += 1,
             None => self.errors.push((status, 1)),

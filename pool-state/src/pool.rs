@@ -20,14 +20,14 @@ mod row;
 mod token_rate;
 mod watch;
 
-pub(crate) use counters::Counted;
+pub use counters::Counted;
 pub use counters::{Counters, DURATION_BOUNDS_MS, EndpointCounters, Histogram, Label, MODELS_MAX, ModelCounters};
 pub use ejection::{Ejection, Ejections};
-pub(crate) use judging::Sent;
+pub use judging::Sent;
 pub use observed::{OBSERVATION_BYTES, OBSERVATIONS_MAX, Observed};
-pub(crate) use pick::{Held, Picked, Token};
+pub use pick::{DecisionObserver, Held, Picked, Token};
 pub use row::{OwnRow, PeerRow, RowHead, Sum, TOLD_MS_MAX};
-pub(crate) use watch::{Ending, ms_between};
+pub use watch::{Ending, ms_between};
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ use std::sync::Arc;
 use accepted::Accepted;
 use adapters::Adapters;
 use crashing::Crashing;
-pub(crate) use health::Failure;
+pub use health::Failure;
 use health::Health;
 use observed::Untaken;
 use scheduler::in_flight::{InFlight, Load};
@@ -46,7 +46,7 @@ use scheduler::prefix::{Matched, PrefixIndex};
 use scheduler::{ENDPOINTS_MAX, EndpointMetrics, EndpointRef, PrefixSettings, Rng, Snapshot, TokenSettings};
 use token_rate::TokenRate;
 
-use crate::reply::Refusal;
+use crate::refusal::PickRefusal;
 use crate::time::Time;
 
 /// Buckets of the prefix index swept in one tick: about 0.1 ms of work, so that a removal of an endpoint stalls no request.
@@ -133,11 +133,11 @@ struct State {
 
 /// What the pool's objects make of a request.
 #[derive(Debug, Default)]
-pub(crate) struct Resolved {
+pub struct Resolved {
     /// The model to ask the engine for; `None`: the one the body names.
-    pub(crate) target_model: Option<Box<str>>,
+    pub target_model: Option<Box<str>>,
     /// Higher is more important; below 0 may be shed.
-    pub(crate) priority: i32,
+    pub priority: i32,
 }
 
 // === impl Pool ===
@@ -375,49 +375,52 @@ impl Pool {
     }
 
     /// True once in so many, by chance; never for 0, which draws nothing.
-    pub(crate) fn draws_one_in(&mut self, count: u32) -> bool {
+    pub fn draws_one_in(&mut self, count: u32) -> bool {
         count > 0 && self.rng.below(usize::try_from(count).unwrap_or(usize::MAX)) == 0
     }
 
-    pub(crate) fn counters_mut(&mut self) -> &mut Counters {
+    /// The counters, to count an event that the host sees.
+    pub fn counters_mut(&mut self) -> &mut Counters {
         &mut self.counters
     }
 
     /// Tokens of so many bytes of prompt text, by what engines said of prompts before.
-    pub(crate) fn text_tokens(&self, bytes: usize) -> u32 {
+    pub fn text_tokens(&self, bytes: usize) -> u32 {
         self.token_rate.tokens(bytes)
     }
 
     /// Tokens of a full block of a prompt, likewise.
-    pub(crate) fn block_tokens(&self, settings: PrefixSettings) -> u32 {
+    pub fn block_tokens(&self, settings: PrefixSettings) -> u32 {
         self.token_rate.block_tokens(settings.block_tokens)
     }
 
     /// How prompts are cut and counted; nothing before the first state.
-    pub(crate) fn prompt_settings(&self) -> Option<(PrefixSettings, TokenSettings)> {
+    pub fn prompt_settings(&self) -> Option<(PrefixSettings, TokenSettings)> {
         let production = self.snapshot()?.pipeline().production();
         Some((production.prefix, production.token))
     }
 
-    pub(crate) fn hash_secret(&self) -> u128 {
+    /// The secret that keys the hashes of prompts; 0 without state.
+    #[must_use]
+    pub fn hash_secret(&self) -> u128 {
         self.state.as_ref().map_or(0, |s| s.hash_secret)
     }
 
     /// Which model to ask the engine for, and how important the request is.
-    pub(crate) fn resolve(&mut self, asked: Asked<'_>) -> Result<Resolved, Refusal> {
+    pub fn resolve(&mut self, asked: Asked<'_>) -> Result<Resolved, PickRefusal> {
         let Some(objects) = self.state.as_ref().map(|state| state.snapshot.objects()) else { return Ok(Resolved::default()) };
-        let resolved = objects.resolve(asked, &mut self.rng).map_err(|UnknownModel(model)| Refusal::UnknownModel(model.into()))?;
+        let resolved = objects.resolve(asked, &mut self.rng).map_err(|UnknownModel(model)| PickRefusal::UnknownModel(model.into()))?;
         Ok(Resolved { target_model: resolved.target_model.map(Into::into), priority: resolved.priority })
     }
 
     /// Is there an endpoint that serves the model, ready and allowed or not, or an object that promises one? Then it may be asked for again.
-    pub(crate) fn knows_model(&self, model: &str) -> bool {
+    pub fn knows_model(&self, model: &str) -> bool {
         let Some(snapshot) = self.snapshot() else { return false };
         snapshot.objects().names(model) || snapshot.serves_anywhere(model) || snapshot.indices().any(|index| snapshot.serves(index, model))
     }
 
     /// An engine told its load with a reply: fresher than any scrape.
-    pub(crate) fn observe(&mut self, endpoint: EndpointRef, update: impl FnOnce(&mut EndpointMetrics)) {
+    pub fn observe(&mut self, endpoint: EndpointRef, update: impl FnOnce(&mut EndpointMetrics)) {
         if let Some(state) = &mut self.state {
             state.snapshot.observe(endpoint, update);
         }

@@ -1,0 +1,16 @@
+//! Why a pool gives no endpoint for a request.
+
+use scheduler::Decision;
+
+/// Why [`crate::Pool`] refuses a request. The host turns it into a reply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PickRefusal {
+    /// The pool has no state yet.
+    NoState,
+    /// The prompt cost two engines their connection within a minute, while other prompts did well there.
+    CrashingPrompt,
+    /// The objects of the pool name no such model.
+    UnknownModel(Box<str>),
+    /// The scheduler made this decision, which is not to route the request.
+    Decision(Decision),
+}

@@ -1,0 +1,14 @@
+//! Token counts of one exchange, as the engine reports them.
+
+/// What one exchange cost. Absent is not zero.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens of the prompt, cached ones included.
+    pub prompt_tokens: Option<u32>,
+    /// Tokens generated.
+    pub completion_tokens: Option<u32>,
+    /// Tokens of the prompt that the engine took from its prefix cache.
+    pub cached_tokens: Option<u32>,
+    /// `completion_tokens` is our count of events, since the engine reported none.
+    pub estimated: bool,
+}
