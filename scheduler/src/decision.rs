@@ -1,9 +1,9 @@
 //! What comes out of a pick.
 
+use crate::endpoint::EndpointIndex;
 use crate::latency::Abstention;
 use crate::prospects::Prospect;
 use crate::slo::Slo;
-use crate::snapshot::EndpointIndex;
 
 /// The most endpoints a ranked list may hold. Each stands for one more attempt of the same request: beyond a few the pool has other troubles.
 pub const RANKED_MAX: usize = 8;

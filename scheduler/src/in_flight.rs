@@ -26,9 +26,10 @@ mod since_scrape;
 use since_scrape::SinceScrape;
 pub use since_scrape::requests_now;
 
+use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
+use crate::metrics::EndpointMetrics;
 use crate::prospects::Promise;
 use crate::slo::Slo;
-use crate::snapshot::{ENDPOINTS_MAX, EndpointMetrics, EndpointRef, Incarnation, Slot};
 
 /// What one endpoint has outstanding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -14,11 +14,17 @@
 mod schedule;
 pub use schedule::{Run, SETTLED_MS, schedule, schedule_again};
 
+mod endpoint;
+pub use endpoint::{ENDPOINTS_MAX, Endpoint, EndpointIndex, EndpointRef, Incarnation, ROLE_LABEL, Readiness, Slot, decodes};
+
+mod metrics;
+pub use metrics::{ATTRIBUTES_MAX, EndpointMetrics, LoraMetrics, SEQUENCES_MAX_ATTRIBUTE};
+
+mod endpoint_table;
+pub use endpoint_table::{EndpointTable, InvalidSnapshot};
+
 mod snapshot;
-pub use snapshot::{
-    ATTRIBUTES_MAX, ENDPOINTS_MAX, Endpoint, EndpointIndex, EndpointMetrics, EndpointRef, Incarnation, InvalidSnapshot, LoraMetrics,
-    ROLE_LABEL, Readiness, SEQUENCES_MAX_ATTRIBUTE, Slot, Snapshot, Version, decodes,
-};
+pub use snapshot::{Snapshot, Version};
 
 mod request;
 pub use request::{Request, SubsetHint};

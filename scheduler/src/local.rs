@@ -1,7 +1,7 @@
 //! What the proxy itself knows, beside the snapshot, at the moment of a pick.
 
+use crate::endpoint::{EndpointIndex, Slot};
 use crate::in_flight::InFlight;
-use crate::snapshot::{EndpointIndex, Slot};
 
 /// The proxy's own state as one pick sees it. Read only: the caller records the outcome.
 #[derive(Clone, Copy, Debug)]

@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::decision::{RANKED_MAX, Shed};
 use crate::detector::utilization::Utilization;
+use crate::endpoint::EndpointIndex;
 use crate::handler::single;
 use crate::plugin::{
     self, Admitter, Context, Decider, Detector, InvalidParameter, Kind, PLUGINS, Parameters, Plugin, ProfileHandler, Value,
@@ -11,7 +12,6 @@ use crate::plugin::{
 use crate::producer::Production;
 use crate::rng::Rng;
 use crate::session::SessionToken;
-use crate::snapshot::EndpointIndex;
 
 mod profile;
 pub(crate) use profile::Profile;

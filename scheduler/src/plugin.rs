@@ -21,10 +21,12 @@ use crate::candidates::Candidates;
 use crate::decider::{always, prefix_based};
 use crate::decision::{CostTerms, Decision, Ranked};
 use crate::detector::concurrency;
+use crate::endpoint::EndpointIndex;
 use crate::filter::{by_label, label_selector, prefix_cache_affinity, role, slo_headroom_tier, utilization};
 use crate::handler::{data_parallel, disagg, header, single, slo_aware};
 use crate::in_flight::Load;
 use crate::local::Local;
+use crate::metrics::EndpointMetrics;
 use crate::parser;
 use crate::picker::{max_score, random, weighted_random};
 use crate::pipeline::{Reference, Stage};
@@ -38,7 +40,7 @@ use crate::scorer::{
     marginal_cost, no_hit_lru, prefix_cache, queue, running_requests_size, session_affinity, token_load,
 };
 use crate::session::SessionToken;
-use crate::snapshot::{EndpointIndex, EndpointMetrics, Snapshot};
+use crate::snapshot::Snapshot;
 use show::Show;
 
 /// All a plugin may look at.

@@ -6,6 +6,7 @@
 
 use std::cell::OnceCell;
 
+use crate::endpoint::EndpointIndex;
 use crate::in_flight::Load;
 use crate::latency::{Abstention, Conditions, Prediction};
 use crate::local::Local;
@@ -13,7 +14,7 @@ use crate::plugin::Context;
 use crate::producer::LatencySettings;
 use crate::request::Request;
 use crate::slo::{Slo, ms};
-use crate::snapshot::{EndpointIndex, Snapshot};
+use crate::snapshot::Snapshot;
 
 /// What is predicted of one time, and what it must not exceed.
 #[derive(Clone, Copy, Debug, PartialEq)]

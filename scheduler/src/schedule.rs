@@ -2,6 +2,7 @@
 
 use crate::candidates::{Candidates, unit};
 use crate::decision::{Decision, Drop, Explanation, ProfileExplanation, Ranked, ScoreColumn, Shed, Unavailable};
+use crate::endpoint::EndpointIndex;
 use crate::filter::{Decoder, Ejected, Ready, ServesModel, Subset};
 use crate::latency::Prediction;
 use crate::local::Local;
@@ -11,7 +12,7 @@ use crate::prefix::home;
 use crate::prospects::Prospects;
 use crate::request::Request;
 use crate::rng::Rng;
-use crate::snapshot::{EndpointIndex, Snapshot};
+use crate::snapshot::Snapshot;
 
 /// How long an endpoint must have been in the pool to be the last resort of a list. A newer one may not have reached every worker of
 /// Envoy's cluster yet, and a list of such alone could fail whole; updates take well under a second.
@@ -339,10 +340,12 @@ fn second_answers(context: &Context<'_>, ranked: Ranked, late_last: bool) -> Ran
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::endpoint::{Endpoint, EndpointRef, Incarnation, Readiness, Slot};
     use crate::in_flight::InFlight;
+    use crate::metrics::EndpointMetrics;
     use crate::pipeline::{PipelineSpec, PluginSpec};
     use crate::request::SubsetHint;
-    use crate::snapshot::{Endpoint, EndpointMetrics, EndpointRef, Incarnation, Readiness, Slot, Version};
+    use crate::snapshot::Version;
 
     fn by_queue(ranked_max: u32) -> PipelineSpec {
         PipelineSpec::of_one_profile("queue", vec![(PluginSpec::of_type("queue-scorer"), 1.0)], ranked_max)

@@ -9,9 +9,9 @@
 //!
 //! Source: llm-d-router, scheduling/util/sessionaffinity. Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998.
 
+use crate::endpoint::EndpointIndex;
 use crate::plugin::{Context, Default, InvalidParameter, Parameter, Parameters, for_people};
 use crate::prefix::xxh64;
-use crate::snapshot::EndpointIndex;
 
 pub(crate) const SOURCE: &str = for_people("llm-d-router, scheduling/util/sessionaffinity");
 

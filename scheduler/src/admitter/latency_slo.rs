@@ -1,10 +1,10 @@
 //! `latency-slo-admitter`: refuses a sheddable request that no endpoint would serve within the SLOs.
 
+use crate::endpoint::EndpointIndex;
 use crate::plugin::{
     Admitter, Context, InvalidParameter, Kind, PRODUCER_NAME, Parameter, Parameters, Plugin, PluginType, State, for_people,
 };
 use crate::rng::Rng;
-use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "latency-slo-admitter",

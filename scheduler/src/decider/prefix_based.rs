@@ -1,7 +1,7 @@
 //! `prefix-based-pd-decider`: when the decode server would have much of the prompt to work through itself.
 
+use crate::endpoint::EndpointIndex;
 use crate::plugin::{Context, Decider, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State, for_people};
-use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "prefix-based-pd-decider",

@@ -2,12 +2,13 @@
 
 use crate::candidates::Candidates;
 use crate::detector::{HEADROOM, IN_FLIGHT_PRODUCER, relaxed};
+use crate::endpoint::EndpointIndex;
 use crate::filter::keep;
+use crate::metrics::SEQUENCES_MAX_ATTRIBUTE;
 use crate::plugin::{
     Context, Default, Detector, Filter, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State, for_people,
 };
 use crate::rng::Rng;
-use crate::snapshot::{EndpointIndex, SEQUENCES_MAX_ATTRIBUTE};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "concurrency-detector",

@@ -2,12 +2,12 @@
 
 use crate::candidates::Candidates;
 use crate::detector::{HEADROOM, IN_FLIGHT_PRODUCER, relaxed};
+use crate::endpoint::EndpointIndex;
 use crate::filter::keep;
 use crate::plugin::{
     Context, Default, Detector, Filter, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State, for_people,
 };
 use crate::rng::Rng;
-use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "utilization-detector",

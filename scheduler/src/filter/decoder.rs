@@ -1,9 +1,9 @@
 //! Keeps endpoints that may be sent whole requests.
 
 use crate::candidates::Candidates;
+use crate::endpoint::Endpoint;
 use crate::plugin::{Context, Filter};
 use crate::rng::Rng;
-use crate::snapshot::Endpoint;
 
 /// `role`: where requests are split by role, an endpoint for an earlier stage alone is not in the proxy's cluster.
 #[derive(Debug)]

@@ -2,12 +2,12 @@
 //! prefill elsewhere.
 
 use crate::candidates::Candidates;
+use crate::endpoint::EndpointIndex;
 use crate::plugin::{
     Context, Default, Filter, InvalidParameter, Kind, PRODUCER_NAME, Parameter, Parameters, Plugin, PluginType, State, for_people,
 };
 use crate::rng::Rng;
 use crate::scorer::PREFIX_PRODUCER;
-use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "prefix-cache-affinity-filter",

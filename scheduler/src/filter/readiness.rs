@@ -1,9 +1,9 @@
 //! Keeps endpoints that are ready.
 
 use crate::candidates::Candidates;
+use crate::endpoint::Readiness;
 use crate::plugin::{Context, Filter};
 use crate::rng::Rng;
-use crate::snapshot::Readiness;
 
 /// `ready`: Envoy ignores health for hosts it is given by name, so readiness is decided here or nowhere.
 #[derive(Debug)]

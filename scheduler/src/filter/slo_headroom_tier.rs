@@ -1,10 +1,10 @@
 //! `slo-headroom-tier-filter`: keeps those that would serve the request within all SLOs, and now and then the others.
 
 use crate::candidates::Candidates;
+use crate::endpoint::EndpointIndex;
 use crate::plugin::{Context, Default, Filter, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State, for_people};
 use crate::prospects::Prospect;
 use crate::rng::Rng;
-use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "slo-headroom-tier-filter",

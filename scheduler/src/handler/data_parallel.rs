@@ -7,10 +7,10 @@
 use std::net::SocketAddr;
 
 use crate::decision::{Decision, Ranked, Route};
+use crate::endpoint::EndpointIndex;
 use crate::pipeline::Reference;
 use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, ProfileHandler, for_people};
 use crate::schedule::Run;
-use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "data-parallel-profile-handler",

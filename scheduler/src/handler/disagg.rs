@@ -5,10 +5,10 @@
 //! want of a prefill server.
 
 use crate::decision::{Decision, Route};
+use crate::endpoint::EndpointIndex;
 use crate::pipeline::{Reference, Stage};
 use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, ProfileHandler, for_people};
 use crate::schedule::Run;
-use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "disagg-profile-handler",

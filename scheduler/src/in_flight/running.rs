@@ -133,8 +133,8 @@ impl Queues {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::endpoint::{EndpointRef, Incarnation, Slot};
     use crate::in_flight::{InFlight, Ticket};
-    use crate::snapshot::{EndpointRef, Incarnation, Slot};
     use proptest::prelude::*;
 
     fn endpoint(slot: u16, incarnation: u32) -> EndpointRef {

@@ -1,9 +1,11 @@
 //! The conditions of a pick, from what the scheduler is given: the one place where they are read, for what is predicted and for what is learned.
 
 use super::Conditions;
+use crate::endpoint::EndpointIndex;
 use crate::local::Local;
+use crate::metrics::EndpointMetrics;
 use crate::request::Request;
-use crate::snapshot::{EndpointIndex, EndpointMetrics, Snapshot};
+use crate::snapshot::Snapshot;
 
 // === impl Conditions ===
 
@@ -40,8 +42,9 @@ fn count(tokens: u64) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::endpoint::{Endpoint, EndpointRef, Incarnation, Readiness, Slot};
     use crate::in_flight::InFlight;
-    use crate::snapshot::{Endpoint, EndpointRef, Incarnation, Readiness, Slot, Version};
+    use crate::snapshot::Version;
     use crate::{Pipeline, PipelineSpec, ProfileSpec};
 
     fn snapshot(metrics: EndpointMetrics) -> Snapshot {

@@ -30,7 +30,7 @@ use super::model::{BEYOND_TIMES, Head, LatencyModel, Offset};
 use super::shape::{Shape, TREES_MAX};
 use super::step::{self, FirstToken, Gap, StepModel};
 use super::{Conditions, Prediction};
-use crate::snapshot::{EndpointRef, Incarnation};
+use crate::endpoint::{EndpointRef, Incarnation};
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use super::shape::{Columns, LANES, MS_MIN, Shape, Spread};
 use super::step::StepModel;
 use super::words::{InvalidModel, Words, put};
 use super::{Abstention, Conditions, Prediction};
-use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
+use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
 
 /// Samples of each time below which a model says nothing.
 pub const SAMPLES_MIN: u32 = 64;

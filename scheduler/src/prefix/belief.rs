@@ -4,7 +4,7 @@ use super::hash::blocks_of;
 use super::index::PrefixIndex;
 use super::lookup::Matched;
 use super::owners::Reuse;
-use crate::snapshot::EndpointRef;
+use crate::endpoint::EndpointRef;
 
 /// How much of a prompt an endpoint was believed to hold.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +61,7 @@ impl PrefixIndex {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::{Incarnation, Slot};
+    use crate::endpoint::{Incarnation, Slot};
 
     const ENGINE: EndpointRef = EndpointRef { slot: Slot(1), incarnation: Incarnation(1) };
 

@@ -8,8 +8,8 @@
 //! Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998); Mirrokni, Thorup and Zadimoghaddam, "Consistent
 //! hashing with bounded loads" (2018).
 
+use crate::endpoint::EndpointRef;
 use crate::rng::Rng;
-use crate::snapshot::EndpointRef;
 
 /// How far above the mean an endpoint may be loaded and still be given more: the paper's c = 1 + 1/4.
 const SHARE_NUMERATOR: u64 = 5;
@@ -35,8 +35,8 @@ fn rank(head: u64, endpoint: EndpointRef) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::endpoint::{Incarnation, Slot};
     use crate::rng::Rng;
-    use crate::snapshot::{Incarnation, Slot};
     use proptest::prelude::*;
 
     fn endpoints(slots: impl IntoIterator<Item = u16>) -> Vec<EndpointRef> {

@@ -14,7 +14,7 @@ use super::hash::{BLOCKS_MAX, is_wide};
 use super::lookup::{Lookup, Matched};
 use super::owners::{Holding, Owners, REGION_OWNERS, REGIONS, Reuse, region};
 use super::table::{Entry, LANES, NOBODY, Table, age, epoch_of};
-use crate::snapshot::EndpointRef;
+use crate::endpoint::EndpointRef;
 use std::fmt;
 
 /// Entries of an index when nothing else is configured. 100 endpoints of 6,600 blocks (64 tokens each: 422,000 tokens of KV cache) are
@@ -342,8 +342,8 @@ fn longest(blocks: &[u64], known: &[Matched]) -> Option<(u32, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::endpoint::{ENDPOINTS_MAX, Incarnation, Slot};
     use crate::rng::Rng;
-    use crate::snapshot::{ENDPOINTS_MAX, Incarnation, Slot};
     use proptest::prelude::*;
     use std::collections::{BTreeMap, BTreeSet};
 

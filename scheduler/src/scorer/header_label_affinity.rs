@@ -1,7 +1,7 @@
 //! `header-label-affinity-scorer`: the request names in a header what it wants, the endpoint has it in a label.
 
+use crate::endpoint::EndpointIndex;
 use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State, for_people};
-use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "header-label-affinity-scorer",

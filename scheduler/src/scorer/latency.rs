@@ -16,11 +16,11 @@
 //! prefix stands in (the reference's composite).
 
 use super::{PREFIX_PRODUCER, rate};
+use crate::endpoint::EndpointIndex;
 use crate::plugin::{
     Context, Default, InvalidParameter, Kind, PRODUCER_NAME, Parameter, Parameters, Plugin, PluginType, Scorer, State, for_people,
 };
 use crate::prospects::{Headroom, Prospect};
-use crate::snapshot::EndpointIndex;
 
 /// How headroom is turned into preference; the daemon takes it from the environment where it is not given.
 const STRATEGY: Parameter = Parameter {

@@ -1,8 +1,8 @@
 //! `load-aware-scorer`: the shorter the engine's queue, the better, against a fixed length rather than against the other endpoints.
 
+use crate::endpoint::EndpointIndex;
 use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State, for_people};
 use crate::scorer::rate;
-use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "load-aware-scorer",

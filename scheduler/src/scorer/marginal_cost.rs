@@ -24,10 +24,10 @@ mod cost;
 use cost::{Cost, EndpointInputs, KvMemory, RequestInputs, Weights, float};
 
 use crate::decision::CostTerms;
+use crate::endpoint::EndpointIndex;
 use crate::local::AdapterRoom;
 use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State, for_people};
 use crate::scorer::PREFIX_PRODUCER;
-use crate::snapshot::EndpointIndex;
 use crate::sort::sort_by;
 
 pub(crate) const PLUGIN: PluginType = PluginType {

@@ -4,9 +4,9 @@
 //! The plugin holds no state: who was given a cold request when is the proxy's ([`crate::Local::last_cold_picks`]), noted at the pick. The
 //! reference gives endpoints that never had one different scores by their position; here they all have the best, and chance decides.
 
+use crate::endpoint::EndpointIndex;
 use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State, for_people};
 use crate::scorer::{PREFIX_PRODUCER, UNKNOWN, share_before};
-use crate::snapshot::EndpointIndex;
 use crate::sort::sort_by;
 
 pub(crate) const PLUGIN: PluginType = PluginType {

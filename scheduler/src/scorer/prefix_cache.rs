@@ -1,8 +1,8 @@
 //! `prefix-cache-scorer`: the more of the prompt an endpoint is believed to hold already, the better.
 
+use crate::endpoint::EndpointIndex;
 use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State, for_people};
 use crate::scorer::PREFIX_PRODUCER;
-use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "prefix-cache-scorer",

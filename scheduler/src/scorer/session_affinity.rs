@@ -1,8 +1,8 @@
 //! `session-affinity-scorer`: a session's requests go where the session is.
 
+use crate::endpoint::EndpointIndex;
 use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer, State, for_people};
 use crate::session::{self, Session, SessionToken};
-use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "session-affinity-scorer",

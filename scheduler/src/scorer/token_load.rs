@@ -1,7 +1,7 @@
 //! `token-load-scorer`: the less prefill work an endpoint would have with this request added, the better.
 
+use crate::endpoint::EndpointIndex;
 use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State, for_people};
-use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "token-load-scorer",

@@ -2,8 +2,8 @@
 
 use super::ninth::Integrator;
 use super::*;
+use crate::endpoint::Slot;
 use crate::rng::Rng;
-use crate::snapshot::Slot;
 
 const POD: EndpointRef = EndpointRef { slot: Slot(0), incarnation: Incarnation(1) };
 

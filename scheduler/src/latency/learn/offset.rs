@@ -10,7 +10,7 @@
 use super::super::model::OFFSETS;
 use super::DELAY_FRESH;
 use super::ninth::{GAIN, HALF, SCALE_OUTCOMES_FAST, Tracked};
-use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation};
+use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Incarnation};
 
 /// Offsets of one time, by slot.
 #[derive(Clone, Debug)]

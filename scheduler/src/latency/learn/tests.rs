@@ -1,8 +1,8 @@
 use super::ninth::{Ninth, Outcome};
 use super::*;
+use crate::endpoint::{ENDPOINTS_MAX, Slot};
 use crate::latency::{Abstention, InvalidModel, SAMPLES_MIN, WORDS_MAX};
 use crate::rng::Rng;
-use crate::snapshot::{ENDPOINTS_MAX, Slot};
 use proptest::prelude::*;
 
 const ENDPOINTS: u16 = 4;

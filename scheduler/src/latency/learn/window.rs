@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use super::super::Conditions;
 use super::Which;
-use crate::snapshot::EndpointRef;
+use crate::endpoint::EndpointRef;
 
 /// One request that was learned from.
 #[derive(Clone, Copy, Debug)]

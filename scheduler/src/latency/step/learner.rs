@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use super::super::least_squares::solve;
 use super::{AVERAGE, COEFFICIENTS, OUTPUT_TOKENS, SPEEDS, Speed, StepModel, nearest};
-use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation};
+use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Incarnation};
 
 /// A first token, as the step learner wants it: of the request that had waited longest at its endpoint.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -393,8 +393,8 @@ fn narrow(number: f64) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::endpoint::Slot;
     use crate::rng::Rng;
-    use crate::snapshot::Slot;
     use proptest::prelude::*;
 
     fn endpoint(slot: u16, incarnation: u32) -> EndpointRef {
