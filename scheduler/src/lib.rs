@@ -62,7 +62,9 @@ mod picker;
 mod producer;
 mod scorer;
 
-pub use producer::{BYTES_PER_TOKEN, IdentitySettings, LatencySettings, LoadSettings, PrefixSettings, Production, TokenSettings};
+mod settings;
+mod text;
+pub use settings::{BYTES_PER_TOKEN, IdentitySettings, LatencySettings, LoadSettings, PrefixSettings, Production, TokenSettings};
 
 mod rng;
 pub use rng::Rng;

@@ -9,9 +9,9 @@ use crate::handler::single;
 use crate::plugin::{
     self, Admitter, Context, Decider, Detector, InvalidParameter, Kind, PLUGINS, Parameters, Plugin, ProfileHandler, Value,
 };
-use crate::producer::Production;
 use crate::rng::Rng;
 use crate::session::SessionToken;
+use crate::settings::Production;
 
 mod profile;
 pub(crate) use profile::Profile;

@@ -6,10 +6,12 @@
 mod closest;
 mod parameters;
 mod reference;
+pub(crate) mod session_affinity;
 mod show;
 mod state;
 
-pub use crate::producer::Producer;
+pub use crate::settings::Producer;
+pub use crate::text::for_people;
 pub use closest::closest;
 pub(crate) use parameters::write_known;
 pub use parameters::{Default, InvalidParameter, Parameter, Parameters, VALUE_DEPTH_MAX, VALUES_MAX, Value};
@@ -37,7 +39,7 @@ use crate::rng::Rng;
 use crate::schedule::Run;
 use crate::scorer::{
     active_request, context_length_aware, endpoint_attribute, header_label_affinity, kv_cache_utilization, load_aware, lora_affinity,
-    marginal_cost, no_hit_lru, prefix_cache, queue, running_requests_size, session_affinity, token_load,
+    marginal_cost, no_hit_lru, prefix_cache, queue, running_requests_size, token_load,
 };
 use crate::session::SessionToken;
 use crate::snapshot::Snapshot;
@@ -213,12 +215,6 @@ pub enum Kind {
     Parser,
 }
 
-/// Words that only people read: where nobody does, in the module inside the proxy, they take no memory.
-#[must_use]
-pub const fn for_people(words: &'static str) -> &'static str {
-    if cfg!(target_arch = "wasm32") { "" } else { words }
-}
-
 /// One row of [`PLUGINS`].
 #[derive(Debug)]
 pub struct PluginType {
@@ -269,7 +265,7 @@ pub static PLUGINS: &[PluginType] = &[
     load_aware::PLUGIN,
     no_hit_lru::PLUGIN,
     context_length_aware::PLUGIN,
-    session_affinity::PLUGIN,
+    crate::scorer::session_affinity::PLUGIN,
     header_label_affinity::PLUGIN,
     crate::scorer::latency::LATENCY,
     crate::scorer::latency::SLO,

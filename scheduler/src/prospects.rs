@@ -11,8 +11,8 @@ use crate::in_flight::Load;
 use crate::latency::{Abstention, Conditions, Prediction};
 use crate::local::Local;
 use crate::plugin::Context;
-use crate::producer::LatencySettings;
 use crate::request::Request;
+use crate::settings::LatencySettings;
 use crate::slo::{Slo, ms};
 use crate::snapshot::Snapshot;
 

@@ -1,16 +1,17 @@
 //! `session-affinity-filter`: a session's requests go where the session is, and nowhere else as long as that endpoint is there.
 
 use crate::candidates::Candidates;
+use crate::plugin::session_affinity::{self, Session};
 use crate::plugin::{Context, Filter, InvalidParameter, Kind, Parameters, Plugin, PluginType, State, for_people};
 use crate::rng::Rng;
-use crate::session::{self, Session, SessionToken};
+use crate::session::SessionToken;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "session-affinity-filter",
     kind: Kind::Filter,
     doc: for_people("Keeps the endpoint the request's session is at; all without a session, or where that endpoint is no candidate."),
-    source: session::SOURCE,
-    parameters: session::PARAMETERS,
+    source: session_affinity::SOURCE,
+    parameters: session_affinity::PARAMETERS,
     needs: &[State::Headers],
     build,
 };

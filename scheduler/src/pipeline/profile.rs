@@ -3,7 +3,7 @@
 use super::{InvalidPipeline, PLUGINS_MAX, PipelineSpec, ProfilePlugin, ProfileSpec, WEIGHT_MAX, no_such};
 use crate::picker;
 use crate::plugin::{Filter, Picker, Plugin, Scorer};
-use crate::producer::Producer;
+use crate::settings::Producer;
 
 /// A profile ready to work. Each use of a plugin is an instance of its own: plugins keep nothing between requests.
 #[derive(Debug)]

@@ -1,15 +1,16 @@
 //! `session-affinity-scorer`: a session's requests go where the session is.
 
 use crate::endpoint::EndpointIndex;
+use crate::plugin::session_affinity::{self, Session};
 use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer, State, for_people};
-use crate::session::{self, Session, SessionToken};
+use crate::session::SessionToken;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "session-affinity-scorer",
     kind: Kind::Scorer,
     doc: for_people("1 for the endpoint the request's session is at, else 0."),
-    source: session::SOURCE,
-    parameters: session::PARAMETERS,
+    source: session_affinity::SOURCE,
+    parameters: session_affinity::PARAMETERS,
     needs: &[State::Headers],
     build,
 };
