@@ -12,7 +12,8 @@ use std::time::Instant;
 use scheduler::in_flight::InFlight;
 use scheduler::latency::learn::{Ended, Learner, Observation};
 use scheduler::latency::{Conditions, LatencyModel};
-use scheduler::plugin::{Kind, PLUGINS, Value};
+use scheduler::plugin::Value;
+use scheduler::registry::{Kind, PLUGINS};
 use scheduler::{
     Endpoint, EndpointMetrics, EndpointRef, Explanation, Incarnation, Local, LoraMetrics, Pipeline, PipelineSpec, PluginSpec, Readiness,
     Request, Rng, Slot, Snapshot, SubsetHint, Version, schedule, session_token,

@@ -28,8 +28,7 @@ pub use since_scrape::requests_now;
 
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
 use crate::metrics::EndpointMetrics;
-use crate::prospects::Promise;
-use crate::slo::Slo;
+use crate::slo::{Slo, TrackedSlo};
 
 /// What one endpoint has outstanding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -241,7 +240,7 @@ impl InFlight {
 
     /// The request has an SLO, and this was promised when it was sent: from now to its end it is in the queue of its endpoint, by the id that people know it
     /// by. Nothing for one without an SLO, or a second time.
-    pub fn track(&mut self, ticket: &mut Ticket, promise: Promise, request_id: &str) {
+    pub fn track(&mut self, ticket: &mut Ticket, promise: TrackedSlo, request_id: &str) {
         if promise.slo.any() && ticket.entry.is_none() {
             ticket.entry = Some(self.queues.number(promise));
             self.enqueue(ticket, request_id.into());
@@ -498,7 +497,7 @@ mod tests {
         let mut ticket = ledger.admit(before, 5);
         let _other = ledger.admit(after, 5);
         let slo = Slo { ttft_us: Some(9), tpot_us: None };
-        ledger.track(&mut ticket, Promise { slo, counts: slo, predicted: None }, "");
+        ledger.track(&mut ticket, TrackedSlo { slo, counts: slo, predicted: None }, "");
         assert_eq!((ledger.running(before).len(), ledger.running(after).len()), (0, 0));
         assert_eq!(ledger.load(after).ttft_slo_us, None);
     }

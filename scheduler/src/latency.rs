@@ -12,8 +12,6 @@
 mod conditions;
 pub use conditions::Conditions;
 
-mod at_pick;
-
 mod features;
 pub use features::{FEATURES, FEATURES_COUNT, Feature, Features, features};
 

@@ -5,14 +5,17 @@
 //! decide, and it decides the same natively and in wasm.
 //!
 //! [`schedule()`] is all the control flow there is: a profile handler runs profiles; in each, filters narrow the candidates, weighted
-//! scorers rank them, a picker draws a ranked list. Plugins are one file each, listed in one table, [`plugin::PLUGINS`].
+//! scorers rank them, a picker draws a ranked list. Plugins are one file each, listed in one table, [`registry::PLUGINS`].
 #![deny(clippy::indexing_slicing, clippy::cast_lossless)]
 // Tests compare floats exactly on purpose: the same numbers on every host are what is promised.
 #![cfg_attr(not(test), deny(clippy::float_cmp))]
 #![forbid(unsafe_code)]
 
 mod schedule;
-pub use schedule::{Run, SETTLED_MS, schedule, schedule_again};
+pub use schedule::{predict, schedule, schedule_again, tracked_slo};
+
+mod run;
+pub use run::{Reference, Run, SETTLED_MS, Stage};
 
 mod endpoint;
 pub use endpoint::{ENDPOINTS_MAX, Endpoint, EndpointIndex, EndpointRef, Incarnation, ROLE_LABEL, Readiness, Slot, decodes};
@@ -30,10 +33,10 @@ mod request;
 pub use request::{Request, SubsetHint};
 
 mod slo;
-pub use slo::Slo;
+pub use slo::{Slo, TrackedSlo};
 
-mod prospects;
-pub use prospects::{Headroom, Promise, Prospect, promise, prospects};
+mod predictions;
+pub use predictions::{EndpointPrediction, Headroom};
 
 mod local;
 pub use local::{AdapterRoom, Local};
@@ -46,8 +49,7 @@ pub use decision::{CostTerms, Decision, Drop, Explanation, ProfileExplanation, R
 
 mod pipeline;
 pub use pipeline::{
-    InvalidPipeline, PLUGINS_MAX, PROFILES_MAX, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, REQUEST_ID, Reference,
-    Stage, WEIGHT_MAX,
+    InvalidPipeline, PLUGINS_MAX, PROFILES_MAX, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, REQUEST_ID, WEIGHT_MAX,
 };
 
 pub mod plugin;
@@ -61,6 +63,9 @@ mod parser;
 mod picker;
 mod producer;
 mod scorer;
+
+mod plugin_type;
+pub mod registry;
 
 mod settings;
 mod text;

@@ -9,7 +9,8 @@ pub(crate) mod inflight_load;
 pub(crate) mod predicted_latency;
 pub(crate) mod token;
 
-use crate::plugin::{InvalidParameter, Parameters, PluginType};
+use crate::plugin::{InvalidParameter, Parameters};
+use crate::plugin_type::PluginType;
 use crate::settings::{IdentitySettings, LatencySettings, LoadSettings, PrefixSettings, Production, TokenSettings};
 
 // === impl Production ===

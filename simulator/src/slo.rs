@@ -13,7 +13,7 @@ use scheduler::latency::step::{FirstToken, Gap};
 use scheduler::latency::{Conditions, Prediction};
 use scheduler::{
     Decision, Endpoint, EndpointMetrics, EndpointRef, Incarnation, Local, Pipeline, Readiness, Request, Rng, Slo, Slot, Snapshot, Version,
-    promise, schedule,
+    schedule, tracked_slo,
 };
 
 use crate::agenda::Agenda;
@@ -323,7 +323,7 @@ impl<'w> World<'w> {
         flight.conditions = Conditions::at_pick(&self.snapshot, &local, &request, index);
         flight.predicted = self.snapshot.latency().and_then(|model| model.predict(endpoint, &flight.conditions).ok());
         flight.endpoint = index.get();
-        let promised = promise(&self.snapshot, &request, local, index);
+        let promised = tracked_slo(&self.snapshot, &request, local, index);
         let mut ticket = self.ledger.admit_prompt(endpoint, flight.prompt, flight.prompt);
         self.ledger.track(&mut ticket, promised, "");
         flight.ticket = Some(ticket);

@@ -6,7 +6,7 @@
 use scheduler::in_flight::Ticket;
 use scheduler::prefix::{Belief, Matched};
 use scheduler::{
-    Decision, EndpointIndex, EndpointRef, Explanation, Local, Promise, REQUEST_ID, Request, Rng, Route, Slo, Snapshot, session_token,
+    Decision, EndpointIndex, EndpointRef, Explanation, Local, TrackedSlo, REQUEST_ID, Request, Rng, Route, Slo, Snapshot, session_token,
 };
 
 use super::watch::Watch;
@@ -270,8 +270,8 @@ impl Pool {
     }
 
     /// What the request is promised where it goes, before it counts there; nothing for one without an SLO.
-    fn promise(&self, request: &Request<'_>, route: &Route, now: Time) -> Promise {
-        let Some(state) = self.state.as_ref().filter(|_| request.slo.any()) else { return Promise::default() };
+    fn promise(&self, request: &Request<'_>, route: &Route, now: Time) -> TrackedSlo {
+        let Some(state) = self.state.as_ref().filter(|_| request.slo.any()) else { return TrackedSlo::default() };
         let local = Local {
             in_flight: &self.in_flight,
             matched_blocks: &self.matched,
@@ -285,7 +285,7 @@ impl Pool {
             last_cold_picks: &[],
             adapter_rooms: &[],
         };
-        scheduler::promise(&state.snapshot, request, local, route.data_parallel.unwrap_or(route.ranked.first()))
+        scheduler::tracked_slo(&state.snapshot, request, local, route.data_parallel.unwrap_or(route.ranked.first()))
     }
 
     /// The same where what it holds of them was not looked up at this pick.

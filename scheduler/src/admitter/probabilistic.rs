@@ -2,7 +2,8 @@
 
 use crate::detector::utilization::{KV_CACHE, QUEUE_DEPTH, Thresholds};
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Admitter, Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State, for_people};
+use crate::plugin::{Admitter, Context, Default, InvalidParameter, Parameter, Parameters, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::rng::Rng;
 
 pub(crate) const PLUGIN: PluginType = PluginType {

@@ -11,6 +11,6 @@ pub(crate) struct Decoder;
 
 impl Filter for Decoder {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
-        candidates.retain(|index| context.snapshot.endpoint(index).is_some_and(Endpoint::decodes));
+        candidates.retain(|index| context.table.endpoint(index).is_some_and(Endpoint::decodes));
     }
 }

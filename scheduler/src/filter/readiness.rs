@@ -11,9 +11,9 @@ pub(crate) struct Ready;
 
 impl Filter for Ready {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
-        if context.snapshot.all_ready() {
+        if context.table.all_ready() {
             return;
         }
-        candidates.retain(|index| context.snapshot.endpoint(index).is_some_and(|e| e.readiness == Readiness::Ready));
+        candidates.retain(|index| context.table.endpoint(index).is_some_and(|e| e.readiness == Readiness::Ready));
     }
 }

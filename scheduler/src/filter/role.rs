@@ -4,7 +4,8 @@
 
 use crate::endpoint::ROLE_LABEL;
 use crate::filter::label_selector::Selector;
-use crate::plugin::{InvalidParameter, Kind, Parameters, Plugin, PluginType, State, for_people};
+use crate::plugin::{InvalidParameter, Parameters, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 
 /// Roles, and whether each serves encode, prefill and decode. `both` is the deprecated spelling of `prefill-decode`.
 const ROLES: [(&str, [bool; 3]); 8] = [

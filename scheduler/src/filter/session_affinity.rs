@@ -2,7 +2,8 @@
 
 use crate::candidates::Candidates;
 use crate::plugin::session_affinity::{self, Session};
-use crate::plugin::{Context, Filter, InvalidParameter, Kind, Parameters, Plugin, PluginType, State, for_people};
+use crate::plugin::{Context, Filter, InvalidParameter, Parameters, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::rng::Rng;
 use crate::session::SessionToken;
 

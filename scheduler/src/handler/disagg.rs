@@ -6,9 +6,11 @@
 
 use crate::decision::{Decision, Route};
 use crate::endpoint::EndpointIndex;
-use crate::pipeline::{Reference, Stage};
-use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, ProfileHandler, for_people};
-use crate::schedule::Run;
+use crate::plugin::{Default, InvalidParameter, Parameter, Parameters, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::run::ProfileHandler;
+use crate::run::Run;
+use crate::run::{Reference, Stage};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "disagg-profile-handler",

@@ -1,9 +1,11 @@
 //! `header-profile-handler`: the request names its profile, for a coordinator that runs the stages of a request one after another.
 
 use crate::decision::{Decision, Route};
-use crate::pipeline::Reference;
-use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, ProfileHandler, State, for_people};
-use crate::schedule::Run;
+use crate::plugin::{Default, InvalidParameter, Parameter, Parameters, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::run::ProfileHandler;
+use crate::run::Reference;
+use crate::run::Run;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "header-profile-handler",

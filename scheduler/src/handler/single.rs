@@ -1,9 +1,11 @@
 //! `single-profile-handler`: one profile for every request.
 
 use crate::decision::{Decision, Route};
-use crate::pipeline::Reference;
-use crate::plugin::{InvalidParameter, Kind, Parameters, Plugin, PluginType, ProfileHandler, for_people};
-use crate::schedule::Run;
+use crate::plugin::{InvalidParameter, Parameters, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::run::ProfileHandler;
+use crate::run::Reference;
+use crate::run::Run;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "single-profile-handler",

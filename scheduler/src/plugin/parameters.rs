@@ -9,7 +9,7 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 
-use crate::plugin::closest;
+use super::closest::closest;
 
 /// The value of a parameter, as configuration and wire carry it.
 #[derive(Clone, Debug, PartialEq)]

@@ -9,10 +9,12 @@
 //!
 //! Source: llm-d-router, scheduling/util/sessionaffinity. Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998.
 
+use super::context::Context;
+use super::parameters::{Default, InvalidParameter, Parameter, Parameters};
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Context, Default, InvalidParameter, Parameter, Parameters, for_people};
 use crate::rng::Rng;
 use crate::session::{SessionToken, decode_token, name_hash};
+use crate::text::for_people;
 
 pub(crate) const SOURCE: &str = for_people("llm-d-router, scheduling/util/sessionaffinity");
 
@@ -110,13 +112,13 @@ impl Session {
         match &self.strategy {
             Strategy::Token(token) => {
                 let name = decode_token(context.request.header(&token.header)?)?;
-                let named = |index: &EndpointIndex| context.snapshot.endpoint(*index).is_some_and(|e| e.name.as_bytes() == name);
+                let named = |index: &EndpointIndex| context.table.endpoint(*index).is_some_and(|e| e.name.as_bytes() == name);
                 endpoints.iter().copied().find(named)
             }
             Strategy::Id(sources) => {
                 let id = sources.iter().filter_map(|source| source.read(context)).map(str::trim).find(|id| !id.is_empty())?;
                 let id = name_hash(id);
-                endpoints.iter().copied().max_by_key(|&index| weight(id, context.snapshot.name_hash(index)))
+                endpoints.iter().copied().max_by_key(|&index| weight(id, context.table.name_hash(index)))
             }
         }
     }

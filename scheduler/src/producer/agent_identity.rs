@@ -1,6 +1,7 @@
 //! `agent-identity`: which headers tell an agent's sessions apart.
 
-use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State, for_people};
+use crate::plugin::{Default, InvalidParameter, Parameter, Parameters, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::settings::{IdentitySettings, Producer};
 
 pub(crate) const PLUGIN: PluginType = PluginType {

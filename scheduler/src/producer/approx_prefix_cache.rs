@@ -1,6 +1,7 @@
 //! `approx-prefix-cache-producer`: what the prefix index knows prompts by, and how much of them it keeps.
 
-use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State, for_people};
+use crate::plugin::{Default, InvalidParameter, Parameter, Parameters, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::prefix::{BLOCK_BYTES_MAX, BLOCKS_MAX};
 use crate::settings::{BYTES_PER_TOKEN, PrefixSettings, Producer};
 

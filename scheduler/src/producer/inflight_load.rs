@@ -1,6 +1,7 @@
 //! `inflight-load-producer`: what a request counts for while it is in flight.
 
-use crate::plugin::{Default, InvalidParameter, Kind, PRODUCER_NAME, Parameter, Parameters, Plugin, PluginType, State, for_people};
+use crate::plugin::{Default, InvalidParameter, PRODUCER_NAME, Parameter, Parameters, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::settings::{LoadSettings, Producer};
 
 pub(crate) const PLUGIN: PluginType = PluginType {

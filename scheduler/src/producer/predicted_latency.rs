@@ -3,7 +3,8 @@
 //! Predictions, and the queues of running requests they are compared with, are there whether a plugin is declared or not; a declared one sets
 //! what differs from the defaults. What switches prediction on is the daemon's flag.
 
-use crate::plugin::{Default, InvalidParameter, Kind, PRODUCER_NAME, Parameter, Parameters, Plugin, PluginType, State, for_people};
+use crate::plugin::{Default, InvalidParameter, PRODUCER_NAME, Parameter, Parameters, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::settings::{LatencySettings, Percentile, Producer};
 
 pub(crate) const PLUGIN: PluginType = PluginType {

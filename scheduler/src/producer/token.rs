@@ -1,7 +1,8 @@
 //! `token-producer`: how many tokens a prompt has, by estimate. No tokenizer is run, and none is called: four bytes a token is good to a factor of
 //! two over languages and code, replies tell the rest, and everything that goes by it compares endpoints for one prompt.
 
-use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State, for_people};
+use crate::plugin::{Default, InvalidParameter, Parameter, Parameters, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::settings::{Producer, TokenSettings};
 
 pub(crate) const PLUGIN: PluginType = PluginType {

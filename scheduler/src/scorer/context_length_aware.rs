@@ -5,9 +5,8 @@
 
 use crate::candidates::Candidates;
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{
-    Context, Default, Filter, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State, for_people,
-};
+use crate::plugin::{Context, Default, Filter, InvalidParameter, Parameter, Parameters, Scorer, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::rng::Rng;
 use crate::scorer::UNKNOWN;
 

@@ -2,9 +2,9 @@
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{
-    Context, Default, InvalidParameter, Kind, METRICS_EXTRACTOR, Parameter, Parameters, Plugin, PluginType, Scorer, State, attribute_key,
-    for_people,
+    Context, Default, InvalidParameter, METRICS_EXTRACTOR, Parameter, Parameters, Scorer, State, attribute_key, for_people,
 };
+use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::scorer::{rate, rate_by_load};
 
 pub(crate) const PLUGIN: PluginType = PluginType {

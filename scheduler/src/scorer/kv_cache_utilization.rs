@@ -1,7 +1,8 @@
 //! `kv-cache-utilization-scorer`: the emptier the KV cache, the better.
 
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer, State, for_people};
+use crate::plugin::{Context, InvalidParameter, Parameters, Scorer, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::scorer::rate;
 
 pub(crate) const PLUGIN: PluginType = PluginType {

@@ -17,10 +17,9 @@
 
 use super::{PREFIX_PRODUCER, rate};
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{
-    Context, Default, InvalidParameter, Kind, PRODUCER_NAME, Parameter, Parameters, Plugin, PluginType, Scorer, State, for_people,
-};
-use crate::prospects::{Headroom, Prospect};
+use crate::plugin::{Context, Default, InvalidParameter, PRODUCER_NAME, Parameter, Parameters, Scorer, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::predictions::{EndpointPrediction, Headroom};
 
 /// How headroom is turned into preference; the daemon takes it from the environment where it is not given.
 const STRATEGY: Parameter = Parameter {
@@ -172,17 +171,17 @@ impl Latency {
 
     /// Scores the best tier, 0 to the others, and those of whom nothing is known as the mean of the tier. False where nothing is predicted.
     fn score_best_tier(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) -> bool {
-        let known = || endpoints.iter().map(|&endpoint| context.prospect(endpoint));
+        let known = || endpoints.iter().map(|&endpoint| context.prediction(endpoint));
         let Some(best) = known().flatten().map(tier).min() else { return false };
-        let in_tier = || known().flatten().filter(|prospect| tier(prospect) == best);
+        let in_tier = || known().flatten().filter(|predicted| tier(predicted) == best);
         let (ttft, tpot) = (Span::of(in_tier().map(|p| p.ttft)), Span::of(in_tier().map(|p| p.tpot)));
         let (alpha, beta) = self.weights(ttft, tpot);
         let most = best == Tier::Meets && self.strategy == Strategy::Most;
-        for (score, prospect) in scores.iter_mut().zip(known()) {
-            *score = match prospect {
+        for (score, predicted) in scores.iter_mut().zip(known()) {
+            *score = match predicted {
                 None => f32::NAN,
-                Some(prospect) if tier(prospect) == best => {
-                    let combined = alpha * ttft.place(prospect.ttft) + beta * tpot.place(prospect.tpot);
+                Some(predicted) if tier(predicted) == best => {
+                    let combined = alpha * ttft.place(predicted.ttft) + beta * tpot.place(predicted.tpot);
                     graded(if most { combined } else { 1.0 - combined })
                 }
                 Some(_) => 0.0,
@@ -214,7 +213,7 @@ impl Latency {
         let free = |endpoint| context.metric(endpoint, |m| m.kv_cache_utilization).map(|used| 1.0 - used.min(1.0));
         let short = |endpoint| queue(endpoint).map(|queue| if longest > 0.0 { (longest - queue) / longest } else { 1.0 });
         #[expect(clippy::cast_precision_loss, reason = "prompts have far fewer blocks than an f32 has digits")]
-        let held = |endpoint| Some(if blocks == 0 { 0.0 } else { (context.drawing_blocks(endpoint) as f32 / blocks as f32).min(1.0) });
+        let held = |endpoint| Some(if blocks == 0 { 0.0 } else { (context.affinity_blocks(endpoint) as f32 / blocks as f32).min(1.0) });
         let ratings: [&dyn Fn(EndpointIndex) -> Option<f32>; 3] = [&free, &short, &held];
         let mut column = vec![0.0; scores.len()];
         for (weight, rating) in self.composite.into_iter().zip(ratings) {
@@ -259,7 +258,7 @@ impl Scorer for SloScorer {
 
     fn sheds(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> bool {
         let yields = context.request.slo.any() && context.request.priority < self.shed_below_priority;
-        yields && endpoints.iter().all(|&endpoint| context.prospect(endpoint).is_some_and(|prospect| !prospect.is_valid()))
+        yields && endpoints.iter().all(|&endpoint| context.prediction(endpoint).is_some_and(|predicted| !predicted.is_valid()))
     }
 }
 
@@ -304,10 +303,10 @@ fn graded(preference: f64) -> f32 {
     ((libm::floor(preference * 100.0) + 1.0) / 100.0) as f32
 }
 
-fn tier(prospect: &Prospect) -> Tier {
-    match (prospect.ttft.is_exceeded(), prospect.tpot.is_exceeded()) {
+fn tier(predicted: &EndpointPrediction) -> Tier {
+    match (predicted.ttft.is_exceeded(), predicted.tpot.is_exceeded()) {
         (false, false) => Tier::Meets,
-        _ if prospect.idle => Tier::Idle,
+        _ if predicted.idle => Tier::Idle,
         (false, true) => Tier::TpotLate,
         (true, false) => Tier::TtftLate,
         (true, true) => Tier::BothLate,

@@ -8,7 +8,8 @@
 use crate::endpoint::EndpointIndex;
 use crate::local::AdapterRoom;
 use crate::metrics::LoraMetrics;
-use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer, State, for_people};
+use crate::plugin::{Context, InvalidParameter, Parameters, Scorer, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::scorer::{rate, share_before};
 use crate::sort::sort_by;
 

@@ -5,7 +5,8 @@
 //! reference gives endpoints that never had one different scores by their position; here they all have the best, and chance decides.
 
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State, for_people};
+use crate::plugin::{Context, Default, InvalidParameter, Parameter, Parameters, Scorer, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::scorer::{PREFIX_PRODUCER, UNKNOWN, share_before};
 use crate::sort::sort_by;
 
@@ -52,7 +53,7 @@ impl NoHitLru {
 
 impl Scorer for NoHitLru {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
-        if endpoints.iter().any(|&endpoint| context.drawing_blocks(endpoint) > 0) {
+        if endpoints.iter().any(|&endpoint| context.affinity_blocks(endpoint) > 0) {
             return scores.fill(UNKNOWN);
         }
         let picks: Vec<u64> = endpoints.iter().map(|&endpoint| context.local.last_cold_pick(endpoint)).collect();

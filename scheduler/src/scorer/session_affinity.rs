@@ -2,7 +2,8 @@
 
 use crate::endpoint::EndpointIndex;
 use crate::plugin::session_affinity::{self, Session};
-use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer, State, for_people};
+use crate::plugin::{Context, InvalidParameter, Parameters, Scorer, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::session::SessionToken;
 
 pub(crate) const PLUGIN: PluginType = PluginType {

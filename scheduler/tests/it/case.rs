@@ -26,10 +26,11 @@
 
 use scheduler::in_flight::InFlight;
 use scheduler::latency::LatencyModel;
-use scheduler::plugin::{Kind, Value, lookup};
+use scheduler::plugin::Value;
+use scheduler::registry::{Kind, lookup};
 use scheduler::{
     AdapterRoom, Decision, Endpoint, EndpointMetrics, EndpointRef, Explanation, Incarnation, Local, LoraMetrics, Pipeline, PipelineSpec,
-    PluginSpec, ProfilePlugin, ProfileSpec, Promise, Readiness, Request, Rng, Slo, Slot, Snapshot, SubsetHint, Version, schedule,
+    PluginSpec, ProfilePlugin, ProfileSpec, Readiness, Request, Rng, Slo, Slot, Snapshot, SubsetHint, TrackedSlo, Version, schedule,
 };
 
 #[path = "case/render.rs"]
@@ -336,7 +337,7 @@ impl Case {
                 // Never released: the case ends before its requests do.
                 let mut ticket = in_flight.admit(row.endpoint.id, if request == 0 { row.prefill_tokens } else { 0 });
                 if request == 0 {
-                    in_flight.track(&mut ticket, Promise { slo: row.slo, counts: row.slo, predicted: None }, "");
+                    in_flight.track(&mut ticket, TrackedSlo { slo: row.slo, counts: row.slo, predicted: None }, "");
                 }
             }
         }

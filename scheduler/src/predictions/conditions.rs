@@ -1,20 +1,20 @@
 //! The conditions of a pick, from what the scheduler is given: the one place where they are read, for what is predicted and for what is learned.
 
-use super::Conditions;
 use crate::endpoint::EndpointIndex;
+use crate::endpoint_table::EndpointTable;
+use crate::latency::Conditions;
 use crate::local::Local;
 use crate::metrics::EndpointMetrics;
 use crate::request::Request;
-use crate::snapshot::Snapshot;
 
 // === impl Conditions ===
 
 impl Conditions {
-    /// What is true of the endpoint at `index` and of `request` now, before it counts there; nothing of a position that is not in the snapshot.
+    /// What is true of the endpoint at `index` and of `request` now, before it counts there; nothing of a position that is not in the table.
     /// Scraped numbers that are too old are unknown.
     #[must_use]
-    pub fn at_pick(snapshot: &Snapshot, local: &Local<'_>, request: &Request<'_>, index: EndpointIndex) -> Self {
-        let (Some(endpoint), Some(said)) = (snapshot.endpoint(index), snapshot.metrics_of(index)) else { return Self::default() };
+    pub fn at_pick(table: &EndpointTable, local: &Local<'_>, request: &Request<'_>, index: EndpointIndex) -> Self {
+        let (Some(endpoint), Some(said)) = (table.endpoint(index), table.metrics_of(index)) else { return Self::default() };
         let unknown = EndpointMetrics::default();
         let metrics = if local.metrics_stale { &unknown } else { said };
         let load = local.in_flight.load(endpoint.id);
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
     use crate::endpoint::{Endpoint, EndpointRef, Incarnation, Readiness, Slot};
     use crate::in_flight::InFlight;
-    use crate::snapshot::Version;
+    use crate::snapshot::{Snapshot, Version};
     use crate::{Pipeline, PipelineSpec, ProfileSpec};
 
     fn snapshot(metrics: EndpointMetrics) -> Snapshot {

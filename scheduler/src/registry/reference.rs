@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use crate::plugin::{Kind, PLUGINS, PluginType};
+use super::PLUGINS;
+use crate::plugin_type::{Kind, PluginType};
 
 /// The sections of the page, in order.
 const TITLES: [(&str, Kind); 9] = [
