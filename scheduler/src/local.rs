@@ -30,7 +30,7 @@ pub struct Local<'a> {
     /// empty when nothing is known of that.
     pub adapter_rooms: &'a [AdapterRoom],
     /// Others pick too, and where they place prompts is not known here: one that nobody is believed to hold anything of belongs to its home
-    /// ([`crate::prefix::home`]).
+    /// ([`crate::prefix::rendezvous_endpoint`]).
     pub out_of_touch: bool,
     /// Scraped metrics are too old to be used: they count as unknown.
     pub metrics_stale: bool,

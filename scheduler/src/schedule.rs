@@ -8,7 +8,7 @@ use crate::latency::{Abstention, Prediction};
 use crate::local::Local;
 use crate::plugin::{Context, Filter};
 use crate::predictions::{self, EndpointPrediction, Predictions};
-use crate::prefix::home;
+use crate::prefix::rendezvous_endpoint;
 use crate::request::Request;
 use crate::rng::Rng;
 use crate::run::{Run, narrow};
@@ -110,8 +110,8 @@ fn rendezvous_affinity(context: &Context<'_>, allowed: &[EndpointIndex]) -> Vec<
     let Local { in_flight, .. } = context.local;
     let may = |&index: &EndpointIndex| Some((index, context.table.id(index).filter(|_| !context.local.ejected(index))?));
     let (indices, refs): (Vec<_>, Vec<_>) = allowed.iter().filter_map(may).unzip();
-    let home = home(*head, &refs, |at| Some(in_flight.requests(*refs.get(at)?))).and_then(|at| indices.get(at));
-    if let Some(blocks) = home.and_then(|index| affinity.get_mut(index.get())) {
+    let rendezvous = rendezvous_endpoint(*head, &refs, |at| Some(in_flight.requests(*refs.get(at)?))).and_then(|at| indices.get(at));
+    if let Some(blocks) = rendezvous.and_then(|index| affinity.get_mut(index.get())) {
         *blocks = context.request.blocks().saturating_mul(HOME_PERCENT) / 100;
     }
     affinity

@@ -4,7 +4,7 @@
 //! hold theirs until the serving one answers, since by then its sidecar has had what it asked of them.
 
 use scheduler::in_flight::Ticket;
-use scheduler::prefix::{Belief, Matched};
+use scheduler::prefix::{CacheEstimate, Matched};
 use scheduler::{
     Decision, EndpointIndex, EndpointRef, Explanation, Local, TrackedSlo, REQUEST_ID, Request, Rng, Route, Slo, Snapshot, session_token,
 };
@@ -45,7 +45,7 @@ pub struct Held {
     serving: Ticket,
     stages: Vec<Ticket>,
     /// What the one that works through the prompt was believed to hold of it; `None` where the reply does not tell of that one.
-    belief: Option<Belief>,
+    belief: Option<CacheEstimate>,
     /// What is observed of it; `None` when nothing is.
     pub(super) watch: Option<Box<Watch>>,
     /// The endpoint that this request is a probe of: it was ejected, and no other request is sent there meanwhile.
@@ -289,14 +289,14 @@ impl Pool {
     }
 
     /// The same where what it holds of them was not looked up at this pick.
-    fn place_anew(&mut self, endpoint: EndpointRef, hashes: &[u64]) -> Belief {
+    fn place_anew(&mut self, endpoint: EndpointRef, hashes: &[u64]) -> CacheEstimate {
         let mut known = Vec::new();
         self.prefixes.matched(hashes, &[endpoint], &mut known);
         self.place(endpoint, hashes, known.first().copied().unwrap_or_default())
     }
 
     /// Records that `endpoint` is given a prompt of these hashes, of which it holds `known`; what was believed of it before.
-    fn place(&mut self, endpoint: EndpointRef, hashes: &[u64], known: Matched) -> Belief {
+    fn place(&mut self, endpoint: EndpointRef, hashes: &[u64], known: Matched) -> CacheEstimate {
         self.untold.keep(endpoint, hashes, known.held);
         self.prefixes.place(endpoint, hashes, known)
     }

@@ -14,8 +14,8 @@
 
 mod errors;
 mod fit;
-mod ninth;
 mod offset;
+mod p90;
 mod window;
 
 use std::ops::RangeInclusive;

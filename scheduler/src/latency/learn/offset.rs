@@ -9,7 +9,7 @@
 
 use super::super::model::OFFSETS;
 use super::DELAY_FRESH;
-use super::ninth::{GAIN, HALF, SCALE_OUTCOMES_FAST, Tracked};
+use super::p90::{GAIN, HALF, SCALE_OUTCOMES_FAST, Tracked};
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Incarnation};
 
 /// Offsets of one time, by slot.
