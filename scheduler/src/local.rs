@@ -54,7 +54,26 @@ pub enum AdapterRoom {
     },
 }
 
-impl Local<'_> {
+impl<'a> Local<'a> {
+    /// Requests outstanding, and nothing else known. State that only some callers have is added by struct update, so that a new
+    /// column has one default, here.
+    #[must_use]
+    pub fn new(in_flight: &'a InFlight) -> Self {
+        Self {
+            in_flight,
+            matched_blocks: &[],
+            prefix_idle: 0.0,
+            prefix_ages: &[],
+            last_answers: &[],
+            ejected: &[],
+            failing: &[],
+            last_cold_picks: &[],
+            adapter_rooms: &[],
+            out_of_touch: false,
+            metrics_stale: false,
+        }
+    }
+
     /// Blocks of the request's prefix that this endpoint is believed to hold.
     #[must_use]
     pub fn matched_blocks(&self, index: EndpointIndex) -> u32 {

@@ -151,19 +151,7 @@ mod tests {
     }
 
     fn local<'a>(in_flight: &'a InFlight, ejected: &'a [bool]) -> Local<'a> {
-        Local {
-            in_flight,
-            matched_blocks: &[],
-            prefix_idle: 0.0,
-            prefix_ages: &[],
-            ejected,
-            failing: &[],
-            last_answers: &[],
-            last_cold_picks: &[],
-            adapter_rooms: &[],
-            out_of_touch: false,
-            metrics_stale: false,
-        }
+        Local { ejected, ..Local::new(in_flight) }
     }
 
     fn route(snapshot: &Snapshot, request: &Request<'_>, ejected: &[bool]) -> Result<Vec<usize>, Unavailable> {

@@ -183,17 +183,12 @@ impl Router {
             ..Request::default()
         };
         let local = Local {
-            in_flight: &self.ledger,
             matched_blocks: &self.matched,
             prefix_idle: self.prefix_idle,
             prefix_ages: &self.prefix_ages,
-            ejected: &[],
-            failing: &[],
-            last_answers: &[],
             last_cold_picks: &self.cold_picks,
             adapter_rooms: &self.rooms,
-            out_of_touch: false,
-            metrics_stale: false,
+            ..Local::new(&self.ledger)
         };
         match schedule(snapshot, &request, local, &mut self.rng, None) {
             Decision::Route(route) => Some((route.ranked.first().get(), route.prefill.map(EndpointIndex::get))),

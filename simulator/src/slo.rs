@@ -293,19 +293,7 @@ impl<'w> World<'w> {
             ..Request::default()
         };
         let unmatched = [0; SLOWDOWNS.len()];
-        let local = Local {
-            in_flight: &self.ledger,
-            matched_blocks: &unmatched,
-            prefix_idle: 0.0,
-            prefix_ages: &[],
-            ejected: &[],
-            failing: &[],
-            last_answers: &[],
-            last_cold_picks: &[],
-            adapter_rooms: &[],
-            out_of_touch: false,
-            metrics_stale: false,
-        };
+        let local = Local { matched_blocks: &unmatched, ..Local::new(&self.ledger) };
         let picked = match self.by {
             By::Turns => {
                 self.turn += 1;

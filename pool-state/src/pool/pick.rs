@@ -272,19 +272,7 @@ impl Pool {
     /// What the request is promised where it goes, before it counts there; nothing for one without an SLO.
     fn promise(&self, request: &Request<'_>, route: &Route, now: Time) -> TrackedSlo {
         let Some(state) = self.state.as_ref().filter(|_| request.slo.any()) else { return TrackedSlo::default() };
-        let local = Local {
-            in_flight: &self.in_flight,
-            matched_blocks: &self.matched,
-            prefix_idle: 0.0,
-            prefix_ages: &[],
-            out_of_touch: false,
-            metrics_stale: state.metrics_stale(now),
-            ejected: &[],
-            failing: &[],
-            last_answers: &[],
-            last_cold_picks: &[],
-            adapter_rooms: &[],
-        };
+        let local = Local { matched_blocks: &self.matched, metrics_stale: state.metrics_stale(now), ..Local::new(&self.in_flight) };
         scheduler::tracked_slo(&state.snapshot, request, local, route.data_parallel.unwrap_or(route.ranked.first()))
     }
 

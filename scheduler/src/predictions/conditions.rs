@@ -77,19 +77,7 @@ mod tests {
         ledger.first_token(&mut decoding, 100);
         let waiting = ledger.admit_prompt(at, 1_000, 400);
         let matched = [3];
-        let local = Local {
-            in_flight: &ledger,
-            matched_blocks: &matched,
-            prefix_idle: 0.0,
-            prefix_ages: &[],
-            ejected: &[],
-            failing: &[],
-            last_answers: &[],
-            last_cold_picks: &[],
-            adapter_rooms: &[],
-            out_of_touch: false,
-            metrics_stale: false,
-        };
+        let local = Local { matched_blocks: &matched, ..Local::new(&ledger) };
         let request = Request { prompt_tokens: 200, prefix_block_tokens: 64, ..Request::default() };
         let index = snapshot.indices().next().unwrap();
         let fresh = Conditions {

@@ -28,19 +28,7 @@ fn snapshot_with(plugins: &str) -> Snapshot {
 
 fn with_local<R>(run: impl FnOnce(Local<'_>) -> R) -> R {
     let in_flight = InFlight::default();
-    run(Local {
-        in_flight: &in_flight,
-        matched_blocks: &[],
-        prefix_idle: 0.0,
-        prefix_ages: &[],
-        ejected: &[],
-        failing: &[],
-        last_answers: &[],
-        last_cold_picks: &[],
-        adapter_rooms: &[],
-        out_of_touch: false,
-        metrics_stale: false,
-    })
+    run(Local::new(&in_flight))
 }
 
 fn slo(ttft_ms: u32, tpot_ms: u32) -> Slo {

@@ -381,7 +381,6 @@ impl Case {
             ..Request::default()
         };
         let local = Local {
-            in_flight,
             matched_blocks: &matched_blocks,
             prefix_idle: self.prefix_idle,
             prefix_ages: &prefix_ages,
@@ -390,8 +389,8 @@ impl Case {
             last_answers: &last_answers,
             last_cold_picks: &last_cold_picks,
             adapter_rooms: &adapter_rooms,
-            out_of_touch: false,
             metrics_stale: self.metrics_stale,
+            ..Local::new(in_flight)
         };
         schedule(snapshot, &request, local, &mut Rng::seeded(self.seed), explanation)
     }
