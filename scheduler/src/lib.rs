@@ -11,49 +11,50 @@
 #![cfg_attr(not(test), deny(clippy::float_cmp))]
 #![forbid(unsafe_code)]
 
-mod schedule;
-pub use schedule::{predict, schedule, schedule_again, tracked_slo};
+// Lowest layer first: a module uses only its own layer and those before it. One exception: `run` uses two
+// structural filters and the ranking that all pickers share.
 
-mod run;
-pub use run::{Reference, Run, SETTLED_MS, Stage};
+// Leaves: numbers, names and texts.
+mod rng;
+pub use rng::Rng;
+pub mod sort;
+mod text;
 
+// State: what is known of endpoints and of a request.
 mod endpoint;
 pub use endpoint::{ENDPOINTS_MAX, Endpoint, EndpointIndex, EndpointRef, Incarnation, ROLE_LABEL, Readiness, Slot, decodes};
-
 mod metrics;
 pub use metrics::{ATTRIBUTES_MAX, EndpointMetrics, LoraMetrics, SEQUENCES_MAX_ATTRIBUTE};
-
-mod endpoint_table;
-pub use endpoint_table::{EndpointTable, InvalidSnapshot};
-
-mod snapshot;
-pub use snapshot::{Snapshot, Version};
-
-mod request;
-pub use request::{Request, SubsetHint};
-
 mod slo;
 pub use slo::{Slo, TrackedSlo};
-
-mod predictions;
-pub use predictions::{EndpointPrediction, Headroom};
-
+pub mod in_flight;
+pub mod latency;
+pub mod objects;
+pub mod prefix;
+mod request;
+pub use request::{Request, SubsetHint};
+mod session;
+pub use session::{SessionToken, name_hash, session_token};
+mod settings;
+pub use settings::{BYTES_PER_TOKEN, IdentitySettings, LatencySettings, LoadSettings, PrefixSettings, Production, TokenSettings};
+mod endpoint_table;
+pub use endpoint_table::{EndpointTable, InvalidSnapshot};
 mod local;
 pub use local::{AdapterRoom, Local};
-
+mod predictions;
+pub use predictions::{EndpointPrediction, Headroom};
 mod candidates;
 pub use candidates::Candidates;
-
 mod decision;
 pub use decision::{CostTerms, Decision, Drop, Explanation, ProfileExplanation, RANKED_MAX, Ranked, Route, ScoreColumn, Shed, Unavailable};
 
-mod pipeline;
-pub use pipeline::{
-    InvalidPipeline, PLUGINS_MAX, PROFILES_MAX, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, REQUEST_ID, WEIGHT_MAX,
-};
-
+// Plugin traits, the run of a profile, and the type of a plugin.
 pub mod plugin;
+mod run;
+pub use run::{Reference, Run, SETTLED_MS, Stage};
+mod plugin_type;
 
+// Plugins, a folder a kind.
 mod admitter;
 mod decider;
 mod detector;
@@ -64,22 +65,13 @@ mod picker;
 mod producer;
 mod scorer;
 
-mod plugin_type;
+// The table of all plugins, and what is built from it.
+mod pipeline;
 pub mod registry;
-
-mod settings;
-mod text;
-pub use settings::{BYTES_PER_TOKEN, IdentitySettings, LatencySettings, LoadSettings, PrefixSettings, Production, TokenSettings};
-
-mod rng;
-pub use rng::Rng;
-
-mod session;
-pub use session::{SessionToken, name_hash, session_token};
-
-pub mod sort;
-
-pub mod in_flight;
-pub mod latency;
-pub mod objects;
-pub mod prefix;
+pub use pipeline::{
+    InvalidPipeline, PLUGINS_MAX, PROFILES_MAX, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, REQUEST_ID, WEIGHT_MAX,
+};
+mod snapshot;
+pub use snapshot::{Snapshot, Version};
+mod schedule;
+pub use schedule::{predict, schedule, schedule_again, tracked_slo};

@@ -70,9 +70,10 @@ impl Pipeline {
 
     /// Takes what is in force by being declared or named by the pipeline; profiles have instances of their own.
     fn declare(&mut self, name: &str, built: Plugin, spec: &PipelineSpec) {
-        self.read_headers(built.headers());
-        if let Some(token) = built.session_token().filter(|token| !self.session_tokens.contains(token)) {
-            self.session_tokens.push(token.clone());
+        let (built, headers) = built.split();
+        self.read_headers(&headers.read);
+        if let Some(token) = headers.session_token.filter(|token| !self.session_tokens.contains(token)) {
+            self.session_tokens.push(token);
         }
         match built {
             Plugin::ProfileHandler(handler) if name == spec.profile_handler => self.handler = handler,

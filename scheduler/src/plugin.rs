@@ -24,22 +24,11 @@ use crate::candidates::Candidates;
 use crate::decision::{CostTerms, Ranked};
 use crate::endpoint::EndpointIndex;
 use crate::rng::Rng;
-use crate::session::SessionToken;
 
 /// Narrows the candidates.
 pub trait Filter: Show + Send + Sync {
     /// Drops whom the request must not or should not go to.
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, rng: &mut Rng);
-
-    /// Names of the request headers it reads.
-    fn headers(&self) -> &[Box<str>] {
-        &[]
-    }
-
-    /// The response header that its clients send back, if it has one.
-    fn session_token(&self) -> Option<&SessionToken> {
-        None
-    }
 }
 
 /// Rates the candidates.
@@ -51,26 +40,12 @@ pub trait Scorer: Show + Send + Sync {
     fn cost_terms(&self, _context: &Context<'_>, _endpoints: &[EndpointIndex]) -> Vec<CostTerms> {
         Vec::new()
     }
+}
 
-    /// Do endpoints that would be late stand behind all others of the list, whatever they score?
-    fn puts_late_last(&self) -> bool {
-        false
-    }
-
+/// Holds a profile to SLOs: where one is, endpoints that would be late stand behind all others of the list, whatever they score.
+pub trait Shedder: Show + Send + Sync {
     /// Is the request to be shed rather than sent to any of `endpoints`?
-    fn sheds(&self, _context: &Context<'_>, _endpoints: &[EndpointIndex]) -> bool {
-        false
-    }
-
-    /// Names of the request headers it reads.
-    fn headers(&self) -> &[Box<str>] {
-        &[]
-    }
-
-    /// The response header that its clients send back, if it has one.
-    fn session_token(&self) -> Option<&SessionToken> {
-        None
-    }
+    fn sheds(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> bool;
 }
 
 /// Draws the ranked list.
@@ -102,4 +77,4 @@ pub trait Admitter: Show + Send + Sync {
     fn admits(&self, context: &Context<'_>, endpoints: &[EndpointIndex], rng: &mut Rng) -> bool;
 }
 
-debug_by_show!(Admitter, Decider, Detector, Filter, Picker, Scorer);
+debug_by_show!(Admitter, Decider, Detector, Filter, Picker, Scorer, Shedder);

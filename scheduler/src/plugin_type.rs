@@ -1,6 +1,6 @@
 //! A row of the plugin table, and what it builds.
 
-use crate::plugin::{Admitter, Decider, Detector, Filter, InvalidParameter, Parameter, Parameters, Picker, Scorer, State, Value};
+use crate::plugin::{Admitter, Decider, Detector, Filter, InvalidParameter, Parameter, Parameters, Picker, Scorer, Shedder, State, Value};
 use crate::run::ProfileHandler;
 use crate::session::SessionToken;
 use crate::settings::Producer;
@@ -14,6 +14,8 @@ pub enum Plugin {
     Scorer(Box<dyn Scorer>),
     /// Narrows first, rates later.
     FilteringScorer(Box<dyn Filter>, Box<dyn Scorer>),
+    /// Rates, and sheds what would be late everywhere.
+    SheddingScorer(Box<dyn Scorer>, Box<dyn Shedder>),
     /// Draws.
     Picker(Box<dyn Picker>),
     /// Runs profiles.
@@ -28,6 +30,17 @@ pub enum Plugin {
     Producer(Producer),
     /// Has the requests of an API read; its type.
     Parser(&'static str),
+    /// One of the others that goes by headers of clients.
+    WithHeaders(ClientHeaders, Box<Plugin>),
+}
+
+/// What a plugin exchanges with clients by headers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClientHeaders {
+    /// Names of the request headers it reads.
+    pub read: Vec<Box<str>>,
+    /// The response header that its clients send back, if it has one.
+    pub session_token: Option<SessionToken>,
 }
 
 /// Which phase a plugin works in.
@@ -87,25 +100,16 @@ impl PluginType {
 // === impl Plugin ===
 
 impl Plugin {
-    /// Names of the request headers it reads.
+    /// The same, going by these headers of clients.
     #[must_use]
-    pub fn headers(&self) -> &[Box<str>] {
-        match self {
-            Self::Filter(filter) => filter.headers(),
-            Self::Scorer(scorer) | Self::FilteringScorer(_, scorer) => scorer.headers(),
-            Self::ProfileHandler(handler) => handler.headers(),
-            Self::Picker(_) | Self::Decider(_) | Self::Detector(_) | Self::Admitter(_) | Self::Producer(_) | Self::Parser(_) => &[],
-        }
+    pub fn with_headers(self, headers: ClientHeaders) -> Self {
+        Self::WithHeaders(headers, Box::new(self))
     }
 
-    /// The response header that its clients send back, if it has one.
+    /// The plugin itself, and the headers of clients it goes by.
     #[must_use]
-    pub fn session_token(&self) -> Option<&SessionToken> {
-        match self {
-            Self::Filter(filter) => filter.session_token(),
-            Self::Scorer(scorer) => scorer.session_token(),
-            _ => None,
-        }
+    pub fn split(self) -> (Self, ClientHeaders) {
+        if let Self::WithHeaders(headers, plugin) = self { (*plugin, headers) } else { (self, ClientHeaders::default()) }
     }
 
     /// The phase it works in.
@@ -113,7 +117,7 @@ impl Plugin {
     pub fn kind(&self) -> Kind {
         match self {
             Self::Filter(_) => Kind::Filter,
-            Self::Scorer(_) | Self::FilteringScorer(..) => Kind::Scorer,
+            Self::Scorer(_) | Self::FilteringScorer(..) | Self::SheddingScorer(..) => Kind::Scorer,
             Self::Picker(_) => Kind::Picker,
             Self::ProfileHandler(_) => Kind::ProfileHandler,
             Self::Decider(_) => Kind::Decider,
@@ -121,6 +125,7 @@ impl Plugin {
             Self::Admitter(_) => Kind::Admitter,
             Self::Producer(_) => Kind::Producer,
             Self::Parser(_) => Kind::Parser,
+            Self::WithHeaders(_, plugin) => plugin.kind(),
         }
     }
 }

@@ -4,7 +4,7 @@
 
 mod reference;
 
-pub use crate::plugin_type::{Kind, Plugin, PluginType};
+pub use crate::plugin_type::{ClientHeaders, Kind, Plugin, PluginType};
 pub use reference::reference_markdown;
 
 use crate::{admitter, decider, detector, filter, handler, parser, picker, producer, scorer};

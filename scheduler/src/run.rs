@@ -40,11 +40,6 @@ pub trait ProfileHandler: Show + Send + Sync {
 
     /// Runs profiles and decides.
     fn route(&self, run: &mut Run<'_>) -> Decision;
-
-    /// Names of the request headers it reads.
-    fn headers(&self) -> &[Box<str>] {
-        &[]
-    }
 }
 
 /// Something that a plugin refers to by name.
@@ -169,7 +164,7 @@ impl<'r> Run<'r> {
         let mut explanation =
             self.explanation.is_some().then(|| ProfileExplanation { name: profile.name.clone(), ..ProfileExplanation::default() });
         let mut candidates = self.filtered(profile, first, explanation.as_mut());
-        let sheds = profile.scorers.iter().any(|(.., scorer)| !candidates.is_empty() && scorer.sheds(&context, candidates.indices()));
+        let sheds = !candidates.is_empty() && profile.shedders.iter().any(|shedder| shedder.sheds(&context, candidates.indices()));
         let ranked = if candidates.is_empty() || sheds {
             None
         } else {

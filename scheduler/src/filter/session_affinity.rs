@@ -3,9 +3,8 @@
 use crate::candidates::Candidates;
 use crate::plugin::session_affinity::{self, Session};
 use crate::plugin::{Context, Filter, InvalidParameter, Parameters, State, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::plugin_type::{ClientHeaders, Kind, Plugin, PluginType};
 use crate::rng::Rng;
-use crate::session::SessionToken;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "session-affinity-filter",
@@ -21,7 +20,9 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 struct SessionAffinity(Session);
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    Ok(Plugin::Filter(Box::new(SessionAffinity(Session::read(parameters)?))))
+    let session = Session::read(parameters)?;
+    let headers = ClientHeaders { read: session.headers().to_vec(), session_token: session.token().cloned() };
+    Ok(Plugin::Filter(Box::new(SessionAffinity(session))).with_headers(headers))
 }
 
 impl Filter for SessionAffinity {
@@ -29,13 +30,5 @@ impl Filter for SessionAffinity {
         if let Some(at) = self.0.endpoint(context, candidates.indices()) {
             candidates.retain(|endpoint| endpoint == at);
         }
-    }
-
-    fn headers(&self) -> &[Box<str>] {
-        self.0.headers()
-    }
-
-    fn session_token(&self) -> Option<&SessionToken> {
-        self.0.token()
     }
 }

@@ -8,9 +8,7 @@ use crate::decision::{Decision, Route};
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{Default, InvalidParameter, Parameter, Parameters, for_people};
 use crate::plugin_type::{Kind, Plugin, PluginType};
-use crate::run::ProfileHandler;
-use crate::run::Run;
-use crate::run::{Reference, Stage};
+use crate::run::{ProfileHandler, Reference, Run, Stage};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "disagg-profile-handler",

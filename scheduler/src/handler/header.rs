@@ -2,10 +2,8 @@
 
 use crate::decision::{Decision, Route};
 use crate::plugin::{Default, InvalidParameter, Parameter, Parameters, State, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
-use crate::run::ProfileHandler;
-use crate::run::Reference;
-use crate::run::Run;
+use crate::plugin_type::{ClientHeaders, Kind, Plugin, PluginType};
+use crate::run::{ProfileHandler, Reference, Run};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "header-profile-handler",
@@ -28,15 +26,15 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 
 #[derive(Debug)]
 struct HeaderProfile {
-    header: [Box<str>; 1],
+    header: Box<str>,
     default_profile: Box<str>,
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    Ok(Plugin::ProfileHandler(Box::new(HeaderProfile {
-        header: [parameters.text("headerName")?.trim().to_ascii_lowercase().into()],
-        default_profile: parameters.text("defaultProfile")?.trim().into(),
-    })))
+    let header: Box<str> = parameters.text("headerName")?.trim().to_ascii_lowercase().into();
+    let headers = ClientHeaders { read: vec![header.clone()], session_token: None };
+    let default_profile = parameters.text("defaultProfile")?.trim().into();
+    Ok(Plugin::ProfileHandler(Box::new(HeaderProfile { header, default_profile })).with_headers(headers))
 }
 
 impl ProfileHandler for HeaderProfile {
@@ -44,13 +42,8 @@ impl ProfileHandler for HeaderProfile {
         vec![Reference::ProfileOfSeveral(&self.default_profile)]
     }
 
-    fn headers(&self) -> &[Box<str>] {
-        &self.header
-    }
-
     fn route(&self, run: &mut Run<'_>) -> Decision {
-        let [header] = &self.header;
-        let named = run.context().request.header(header).map(str::trim).filter(|name| !name.is_empty());
+        let named = run.context().request.header(&self.header).map(str::trim).filter(|name| !name.is_empty());
         let ranked = match named {
             _ if run.profiles() == 1 => run.only_profile(),
             Some(name) if !run.has_profile(name) => return Decision::UnknownProfile(name.into()),

@@ -3,9 +3,7 @@
 use crate::decision::{Decision, Route};
 use crate::plugin::{InvalidParameter, Parameters, for_people};
 use crate::plugin_type::{Kind, Plugin, PluginType};
-use crate::run::ProfileHandler;
-use crate::run::Reference;
-use crate::run::Run;
+use crate::run::{ProfileHandler, Reference, Run};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "single-profile-handler",

@@ -16,6 +16,7 @@ pub(super) fn build(profile: &ProfileSpec, pipeline: &PipelineSpec) -> Result<Pr
         name: profile.name.as_str().into(),
         filters: Vec::new(),
         scorers: Vec::new(),
+        shedders: Vec::new(),
         picker: Box::new(picker::max_score::MaxScore),
         listed: None,
         ranked_max,
@@ -26,13 +27,17 @@ pub(super) fn build(profile: &ProfileSpec, pipeline: &PipelineSpec) -> Result<Pr
         let plugin = pipeline.plugins.iter().find(|plugin| plugin.name() == part.name);
         let plugin = plugin.ok_or_else(|| no_such("plugin", &part.name, &by()))?;
         let (made, parameters) = plugin.build()?;
-        match made {
+        match made.split().0 {
             Plugin::Filter(filter) => built.filters.push((part.name.as_str().into(), filter)),
             Plugin::Detector(detector) => built.filters.push((part.name.as_str().into(), detector)),
             Plugin::Scorer(scorer) => built.scorers.push((part.name.as_str().into(), part.weight()?, scorer)),
             Plugin::FilteringScorer(filter, scorer) => {
                 built.filters.push((part.name.as_str().into(), filter));
                 built.scorers.push((part.name.as_str().into(), part.weight()?, scorer));
+            }
+            Plugin::SheddingScorer(scorer, shedder) => {
+                built.scorers.push((part.name.as_str().into(), part.weight()?, scorer));
+                built.shedders.push(shedder);
             }
             Plugin::Picker(picker) => {
                 if let Some(first) = picker_name.replace(&part.name) {
@@ -43,7 +48,12 @@ pub(super) fn build(profile: &ProfileSpec, pipeline: &PipelineSpec) -> Result<Pr
             }
             // The reference's files name these in profiles.
             Plugin::Producer(Producer::Latency(_) | Producer::Tracker) => {}
-            Plugin::ProfileHandler(_) | Plugin::Decider(_) | Plugin::Admitter(_) | Plugin::Producer(_) | Plugin::Parser(_) => {
+            Plugin::ProfileHandler(_)
+            | Plugin::Decider(_)
+            | Plugin::Admitter(_)
+            | Plugin::Producer(_)
+            | Plugin::Parser(_)
+            | Plugin::WithHeaders(..) => {
                 return Err(no_such("filter, scorer or picker", &part.name, &by()));
             }
         }

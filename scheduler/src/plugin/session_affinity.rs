@@ -123,10 +123,12 @@ impl Session {
         }
     }
 
+    /// Names of the request headers it reads.
     pub(crate) fn headers(&self) -> &[Box<str>] {
         &self.headers
     }
 
+    /// The response header that its clients send back, if it has one.
     pub(crate) fn token(&self) -> Option<&SessionToken> {
         if let Strategy::Token(token) = &self.strategy { Some(token) } else { None }
     }

@@ -1,6 +1,6 @@
 //! Profiles ready to run: filters, weighted scorers, a picker.
 
-use crate::plugin::{Decider, Filter, Picker, Scorer};
+use crate::plugin::{Decider, Filter, Picker, Scorer, Shedder};
 
 /// A profile ready to work. Each use of a plugin is an instance of its own: plugins keep nothing between requests.
 #[derive(Debug)]
@@ -8,6 +8,7 @@ pub(crate) struct Profile {
     pub(crate) name: Box<str>,
     pub(crate) filters: Vec<(Box<str>, Box<dyn Filter>)>,
     pub(crate) scorers: Vec<(Box<str>, f32, Box<dyn Scorer>)>,
+    pub(crate) shedders: Vec<Box<dyn Shedder>>,
     pub(crate) picker: Box<dyn Picker>,
     /// The list's length that the picker's parameters ask for.
     pub(crate) listed: Option<usize>,
@@ -25,9 +26,9 @@ pub(crate) struct Profiles {
 // === impl Profile ===
 
 impl Profile {
-    /// Does any of its scorers put endpoints that would be late behind all others?
+    /// Does it put endpoints that would be late behind all others?
     pub(crate) fn puts_late_last(&self) -> bool {
-        self.scorers.iter().any(|(.., scorer)| scorer.puts_late_last())
+        !self.shedders.is_empty()
     }
 }
 

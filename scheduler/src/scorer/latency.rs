@@ -17,7 +17,7 @@
 
 use super::{PREFIX_PRODUCER, rate};
 use crate::endpoint::EndpointIndex;
-use crate::plugin::{Context, Default, InvalidParameter, PRODUCER_NAME, Parameter, Parameters, Scorer, State, for_people};
+use crate::plugin::{Context, Default, InvalidParameter, PRODUCER_NAME, Parameter, Parameters, Scorer, Shedder, State, for_people};
 use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::predictions::{EndpointPrediction, Headroom};
 
@@ -101,11 +101,9 @@ pub(crate) const SLO: PluginType = PluginType {
     build: |parameters| {
         let latency = Latency::read(parameters)?;
         let shed_below = parameters.integer("shedBelowPriority", 0..=i32::MAX as u32)?;
-        Ok(Plugin::Scorer(Box::new(SloScorer {
-            latency,
-            exploration_share: parameters.number("explorationShare", 0.0..=0.5)?,
-            shed_below_priority: i32::try_from(shed_below).unwrap_or(i32::MAX),
-        })))
+        let scorer = SloScorer { latency, exploration_share: parameters.number("explorationShare", 0.0..=0.5)? };
+        let shedder = SloShedder { below_priority: i32::try_from(shed_below).unwrap_or(i32::MAX) };
+        Ok(Plugin::SheddingScorer(Box::new(scorer), Box::new(shedder)))
     },
 };
 
@@ -141,7 +139,12 @@ struct Latency {
 struct SloScorer {
     latency: Latency,
     exploration_share: f64,
-    shed_below_priority: i32,
+}
+
+/// Sheds requests of a priority below this that no endpoint would serve in time.
+#[derive(Debug)]
+struct SloShedder {
+    below_priority: i32,
 }
 
 /// Least and greatest size of one headroom over a tier.
@@ -251,13 +254,13 @@ impl Scorer for SloScorer {
             scores.iter_mut().filter(|score| **score <= 0.0).for_each(|score| *score = each);
         }
     }
+}
 
-    fn puts_late_last(&self) -> bool {
-        true
-    }
+// === impl SloShedder ===
 
+impl Shedder for SloShedder {
     fn sheds(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> bool {
-        let yields = context.request.slo.any() && context.request.priority < self.shed_below_priority;
+        let yields = context.request.slo.any() && context.request.priority < self.below_priority;
         yields && endpoints.iter().all(|&endpoint| context.prediction(endpoint).is_some_and(|predicted| !predicted.is_valid()))
     }
 }

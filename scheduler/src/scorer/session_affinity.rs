@@ -3,8 +3,7 @@
 use crate::endpoint::EndpointIndex;
 use crate::plugin::session_affinity::{self, Session};
 use crate::plugin::{Context, InvalidParameter, Parameters, Scorer, State, for_people};
-use crate::plugin_type::{Kind, Plugin, PluginType};
-use crate::session::SessionToken;
+use crate::plugin_type::{ClientHeaders, Kind, Plugin, PluginType};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "session-affinity-scorer",
@@ -20,7 +19,9 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 struct SessionAffinity(Session);
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    Ok(Plugin::Scorer(Box::new(SessionAffinity(Session::read(parameters)?))))
+    let session = Session::read(parameters)?;
+    let headers = ClientHeaders { read: session.headers().to_vec(), session_token: session.token().cloned() };
+    Ok(Plugin::Scorer(Box::new(SessionAffinity(session))).with_headers(headers))
 }
 
 impl Scorer for SessionAffinity {
@@ -29,13 +30,5 @@ impl Scorer for SessionAffinity {
         for (score, _) in scores.iter_mut().zip(endpoints).filter(|(_, endpoint)| **endpoint == at) {
             *score = 1.0;
         }
-    }
-
-    fn headers(&self) -> &[Box<str>] {
-        self.0.headers()
-    }
-
-    fn session_token(&self) -> Option<&SessionToken> {
-        self.0.token()
     }
 }
