@@ -51,7 +51,7 @@ pub use decision::{CostTerms, Decision, Drop, Explanation, ProfileExplanation, R
 // Plugin traits, the run of a profile, and the type of a plugin.
 pub mod plugin;
 mod run;
-pub use run::{Reference, Run, SETTLED_MS, Stage};
+pub use run::{ProfileHandler, Reference, Run, SETTLED_MS, Stage};
 mod plugin_type;
 
 // Plugins, a folder a kind.

@@ -1,7 +1,7 @@
 //! The plugin traits, their parameters, and what a plugin may look at.
 //!
 //! A plugin is one file: a doc with its formula and source, its parameters with their defaults, its `impl`, its tests. The table of all
-//! plugins is [`crate::registry::PLUGINS`]; profile handlers have their trait beside what they run, [`crate::run::ProfileHandler`].
+//! plugins is [`crate::registry::PLUGINS`]; profile handlers have their trait beside what they run, [`crate::ProfileHandler`].
 
 mod closest;
 mod context;
