@@ -11,8 +11,8 @@
 #![cfg_attr(not(test), deny(clippy::float_cmp))]
 #![forbid(unsafe_code)]
 
-// Lowest layer first: a module uses only its own layer and those before it. One exception: `run` uses two
-// structural filters and the ranking that all pickers share.
+// Lowest layer first: a module uses only its own layer and those before it. One exception: `run`
+// uses two structural filters and the ranking that all pickers share.
 
 // Leaves: numbers, names and texts.
 mod rng;

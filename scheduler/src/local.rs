@@ -55,8 +55,8 @@ pub enum AdapterRoom {
 }
 
 impl<'a> Local<'a> {
-    /// Requests outstanding, and nothing else known. State that only some callers have is added by struct update, so that a new
-    /// column has one default, here.
+    /// Requests outstanding, and nothing else known. State that only some callers have is added by
+    /// struct update, so that a new column has one default, here.
     #[must_use]
     pub fn new(in_flight: &'a InFlight) -> Self {
         Self {

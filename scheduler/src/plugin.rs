@@ -1,7 +1,8 @@
 //! The plugin traits, their parameters, and what a plugin may look at.
 //!
-//! A plugin is one file: a doc with its formula and source, its parameters with their defaults, its `impl`, its tests. The table of all
-//! plugins is [`crate::registry::PLUGINS`]; profile handlers have their trait beside what they run, [`crate::ProfileHandler`].
+//! A plugin is one file: a doc with its formula and source, its parameters with their defaults, its
+//! `impl`, its tests. The table of all plugins is [`crate::registry::PLUGINS`]; profile handlers
+//! have their trait beside what they run, [`crate::ProfileHandler`].
 
 mod closest;
 mod context;
@@ -42,7 +43,8 @@ pub trait Scorer: Show + Send + Sync {
     }
 }
 
-/// Holds a profile to SLOs: where one is, endpoints that would be late stand behind all others of the list, whatever they score.
+/// Holds a profile to SLOs: where one is, endpoints that would be late stand behind all others of
+/// the list, whatever they score.
 pub trait Shedder: Show + Send + Sync {
     /// Is the request to be shed rather than sent to any of `endpoints`?
     fn sheds(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> bool;

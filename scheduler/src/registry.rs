@@ -1,6 +1,8 @@
-//! The one table of plugins: look-up, validation and the printed reference come from it, so each default appears once.
+//! The one table of plugins: look-up, validation and the printed reference come from it, so each
+//! default appears once.
 //!
-//! This module alone knows all plugins. A new one is its own file, its `mod` line, and its row here.
+//! This module alone knows all plugins. A new one is its own file, its `mod` line, and its row
+//! here.
 
 mod reference;
 

@@ -1,4 +1,5 @@
-//! One request on its way through the profiles of a pipeline: filter, score, pick. Profile handlers say which profiles run.
+//! One request on its way through the profiles of a pipeline: filter, score, pick. Profile handlers
+//! say which profiles run.
 
 mod profile;
 pub(crate) use profile::{Profile, Profiles};

@@ -1,4 +1,5 @@
-//! Names of endpoints as sessions carry them: as a token that a client sends back, and as a hash that is the same on every host.
+//! Names of endpoints as sessions carry them: as a token that a client sends back, and as a hash
+//! that is the same on every host.
 
 use crate::prefix::xxh64;
 

@@ -1,4 +1,5 @@
-//! What producers set: how prompts are cut, what a request counts for, how tokens are counted and predictions used.
+//! What producers set: how prompts are cut, what a request counts for, how tokens are counted and
+//! predictions used.
 
 use crate::latency::Prediction;
 

@@ -11,7 +11,8 @@ pub struct Slo {
     pub tpot_us: Option<u32>,
 }
 
-/// The SLOs of a request that was sent to an endpoint: which of them count for requests that come later, and what was predicted.
+/// The SLOs of a request that was sent to an endpoint: which of them count for requests that come
+/// later, and what was predicted.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TrackedSlo {
     /// What the request asked for.

@@ -90,7 +90,8 @@ impl Recorded {
             adapter_rooms: &pool.adapter_rooms,
             prefix_idle: real(self.value.get("prefix_idle")).unwrap_or(0.0),
             metrics_stale: flag(&self.value, "metrics_stale")?,
-            // Not `out_of_touch`: the home of a prompt that no endpoint has cached follows from its hash, and records leave hashes out.
+            // Not `out_of_touch`: the home of a prompt that no endpoint has cached follows from its
+            // hash, and records leave hashes out.
             ..Local::new(&in_flight)
         };
         let mut rng = Rng::seeded(number(&self.value, "rng")?);
