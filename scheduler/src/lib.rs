@@ -36,7 +36,7 @@ pub use request::{Request, SubsetHint};
 mod session;
 pub use session::{SessionToken, name_hash, session_token};
 mod settings;
-pub use settings::{BYTES_PER_TOKEN, IdentitySettings, LatencySettings, LoadSettings, PrefixSettings, Production, TokenSettings};
+pub use settings::{BYTES_PER_TOKEN, IdentitySettings, LatencySettings, LoadSettings, PrefixSettings, Producer, Production, TokenSettings};
 mod endpoint_table;
 pub use endpoint_table::{EndpointTable, InvalidSnapshot};
 mod local;
