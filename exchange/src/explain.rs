@@ -2,7 +2,7 @@
 
 use pool_state::DecisionObserver;
 use scheduler::latency::Abstention;
-use scheduler::{Decision, EndpointIndex, Explanation, Local, ProfileExplanation, EndpointPrediction, Request, Rng, Slo, Snapshot};
+use scheduler::{Decision, EndpointIndex, EndpointPrediction, Explanation, Local, ProfileExplanation, Request, Rng, Slo, Snapshot};
 
 use crate::json::write::Writer;
 use crate::record::Record;

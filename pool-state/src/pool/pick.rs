@@ -6,7 +6,7 @@
 use scheduler::in_flight::Ticket;
 use scheduler::prefix::{CacheEstimate, Matched};
 use scheduler::{
-    Decision, EndpointIndex, EndpointRef, Explanation, Local, TrackedSlo, REQUEST_ID, Request, Rng, Route, Slo, Snapshot, session_token,
+    Decision, EndpointIndex, EndpointRef, Explanation, Local, REQUEST_ID, Request, Rng, Route, Slo, Snapshot, TrackedSlo, session_token,
 };
 
 use super::watch::Watch;
