@@ -2,7 +2,7 @@
 
 use crate::endpoint::EndpointIndex;
 
-/// Endpoints still in the race, each with the score it has gathered so far. Order carries no meaning.
+/// Endpoints that can still be picked, each with the score it has so far. The order has no meaning.
 #[derive(Clone, Debug, Default)]
 pub struct Candidates {
     indices: Vec<EndpointIndex>,
@@ -17,31 +17,31 @@ impl Candidates {
         Self { indices, scores }
     }
 
-    /// Who is left.
+    /// The remaining endpoints.
     #[must_use]
     pub fn indices(&self) -> &[EndpointIndex] {
         &self.indices
     }
 
-    /// What each has gathered, parallel to [`Self::indices`]. Always finite.
+    /// The score of each, parallel to [`Self::indices`]. Always finite.
     #[must_use]
     pub fn scores(&self) -> &[f32] {
         &self.scores
     }
 
-    /// How many are left.
+    /// The number of remaining endpoints.
     #[must_use]
     pub fn len(&self) -> usize {
         self.indices.len()
     }
 
-    /// Is nobody left?
+    /// Whether no endpoint remains.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.indices.is_empty()
     }
 
-    /// Keeps whom `keep` accepts.
+    /// Keeps the endpoints that `keep` accepts.
     pub fn retain(&mut self, mut keep: impl FnMut(EndpointIndex) -> bool) {
         let (mut read, mut write) = (0, 0);
         let scores = &mut self.scores;
@@ -57,7 +57,8 @@ impl Candidates {
         scores.truncate(write);
     }
 
-    /// Puts those of which `is_last` holds behind all others, in the order of their scores. A draw by weight takes what is below 0 for 0.
+    /// Ranks the endpoints that match `is_last` behind all others and keeps the order of their
+    /// scores. A weighted draw takes scores below 0 as 0.
     pub fn sink(&mut self, is_last: &dyn Fn(EndpointIndex) -> bool) {
         for (score, &index) in self.scores.iter_mut().zip(&self.indices) {
             if is_last(index) {
@@ -66,7 +67,8 @@ impl Candidates {
         }
     }
 
-    /// Adds `weight * clamp(score, 0, 1)` to every candidate; `scores` runs parallel to [`Self::indices`]. A score that is not a number adds nothing.
+    /// Adds `weight * clamp(score, 0, 1)` to every candidate; `scores` is parallel to
+    /// [`Self::indices`]. NaN adds nothing.
     pub fn add(&mut self, weight: f32, scores: &[f32]) {
         for (total, &score) in self.scores.iter_mut().zip(scores) {
             *total += weight * unit(score);
@@ -74,7 +76,7 @@ impl Candidates {
     }
 }
 
-/// `score` within 0 to 1; 0 for what is not a number.
+/// `score` limited to 0..=1; 0 for NaN.
 pub(crate) fn unit(score: f32) -> f32 {
     if score.is_nan() { 0.0 } else { score.clamp(0.0, 1.0) }
 }

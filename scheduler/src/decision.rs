@@ -1,11 +1,12 @@
-//! What comes out of a pick.
+//! The result of a pick.
 
 use crate::endpoint::EndpointIndex;
 use crate::latency::Abstention;
 use crate::predictions::EndpointPrediction;
 use crate::slo::Slo;
 
-/// The most endpoints a ranked list may hold. Each stands for one more attempt of the same request: beyond a few the pool has other troubles.
+/// The most endpoints in a ranked list. Each stands for one more attempt of the same request; after
+/// a few failures the pool has a problem that retries do not solve.
 pub const RANKED_MAX: usize = 8;
 
 /// Endpoints to try, best first; at least one, at most [`RANKED_MAX`], none twice.
@@ -18,26 +19,27 @@ pub struct Ranked {
 /// The outcome of scheduling one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Send it.
+    /// Send it to an endpoint.
     Route(Route),
-    /// Refuse it for now (429): the pool could serve it, policy says not to.
+    /// Refuse it for now (429): the pool could serve it, but policy says no.
     Shed(Shed),
-    /// Nobody can serve it (503).
+    /// No endpoint can serve it (503).
     Unavailable(Unavailable),
-    /// It asks, by header, for a profile of this name, which there is not (400).
+    /// A header of the request names a profile that does not exist (400).
     UnknownProfile(Box<str>),
 }
 
 /// Where a request goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// To the first of these that answers.
+    /// The endpoints to try, best first.
     pub ranked: Ranked,
-    /// Who works through its prompt first, when not the same that decodes.
+    /// The endpoint that computes the prompt first, if not the one that decodes.
     pub prefill: Option<EndpointIndex>,
-    /// Who encodes its images, videos and audio clips first; empty when whoever works through the prompt does.
+    /// The endpoints that encode images, videos and audio first; empty when the prefill endpoint
+    /// does that.
     pub encode: Vec<EndpointIndex>,
-    /// The data-parallel rank that serves it behind the (only) endpoint of the list.
+    /// The data-parallel rank that serves it behind the only endpoint of the list.
     pub data_parallel: Option<EndpointIndex>,
 }
 
@@ -48,64 +50,64 @@ pub enum Shed {
     Saturated,
     /// An admitter of the pipeline refused it.
     Admitter,
-    /// No endpoint would serve it within the SLOs, and it yields.
+    /// No endpoint would meet the SLOs, and the request may be shed.
     Slo,
 }
 
-/// Why nobody can serve a request.
+/// Why no endpoint can serve a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unavailable {
     /// No endpoint of the pool is ready.
     NoReadyEndpoint,
     /// Endpoints are ready, but the subset hint allows none of them.
     SubsetEmpty,
-    /// Endpoints are ready and allowed, but each says it serves other models.
+    /// Endpoints are ready and allowed, but all of them name other models.
     ModelNotServed,
-    /// Endpoints were ready and allowed, but a filter of the profile dropped the last of them.
+    /// Endpoints were ready and allowed, but a filter of the profile dropped the last one.
     Filtered,
 }
 
-/// Why and by whom an endpoint was dropped.
+/// An endpoint that was dropped, and the plugin that dropped it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drop {
     /// The endpoint.
     pub endpoint: EndpointIndex,
-    /// Name of the plugin that dropped it.
+    /// Name of the plugin.
     pub by: Box<str>,
 }
 
-/// A decision's reasons, filled in when asked for.
+/// The reasons of a decision.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Explanation {
     /// Estimated tokens of the prompt.
     pub prompt_tokens: u32,
-    /// Tokens of the prompt that each endpoint would have to work through, as it is believed to hold the others; parallel to the snapshot's
-    /// endpoints.
+    /// Prompt tokens that are not cached, as estimated, parallel to the snapshot's endpoints.
     pub uncached_tokens: Vec<u32>,
-    /// What it asks of latency.
+    /// Its SLOs.
     pub asks: Slo,
-    /// What it would see at each endpoint, or why that is not known, parallel to the snapshot's endpoints; empty where nobody asked.
+    /// The predicted latency at each endpoint, or why there is none, parallel to the snapshot's
+    /// endpoints; empty without predictions.
     pub predictions: Vec<Result<EndpointPrediction, Abstention>>,
-    /// Everyone who was dropped before any profile ran, in the order it happened.
+    /// Endpoints dropped before any profile ran, in order.
     pub dropped: Vec<Drop>,
     /// The profiles that ran, in order.
     pub profiles: Vec<ProfileExplanation>,
 }
 
-/// What one profile made of those that were left.
+/// The result of one profile.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ProfileExplanation {
     /// Its name.
     pub name: Box<str>,
-    /// Everyone it dropped, in the order it happened.
+    /// Endpoints it dropped, in order.
     pub dropped: Vec<Drop>,
-    /// One column for each scorer: its name, its weight, and the unweighted score of each endpoint it saw.
+    /// One column for each scorer.
     pub scores: Vec<ScoreColumn>,
     /// Weighted total of each endpoint that reached the picker.
     pub totals: Vec<(EndpointIndex, f32)>,
 }
 
-/// What one scorer said.
+/// The scores of one scorer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScoreColumn {
     /// Name of the scorer in the profile.
@@ -124,13 +126,13 @@ pub type CostTerms = (EndpointIndex, Vec<(&'static str, f32)>);
 // === impl Route ===
 
 impl Route {
-    /// To the first of these that answers, which does all of it.
+    /// A route where one endpoint does all the work: the first of the list that answers.
     #[must_use]
     pub fn to(ranked: Ranked) -> Self {
         Self { ranked, prefill: None, encode: Vec::new(), data_parallel: None }
     }
 
-    /// Everyone it names, the list first.
+    /// All endpoints it names, the list first.
     pub fn endpoints(&self) -> impl Iterator<Item = EndpointIndex> + '_ {
         self.ranked.iter().chain(self.prefill).chain(self.encode.iter().copied()).chain(self.data_parallel)
     }
@@ -139,7 +141,8 @@ impl Route {
 // === impl Ranked ===
 
 impl Ranked {
-    /// A list of at least one; duplicates and what is beyond [`RANKED_MAX`] are left out. `None` when there is nobody.
+    /// A list of at least one endpoint; duplicates and endpoints beyond [`RANKED_MAX`] are left
+    /// out. `None` for an empty order.
     pub fn new(order: impl IntoIterator<Item = EndpointIndex>) -> Option<Self> {
         let mut order = order.into_iter();
         let first = order.next()?;
@@ -161,7 +164,7 @@ impl Ranked {
         Self { first: endpoint, rest: Vec::new() }
     }
 
-    /// The endpoint picked.
+    /// The picked endpoint.
     #[must_use]
     pub fn first(&self) -> EndpointIndex {
         self.first
@@ -172,7 +175,7 @@ impl Ranked {
         std::iter::once(self.first).chain(self.rest.iter().copied())
     }
 
-    /// How many; never 0.
+    /// The number of endpoints; never 0.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "never empty by construction")]
     pub fn len(&self) -> usize {

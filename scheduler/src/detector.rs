@@ -1,7 +1,7 @@
-//! Saturation detectors: how full is the pool, and, as filters, who is too full.
+//! Saturation detectors: how full the pool is and, used as filters, which endpoints are full.
 //!
-//! **Unknown is not full.** The reference takes an endpoint whose metrics are missing or old for saturated, so that one late scrape halts a
-//! pool; here it counts for nothing in the mean and stays a candidate.
+//! **Unknown is not full.** llm-d counts an endpoint with missing or old metrics as saturated, so
+//! that one late scrape stops a pool. Here it is left out of the mean and stays a candidate.
 
 pub(crate) mod concurrency;
 pub(crate) mod utilization;

@@ -2,36 +2,39 @@
 
 use std::sync::Arc;
 
-/// The most endpoints one snapshot may hold: slots are 16 bits wide on the wire, but the ledger and the prefix index size their fixed
-/// tables by this, in every worker's VM.
+/// The most endpoints in one snapshot. Slots have 16 bits on the wire, but the ledger and the
+/// prefix index of every worker's VM have tables of this size.
 pub const ENDPOINTS_MAX: usize = 1024;
 
-/// The label that says which stages of a request an endpoint is there for.
+/// The label with the stages that an endpoint serves.
 pub const ROLE_LABEL: &str = "llm-d.ai/role";
 
-/// A small integer the daemon lends to an endpoint for as long as it is in the pool: ledger rows and prefix entries are kept by it.
+/// A small integer that the daemon gives to an endpoint for as long as it is in the pool. It
+/// indexes ledger rows and prefix entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(pub u16);
 
-/// Which life of the endpoint behind a slot: state learned of another life says nothing about this one.
+/// The generation of the endpoint behind a slot: it changes when another process takes the address.
+/// State learned about one generation does not apply to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Incarnation(pub u32);
 
-/// An endpoint that stays meaningful after its snapshot is gone.
+/// An endpoint reference that stays valid after its snapshot is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EndpointRef {
-    /// Where its state is kept.
+    /// The slot of its state.
     pub slot: Slot,
-    /// Which life that state belongs to.
+    /// The generation that the state belongs to.
     pub incarnation: Incarnation,
 }
 
-/// Position of an endpoint in one snapshot. Meaningless in any other.
+/// The position of an endpoint in one snapshot. It has no meaning in another snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EndpointIndex(pub(crate) u16);
 
 impl EndpointIndex {
-    /// As an index of the columns that run parallel to [`EndpointTable::endpoints`](crate::EndpointTable::endpoints).
+    /// As an index into the columns parallel to
+    /// [`EndpointTable::endpoints`](crate::EndpointTable::endpoints).
     #[must_use]
     pub fn get(self) -> usize {
         usize::from(self.0)
@@ -41,35 +44,37 @@ impl EndpointIndex {
 /// Whether an endpoint may be picked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readiness {
-    /// May serve.
+    /// It may be picked.
     Ready,
-    /// Known, but not to be picked (starting, failing its probe, draining).
+    /// It is known but must not be picked (starting, failing its probe, draining).
     NotReady,
 }
 
 /// A model server address with its metadata.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Endpoint {
-    /// Identity that outlives the snapshot.
+    /// Its identity, valid beyond the snapshot.
     pub id: EndpointRef,
-    /// Name people know it by (pod name; in file mode the name in the file).
+    /// Its name in logs and pages: the pod name, or the name in the endpoints file.
     pub name: Box<str>,
-    /// `ip:port`, IPv6 in brackets: the very bytes Envoy is given.
+    /// `ip:port`, IPv6 in brackets: the bytes that Envoy gets.
     pub address: Box<str>,
-    /// May it be picked?
+    /// Whether it may be picked.
     pub readiness: Readiness,
     /// Labels, sorted by key.
     pub labels: Box<[(Box<str>, Box<str>)]>,
-    /// Models it says it serves, sorted; with none it says nothing, and may serve any. Shared by the endpoints that say the same.
+    /// Names of the models it serves, sorted; empty means that it may serve any. Endpoints with the
+    /// same list share it.
     pub models: Arc<[Box<str>]>,
-    /// How long it has been in the pool when the snapshot was made, in ms: ranked lists end with a settled one.
+    /// How long it had been in the pool when the snapshot was made, ms: ranked lists end with an
+    /// endpoint that has been there a while.
     pub age_ms: u64,
 }
 
 // === impl Endpoint ===
 
 impl Endpoint {
-    /// Does its metadata name this model?
+    /// Whether its metadata names this model.
     pub(crate) fn names(&self, model: &str) -> bool {
         self.models.binary_search_by(|named| (**named).cmp(model)).is_ok()
     }
@@ -81,14 +86,15 @@ impl Endpoint {
         self.labels.get(at).map(|(_, value)| &**value)
     }
 
-    /// May it be sent whole requests? Not when the label [`ROLE_LABEL`] says that it is there for an earlier stage alone.
+    /// Whether it may get whole requests: not if its [`ROLE_LABEL`] names only earlier stages.
     #[must_use]
     pub fn decodes(&self) -> bool {
         decodes(self.label(ROLE_LABEL))
     }
 }
 
-/// Does this value of [`ROLE_LABEL`] let an endpoint answer requests? All do but those that name earlier stages alone; `None` is no label.
+/// Whether an endpoint with this value of [`ROLE_LABEL`] answers requests. Only values that name
+/// earlier stages alone do not; `None` is an endpoint without the label.
 #[must_use]
 pub fn decodes(role: Option<&str>) -> bool {
     !matches!(role, Some("prefill" | "encode" | "encode-prefill"))

@@ -1,4 +1,4 @@
-//! The endpoints of a pool with all that is known of them, as plugins see it: one immutable value.
+//! The endpoints of a pool with everything that plugins read about them: one immutable value.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -13,36 +13,38 @@ use crate::objects::Objects;
 use crate::session::name_hash;
 use crate::sort::sort_by;
 
-/// The endpoints of a pool, their metrics, and what was configured and learned about them.
+/// The endpoints of a pool, their metrics, their configuration and what was learned about them.
 #[derive(Debug)]
 pub struct EndpointTable {
     endpoints: Arc<[Endpoint]>,
     metrics: Box<[EndpointMetrics]>,
-    /// Identities of the endpoints, side by side: every pick looks at all of them.
+    /// Identities of the endpoints in one array, because every pick reads all of them.
     ids: Arc<[EndpointRef]>,
-    /// Are all of them ready?
+    /// Whether all of them are ready.
     all_ready: bool,
-    /// Does any of them say which models it serves?
+    /// Whether any of them names the models it serves.
     names_models: bool,
-    /// The addresses, parsed once here rather than by every request with a subset hint; `None` where one is no `ip:port`.
+    /// The addresses, parsed once instead of by every request with a subset hint; `None` where one
+    /// is not `ip:port`.
     sockets: Arc<[Option<SocketAddr>]>,
-    /// Hashes of the names, for the same reason: sessions are mapped by them.
+    /// Hashes of the names, for session affinity, computed once for the same reason.
     name_hashes: Arc<[u64]>,
     pub(crate) objects: Arc<Objects>,
     pub(crate) step: Arc<StepModel>,
     pub(crate) latency: Option<Arc<LatencyModel>>,
 }
 
-/// Why a snapshot was refused whole. The sender is at fault; sending the same again will fail the same.
+/// Why a snapshot was refused as a whole. The sender has to change it; sending it again does not
+/// help.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InvalidSnapshot {
     /// More endpoints than [`ENDPOINTS_MAX`].
     TooManyEndpoints(usize),
-    /// The metrics column is not as long as the endpoints.
+    /// The metrics column does not have the length of the endpoints.
     MetricsLength(usize),
-    /// Two endpoints claim one slot.
+    /// Two endpoints have one slot.
     DuplicateSlot(Slot),
-    /// Two endpoints claim one address.
+    /// Two endpoints have one address.
     DuplicateAddress(Box<str>),
     /// A slot at or above [`ENDPOINTS_MAX`].
     SlotOutOfRange(Slot),
@@ -77,7 +79,7 @@ impl EndpointTable {
         Ok(Self { endpoints, metrics, ids, all_ready, names_models, sockets, name_hashes, objects, step, latency: None })
     }
 
-    /// The same endpoints with newer metrics; nothing but the metrics is copied.
+    /// The same endpoints with newer metrics; only the metrics are copied.
     pub(crate) fn with_metrics(&self, metrics: Vec<EndpointMetrics>) -> Result<Self, InvalidSnapshot> {
         if metrics.len() != self.endpoints.len() {
             return Err(InvalidSnapshot::MetricsLength(metrics.len()));
@@ -96,7 +98,8 @@ impl EndpointTable {
         })
     }
 
-    /// Updates the metrics of one endpoint in place, where a reply of its engine told them; a no-op when it is not in this snapshot.
+    /// Updates the metrics of one endpoint in place, from a reply of its engine. Does nothing if
+    /// the endpoint is not in this snapshot.
     pub(crate) fn observe(&mut self, endpoint: EndpointRef, update: impl FnOnce(&mut EndpointMetrics)) {
         let position = self.endpoints.iter().position(|e| e.id == endpoint);
         if let Some(metrics) = position.and_then(|i| self.metrics.get_mut(i)) {
@@ -116,49 +119,50 @@ impl EndpointTable {
         &self.metrics
     }
 
-    /// What is configured about this pool's requests.
+    /// The objects (models, rewrites, objectives) of this pool.
     #[must_use]
     pub fn objects(&self) -> &Arc<Objects> {
         &self.objects
     }
 
-    /// What the steps of its engines cost.
+    /// The step model of its engines.
     #[must_use]
     pub fn step(&self) -> &StepModel {
         &self.step
     }
 
-    /// What predicts the latency of its requests; `None` where nothing was learned, or nothing is to be.
+    /// The latency model; `None` where none was learned or prediction is off.
     #[must_use]
     pub fn latency(&self) -> Option<&LatencyModel> {
         self.latency.as_deref()
     }
 
-    /// The endpoint at a position of this snapshot; `None` for a position of a larger one.
+    /// The endpoint at a position; `None` for a position of a larger snapshot.
     #[must_use]
     pub fn endpoint(&self, index: EndpointIndex) -> Option<&Endpoint> {
         self.endpoints.get(index.get())
     }
 
-    /// The identity of the endpoint at a position of this snapshot.
+    /// The identity of the endpoint at a position.
     #[must_use]
     pub fn id(&self, index: EndpointIndex) -> Option<EndpointRef> {
         self.ids.get(index.get()).copied()
     }
 
-    /// The metrics at a position of this snapshot.
+    /// The metrics at a position.
     #[must_use]
     pub fn metrics_of(&self, index: EndpointIndex) -> Option<&EndpointMetrics> {
         self.metrics.get(index.get())
     }
 
-    /// The address at a position of this snapshot, parsed; `None` where it is no `ip:port`, which no subset hint can name.
+    /// The parsed address at a position; `None` where it is not `ip:port` and so cannot be in a
+    /// subset hint.
     #[must_use]
     pub fn socket(&self, index: EndpointIndex) -> Option<SocketAddr> {
         self.sockets.get(index.get()).copied().flatten()
     }
 
-    /// A hash of the endpoint's name: the same in every snapshot and on every host.
+    /// A hash of the endpoint's name, equal in every snapshot and on every host.
     #[must_use]
     pub fn name_hash(&self, index: EndpointIndex) -> u64 {
         self.name_hashes.get(index.get()).copied().unwrap_or(0)
@@ -169,21 +173,22 @@ impl EndpointTable {
         (0..u16::try_from(self.endpoints.len()).unwrap_or(u16::MAX)).map(EndpointIndex)
     }
 
-    /// Is every endpoint ready?
+    /// Whether every endpoint is ready.
     #[must_use]
     pub fn all_ready(&self) -> bool {
         self.all_ready
     }
 
-    /// May every endpoint be asked for this model? So it is where the name is empty, as of an opaque body, and where an `InferenceModel` targets it and no
-    /// metadata names it.
+    /// Whether every endpoint may serve this model: so it is for an empty name (an opaque body),
+    /// and for the target of an `InferenceModel` that no metadata names.
     #[must_use]
     #[inline(never)]
     pub fn serves_anywhere(&self, model: &str) -> bool {
         model.is_empty() || (self.objects.targets(model) && !self.endpoints.iter().any(|e| e.names(model)))
     }
 
-    /// May this endpoint be asked for this model? If its metadata names it or names none, or its engine reports it as an adapter.
+    /// Whether this endpoint may serve this model: its metadata names it or names none, or its
+    /// engine reports it as an adapter.
     #[must_use]
     #[inline(never)]
     pub fn serves(&self, index: EndpointIndex, model: &str) -> bool {
@@ -191,14 +196,15 @@ impl EndpointTable {
         self.endpoint(index).is_some_and(|e| e.models.is_empty() || e.names(model)) || lora().is_some_and(|lora| lora.reports(model))
     }
 
-    /// Does any endpoint say which models it serves?
+    /// Whether any endpoint names the models it serves.
     #[must_use]
     pub fn names_models(&self) -> bool {
         self.names_models
     }
 }
 
-/// An endpoint that `order` cannot tell from another. (By reference, so that the sort is compiled once.)
+/// The first endpoint that `order` finds equal to another. (`order` is a reference so that the sort
+/// is compiled once.)
 fn first_duplicate<'e>(endpoints: &'e [Endpoint], order: &dyn Fn(&Endpoint, &Endpoint) -> Ordering) -> Option<&'e Endpoint> {
     let mut sorted: Vec<&Endpoint> = endpoints.iter().collect();
     sort_by(&mut sorted, |a, b| order(a, b).is_lt());

@@ -1,8 +1,9 @@
-//! Filters: who may be picked at all.
+//! Scheduling filters: which endpoints may be picked at all.
 //!
-//! Four are structural, [`Ready`], [`Subset`], [`ServesModel`] and [`Ejected`]: [`crate::schedule()`] applies them to every request, before the profile's own, and no configuration
-//! can leave them out. What they promise (never an endpoint that is not ready, never one outside the subset hint, never one that serves other models) is promised
-//! to the proxy, not to the operator.
+//! Four of them are structural: [`Ready`], [`Subset`], [`ServesModel`] and [`Ejected`].
+//! [`crate::schedule()`] applies them to every request before the filters of the profile, and no
+//! configuration can leave them out. Their guarantees (only ready endpoints, only endpoints of the
+//! subset hint, only endpoints that serve the model) are given to the proxy, not to the operator.
 
 pub(crate) mod by_label;
 pub(crate) mod endpoint_attribute;
@@ -28,7 +29,7 @@ pub(crate) use subset::Subset;
 use crate::candidates::Candidates;
 use crate::endpoint::EndpointIndex;
 
-/// Keeps whom `passes` accepts; with `fall_back` all, where it accepts nobody.
+/// Keeps the endpoints that `passes` accepts; with `fall_back`, keeps all if it accepts none.
 pub(crate) fn keep(candidates: &mut Candidates, fall_back: bool, passes: impl Fn(EndpointIndex) -> bool) {
     if !fall_back || candidates.indices().iter().any(|&endpoint| passes(endpoint)) {
         candidates.retain(passes);

@@ -1,4 +1,4 @@
-//! Profile handlers: which profiles a request runs, and what becomes of their picks.
+//! Profile handlers: which profiles run for a request, and how their picks become one decision.
 
 pub(crate) mod data_parallel;
 pub(crate) mod disagg;

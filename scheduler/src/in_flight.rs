@@ -1,16 +1,18 @@
-//! The ledger of what this proxy has outstanding, by endpoint slot.
+//! The in-flight ledger: what this proxy has outstanding, by endpoint slot.
 //!
-//! Fresher than any scrape: a row changes at the pick, not when the engine confirms. Every request accounted for is a [`Ticket`], which
-//! cannot be copied and which [`InFlight::release`] consumes, so nothing is released twice. A ticket that is dropped unreleased stays
-//! counted for as long as the ledger lives: callers release in the one place where a request's state ends, and a VM that traps takes its
-//! ledger with it.
+//! It is fresher than any scrape: a row changes at the pick, not when the engine confirms. Every
+//! counted request has a [`Ticket`]. A ticket cannot be copied and [`InFlight::release`] consumes
+//! it, so no request is released twice. A ticket that is dropped without a release stays counted
+//! for as long as the ledger lives: callers release in the one place where the state of a request
+//! ends, and a VM that traps loses its ledger too.
 //!
-//! A row belongs to one life of one endpoint. The first admission of another life starts the row afresh; tickets of the former life then
-//! count nowhere and change nothing.
+//! A row belongs to one generation of one endpoint. The first admission for another generation
+//! resets the row; tickets of the old generation then count nowhere.
 //!
-//! Requests with an SLO are also in the queue of their endpoint ([`Running`]), whose lowest SLOs are part of its load.
+//! Requests with an SLO are also in the queue of their endpoint ([`Running`]), whose lowest SLOs
+//! are part of its load.
 //!
-//! What others have outstanding is kept beside it ([`Others`]) and read together with it: a pick sees all that is known to be under way.
+//! The load of other workers and proxies is kept beside it ([`Others`]) and read together with it.
 
 mod last_picks;
 use last_picks::LastPicks;
@@ -30,38 +32,43 @@ use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
 use crate::metrics::EndpointMetrics;
 use crate::slo::{Slo, TrackedSlo};
 
-/// What one endpoint has outstanding.
+/// The load of one endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
-    /// Requests picked and not ended.
+    /// Requests that were picked and have not ended.
     pub requests: u32,
-    /// Uncached prompt tokens of requests without a first token, and the output that requests are expected to have, where that counts.
+    /// Uncached prompt tokens of requests without a first token, and, where configured, the
+    /// expected output of all requests.
     pub prefill_tokens: u64,
-    /// Tokens being decoded: prompt and output of requests past their first token.
+    /// Tokens of requests that decode: prompt and output after the first token.
     pub decode_tokens: u64,
-    /// Prompts of requests without a first token.
+    /// The prompts of requests without a first token.
     pub prefills: Prefills,
-    /// The lowest TTFT SLO of requests that wait for their first token, µs; `None` when none of them has one.
+    /// The lowest TTFT SLO of requests without a first token, µs; `None` when none has one.
     pub ttft_slo_us: Option<u32>,
-    /// The lowest TPOT SLO of all of them, µs a token: those who wait for their first token will want it kept, too. `None` when none has one.
+    /// The lowest TPOT SLO of all requests, µs per token, those without a first token included.
+    /// `None` when none has one.
     pub tpot_slo_us: Option<u32>,
 }
 
-/// Prompts that wait for their prefill or are in it, as the sums from which a step model that is linear in them tells how long they take.
+/// Prompts that wait for their prefill or are in it, as the sums from which a linear step model
+/// computes their time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Prefills {
-    /// How many have anything to be worked through.
+    /// How many have uncached tokens.
     pub prompts: u32,
     /// Their tokens, cached or not.
     pub prompt_tokens: u64,
-    /// Those of them that are not believed to be cached.
+    /// Their uncached tokens, as estimated.
     pub uncached_tokens: u64,
-    /// What attention costs them: of a prompt of n tokens, u of them uncached, n^2 - (n - u)^2, in units of [`ATTENTION_UNIT`].
+    /// Their attention: for a prompt of n tokens, u of them uncached, n^2 - (n - u)^2, in units of
+    /// [`ATTENTION_UNIT`].
     pub attention: u64,
 }
 
-/// Pairs of tokens that count as one in [`Prefills::attention`]: of a prompt of 256 tokens, whose attention takes a fraction of a millisecond.
-/// So thousands of the longest prompts add up to 32 bits on the wire.
+/// Pairs of tokens in one unit of [`Prefills::attention`]: the attention of a prompt of 256 tokens
+/// takes a fraction of a millisecond. With it, thousands of the longest prompts fit into 32 bits on
+/// the wire.
 pub const ATTENTION_UNIT: u64 = 65_536;
 
 /// The ledger. One writer; reads are array look-ups.
@@ -70,7 +77,7 @@ pub struct InFlight {
     /// By slot; grows to the highest slot seen, at most [`ENDPOINTS_MAX`].
     rows: Vec<Row>,
     lives_started: u64,
-    /// Slots whose rows changed since they were last asked for, each once.
+    /// Slots whose rows changed since the last [`Self::take_changed`], each once.
     changed: Vec<u16>,
     others: Others,
     scraped: SinceScrape,
@@ -78,17 +85,17 @@ pub struct InFlight {
     last_picks: LastPicks,
 }
 
-/// One request's place in the ledger.
+/// The place of one request in the ledger.
 #[derive(Debug)]
 #[must_use = "a ticket that is never released counts for ever"]
 pub struct Ticket {
     endpoint: EndpointRef,
-    /// The life of the row that counts it; [`NOWHERE`] when none does.
+    /// The start of the row that counts it; [`NOWHERE`] if none does.
     life: u64,
-    /// What it adds to that row.
+    /// Its share of that row.
     share: Load,
     past_first_token: bool,
-    /// What it counts for in [`Load::prefill_tokens`] to its end.
+    /// Its expected output, counted in [`Load::prefill_tokens`] until it ends.
     output_tokens: u32,
     /// Its place in a queue, if it has an SLO.
     entry: Option<Entry>,
@@ -97,10 +104,11 @@ pub struct Ticket {
 #[derive(Clone, Copy, Debug)]
 struct Row {
     incarnation: Incarnation,
-    /// Which start of a row this is, of all the ledger ever made: an incarnation that comes back does not get its old tickets back.
+    /// A number for each start of a row, unique in the ledger: a generation that comes back does
+    /// not get its old tickets back.
     life: u64,
     load: Load,
-    /// Is it among the changed?
+    /// Whether the slot is in `changed`.
     changed: bool,
 }
 
@@ -116,7 +124,7 @@ const NO_PREFILLS: Prefills = Prefills { prompts: 0, prompt_tokens: 0, uncached_
 // === impl Prefills ===
 
 impl Prefills {
-    /// One prompt of so many tokens, of which so many are not believed to be cached.
+    /// One prompt with this many tokens, of which this many are not cached.
     #[must_use]
     pub fn of(prompt_tokens: u32, uncached_tokens: u32) -> Self {
         let (prompt, uncached) = (u64::from(prompt_tokens), u64::from(uncached_tokens.min(prompt_tokens)));
@@ -129,7 +137,7 @@ impl Prefills {
         }
     }
 
-    /// Both together.
+    /// The sum of both.
     #[must_use]
     pub fn with(self, other: Self) -> Self {
         Self {
@@ -140,7 +148,7 @@ impl Prefills {
         }
     }
 
-    /// What is left without these.
+    /// The difference of both.
     #[must_use]
     pub fn without(self, other: Self) -> Self {
         Self {
@@ -151,7 +159,7 @@ impl Prefills {
         }
     }
 
-    /// So many times as much.
+    /// This load, `count` times.
     #[must_use]
     pub fn times(self, count: u32) -> Self {
         Self {
@@ -166,7 +174,7 @@ impl Prefills {
 // === impl Load ===
 
 impl Load {
-    /// Both together.
+    /// The sum of both.
     #[must_use]
     pub fn with(self, other: Self) -> Self {
         let lowest = |one: Option<u32>, two: Option<u32>| one.into_iter().chain(two).min();
@@ -180,7 +188,7 @@ impl Load {
         }
     }
 
-    /// So many times as much; the same SLOs.
+    /// This load, `count` times, with the same SLOs.
     #[must_use]
     pub fn times(self, count: u32) -> Self {
         Self {
@@ -196,14 +204,14 @@ impl Load {
 // === impl InFlight ===
 
 impl InFlight {
-    /// Counts one more request at `endpoint`, with a prompt of `prefill_tokens` to work through first, none of it cached. `endpoint` is of
-    /// the current snapshot: where the row is another life's, it starts afresh. A slot at or above [`ENDPOINTS_MAX`], which no snapshot has,
-    /// is counted nowhere.
+    /// Counts one more request at `endpoint` with a prompt of `prefill_tokens`, none of it cached.
+    /// `endpoint` is of the current snapshot: a row of another generation is reset. A slot at or
+    /// above [`ENDPOINTS_MAX`], which no snapshot has, is not counted.
     pub fn admit(&mut self, endpoint: EndpointRef, prefill_tokens: u32) -> Ticket {
         self.admit_prompt(endpoint, prefill_tokens, prefill_tokens)
     }
 
-    /// The same with a prompt of which only `uncached_tokens` are to be worked through there.
+    /// The same with a prompt of which only `uncached_tokens` are not cached.
     pub fn admit_prompt(&mut self, endpoint: EndpointRef, prompt_tokens: u32, uncached_tokens: u32) -> Ticket {
         let prefills = Prefills::of(prompt_tokens, uncached_tokens);
         let share = Load { requests: 1, prefill_tokens: prefills.uncached_tokens, prefills, ..NOTHING };
@@ -217,7 +225,7 @@ impl InFlight {
         ticket
     }
 
-    /// The request counts for this much output, too, from now to its end.
+    /// Adds this much expected output to the request, until it ends.
     pub fn expect_output(&mut self, ticket: &mut Ticket, tokens: u32) {
         self.subtract(ticket);
         ticket.output_tokens = ticket.output_tokens.saturating_add(tokens);
@@ -225,8 +233,8 @@ impl InFlight {
         self.add(ticket);
     }
 
-    /// The request's first token is out: its prefill is done, and `prompt_tokens` (the whole prompt, cached or not) are context that every
-    /// further token attends to. A second call changes nothing.
+    /// The first token arrived: the prefill is done, and `prompt_tokens` (the whole prompt, cached
+    /// or not) are context of every further token. A second call changes nothing.
     pub fn first_token(&mut self, ticket: &mut Ticket, prompt_tokens: u32) {
         if !std::mem::replace(&mut ticket.past_first_token, true) {
             self.subtract(ticket);
@@ -238,8 +246,9 @@ impl InFlight {
         }
     }
 
-    /// The request has an SLO, and this was promised when it was sent: from now to its end it is in the queue of its endpoint, by the id that people know it
-    /// by. Nothing for one without an SLO, or a second time.
+    /// Puts a request with an SLO into the queue of its endpoint until it ends, with its prediction
+    /// and the id by which operators find it. Does nothing for a request without an SLO, or the
+    /// second time.
     pub fn track(&mut self, ticket: &mut Ticket, promise: TrackedSlo, request_id: &str) {
         if promise.slo.any() && ticket.entry.is_none() {
             ticket.entry = Some(self.queues.number(promise));
@@ -247,35 +256,36 @@ impl InFlight {
         }
     }
 
-    /// The request's first token took this long, ms.
+    /// Records the time to the first token, ms.
     pub fn first_token_took(&mut self, ticket: &Ticket, ms: f32) {
         if let Some(entry) = ticket.entry.filter(|_| self.counts(ticket)) {
             self.queues.first_token_took(ticket.endpoint.slot.0, entry.id, ms);
         }
     }
 
-    /// Further tokens of the request took this long, ms each.
+    /// Records the time for each further token, ms.
     pub fn tokens_took(&mut self, ticket: &Ticket, ms: f32) {
         if let Some(entry) = ticket.entry.filter(|_| self.counts(ticket)) {
             self.queues.tokens_took(ticket.endpoint.slot.0, entry.id, ms);
         }
     }
 
-    /// Our own requests with an SLO at `endpoint`, the strictest first.
+    /// Requests of this proxy with an SLO at `endpoint`, the strictest first.
     #[must_use]
     pub fn running(&self, endpoint: EndpointRef) -> &[Running] {
         if self.life(endpoint) == NOWHERE { &[] } else { self.queues.queue(endpoint.slot.0) }
     }
 
-    /// The request's output grew by `tokens`.
+    /// Adds `tokens` to the output of the request.
     pub fn decoded(&mut self, ticket: &mut Ticket, tokens: u32) {
         self.subtract(ticket);
         ticket.share.decode_tokens = ticket.share.decode_tokens.saturating_add(u64::from(tokens));
         self.add(ticket);
     }
 
-    /// The request is served by `to` instead (a retry went on to the next of the ranked list): all it counts for moves there. `to` may be of
-    /// an older snapshot, so it takes over another life's row only when that row is empty; else the request counts nowhere.
+    /// Moves the request to `to`, which serves it instead (a retry reached the next endpoint of the
+    /// ranked list). `to` may be of an older snapshot, so it replaces a row of another generation
+    /// only if that row is empty; otherwise the request counts nowhere.
     pub fn transfer(&mut self, ticket: &mut Ticket, to: EndpointRef) {
         if to == ticket.endpoint {
             return;
@@ -292,75 +302,77 @@ impl InFlight {
         self.enqueue(ticket, request_id);
     }
 
-    /// The request has ended, in whatever way.
+    /// Ends the request.
     #[expect(clippy::needless_pass_by_value, reason = "taking the ticket is what rules out a second release")]
     pub fn release(&mut self, ticket: Ticket) {
         self.subtract(&ticket);
         self.queued(&ticket, |queues, slot, entry| drop(queues.remove(slot, entry.id)));
     }
 
-    /// What `endpoint` has outstanding as far as is known: of our own, and of others.
+    /// The load of `endpoint`: our own and that of others.
     #[must_use]
     pub fn load(&self, endpoint: EndpointRef) -> Load {
         self.own(endpoint).with(self.others.load(endpoint))
     }
 
-    /// The requests of [`Self::load`] alone.
+    /// Only the requests of [`Self::load`].
     #[must_use]
     pub fn requests(&self, endpoint: EndpointRef) -> u32 {
         let own = self.row(endpoint.slot).filter(|row| row.is_of(endpoint)).map_or(0, |row| row.load.requests);
         own.saturating_add(self.others.requests(endpoint))
     }
 
-    /// What `endpoint` has outstanding of our own; nothing for another incarnation than the row's.
+    /// Our own load at `endpoint`; empty for another generation than the row's.
     #[must_use]
     pub fn own(&self, endpoint: EndpointRef) -> Load {
         self.row(endpoint.slot).filter(|row| row.is_of(endpoint)).map_or(EMPTY.load, |row| row.load)
     }
 
-    /// Somebody gives `endpoint` a request: one that is admitted here, or one of another worker that was told of.
+    /// Notes a pick of `endpoint`, by this worker or another one.
     pub fn picked(&mut self, endpoint: EndpointRef) {
         self.last_picks.note(endpoint);
     }
 
-    /// `endpoint` was last given a request at this pick, by the count of [`Self::last_pick`].
+    /// Notes that the last pick of `endpoint` had this number; see [`Self::last_pick`].
     pub fn picked_at(&mut self, endpoint: EndpointRef, pick: u64) {
         self.last_picks.set(endpoint, pick);
     }
 
-    /// When `endpoint` was last given a request, in numbers that grow with every pick; 0: never.
+    /// The number of the last pick of `endpoint`, in numbers that grow with every pick; 0 if it was
+    /// never picked.
     #[must_use]
     pub fn last_pick(&self, endpoint: EndpointRef) -> u64 {
         self.last_picks.of(endpoint)
     }
 
-    /// What others have outstanding, to be told anew.
+    /// The load of others, to update it.
     pub fn others_mut(&mut self) -> &mut Others {
         &mut self.others
     }
 
-    /// Metrics of these endpoints came in: from now on [`Self::requests_now`] adds to them what changes from now on.
+    /// New metrics of these endpoints arrived: [`Self::requests_now`] adds changes from now on.
     pub fn scraped(&mut self, endpoints: &[EndpointRef]) {
         let mut scraped = std::mem::take(&mut self.scraped);
         scraped.start(endpoints.iter().map(|endpoint| (*endpoint, self.requests(*endpoint))));
         self.scraped = scraped;
     }
 
-    /// How many requests `endpoint` has, by what its engine said last (`metrics`, running and queued together) and what changed since: see
-    /// [`requests_now`].
+    /// The number of requests at `endpoint` now: the engine's last report (`metrics`, running and
+    /// queued together) and the changes since; see [`requests_now`].
     #[must_use]
     pub fn requests_now(&self, endpoint: EndpointRef, metrics: &EndpointMetrics) -> f32 {
         let said = metrics.running_requests.map(|running| running + metrics.queue_depth.unwrap_or(0.0));
         requests_now(said, self.scraped.requests(endpoint), self.requests(endpoint))
     }
 
-    /// Every endpoint that has anything of our own outstanding, by slot.
+    /// Every endpoint with load of our own, by slot.
     pub fn rows(&self) -> impl Iterator<Item = (EndpointRef, Load)> + '_ {
         let endpoint = |(slot, row): (u16, &Row)| (EndpointRef { slot: Slot(slot), incarnation: row.incarnation }, row.load);
         (0_u16..).zip(&self.rows).filter(|(_, row)| row.load != EMPTY.load).map(endpoint)
     }
 
-    /// Calls `each` with every row of our own that changed since the last call, as it is now: to tell others, at a cost of what changed.
+    /// Calls `each` with every own row that changed since the last call. The cost is that of the
+    /// changed rows.
     pub fn take_changed(&mut self, mut each: impl FnMut(EndpointRef, Load)) {
         for slot in self.changed.drain(..) {
             if let Some(row) = self.rows.get_mut(usize::from(slot)) {
@@ -394,7 +406,7 @@ impl InFlight {
         self.queued(ticket, |queues, slot, entry| queues.add(slot, entry, request_id, waits));
     }
 
-    /// Changes the queue that a ticket belongs in, and then what its endpoint must keep.
+    /// Changes the queue of a ticket, and then the strictest SLOs of its endpoint.
     fn queued(&mut self, ticket: &Ticket, change: impl FnOnce(&mut Queues, u16, Entry)) {
         let Some(entry) = ticket.entry.filter(|_| self.counts(ticket)) else { return };
         let slot = ticket.endpoint.slot.0;
@@ -405,17 +417,17 @@ impl InFlight {
         }
     }
 
-    /// Does any row count the ticket?
+    /// Whether a row counts the ticket.
     fn counts(&self, ticket: &Ticket) -> bool {
         ticket.life != NOWHERE && self.row(ticket.endpoint.slot).is_some_and(|row| row.life == ticket.life)
     }
 
-    /// The life a request at `endpoint` is counted in from now on.
+    /// The start number for requests at `endpoint` from now on.
     fn life(&self, endpoint: EndpointRef) -> u64 {
         self.row(endpoint.slot).filter(|row| row.is_of(endpoint)).map_or(NOWHERE, |row| row.life)
     }
 
-    /// The load that counts the ticket, if any does: about to change.
+    /// The load of the row that counts the ticket, to change it.
     fn counting(&mut self, ticket: &Ticket) -> Option<&mut Load> {
         let slot = ticket.endpoint.slot.0;
         let row = self.rows.get_mut(usize::from(slot)).filter(|row| ticket.life != NOWHERE && row.life == ticket.life)?;
@@ -447,13 +459,13 @@ impl InFlight {
 // === impl Ticket ===
 
 impl Ticket {
-    /// What it counts for.
+    /// Its share of the load.
     #[must_use]
     pub fn load(&self) -> Load {
         self.share
     }
 
-    /// What it asked for, if it is in a queue.
+    /// Its SLO, if it is in a queue.
     #[must_use]
     pub fn slo(&self) -> Slo {
         self.entry.map_or(Slo::default(), |entry| entry.promise.slo)

@@ -1,13 +1,16 @@
-//! How long a request would take at an endpoint: what is predicted at a pick, and how that is learned.
+//! Latency prediction: how long a request would take at an endpoint, and how that is learned.
 //!
-//! Two layers, one family. [`step::StepModel`] is physics: what a prefill and a decode step of this engine cost, in ms, with a speed for
-//! each endpoint. [`LatencyModel`] is statistics on top: TTFT and TPOT in log space from [`features()`], the step model's
-//! times among them, with a residual for each endpoint (so a slow pod is learned without labels) and with quantiles of what is left.
+//! There are two models. [`step::StepModel`] is physical: the time of a prefill and of a decode
+//! step of this engine, in ms, and a relative speed for each endpoint. [`LatencyModel`] is
+//! statistical and uses the first: TTFT and TPOT in log space from [`features()`], with a residual
+//! for each endpoint (a slow pod is learned without labels) and quantiles of the remaining error.
 //!
-//! What is true at a pick is a [`Conditions`], and [`features()`] is the only way from there to numbers: the proxy that predicts and
-//! the daemon that learns ([`learn::Learner`]) call the same function, so there is no skew between them.
+//! The inputs at a pick are [`Conditions`], and [`features()`] is the only way from them to
+//! numbers: the proxy that predicts and the daemon that learns ([`learn::Learner`]) call the same
+//! function, so there is no training/serving skew.
 //!
-//! A model says nothing rather than guess: with too little data or outside what it has seen, [`LatencyModel::predict`] abstains, and says why.
+//! A model does not guess: with too little data, or outside the range it has seen,
+//! [`LatencyModel::predict`] abstains and says why.
 
 mod conditions;
 pub use conditions::Conditions;

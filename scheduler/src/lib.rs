@@ -1,18 +1,20 @@
-//! The mind of Switchpoint: endpoint picking as a pure function.
+//! Endpoint picking as a pure function: the core of Switchpoint.
 //!
-//! A [`Snapshot`] of the pool, a [`Request`] and the proxy's own [`Local`] state go in; a [`Decision`] comes out. Nothing here reads
-//! a clock, entropy, a file, a socket or the environment: time and randomness are arguments. So this crate cannot fail, only
-//! decide, and it decides the same natively and in wasm.
+//! A [`Snapshot`] of the pool, a [`Request`] and the proxy's own [`Local`] state go in; a
+//! [`Decision`] comes out. Nothing here reads a clock, entropy, a file, a socket or the
+//! environment: time and randomness are arguments. So this crate does no I/O that could fail, and
+//! it decides the same natively and in wasm.
 //!
-//! [`schedule()`] is all the control flow there is: a profile handler runs profiles; in each, filters narrow the candidates, weighted
-//! scorers rank them, a picker draws a ranked list. Plugins are one file each, listed in one table, [`registry::PLUGINS`].
+//! [`schedule()`] has all the control flow: a profile handler runs profiles; in each, filters
+//! narrow the candidates, weighted scorers rank them, and a picker draws a ranked list. Each plugin
+//! is one file, listed in one table, [`registry::PLUGINS`].
 #![deny(clippy::indexing_slicing, clippy::cast_lossless)]
-// Tests compare floats exactly on purpose: the same numbers on every host are what is promised.
+// Tests compare floats exactly on purpose: every host must compute the same numbers.
 #![cfg_attr(not(test), deny(clippy::float_cmp))]
 #![forbid(unsafe_code)]
 
-// Lowest layer first: a module uses only its own layer and those before it. One exception: `run`
-// uses two structural filters and the ranking that all pickers share.
+// Lowest layer first: a module uses only its own layer and those above this line. One exception:
+// `run` uses two structural filters and the ranking that all pickers share.
 
 // Leaves: numbers, names and texts.
 mod rng;
@@ -20,7 +22,7 @@ pub use rng::Rng;
 pub mod sort;
 mod text;
 
-// State: what is known of endpoints and of a request.
+// State: endpoints and requests.
 mod endpoint;
 pub use endpoint::{ENDPOINTS_MAX, Endpoint, EndpointIndex, EndpointRef, Incarnation, ROLE_LABEL, Readiness, Slot, decodes};
 mod metrics;
@@ -54,7 +56,7 @@ mod run;
 pub use run::{ProfileHandler, Reference, Run, SETTLED_MS, Stage};
 mod plugin_type;
 
-// Plugins, a folder a kind.
+// Plugins, one folder for each kind.
 mod admitter;
 mod decider;
 mod detector;

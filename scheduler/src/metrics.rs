@@ -1,13 +1,14 @@
-//! What a model server last reported of itself.
+//! The last report of a model server about itself.
 
-/// The most attributes an endpoint may have: each is a metric that an operator named in a configuration file, and travels with every
-/// refresh of every endpoint.
+/// The most attributes of an endpoint. Each is a metric that the operator named in a configuration
+/// file, and is sent with every refresh of every endpoint.
 pub const ATTRIBUTES_MAX: usize = 32;
 
-/// The attribute that says how many requests an engine runs at once at most, where its metadata says so: what is beyond that queues.
+/// The attribute with the most requests that an engine runs at once, if its metadata has it;
+/// further requests queue in the engine.
 pub const SEQUENCES_MAX_ATTRIBUTE: &str = "max_num_seqs";
 
-/// What a model server last said of itself. `None` is unknown, which is neither idle nor full.
+/// The last report of a model server. `None` is unknown, which is neither idle nor full.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EndpointMetrics {
     /// Requests waiting to be scheduled by the engine.
@@ -16,13 +17,13 @@ pub struct EndpointMetrics {
     pub running_requests: Option<f32>,
     /// Share of KV-cache blocks in use, 0 to 1.
     pub kv_cache_utilization: Option<f32>,
-    /// Tokens a KV-cache block holds.
+    /// Tokens in one KV-cache block.
     pub kv_block_tokens: Option<u32>,
-    /// KV-cache blocks the engine has.
+    /// KV-cache blocks of the engine.
     pub kv_blocks: Option<u32>,
-    /// LoRA adapters, when the engine serves any.
+    /// LoRA adapters, if the engine serves any.
     pub lora: Option<LoraMetrics>,
-    /// Numbers read besides, by the keys that configuration gave them (`customMetrics`), sorted by key.
+    /// Further numbers by the keys of the configuration (`customMetrics`), sorted by key.
     pub attributes: Box<[(Box<str>, f32)]>,
 }
 

@@ -1,41 +1,44 @@
-//! What is configured about requests rather than endpoints: objectives, models and rewrites of one pool.
+//! Configuration about requests instead of endpoints: objectives, models and rewrites of one pool.
 //!
-//! Three small tables, compiled once and looked up by every request: an objective's name to its priority, a model's name to what serves it,
-//! a rewrite's match to its targets. They come from `InferenceObjective`, `InferenceModel` and `InferenceModelRewrite` objects; whoever
-//! reads those puts the oldest object first, for age settles what two of them claim.
+//! Three small tables, compiled once and read by every request: from an objective's name to its
+//! priority, from a model's name to its targets, from a rewrite's match to its targets. They come
+//! from `InferenceObjective`, `InferenceModel` and `InferenceModelRewrite` objects. Their reader
+//! sorts them oldest first, because of two objects with the same claim the older wins.
 //!
-//! No chains: a target is what the engine is asked for, whatever other objects say of that name.
+//! There are no chains: a target is the model that the engine gets, whatever other objects say
+//! about that name.
 
 use crate::sort::sort_by;
 use std::fmt;
 
 use crate::rng::Rng;
 
-/// The most objectives, models or rewrite rules of one pool: as many as endpoints, since each is looked up in a table that every worker holds.
+/// The most objectives, models or rewrite rules of one pool: as many as endpoints, because every
+/// worker keeps the tables.
 pub const OBJECTS_MAX: usize = 1024;
 
-/// The most matches or targets of one model or rule. The reference allows ten targets.
+/// The most matches or targets of one model or rule. The CRD allows ten targets.
 pub const TARGETS_MAX: usize = 64;
 
-/// The longest name, in bytes: objects' names have at most 253, names of models are paths at worst.
+/// The longest name, in bytes: object names have at most 253; model names are paths at worst.
 pub const NAME_BYTES_MAX: usize = 256;
 
 /// The most bytes of all names of one pool together: a quarter of the largest message, which also carries the endpoints.
 pub const NAMES_BYTES_MAX: usize = 1 << 20;
 
-/// The largest weight of a target, as in the reference: sums of [`TARGETS_MAX`] of them fit 32 bits.
+/// The largest weight of a target, as in the CRD: sums of [`TARGETS_MAX`] of them fit into 32 bits.
 pub const TARGET_WEIGHT_MAX: u32 = 1_000_000;
 
-/// The objects of a pool as they were written, oldest first.
+/// The objects of a pool as written, oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObjectsSpec {
     /// Objectives by name.
     pub objectives: Vec<ObjectiveSpec>,
-    /// Models the pool serves. With any of them a model that is none of them is unknown.
+    /// Models of the pool. If there are any, every other model is unknown.
     pub models: Vec<ModelSpec>,
-    /// Rules of all rewrites: those of an older object first, those of one object in its order.
+    /// The rules of all rewrites: rules of older objects first, rules of one object in its order.
     pub rewrites: Vec<RewriteSpec>,
-    /// A model that no object names is unknown, even where there is no [`ModelSpec`].
+    /// Whether a model that no object names is unknown even without any [`ModelSpec`].
     pub strict_models: bool,
 }
 
@@ -51,38 +54,39 @@ pub struct ObjectiveSpec {
 /// An `InferenceModel`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelSpec {
-    /// The model as requests name it.
+    /// The model name in requests.
     pub name: String,
     /// Priority of its requests; see [`Criticality::priority`].
     pub priority: i32,
-    /// What the engine is asked for; empty: the model itself.
+    /// The models that the engine gets; empty means the model itself.
     pub targets: Vec<TargetSpec>,
 }
 
 /// A rule of an `InferenceModelRewrite`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RewriteSpec {
-    /// Models it is for; empty: all.
+    /// The models that it matches; empty matches all.
     pub models: Vec<String>,
-    /// What the engine is asked for; empty: the model itself.
+    /// The models that the engine gets; empty means the model itself.
     pub targets: Vec<TargetSpec>,
 }
 
-/// One of several models to be asked for.
+/// One of several target models.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetSpec {
-    /// The model as the engine knows it.
+    /// The model name at the engine.
     pub model: String,
-    /// Its share, 0 to [`TARGET_WEIGHT_MAX`]. Without any weight all targets have the same share; beside weighted ones an unweighted has none.
+    /// Its share, 0 to [`TARGET_WEIGHT_MAX`]. Without any weight all targets have the same share;
+    /// beside weighted ones an unweighted one has none.
     pub weight: Option<u32>,
 }
 
-/// How important an `InferenceModel` says its requests are.
+/// The criticality of an `InferenceModel`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Criticality {
     /// Never shed.
     Critical,
-    /// What holds when nothing is said.
+    /// The default.
     Standard,
     /// May be shed.
     Sheddable,
@@ -97,10 +101,10 @@ pub struct Objects {
     models: Box<[(Box<str>, Model)]>,
     /// By model; positions in `rules`.
     exact: Box<[(Box<str>, usize)]>,
-    /// The rule for models of which none speaks by name; a position in `rules`.
+    /// The rule for models that no rule names; a position in `rules`.
     generic: Option<usize>,
     rules: Box<[Targets]>,
-    /// Every target of a model, by name; positions say nothing.
+    /// The targets of all models, by name; the positions have no meaning.
     targets: Box<[(Box<str>, usize)]>,
     strict_models: bool,
 }
@@ -115,48 +119,50 @@ struct Model {
 #[derive(Debug)]
 struct Targets(Box<[(Box<str>, u32)]>);
 
-/// What a request asks for.
+/// The model and the objective of a request.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Asked<'a> {
-    /// The model its body names; empty when the body is opaque: then nothing is said of models.
+    /// The model in its body; empty when the body is opaque: then no rule for models applies.
     pub model: &'a str,
     /// Name of its objective.
     pub objective: Option<&'a str>,
-    /// Another model to be asked for, where no object says otherwise.
+    /// Another target model, used unless an object says otherwise.
     pub rewrite: Option<&'a str>,
 }
 
-/// What the objects make of it.
+/// The result of [`Objects::resolve`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resolved<'a> {
-    /// The model to ask the engine for; `None`: the one the body names.
+    /// The model that the engine gets; `None` is the model in the body.
     pub target_model: Option<&'a str>,
     /// Higher is more important; below 0 may be shed.
     pub priority: i32,
 }
 
-/// The request names a model that this pool does not serve. The client is at fault; the same request will fail again.
+/// The request names a model that this pool does not serve. The client has to change it; the same
+/// request will fail again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownModel<'a>(
     /// The model.
     pub &'a str,
 );
 
-/// Why objects were refused whole. Whoever sent them is at fault; sending the same again will fail the same.
+/// Why objects were refused as a whole. The sender has to change them; sending them again does not
+/// help.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InvalidObjects {
-    /// More rows of this kind than allowed.
+    /// Too many rows of one kind.
     TooMany {
-        /// Which.
+        /// The kind.
         what: &'static str,
-        /// How many.
+        /// The number of rows.
         count: usize,
-        /// How many are allowed.
+        /// The limit.
         max: usize,
     },
     /// A name that is empty or longer than [`NAME_BYTES_MAX`].
     Name {
-        /// Of what.
+        /// The kind of object.
         what: &'static str,
         /// Its length in bytes.
         bytes: usize,
@@ -187,7 +193,7 @@ impl Objects {
     /// Checks and compiles. Of two objectives or models of one name the first counts.
     ///
     /// # Errors
-    /// [`InvalidObjects`] names the limit that is broken.
+    /// [`InvalidObjects`] names the limit that is exceeded.
     pub fn build(spec: &ObjectsSpec) -> Result<Self, InvalidObjects> {
         let ObjectsSpec { objectives, models, rewrites, strict_models } = spec;
         spec.check()?;
@@ -213,14 +219,16 @@ impl Objects {
         })
     }
 
-    /// Which model to ask the engine for, and how important the request is.
+    /// Returns the model for the engine and the priority of the request.
     ///
-    /// Targets of an `InferenceModel` go before rewrites, since it speaks of this model in this pool; a rewrite that names the model before one for
-    /// all; then the older; then what the request itself asks for. An objective this pool has goes before the model's criticality.
+    /// Targets of an `InferenceModel` win over rewrites, because they are about this model in this
+    /// pool; then a rewrite that names the model wins over one for all models; then the older one
+    /// wins; then the rewrite in the request itself. An objective of this pool wins over the
+    /// model's criticality.
     ///
     /// # Errors
-    /// [`UnknownModel`] where the pool lists its models and this one (or the one `rewrite` asks for) is not listed, or is listed with targets
-    /// that all have weight 0: a name that is taken but not served.
+    /// [`UnknownModel`] where the pool lists its models and this one (or the one in `rewrite`) is
+    /// not listed, or has only targets of weight 0: a name that is known but not served.
     pub fn resolve<'a>(&'a self, asked: Asked<'a>, rng: &mut Rng) -> Result<Resolved<'a>, UnknownModel<'a>> {
         let objective = asked.objective.and_then(|name| find(&self.objectives, name)).copied();
         if asked.model.is_empty() {
@@ -233,7 +241,7 @@ impl Objects {
             Some(targets) if targets.is_empty() => None,
             Some(targets) => Some(targets.choose(rng).ok_or(UnknownModel(asked.model))?),
             None => {
-                // Asking by header must get nobody what asking by body would not.
+                // A header must not reach a model that the body could not reach.
                 if let Some(rewrite) = asked.rewrite {
                     self.known(rewrite)?;
                     priority = priority.min(find(&self.models, rewrite).map_or(0, |m| m.priority));
@@ -244,13 +252,13 @@ impl Objects {
         Ok(Resolved { target_model: target_model.filter(|target| *target != asked.model), priority: objective.unwrap_or(priority) })
     }
 
-    /// Does an `InferenceModel` say that the pool serves this model?
+    /// Whether an `InferenceModel` names this model.
     #[must_use]
     pub fn names(&self, model: &str) -> bool {
         find(&self.models, model).is_some()
     }
 
-    /// Does an `InferenceModel` have this model as a target?
+    /// Whether an `InferenceModel` has this model as a target.
     #[must_use]
     pub fn targets(&self, model: &str) -> bool {
         find(&self.targets, model).is_some()
@@ -269,7 +277,7 @@ impl Objects {
     }
 }
 
-/// Sorted by name; of equal names the first stays.
+/// Sorted by name; of equal names the first is kept.
 fn table<V>(rows: impl IntoIterator<Item = (Box<str>, V)>) -> Box<[(Box<str>, V)]> {
     let mut rows: Vec<(usize, Box<str>, V)> = rows.into_iter().enumerate().map(|(at, (name, value))| (at, name, value)).collect();
     sort_by(&mut rows, |(i, a, _), (j, b, _)| (a, i) < (b, j));
@@ -299,7 +307,7 @@ impl Targets {
         self.0.is_empty()
     }
 
-    /// One of them, by weight; `None` when no weight is above 0.
+    /// One target, by weight; `None` when no weight is above 0.
     fn choose(&self, rng: &mut Rng) -> Option<&str> {
         let total = self.0.last().map_or(0, |(_, sum)| *sum);
         let drawn = u32::try_from(rng.below(usize::try_from(total).ok()?)).ok()?;
@@ -310,7 +318,7 @@ impl Targets {
 // === impl ObjectsSpec ===
 
 impl ObjectsSpec {
-    /// Are there none, so that every request passes as it is?
+    /// Whether there are no objects, so that every request passes as it is.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()

@@ -1,4 +1,5 @@
-//! Parsers: the APIs whose requests are read. Reading is not done here; a pipeline only says whose are left alone.
+//! Parsers: the APIs whose requests are read. The parsing itself is in `exchange`; a pipeline only
+//! says which APIs it reads.
 
 use crate::plugin::{Parameters, for_people};
 use crate::plugin_type::{Kind, Plugin, PluginType};

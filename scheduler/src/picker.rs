@@ -22,7 +22,7 @@ pub(crate) const LIST_LENGTH: Parameter = Parameter {
     doc: for_people("endpoints in the ranked list, a whole number from 1 to 8; 0 leaves it to the profile"),
 };
 
-/// The length of the ranked list that a picker's parameters ask for; `None` leaves it to the profile.
+/// The length of the ranked list in a picker's parameters; `None` uses the profile's.
 pub(crate) fn list_length(parameters: &Parameters<'_>) -> Result<Option<usize>, InvalidParameter> {
     #[expect(clippy::cast_possible_truncation, reason = "a single digit")]
     let length = parameters.integer(LIST_LENGTH.name, 0..=RANKED_MAX as u32)?;

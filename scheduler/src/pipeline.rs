@@ -1,4 +1,5 @@
-//! How the requests of a pool are scheduled: every plugin declared, the profiles made of them, and who chooses among those.
+//! How requests of a pool are scheduled: the declared plugins, the profiles made of them, and the
+//! handler that chooses profiles.
 
 mod profile;
 mod spec;
@@ -17,7 +18,7 @@ use crate::session::SessionToken;
 use crate::settings::{LatencySettings, Production};
 use spec::{check_size, no_such};
 
-/// A pipeline ready to work. Validated once, when built.
+/// A pipeline, validated when it is built.
 #[derive(Debug)]
 pub struct Pipeline {
     profiles: Profiles,
@@ -32,16 +33,16 @@ pub struct Pipeline {
     parsers: Vec<&'static str>,
 }
 
-/// The header by which people know a request: queues of running requests show it.
+/// The header with the id of a request, which queues of running requests show.
 pub const REQUEST_ID: &str = "x-request-id";
 
 // === impl Pipeline ===
 
 impl Pipeline {
-    /// Looks every plugin up, checks its parameters, makes it and resolves all references.
+    /// Looks up every plugin, checks its parameters, builds it and resolves all references.
     ///
     /// # Errors
-    /// [`InvalidPipeline`] names the first thing wrong. The configuration is at fault; the same will fail the same.
+    /// [`InvalidPipeline`] names the first error. The configuration has to change.
     pub fn build(spec: &PipelineSpec) -> Result<Self, InvalidPipeline> {
         check_size(spec)?;
         let built_in = |error| InvalidPipeline::Parameter { plugin: "built in".to_owned(), error };
@@ -68,7 +69,8 @@ impl Pipeline {
         Ok(pipeline)
     }
 
-    /// Takes what is in force by being declared or named by the pipeline; profiles have instances of their own.
+    /// Takes plugins that work by being declared or named by the pipeline; profiles have their own
+    /// instances.
     fn declare(&mut self, name: &str, built: Plugin, spec: &PipelineSpec) {
         let (built, headers) = built.split();
         self.read_headers(&headers.read);
@@ -86,54 +88,56 @@ impl Pipeline {
         }
     }
 
-    /// Are requests of the API read that this type of parser is for? All are where no parser is declared.
+    /// Whether requests of this parser's API are read. All are where no parser is declared.
     #[must_use]
     pub fn reads(&self, parser: &str) -> bool {
         self.parsers.is_empty() || self.parsers.contains(&parser)
     }
 
-    /// Names, in lower case, of the request headers that its plugins read: [`crate::Request::headers`] need hold no others.
+    /// Lower-case names of the request headers that its plugins read: [`crate::Request::headers`]
+    /// needs no others.
     #[must_use]
     pub fn headers(&self) -> &[Box<str>] {
         &self.headers
     }
 
-    /// What producers set, declared or by default.
+    /// The settings of producers, declared or by default.
     #[must_use]
     pub fn production(&self) -> &Production {
         &self.production
     }
 
-    /// Response headers that name an endpoint to the client, who sends them back.
+    /// Response headers that name an endpoint to the client, which sends them back.
     #[must_use]
     pub fn session_tokens(&self) -> &[SessionToken] {
         &self.session_tokens
     }
 
-    /// Is latency predicted? Without, SLOs change nothing.
+    /// Whether latency is predicted. Without predictions SLOs have no effect.
     #[must_use]
     pub fn predicts(&self) -> bool {
         self.predicts
     }
 
-    /// How predictions are used; `None` where nothing is predicted.
+    /// How predictions are used; `None` where prediction is off.
     pub(crate) fn latency_settings(&self) -> Option<LatencySettings> {
         Some(self.production.latency).filter(|settings| self.predicts && settings.predict)
     }
 
-    /// Must every inference request have an SLO?
+    /// Whether every inference request must have an SLO.
     #[must_use]
     pub fn demands_slo(&self) -> bool {
         self.predicts && self.handler.demands_slo()
     }
 
-    /// May a request be split among endpoints of several roles? Then those that never decode are no destination of the proxy's.
+    /// Whether a request may be split among endpoints of several roles. Then endpoints that never
+    /// decode are no destination for the proxy.
     #[must_use]
     pub fn disaggregates(&self) -> bool {
         self.handler.disaggregates()
     }
 
-    /// What part of a request the profile of this name picks for.
+    /// The part of a request that the profile of this name picks for.
     #[must_use]
     pub fn stage_of(&self, profile: &str) -> Stage {
         self.handler.stage_of(profile)
@@ -147,7 +151,7 @@ impl Pipeline {
         &*self.handler
     }
 
-    /// Is the request to be shed, given who could serve it?
+    /// Whether to shed the request when these candidates could serve it, and why.
     pub(crate) fn sheds(&self, context: &Context<'_>, candidates: &[EndpointIndex], rng: &mut Rng) -> Option<Shed> {
         let sheddable = context.request.priority < 0;
         if sheddable && self.detector.saturation(context, candidates) >= 1.0 {

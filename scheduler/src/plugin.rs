@@ -1,8 +1,8 @@
-//! The plugin traits, their parameters, and what a plugin may look at.
+//! The plugin traits, their parameters, and the state that a plugin reads.
 //!
 //! A plugin is one file: a doc with its formula and source, its parameters with their defaults, its
 //! `impl`, its tests. The table of all plugins is [`crate::registry::PLUGINS`]; profile handlers
-//! have their trait beside what they run, [`crate::ProfileHandler`].
+//! have their trait beside the run of profiles, [`crate::ProfileHandler`].
 
 mod closest;
 mod context;
@@ -28,13 +28,14 @@ use crate::rng::Rng;
 
 /// Narrows the candidates.
 pub trait Filter: Show + Send + Sync {
-    /// Drops whom the request must not or should not go to.
+    /// Drops endpoints that the request must not or should not go to.
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, rng: &mut Rng);
 }
 
 /// Rates the candidates.
 pub trait Scorer: Show + Send + Sync {
-    /// Writes one score in 0..=1 for each of `endpoints` into `scores`, which runs parallel and comes filled with 0. More is better.
+    /// Writes one score in 0..=1 for each of `endpoints` into `scores`, which is parallel and
+    /// filled with 0. More is better.
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]);
 
     /// The terms that each endpoint's score was computed from, for `explain`; empty for a scorer without terms.
@@ -43,10 +44,10 @@ pub trait Scorer: Show + Send + Sync {
     }
 }
 
-/// Holds a profile to SLOs: where one is, endpoints that would be late stand behind all others of
-/// the list, whatever they score.
+/// Applies SLOs to a profile: with a shedder, endpoints that would be late are ranked behind all
+/// others, whatever their score.
 pub trait Shedder: Show + Send + Sync {
-    /// Is the request to be shed rather than sent to any of `endpoints`?
+    /// Whether to shed the request instead of sending it to any of `endpoints`.
     fn sheds(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> bool;
 }
 
@@ -55,27 +56,29 @@ pub trait Picker: Show + Send + Sync {
     /// The best `max` of the candidates, best first; `None` only when there are none.
     fn pick(&self, candidates: &Candidates, max: usize, rng: &mut Rng) -> Option<Ranked>;
 
-    /// Does it draw by weight, so that a small weight comes first now and then?
+    /// Whether it draws by weight, so that a small weight sometimes comes first.
     fn draws(&self) -> bool {
         false
     }
 }
 
-/// Says whether a request is worth a stage of its own (prefill, encode) elsewhere.
+/// Decides whether a stage (prefill, encode) of a request runs on another endpoint.
 pub trait Decider: Show + Send + Sync {
-    /// Is it, where `decode` would do the rest?
+    /// Whether it does, when `decode` serves the rest.
     fn disaggregates(&self, context: &Context<'_>, decode: EndpointIndex) -> bool;
 }
 
-/// Says how full the pool is. In a profile it is a filter: it drops who is full, unless all are.
+/// Measures how full the pool is. In a profile it is a filter: it drops full endpoints, unless all
+/// are full.
 pub trait Detector: Filter {
-    /// Saturation of `endpoints`; 1 and more is full. An endpoint of which nothing is known does not count; 0 where nothing is known of any.
+    /// The saturation of `endpoints`; 1 and more is full. Endpoints with unknown load do not count;
+    /// 0 if the load of all is unknown.
     fn saturation(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> f64;
 }
 
 /// May refuse a request that could be served.
 pub trait Admitter: Show + Send + Sync {
-    /// Is it admitted, when `endpoints` could serve it?
+    /// Whether it admits the request, when `endpoints` could serve it.
     fn admits(&self, context: &Context<'_>, endpoints: &[EndpointIndex], rng: &mut Rng) -> bool;
 }
 

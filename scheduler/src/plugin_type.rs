@@ -5,28 +5,28 @@ use crate::run::ProfileHandler;
 use crate::session::SessionToken;
 use crate::settings::Producer;
 
-/// A plugin ready to work.
+/// A plugin, built.
 #[derive(Debug)]
 pub enum Plugin {
-    /// Narrows.
+    /// Narrows the candidates.
     Filter(Box<dyn Filter>),
-    /// Rates.
+    /// Rates the candidates.
     Scorer(Box<dyn Scorer>),
-    /// Narrows first, rates later.
+    /// Narrows first and rates later.
     FilteringScorer(Box<dyn Filter>, Box<dyn Scorer>),
-    /// Rates, and sheds what would be late everywhere.
+    /// Rates, and sheds requests that would be late everywhere.
     SheddingScorer(Box<dyn Scorer>, Box<dyn Shedder>),
-    /// Draws.
+    /// Draws the ranked list.
     Picker(Box<dyn Picker>),
     /// Runs profiles.
     ProfileHandler(Box<dyn ProfileHandler>),
-    /// Decides on a stage of its own.
+    /// Decides whether a stage runs on another endpoint.
     Decider(Box<dyn Decider>),
-    /// Says how full the pool is.
+    /// Measures how full the pool is.
     Detector(Box<dyn Detector>),
     /// Admits or refuses.
     Admitter(Box<dyn Admitter>),
-    /// Sets how facts are produced.
+    /// Settings of a producer.
     Producer(Producer),
     /// Has the requests of an API read; its type.
     Parser(&'static str),
@@ -100,13 +100,13 @@ impl PluginType {
 // === impl Plugin ===
 
 impl Plugin {
-    /// The same, going by these headers of clients.
+    /// The same plugin, reading these request headers.
     #[must_use]
     pub fn with_headers(self, headers: ClientHeaders) -> Self {
         Self::WithHeaders(headers, Box::new(self))
     }
 
-    /// The plugin itself, and the headers of clients it goes by.
+    /// The plugin and the request headers it reads.
     #[must_use]
     pub fn split(self) -> (Self, ClientHeaders) {
         if let Self::WithHeaders(headers, plugin) = self { (*plugin, headers) } else { (self, ClientHeaders::default()) }

@@ -1,8 +1,9 @@
-//! What one request would see at each endpoint, and what that leaves to the SLOs that count there: the request's own, and the lowest of those
-//! who are there already.
+//! The predicted latency of one request at each endpoint, and what it leaves of the SLOs that count
+//! there: the request's own, and the lowest of the requests already there.
 //!
-//! Made when the first plugin of a decision asks, for all endpoints in one pass, and kept for the others. It says nothing where prediction is
-//! off, nor where the model abstains: what is unknown neither meets an SLO nor breaks it.
+//! It is computed when the first plugin of a decision needs it, for all endpoints in one pass, and
+//! kept for the others. There is no prediction where prediction is off or the model abstains: an
+//! unknown latency neither meets an SLO nor breaks it.
 
 mod conditions;
 
@@ -17,51 +18,52 @@ use crate::request::Request;
 use crate::settings::LatencySettings;
 use crate::slo::{Slo, TrackedSlo, ms};
 
-/// What is predicted of one time, and what it must not exceed.
+/// The prediction of one time, and its limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Headroom {
-    /// What it is expected to be, ms.
+    /// The predicted time, ms.
     pub predicted_ms: f32,
-    /// What it may be, ms: the lower of the request's own SLO and the lowest there. Infinite where there is neither; 0 for a request that has no
-    /// SLO at all, which leaves the endpoint of the lowest latency the most headroom.
+    /// The limit, ms: the lower of the request's own SLO and the lowest at the endpoint. Infinite
+    /// where there is neither. 0 for a request without any SLO, so that the endpoint with the
+    /// lowest latency has the most headroom.
     pub limit_ms: f32,
-    /// The limit is that of others who are there, not the request's own.
+    /// Whether the limit comes from other requests at the endpoint, not from the request itself.
     pub of_others: bool,
 }
 
-/// What one request would see at one endpoint.
+/// The predicted latency of one request at one endpoint.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EndpointPrediction {
-    /// All that is predicted.
+    /// The prediction.
     pub prediction: Prediction,
     /// Time to the first token.
     pub ttft: Headroom,
     /// Time for each further token.
     pub tpot: Headroom,
-    /// Nothing is under way there.
+    /// Whether the endpoint has no request in flight.
     pub idle: bool,
 }
 
 /// The column of predictions of one decision.
 #[derive(Debug)]
 pub struct Predictions {
-    /// How predictions are used; `None` where nothing is predicted.
+    /// How predictions are used; `None` where prediction is off.
     settings: Option<LatencySettings>,
     column: OnceCell<Vec<Result<EndpointPrediction, Abstention>>>,
-    /// What was predicted when the decision was first made, in place of the model.
+    /// The predictions of a recorded decision, instead of the model's.
     recorded: Option<Vec<Option<Prediction>>>,
 }
 
 // === impl Headroom ===
 
 impl Headroom {
-    /// What is left, ms; negative when it is too little, infinite where nothing limits it.
+    /// The headroom, ms; negative when the limit is exceeded, infinite without a limit.
     #[must_use]
     pub fn left_ms(self) -> f32 {
         self.limit_ms - self.predicted_ms
     }
 
-    /// Is it too little?
+    /// Whether the limit is exceeded.
     #[must_use]
     pub fn is_exceeded(self) -> bool {
         self.left_ms() < 0.0
@@ -71,13 +73,14 @@ impl Headroom {
 // === impl EndpointPrediction ===
 
 impl EndpointPrediction {
-    /// Would the request, and all that are there, have what they ask for? An endpoint with nothing under way always counts as valid.
+    /// Whether the request and all requests at the endpoint would keep their SLOs. An endpoint
+    /// without requests in flight is always valid.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.idle || self.meets()
     }
 
-    /// Is what is predicted within all SLOs that count?
+    /// Whether the prediction is within all SLOs that count.
     #[must_use]
     pub fn meets(&self) -> bool {
         !self.ttft.is_exceeded() && !self.tpot.is_exceeded()
@@ -103,17 +106,17 @@ impl EndpointPrediction {
 // === impl Predictions ===
 
 impl Predictions {
-    /// Those of a new decision, from the latency model; without settings nothing is predicted.
+    /// The predictions of a new decision, from the latency model; none without settings.
     pub(crate) fn new(settings: Option<LatencySettings>) -> Self {
         Self { settings, column: OnceCell::new(), recorded: None }
     }
 
-    /// Those of a decision that is made again.
+    /// The predictions of a recorded decision.
     pub(crate) fn recorded(settings: Option<LatencySettings>, predicted: Vec<Option<Prediction>>) -> Self {
         Self { recorded: Some(predicted), ..Self::new(settings) }
     }
 
-    /// Parallel to the table's endpoints; empty where nothing is predicted.
+    /// Parallel to the table's endpoints; empty where prediction is off.
     pub(crate) fn get(&self, table: &EndpointTable, request: &Request<'_>, local: &Local<'_>) -> &[Result<EndpointPrediction, Abstention>] {
         self.column.get_or_init(|| self.predict(table, request, local))
     }
@@ -144,7 +147,7 @@ impl Predictions {
     }
 }
 
-/// What counts of the SLOs of `request` once it is sent to `endpoint`, where it is not counted yet.
+/// The SLOs of `request` that count once it is sent to `endpoint`, computed before it counts there.
 pub(crate) fn tracked_slo(
     table: &EndpointTable,
     settings: Option<LatencySettings>,
@@ -164,7 +167,8 @@ pub(crate) fn tracked_slo(
         tpot_us: slo.tpot_us.filter(|us| tpot_ms <= ms(*us) * settings.slo_buffer_factor),
     };
     if meets(ttft_ms, tpot_ms) != slo {
-        // Not as it is: then as it would be if it were idle, by the model, or where that has not seen it idle by what its steps cost.
+        // As it is now; if that breaks the SLO, as if the endpoint were idle, by the latency model
+        // or, where that has not seen it idle, by the step model.
         let Conditions { prompt_tokens, uncached_tokens, .. } = conditions;
         let idle = Conditions { prompt_tokens, uncached_tokens, ..Conditions::default() };
         let (prefill_speed, decode_speed) = table.step().speed(at.id);

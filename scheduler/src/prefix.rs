@@ -1,9 +1,11 @@
-//! Prompt prefixes: block hashes, and the index of which endpoint is believed to hold which.
+//! Prompt prefixes: block hashes, and the index that estimates which endpoint has cached which
+//! blocks.
 //!
-//! An engine keeps the KV blocks of prompts it has served and skips their prefill when a prompt begins the same way. So the picker cuts a
-//! prompt into blocks, hashes each over everything before it ([`BlockHasher`]), and remembers at every pick which endpoint was given which
-//! hashes ([`PrefixIndex`]). What comes out of the index is a belief, right most of the time and cheap always: engines tell nobody what
-//! they evict.
+//! An engine keeps the KV blocks of prompts it has served and skips their prefill when a prompt
+//! starts with the same text. So the picker cuts a prompt into blocks, hashes each with everything
+//! before it ([`BlockHasher`]), and records at every pick which endpoint got which hashes
+//! ([`PrefixIndex`]). The index is an estimate, mostly right and always cheap: engines do not
+//! report what they evict.
 
 mod siphash;
 mod xxh64;

@@ -1,7 +1,7 @@
-//! Producers: settings of the facts that a request comes with, and of the ledger.
+//! Producers: settings of request data and of the in-flight ledger.
 //!
-//! The reference makes a producer's state when the producer is declared. Here a proxy always has a prefix index and a ledger: a declared
-//! producer only sets them, and without one its defaults hold.
+//! llm-d creates the state of a producer when the producer is declared. Here a proxy always has a
+//! prefix index and a ledger: a declared producer only changes their settings.
 
 pub(crate) mod agent_identity;
 pub(crate) mod approx_prefix_cache;
@@ -16,7 +16,7 @@ use crate::settings::{IdentitySettings, LatencySettings, LoadSettings, PrefixSet
 // === impl Production ===
 
 impl Production {
-    /// What holds when nothing is declared: each producer's own defaults.
+    /// The defaults of all producers.
     pub(crate) fn with_defaults() -> Result<Self, InvalidParameter> {
         fn defaults<T>(of: &PluginType, read: impl Fn(&Parameters<'_>) -> Result<T, InvalidParameter>) -> Result<T, InvalidParameter> {
             read(&Parameters::check(of.parameters, &[])?)

@@ -1,7 +1,7 @@
-//! The one table of plugins: look-up, validation and the printed reference come from it, so each
-//! default appears once.
+//! The table of plugins: look-up, validation and the printed reference use it, so each default
+//! appears once.
 //!
-//! This module alone knows all plugins. A new one is its own file, its `mod` line, and its row
+//! Only this module knows all plugins. A new plugin needs its own file, its `mod` line, and its row
 //! here.
 
 mod reference;
@@ -11,7 +11,8 @@ pub use reference::reference_markdown;
 
 use crate::{admitter, decider, detector, filter, handler, parser, picker, producer, scorer};
 
-/// Every plugin there is, in the order they are explained. The structural filters are none of them: nobody can leave those out.
+/// Every plugin, in the order of the printed reference. The structural filters are not in it,
+/// because no configuration may leave them out.
 pub static PLUGINS: &[PluginType] = &[
     scorer::queue::PLUGIN,
     scorer::kv_cache_utilization::PLUGIN,

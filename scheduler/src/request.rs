@@ -1,4 +1,4 @@
-//! What the scheduler knows of a request: facts, no bytes of HTTP.
+//! A request as the scheduler sees it: facts, not bytes of HTTP.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -7,41 +7,42 @@ use crate::prefix::blocks_of;
 use crate::slo::Slo;
 use crate::sort::sort_by;
 
-/// One inference request, as far as picking is concerned.
+/// One inference request, with the facts that picking needs.
 #[derive(Clone, Debug, Default)]
 pub struct Request<'a> {
-    /// Model the engine will be asked for (after any rewrite); empty when the body is opaque.
+    /// The model that the engine gets (after any rewrite); empty when the body is opaque.
     pub model: &'a str,
-    /// Endpoints the proxy allows; `None` is the whole pool.
+    /// The endpoints that the proxy allows; `None` allows the whole pool.
     pub subset: Option<&'a SubsetHint>,
     /// Priority of its objective; below 0 may be shed.
     pub priority: i32,
     /// Estimated prompt tokens (bytes / bytes per token).
     pub prompt_tokens: u32,
-    /// Hashes of the prompt's blocks, first block first, each chained over all before it; some stand for several ([`crate::prefix`]).
+    /// Hashes of the prompt's blocks, first block first, each chained over all before it; some
+    /// cover several blocks ([`crate::prefix`]).
     pub prefix_blocks: &'a [u64],
-    /// Tokens one of those blocks stands for.
+    /// Tokens in one of those blocks.
     pub prefix_block_tokens: u32,
-    /// Most tokens the client lets the engine generate, when it says.
+    /// The most output tokens the client allows, if it says so.
     pub max_tokens: Option<u32>,
     /// Images, videos and audio clips in the prompt.
     pub media_items: u32,
-    /// Name and value of the request headers that [`crate::Pipeline::headers`] names, as far as there are any.
+    /// Name and value of the request headers named by [`crate::Pipeline::headers`].
     pub headers: &'a [(&'a str, &'a str)],
-    /// What it asks of latency.
+    /// Its SLOs.
     pub slo: Slo,
-    /// Does it ask to be scheduled by that?
+    /// Whether the client wants to be scheduled by predictions.
     pub prediction_based: bool,
 }
 
 impl<'a> Request<'a> {
-    /// Blocks that its hashes stand for.
+    /// The number of blocks that its hashes cover.
     #[must_use]
     pub fn blocks(&self) -> u32 {
         blocks_of(self.prefix_blocks, self.prefix_blocks.len())
     }
 
-    /// The value of a header, its name in any case; the first when it is there more than once.
+    /// The value of a header, its name in any case; the first if it occurs more than once.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&'a str> {
         self.headers.iter().find(|(header, _)| header.eq_ignore_ascii_case(name)).map(|(_, value)| *value)
@@ -74,13 +75,13 @@ impl SubsetHint {
         Self { entries }
     }
 
-    /// Does the hint allow this `ip:port`?
+    /// Whether the hint allows this `ip:port`.
     #[must_use]
     pub fn allows(&self, address: &str) -> bool {
         address.parse().is_ok_and(|socket| self.allows_socket(socket))
     }
 
-    /// The same of an address already parsed.
+    /// Whether the hint allows this parsed address.
     #[must_use]
     pub fn allows_socket(&self, socket: SocketAddr) -> bool {
         self.entries.binary_search(&SubsetEntry::Socket(socket)).is_ok()
@@ -94,7 +95,7 @@ impl SubsetHint {
     }
 }
 
-/// As it is parsed: its entries, comma-separated.
+/// In the form that is parsed: its entries, comma-separated.
 impl fmt::Display for SubsetHint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.entries.iter().enumerate().try_for_each(|(at, entry)| {

@@ -1,4 +1,4 @@
-//! Randomness as a value: the caller seeds it, the scheduler only draws.
+//! Randomness as a value: the caller seeds it and the scheduler draws from it.
 
 /// A SplitMix64 generator: eight bytes of state, good enough to break ties and to sample, and identical on every host.
 ///
@@ -7,13 +7,13 @@
 pub struct Rng(u64);
 
 impl Rng {
-    /// A generator whose whole future follows from `seed`.
+    /// A generator with this seed.
     #[must_use]
     pub const fn seeded(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The seed from which its future follows.
+    /// The state, which is a seed for the same future.
     #[must_use]
     pub const fn state(&self) -> u64 {
         self.0

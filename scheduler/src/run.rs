@@ -1,5 +1,5 @@
-//! One request on its way through the profiles of a pipeline: filter, score, pick. Profile handlers
-//! say which profiles run.
+//! Runs the profiles of a pipeline for one request: filter, score, pick. Profile handlers choose
+//! the profiles.
 
 mod profile;
 pub(crate) use profile::{Profile, Profiles};
@@ -12,29 +12,31 @@ use crate::filter::{Decoder, Ejected};
 use crate::plugin::{Context, Filter, Show, debug_by_show};
 use crate::rng::Rng;
 
-/// How long an endpoint must have been in the pool to be the last resort of a list. A newer one may not have reached every worker of
-/// Envoy's cluster yet, and a list of such alone could fail whole; updates take well under a second.
+/// How long an endpoint must have been in the pool to be the last of a list. A newer one may not
+/// have reached every worker of Envoy's cluster, and a list of only such endpoints could fail;
+/// updates take well under a second.
 pub const SETTLED_MS: u64 = 5_000;
 
-/// What a profile that leaves nobody comes to.
+/// The result of a profile that leaves no endpoint.
 const NOBODY: Decision = Decision::Unavailable(Unavailable::Filtered);
 
-/// Chooses the profiles a request runs and makes one decision of their picks.
+/// Chooses the profiles for a request and makes one decision of their picks.
 pub trait ProfileHandler: Show + Send + Sync {
-    /// What it refers to by name; checked when the pipeline is built.
+    /// The names it refers to; checked when the pipeline is built.
     fn references(&self) -> Vec<Reference<'_>>;
 
-    /// May it split a request among endpoints of several roles? Then those that never decode are no destination of the proxy's.
+    /// Whether it may split a request among endpoints of several roles. Then endpoints that never
+    /// decode are no destination for the proxy.
     fn disaggregates(&self) -> bool {
         false
     }
 
-    /// Must every inference request have an SLO, where latency is predicted?
+    /// Whether every inference request must have an SLO, where latency is predicted.
     fn demands_slo(&self) -> bool {
         false
     }
 
-    /// What part of a request the profile of this name picks for.
+    /// The part of a request that the profile of this name picks for.
     fn stage_of(&self, _profile: &str) -> Stage {
         Stage::Serving
     }
@@ -46,33 +48,33 @@ pub trait ProfileHandler: Show + Send + Sync {
 /// Something that a plugin refers to by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reference<'a> {
-    /// The only profile: there must be no other.
+    /// The only profile; an error if there are several.
     OnlyProfile,
     /// A profile.
     Profile(&'a str),
-    /// A profile, unless there is only one, which then stands for it.
+    /// A profile; if there is only one profile, that one, whatever its name.
     ProfileOfSeveral(&'a str),
     /// A plugin of kind decider.
     Decider(&'a str),
 }
 
-/// What part of a request a profile picks for.
+/// The part of a request that a profile picks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Answering it.
+    /// Serving the request.
     Serving,
-    /// Working through its prompt first.
+    /// Computing its prompt first.
     Prefill,
     /// Encoding its images, videos and audio clips first.
     Encode,
 }
 
-/// One request on its way through a pipeline: what a profile handler works with.
+/// One request on its way through a pipeline, for a profile handler.
 #[derive(Debug)]
 pub struct Run<'r> {
     context: Context<'r>,
     profiles: &'r Profiles,
-    /// Who is ready and allowed.
+    /// The endpoints that are ready and allowed.
     allowed: Candidates,
     rng: &'r mut Rng,
     explanation: Option<&'r mut Explanation>,
@@ -93,25 +95,25 @@ impl<'r> Run<'r> {
         Self { context, profiles, allowed, rng, explanation }
     }
 
-    /// All there is to look at.
+    /// The state that plugins read.
     #[must_use]
     pub fn context(&self) -> &Context<'r> {
         &self.context
     }
 
-    /// Who may be named in the decision at all: ready, and allowed by the proxy.
+    /// The endpoints that the decision may name: ready, and allowed by the proxy.
     #[must_use]
     pub fn allowed(&self) -> &[EndpointIndex] {
         self.allowed.indices()
     }
 
-    /// How many profiles there are.
+    /// The number of profiles.
     #[must_use]
     pub fn profiles(&self) -> usize {
         self.profiles.count()
     }
 
-    /// Is there a profile of this name?
+    /// Whether there is a profile of this name.
     #[must_use]
     pub fn has_profile(&self, name: &str) -> bool {
         self.profiles.get(name).is_some()
@@ -120,32 +122,33 @@ impl<'r> Run<'r> {
     /// Runs the only profile.
     ///
     /// # Errors
-    /// The decision when it leaves nobody, or sheds the request.
+    /// The decision if it leaves no endpoint or sheds the request.
     pub fn only_profile(&mut self) -> Result<Ranked, Decision> {
         self.profiles.only().ok_or(NOBODY).and_then(|profile| self.run(profile, profile.ranked_max, None))
     }
 
-    /// Runs a profile for a list to try one after another.
+    /// Runs a profile for a ranked list.
     ///
     /// # Errors
-    /// The decision when it leaves nobody, is not there, or sheds the request.
+    /// The decision if the profile leaves no endpoint, does not exist, or sheds the request.
     pub fn ranked(&mut self, profile: &str) -> Result<Ranked, Decision> {
         self.profiles.get(profile).ok_or(NOBODY).and_then(|profile| self.run(profile, profile.ranked_max, None))
     }
 
-    /// Runs a profile, for a list to try one after another, among those whose role lets them decode.
+    /// Runs a profile for a ranked list of endpoints whose role lets them decode.
     ///
     /// # Errors
-    /// The decision when it leaves nobody, is not there, or sheds the request.
+    /// The decision if the profile leaves no endpoint, does not exist, or sheds the request.
     pub fn decoders(&mut self, profile: &str) -> Result<Ranked, Decision> {
         let decoder: (&str, &dyn Filter) = ("role", &Decoder);
         self.profiles.get(profile).ok_or(NOBODY).and_then(|profile| self.run(profile, profile.ranked_max, Some(decoder)))
     }
 
-    /// Runs a profile for a stage before decode, for as many as its picker is told to list, or else for one.
+    /// Runs a profile for a stage before decode. The list has the length of its picker's parameter,
+    /// or one endpoint.
     ///
     /// # Errors
-    /// The decision when it leaves nobody, is not there, or sheds the request.
+    /// The decision if the profile leaves no endpoint, does not exist, or sheds the request.
     pub fn early(&mut self, profile: &str) -> Result<Ranked, Decision> {
         self.context.early_stage = true;
         let ranked = self.profiles.get(profile).ok_or(NOBODY).and_then(|profile| self.run(profile, profile.listed.unwrap_or(1), None));
@@ -153,13 +156,13 @@ impl<'r> Run<'r> {
         ranked
     }
 
-    /// Does this decider want the request disaggregated, where `decode` would do the rest?
+    /// Whether this decider wants the request disaggregated, with `decode` for the rest.
     #[must_use]
     pub fn disaggregates(&self, decider: &str, decode: EndpointIndex) -> bool {
         self.profiles.decider(decider).is_some_and(|decider| decider.disaggregates(&self.context, decode))
     }
 
-    /// Runs a profile, after one more filter perhaps, for a list of `max`.
+    /// Runs a profile for a list of `max`, with one more filter before its own if given.
     fn run(&mut self, profile: &Profile, max: usize, first: Option<(&str, &dyn Filter)>) -> Result<Ranked, Decision> {
         let context = self.context;
         let mut explanation =
@@ -180,7 +183,7 @@ impl<'r> Run<'r> {
         Ok(second_answers(&context, ranked, profile.puts_late_last()))
     }
 
-    /// Whom a profile leaves: without the ejected, unless that leaves nobody.
+    /// The candidates that a profile leaves: without ejected endpoints, unless no other is left.
     fn filtered(
         &mut self,
         profile: &Profile,
@@ -209,7 +212,7 @@ impl<'r> Run<'r> {
     }
 }
 
-/// Runs one filter and notes whom it dropped.
+/// Runs one filter and notes the endpoints it dropped.
 pub(crate) fn narrow(
     context: &Context<'_>,
     (name, filter): (&str, &dyn Filter),
@@ -244,7 +247,8 @@ fn score(context: &Context<'_>, profile: &Profile, candidates: &mut Candidates, 
     }
 }
 
-/// The list by the profile's picker. Where a scorer puts late endpoints last, only the first of a draw may be one of them, so that it is learned about.
+/// The list of the profile's picker. Where a scorer ranks late endpoints last, only the first of a
+/// draw may be late, so that the model learns about it.
 fn pick(context: &Context<'_>, profile: &Profile, candidates: &Candidates, max: usize, rng: &mut Rng) -> Option<Ranked> {
     if !profile.puts_late_last() || !candidates.indices().iter().any(|&index| is_late(context, index)) {
         return profile.picker.pick(candidates, max, rng);
@@ -252,7 +256,7 @@ fn pick(context: &Context<'_>, profile: &Profile, candidates: &Candidates, max: 
     pick_in_time_first(context, profile, candidates, max, rng)
 }
 
-#[cold] // most profiles go by no SLO
+#[cold] // most profiles have no SLO
 #[inline(never)]
 fn pick_in_time_first(context: &Context<'_>, profile: &Profile, candidates: &Candidates, max: usize, rng: &mut Rng) -> Option<Ranked> {
     let drawn = if profile.picker.draws() { profile.picker.pick(candidates, 1, rng) } else { None };
@@ -269,16 +273,17 @@ fn pick_in_time_first(context: &Context<'_>, profile: &Profile, candidates: &Can
     Ranked::new(std::iter::once(first).chain(rest))
 }
 
-/// Would it serve the request too late, by what is predicted? Nothing is said against an endpoint of which nothing is.
+/// Whether the endpoint is predicted to miss the SLOs; false without a prediction.
 #[inline(never)]
 fn is_late(context: &Context<'_>, index: EndpointIndex) -> bool {
     context.prediction(index).is_some_and(|predicted| !predicted.is_valid())
 }
 
-/// Makes the list end with a settled endpoint, the best there is, when it names none and has a place other than the first.
+/// Makes the best settled endpoint the last of the list, if the list has none and has more than one
+/// place.
 fn end_settled(table: &EndpointTable, candidates: &Candidates, ranked: Ranked, max: usize, rng: &mut Rng) -> Ranked {
     let settled = |index: EndpointIndex| table.endpoint(index).is_some_and(|e| e.age_ms >= SETTLED_MS);
-    // The first is the pick: a new endpoint must get requests to become of use.
+    // The first is the pick: a new endpoint has to get requests too.
     if max < 2 || ranked.iter().any(settled) {
         return ranked;
     }
@@ -291,8 +296,8 @@ fn end_settled(table: &EndpointTable, candidates: &Candidates, ranked: Ranked, m
     Ranked::new(ranked.iter().take(kept).chain(last.iter())).unwrap_or(ranked)
 }
 
-/// Makes the endpoint that answered last the second of the list: a request that is tried once more must not meet one that is gone. Where late endpoints
-/// stand last, it is one of those in time, while there are any.
+/// Makes the endpoint that answered last the second of the list: a retry must not meet another dead
+/// endpoint. Where late endpoints are ranked last, it is one that is not late, while there are any.
 fn second_answers(context: &Context<'_>, ranked: Ranked, late_last: bool) -> Ranked {
     let last_answer = |index: &EndpointIndex| context.table.id(*index).map_or(0, |id| context.local.last_answer(id.slot));
     let Some(first) = ranked.iter().next() else { return ranked };

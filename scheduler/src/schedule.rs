@@ -1,4 +1,4 @@
-//! Decides where a request goes: all the control flow of scheduling above its profiles.
+//! Decides where a request goes: the control flow of scheduling above its profiles.
 
 use crate::candidates::Candidates;
 use crate::decision::{Decision, Explanation, Unavailable};
@@ -15,19 +15,23 @@ use crate::run::{Run, narrow};
 use crate::slo::TrackedSlo;
 use crate::snapshot::Snapshot;
 
-/// The filters every request passes first: the name explanations call each by, and what it means when nobody is left.
+/// The filters of every request: their names in explanations, and the result when one leaves no
+/// endpoint.
 const STRUCTURAL: [(&str, &dyn Filter, Unavailable); 3] = [
     ("ready", &Ready, Unavailable::NoReadyEndpoint),
     ("subset", &Subset, Unavailable::SubsetEmpty),
     ("model", &ServesModel, Unavailable::ModelNotServed),
 ];
 
-/// How much of a prompt its home is assumed to hold: as a prior of 60 % it halved what private state costs.
+/// The share of a prompt that its rendezvous endpoint is assumed to have cached. With 60 %,
+/// simulation showed half of the loss of private state.
 const HOME_PERCENT: u32 = 60;
 
-/// Decides on `request` by the snapshot's pipeline. Mutates nothing but `rng`: the caller records the outcome.
+/// Decides on `request` by the snapshot's pipeline. Changes nothing but `rng`: the caller records
+/// the outcome.
 ///
-/// `explanation`, when given, is filled with who was dropped by whom and each scorer's scores; when not, reasons cost nothing.
+/// `explanation`, if given, gets the dropped endpoints and the scores of each scorer; without it,
+/// reasons cost nothing.
 #[must_use]
 pub fn schedule(
     snapshot: &Snapshot,
@@ -40,7 +44,8 @@ pub fn schedule(
     decide(snapshot, request, local, &predictions, rng, explanation)
 }
 
-/// A decision made before, made again: as [`schedule`], with what was `predicted` then of each endpoint in place of what the model says now.
+/// Repeats an earlier decision: like [`schedule`], with the predictions of that time, `predicted`,
+/// instead of the current model's.
 #[must_use]
 pub fn schedule_again(
     snapshot: &Snapshot,
@@ -54,13 +59,14 @@ pub fn schedule_again(
     decide(snapshot, request, local, &predictions, rng, explanation)
 }
 
-/// What `request` would see at each endpoint, parallel to the snapshot's, or why that is not known; empty where nothing is predicted.
+/// The predicted latency of `request` at each endpoint, parallel to the snapshot's, or why there is
+/// none; empty where nothing is predicted.
 #[must_use]
 pub fn predict(snapshot: &Snapshot, request: &Request<'_>, local: Local<'_>) -> Vec<Result<EndpointPrediction, Abstention>> {
     Predictions::new(snapshot.pipeline().latency_settings()).predict(snapshot.table(), request, &local)
 }
 
-/// What counts of the SLOs of `request` once it is sent to `endpoint`, where it is not counted yet.
+/// The SLOs of `request` that count once it is sent to `endpoint`, computed before it counts there.
 #[must_use]
 pub fn tracked_slo(snapshot: &Snapshot, request: &Request<'_>, local: Local<'_>, endpoint: EndpointIndex) -> TrackedSlo {
     predictions::tracked_slo(snapshot.table(), snapshot.pipeline().latency_settings(), request, &local, endpoint)
@@ -102,7 +108,8 @@ fn decide(
     pipeline.handler().route(&mut Run::new(context, pipeline.profiles(), allowed, rng, explanation))
 }
 
-/// Of a prompt that nobody is believed to hold anything of, its home among those it may go to draws it as if it held some.
+/// If no endpoint has this prompt cached, favours its rendezvous endpoint as if [`HOME_PERCENT`] of
+/// it were cached there.
 #[cold]
 fn rendezvous_affinity(context: &Context<'_>, allowed: &[EndpointIndex]) -> Vec<u32> {
     let mut affinity = context.local.matched_blocks.to_vec();
@@ -133,7 +140,7 @@ mod tests {
         PipelineSpec::of_one_profile("queue", vec![(PluginSpec::of_type("queue-scorer"), 1.0)], ranked_max)
     }
 
-    /// Endpoints 10.0.0.1:8000 and on, by age and queue depth.
+    /// Endpoints from 10.0.0.1:8000 on, by age and queue depth.
     fn pool(rows: &[(u64, f32)]) -> Snapshot {
         let endpoint = |at: usize, age_ms| Endpoint {
             id: EndpointRef { slot: Slot(u16::try_from(at).unwrap()), incarnation: Incarnation(0) },

@@ -1,8 +1,9 @@
 //! Scorers: how good each candidate is, 0 to 1, more is better.
 //!
-//! **Unknown is not full, nor idle.** An endpoint whose metric is missing, stale or no sane number gets the mean score of the candidates
-//! whose metric is known, so that the scorer speaks neither for nor against it; a fixed number would draw all traffic to it in a busy
-//! pool and none in an idle one. Where nobody's is known all get [`UNKNOWN`].
+//! **Unknown is neither full nor idle.** An endpoint whose metric is missing, stale or not a valid
+//! number gets the mean score of the other candidates, so that the scorer is neutral about it. A
+//! fixed number would attract all traffic in a busy pool and none in an idle one. If no candidate's
+//! metric is known, all get [`UNKNOWN`].
 
 pub(crate) mod active_request;
 pub(crate) mod context_length_aware;
@@ -23,11 +24,11 @@ pub(crate) mod token_load;
 use crate::endpoint::EndpointIndex;
 use crate::plugin::{PRODUCER_NAME, Parameter};
 
-/// What all get when nothing is known of anybody: the middle, so that a sampling picker weighs the other scorers as it would against
-/// an average pool.
+/// The score of all candidates when no metric is known: the middle, so that a sampling picker
+/// weighs the other scorers as in an average pool.
 pub(crate) const UNKNOWN: f32 = 0.5;
 
-/// Which prefix index a plugin asks.
+/// The name of the prefix index that a plugin reads.
 pub(crate) const PREFIX_PRODUCER: Parameter = Parameter { name: "prefixMatchInfoProducerName", ..PRODUCER_NAME };
 
 /// Writes `rating` of each endpoint into the score column, and the mean of the known ratings where it is `None`.
@@ -41,7 +42,8 @@ pub(crate) fn rate_by_load(endpoints: &[EndpointIndex], scores: &mut [f32], load
     write(endpoints, scores, load);
     let (mut min, mut max) = (f32::INFINITY, f32::NEG_INFINITY);
     for &load in &*scores {
-        // Neither holds of NaN. `f32::min` and `f32::max` would skip it too, but cost more in wasm.
+        // Both are false for NaN. `f32::min` and `f32::max` would skip it too, but cost more in
+        // wasm.
         if load < min {
             min = load;
         }
@@ -56,7 +58,8 @@ pub(crate) fn rate_by_load(endpoints: &[EndpointIndex], scores: &mut [f32], load
     give_unknown_the_mean(scores);
 }
 
-/// Of those other than `moment`, the share that came before it; `sorted` holds all, `moment` among them. 0 where there is no other.
+/// The share of the values other than `moment` that are before it. `sorted` contains all values,
+/// `moment` included. 0 if there is no other.
 pub(crate) fn share_before(sorted: &[u64], moment: u64) -> f32 {
     let before = sorted.partition_point(|&other| other < moment);
     #[expect(clippy::cast_precision_loss, reason = "a pool has far fewer endpoints than an f32 has digits")]

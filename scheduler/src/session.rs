@@ -1,5 +1,5 @@
-//! Names of endpoints as sessions carry them: as a token that a client sends back, and as a hash
-//! that is the same on every host.
+//! Endpoint names in sessions: as a token that a client sends back, and as a hash that is the same
+//! on every host.
 
 use crate::prefix::xxh64;
 
@@ -8,7 +8,7 @@ use crate::prefix::xxh64;
 pub struct SessionToken {
     /// The header, lower-case.
     pub header: Box<str>,
-    /// The profile whose pick it names; empty: the endpoint that served.
+    /// The profile whose pick it names; empty for the endpoint that served.
     pub profile: Box<str>,
 }
 
@@ -34,7 +34,7 @@ pub fn session_token(name: &str) -> String {
     token
 }
 
-/// The bytes of a token; `None` when it is none.
+/// The bytes of a token; `None` if it is not valid.
 pub(crate) fn decode_token(token: &str) -> Option<Vec<u8>> {
     let (quads, rest) = token.as_bytes().as_chunks::<4>();
     let (last, padded) = quads.split_last().filter(|_| rest.is_empty())?;

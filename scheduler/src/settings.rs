@@ -1,80 +1,79 @@
-//! What producers set: how prompts are cut, what a request counts for, how tokens are counted and
-//! predictions used.
+//! Settings of producers: prompt blocks, load, token counting and predictions.
 
 use crate::latency::Prediction;
 
-/// Bytes of prompt text taken for one token: the reference's estimate.
+/// Bytes of prompt text counted as one token: llm-d's estimate.
 pub const BYTES_PER_TOKEN: usize = 4;
 
-/// What a declared producer sets.
+/// The settings of one producer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Producer {
-    /// How prompts are cut into blocks, and how many are remembered.
+    /// How prompts are cut into blocks, and how many blocks are remembered.
     Prefix(PrefixSettings),
-    /// What a request counts for while it is in flight.
+    /// How much load a request counts for while it is in flight.
     Load(LoadSettings),
     /// How tokens are counted.
     Token(TokenSettings),
-    /// Which headers tell an agent's sessions apart.
+    /// Which headers identify the sessions of an agent.
     Identity(IdentitySettings),
     /// How latency is predicted.
     Latency(LatencySettings),
-    /// Nothing: what it stands for is always there.
+    /// Nothing: the state it stands for always exists.
     Tracker,
 }
 
-/// All that producers set.
+/// The settings of all producers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Production {
-    /// How prompts are cut into blocks, and how many are remembered.
+    /// How prompts are cut into blocks, and how many blocks are remembered.
     pub prefix: PrefixSettings,
-    /// What a request counts for while it is in flight.
+    /// How much load a request counts for while it is in flight.
     pub load: LoadSettings,
     /// How tokens are counted.
     pub token: TokenSettings,
-    /// Which headers tell an agent's sessions apart.
+    /// Which headers identify the sessions of an agent.
     pub identity: IdentitySettings,
     /// How latency is predicted.
     pub latency: LatencySettings,
 }
 
-/// How prompts are cut into blocks, and how many are remembered.
+/// How prompts are cut into blocks, and how many blocks are remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefixSettings {
-    /// Tokens of a block, at least 64.
+    /// Tokens in one block, at least 64.
     pub block_tokens: u32,
     /// Blocks of a prompt that are hashed and looked up.
     pub blocks_max: usize,
-    /// Blocks remembered of an endpoint whose KV cache is not known, or does not count.
+    /// Blocks remembered for an endpoint whose KV cache size is unknown or not used.
     pub blocks_per_endpoint: u32,
-    /// Does the size of an endpoint's KV cache count, where it is known?
+    /// Whether to use the size of an endpoint's KV cache where it is known.
     pub auto_tune: bool,
 }
 
-/// What a request counts for while it is in flight.
+/// How much load a request counts for while it is in flight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LoadSettings {
-    /// Output tokens expected for each prompt token; 0 where output does not count.
+    /// Expected output tokens for each prompt token; 0 where output does not count.
     pub(crate) output_ratio: f64,
-    /// The most output expected of a request.
+    /// The most expected output of a request.
     pub(crate) output_tokens_max: u32,
 }
 
 /// How tokens are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenSettings {
-    /// Tokens of an image, a video or an audio clip.
+    /// Tokens for an image, a video or an audio clip.
     pub media_tokens: u32,
 }
 
-/// Which headers tell an agent's sessions apart.
+/// Which headers identify the sessions of an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdentitySettings {
     /// In order; lower-case.
     pub headers: Box<[Box<str>]>,
 }
 
-/// What of a prediction must be within an SLO.
+/// The part of a prediction that is compared with an SLO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Percentile {
     Mean,
@@ -84,9 +83,9 @@ pub(crate) enum Percentile {
 /// How predictions are used.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LatencySettings {
-    /// How much of a TPOT SLO may be used up.
+    /// The share of a TPOT SLO that may be used.
     pub slo_buffer_factor: f32,
-    /// Is anything predicted?
+    /// Whether latency is predicted.
     pub predict: bool,
     pub(crate) percentile: Percentile,
 }
@@ -109,7 +108,7 @@ impl Production {
 // === impl PrefixSettings ===
 
 impl PrefixSettings {
-    /// Bytes of a block.
+    /// Bytes in one block.
     #[must_use]
     pub fn block_bytes(&self) -> usize {
         usize::try_from(self.block_tokens).unwrap_or(usize::MAX).saturating_mul(BYTES_PER_TOKEN)
@@ -131,7 +130,7 @@ impl LoadSettings {
 // === impl LatencySettings ===
 
 impl LatencySettings {
-    /// TTFT and TPOT of a prediction, as they are held against SLOs, ms.
+    /// TTFT and TPOT of a prediction to compare with SLOs, ms.
     pub(crate) fn counted(self, prediction: &Prediction) -> (f32, f32) {
         match self.percentile {
             Percentile::Mean => (prediction.ttft_ms, prediction.tpot_ms),

@@ -1,38 +1,39 @@
-//! What a request asks of latency.
+//! The latency objectives of a request.
 
 use crate::latency::Prediction;
 
-/// Service level objectives of one request: how long it wants to wait at most. `None` asks for nothing.
+/// Service level objectives of one request. `None` is no objective.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slo {
-    /// To its first token, µs.
+    /// Time to the first token, µs.
     pub ttft_us: Option<u32>,
-    /// For each further token, µs.
+    /// Time for each further token, µs.
     pub tpot_us: Option<u32>,
 }
 
-/// The SLOs of a request that was sent to an endpoint: which of them count for requests that come
-/// later, and what was predicted.
+/// The SLOs of a request that was sent to an endpoint: those that count against later requests, and
+/// the prediction.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TrackedSlo {
-    /// What the request asked for.
+    /// The SLOs of the request.
     pub slo: Slo,
-    /// Those of its SLOs that the endpoint could meet if it were idle. An SLO that it never could would make everybody else yield for nothing.
+    /// Its SLOs that the endpoint could meet if it were idle. An SLO that it never could meet would
+    /// keep other requests away for nothing.
     pub counts: Slo,
-    /// What was predicted, unless nothing was.
+    /// The prediction, if there was one.
     pub predicted: Option<Prediction>,
 }
 
 // === impl Slo ===
 
 impl Slo {
-    /// Does it ask for anything?
+    /// Whether it has any SLO.
     #[must_use]
     pub fn any(self) -> bool {
         self.ttft_us.is_some() || self.tpot_us.is_some()
     }
 
-    /// The stricter of both, each by itself.
+    /// The stricter of both, for each SLO.
     #[must_use]
     pub fn strictest(self, other: Self) -> Self {
         let lowest = |one: Option<u32>, two: Option<u32>| one.into_iter().chain(two).min();

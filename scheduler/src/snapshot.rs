@@ -1,4 +1,4 @@
-//! What the daemon knows of a pool, as one immutable value at one version.
+//! The state of a pool as one immutable value at one version.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -11,12 +11,13 @@ use crate::metrics::EndpointMetrics;
 use crate::objects::Objects;
 use crate::pipeline::Pipeline;
 
-/// State version: a newer `term` (one life of the daemon) forces a full snapshot; within a term `sequence` only grows.
+/// State version: a newer `term` (each start of the daemon has its own) forces a full snapshot;
+/// within a term `sequence` only grows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
-    /// Which life of the daemon wrote it.
+    /// The start of the daemon that wrote it.
     pub term: u64,
-    /// Position within that life.
+    /// The position within that term.
     pub sequence: u64,
 }
 
@@ -34,7 +35,7 @@ impl Snapshot {
     /// Checks and seals a snapshot.
     ///
     /// # Errors
-    /// [`InvalidSnapshot`] when a rule that readers rely on does not hold; nothing of it may then be used.
+    /// [`InvalidSnapshot`] when it breaks a rule that readers rely on.
     pub fn try_new(
         version: Version,
         endpoints: Vec<Endpoint>,
@@ -61,14 +62,14 @@ impl Snapshot {
         Ok(Self { version, table, pipeline: Arc::clone(&self.pipeline) })
     }
 
-    /// The same with the objects of its pool; without any, every request passes as it is.
+    /// The same with the objects of its pool; without objects every request passes as it is.
     #[must_use]
     pub fn with_objects(mut self, objects: Objects) -> Self {
         self.table.objects = Arc::new(objects);
         self
     }
 
-    /// The same with what is known of its engines' steps; without, what [`StepModel::default`] says.
+    /// The same with this step model instead of [`StepModel::default`].
     #[must_use]
     pub fn with_step(mut self, step: Arc<StepModel>) -> Self {
         self.table.step = step;
@@ -82,39 +83,41 @@ impl Snapshot {
         self
     }
 
-    /// The same endpoints, pipeline and objects with newer metrics, at a newer version; nothing but the metrics is copied.
+    /// The same endpoints, pipeline and objects with newer metrics, at a newer version; only the
+    /// metrics are copied.
     ///
     /// # Errors
-    /// [`InvalidSnapshot::MetricsLength`] when the column does not run parallel to the endpoints.
+    /// [`InvalidSnapshot::MetricsLength`] when the column is not parallel to the endpoints.
     pub fn with_metrics(&self, version: Version, metrics: Vec<EndpointMetrics>) -> Result<Self, InvalidSnapshot> {
         Ok(Self { version, table: self.table.with_metrics(metrics)?, pipeline: Arc::clone(&self.pipeline) })
     }
 
-    /// The version it was made at.
+    /// Its version.
     #[must_use]
     pub fn version(&self) -> Version {
         self.version
     }
 
-    /// How requests of this pool are scheduled.
+    /// The pipeline for requests of this pool.
     #[must_use]
     pub fn pipeline(&self) -> &Pipeline {
         &self.pipeline
     }
 
-    /// Its endpoints with all that is known of them.
+    /// Its endpoints and everything that plugins read about them.
     #[must_use]
     pub fn table(&self) -> &EndpointTable {
         &self.table
     }
 
-    /// Updates the metrics of one endpoint in place, where a reply of its engine told them; a no-op when it is not in this snapshot.
+    /// Updates the metrics of one endpoint in place, from a reply of its engine. Does nothing if
+    /// the endpoint is not in this snapshot.
     pub fn observe(&mut self, endpoint: EndpointRef, update: impl FnOnce(&mut EndpointMetrics)) {
         self.table.observe(endpoint, update);
     }
 }
 
-/// What is known of the endpoints is read as if it were the snapshot's own.
+/// The table is read as if it were the snapshot's own.
 impl Deref for Snapshot {
     type Target = EndpointTable;
 

@@ -1,9 +1,11 @@
-//! One small sort for all that is sorted here.
+//! One small sort for everything that is sorted here.
 //!
-//! The standard library's sorts are two to fifteen KB of code for each type they are used with, and every proxy process pays about a hundred
-//! bytes of memory for each byte of the module. What is sorted here is short.
+//! The standard library's sorts take two to fifteen KB of code for each type they are used with,
+//! and every proxy process pays about a hundred bytes of memory for each byte of the module. The
+//! lists here are short.
 
-/// Sorts in place, by heapsort: O(n log n) whatever the input, in a few hundred bytes of code. Equals may change places.
+/// Sorts in place by heapsort: O(n log n) for any input, in a few hundred bytes of code. It is not
+/// stable.
 pub fn sort_by<T>(rows: &mut [T], mut before: impl FnMut(&T, &T) -> bool) {
     let count = rows.len();
     for root in (0..count / 2).rev() {
@@ -15,7 +17,7 @@ pub fn sort_by<T>(rows: &mut [T], mut before: impl FnMut(&T, &T) -> bool) {
     }
 }
 
-/// Lets the row at `root` sink below those that belong behind it, within the first `end` rows.
+/// Moves the row at `root` down to its place within the first `end` rows.
 fn sift<T>(rows: &mut [T], mut root: usize, end: usize, before: &mut dyn FnMut(&T, &T) -> bool) {
     loop {
         let left = 2 * root + 1;

@@ -43,7 +43,7 @@ impl Profiles {
         self.deciders.push((name.into(), decider));
     }
 
-    /// How many profiles there are.
+    /// The number of profiles.
     pub(crate) fn count(&self) -> usize {
         self.profiles.len()
     }
