@@ -57,7 +57,7 @@ pub(super) fn aims(store: &Store) -> String {
         if let (Some(ttft), Some(e2e)) = (ttft, e2e) {
             let _ = writeln!(
                 out,
-                "| {setting}: loss against known speeds, mean TTFT and mean E2E, all workloads (study: 0.98 and 1.00) | {ttft}, {e2e} |"
+                "| {setting}: relative to known speeds, mean TTFT and mean E2E, all workloads | {ttft}, {e2e} |"
             );
         }
     }
