@@ -8,7 +8,10 @@ use crate::session::{self, Session, SessionToken};
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "session-affinity-filter",
     kind: Kind::Filter,
-    doc: for_people("Keeps the endpoint the request's session is at; all without a session, or where that endpoint is no candidate."),
+    doc: for_people(
+        "Keeps the endpoint of the request's session. Keeps all if there is no \
+    session, or if that endpoint is not a candidate.",
+    ),
     source: session::SOURCE,
     parameters: session::PARAMETERS,
     needs: &[State::Headers],

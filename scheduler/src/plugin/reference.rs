@@ -17,6 +17,9 @@ const TITLES: [(&str, Kind); 9] = [
     ("Parsers", Kind::Parser),
 ];
 
+/// Width of the lines of the page, tables apart.
+const WIDTH: usize = 120;
+
 /// Every plugin with its formula, source, parameters and defaults, as Markdown.
 #[must_use]
 pub fn reference_markdown() -> String {
@@ -33,10 +36,10 @@ pub fn reference_markdown() -> String {
 
 fn write_plugin(page: &mut String, plugin: &PluginType) {
     // Writing to a String cannot fail.
-    let _ = writeln!(page, "### `{}`\n\n{}\n\nSource: {}.\n", plugin.name, plugin.doc, plugin.source);
+    let _ = writeln!(page, "### `{}`\n\n{}\n\nSource: {}.\n", plugin.name, wrap(plugin.doc), plugin.source);
     if !plugin.needs.is_empty() {
         let needs: Vec<String> = plugin.needs.iter().map(ToString::to_string).collect();
-        let _ = writeln!(page, "Needs {}.\n", needs.join(", "));
+        let _ = writeln!(page, "{}\n", wrap(&format!("Needs {}.", needs.join(", "))));
     }
     if plugin.parameters.is_empty() {
         return;
@@ -47,6 +50,25 @@ fn write_plugin(page: &mut String, plugin: &PluginType) {
         let _ = writeln!(page, "| `{}` | {default} | {} |", parameter.name, parameter.doc);
     }
     page.push('\n');
+}
+
+/// Breaks a paragraph into lines of at most `WIDTH` characters.
+fn wrap(paragraph: &str) -> String {
+    let mut wrapped = String::new();
+    let mut width = 0;
+    for word in paragraph.split(' ') {
+        let length = word.chars().count();
+        if width > 0 && width + 1 + length <= WIDTH {
+            wrapped.push(' ');
+            width += 1;
+        } else if width > 0 {
+            wrapped.push('\n');
+            width = 0;
+        }
+        wrapped.push_str(word);
+        width += length;
+    }
+    wrapped
 }
 
 #[cfg(test)]

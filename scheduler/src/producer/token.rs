@@ -8,7 +8,9 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "token-producer",
     kind: Kind::Producer,
     doc: for_people(
-        "Tokens are text bytes / 4 until replies say how many prompts had (usage), then as many as they say on average; plus for each image, video or audio clip width * height / factor of the default resolution (dynamic) or staticToken (static).",
+        "Tokens = text bytes / 4 until replies report usage, then the average that they report; \
+        plus, for each image, video or audio clip, width * height / factor of the default \
+        resolution (dynamic) or staticToken (static).",
     ),
     source: for_people("llm-d-router, dataproducer/tokenizer"),
     parameters: &[
@@ -17,12 +19,12 @@ pub(crate) const PLUGIN: PluginType = PluginType {
             default: Default::Structured(
                 "{image: {mode: dynamic, defaultResolution: {width: 640, height: 360}, dynamic: {factor: 1024}, static: {staticToken: 0}}}",
             ),
-            doc: for_people("what an image counts for"),
+            doc: for_people("tokens of an image"),
         },
         Parameter {
             name: "modelName",
             default: Default::Text(""),
-            doc: for_people("leave it out: it asks for a tokenizer server, and tokens are estimated here"),
+            doc: for_people("leave it out: it requires a tokenizer server; Switchpoint estimates tokens"),
         },
     ],
     needs: &[State::Prompt],
@@ -35,7 +37,7 @@ pub const BYTES_PER_TOKEN: usize = 4;
 const ESTIMATE: &[Parameter] = &[Parameter {
     name: "image",
     default: Default::Structured("{mode, defaultResolution, dynamic, static}"),
-    doc: for_people("what an image counts for"),
+    doc: for_people("tokens of an image"),
 }];
 const IMAGE: &[Parameter] = &[
     Parameter { name: "mode", default: Default::Text("dynamic"), doc: for_people("dynamic or static") },

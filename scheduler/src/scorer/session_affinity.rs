@@ -7,7 +7,7 @@ use crate::snapshot::EndpointIndex;
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "session-affinity-scorer",
     kind: Kind::Scorer,
-    doc: for_people("1 for the endpoint the request's session is at, else 0."),
+    doc: for_people("1 for the endpoint of the request's session, else 0."),
     source: session::SOURCE,
     parameters: session::PARAMETERS,
     needs: &[State::Headers],
