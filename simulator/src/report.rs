@@ -75,8 +75,11 @@ fn aims(store: &Store, main: &Runs<'_>) -> String {
     let envelope: Vec<&str> = LLM_D.into_iter().chain(LMETRIC).filter(|name| !main.loads(name).is_empty()).collect();
     for measure in [LESS_IS_BETTER[0], LESS_IS_BETTER[4]] {
         if let Some(all) = main.all_workloads(measure, OURS, &envelope) {
-            let _ =
-                writeln!(out, "| {} relative to the envelope of llm-d's and LMetric's best, all workloads: at most 0.85 | {all} |", measure.0);
+            let _ = writeln!(
+                out,
+                "| {} relative to the envelope of llm-d's and LMetric's best, all workloads: at most 0.85 | {all} |",
+                measure.0
+            );
         }
     }
     let over = losses(main, &Kind::MAIN, &LESS_IS_BETTER, &rivals());
@@ -240,8 +243,8 @@ fn further(grid: &Grid, runs: &Runs<'_>) -> String {
     }
     let rivals: Vec<&str> = run.into_iter().filter(|name| ![OURS, TOLD].contains(name)).collect();
     let over = losses(runs, &grid.kinds, &[ttft, p99, e2e], &rivals);
-    let over = if over.is_empty() { "nowhere".to_owned() } else { over };
-    let _ = writeln!(out, "\nOurs is worse than the best of them by more than 3 %: {over}.");
+    let over = if over.is_empty() { "none".to_owned() } else { over };
+    let _ = writeln!(out, "\nLosses above 3 % (relative to the best): {over}.");
     out
 }
 

@@ -42,8 +42,8 @@ plugins:
   6.07 + 0.00745 B + 4.31e-5 K and 2.6 + 0.0168 n + 5.46e-7 n^2 ms, 421,008 KV tokens; Qwen3-32B on H200
   18.17 + 0.0248 B + 5.81e-5 K and 3.5 + 0.0807 n + 4.22e-7 n^2 ms. A request takes 7 ms to reach the engine.
 - Proxies know prompt lengths but not output lengths. They hash prompts in blocks of 64 tokens (beyond the 128th every
-  fourth) and correct the index by the cached tokens that replies report. The step model starts from priors that are two to three
-  times off.
+  fourth) and correct the index by the cached tokens that replies report. The step model starts from priors that are
+  two to three times off.
 - Workloads: Mooncake's conversation trace (its 3 s clock jittered) and synthetic trace, Azure's code (6 copies) and
   conversation (2 copies) traces of 2023, and 150 tenants with long system prompts. A seed rotates the trace, jitters,
   and breaks ties. Loads are shares of the highest rate that any policy sustains. The first tenth of the arrivals does
@@ -110,10 +110,10 @@ price of learning; above 1 learning costs something:
 
 pub(super) const RECOVERY: &str = "
 Recovery time: seconds of virtual time from the change until the mean TTFT of the requests of the next 20 s is at most
-1.1 times that of the same requests and policy in a pool that had its final form from the start, and stays so for 30 s. The figure
-is that of five seeds together; brackets give the shortest and longest of one seed, then follows the worst 20 s relative to that
-pool. `never` means not within the run. `one-restarts` counts from the moment the engine leaves, so up to 30 s of it is
-its absence.
+1.1 times that of the same requests and policy in a pool that had its final form from the start, and stays so for 30 s.
+The figure is that of five seeds together; brackets give the shortest and longest of one seed, then follows the worst
+20 s relative to that pool. `never` means not within the run. `one-restarts` counts from the moment the engine leaves, so
+up to 30 s of it is its absence.
 
 ![Mean TTFT after an engine has become slow](routing-quality/one-slows-3x.svg)
 ![Mean TTFT after an engine has left](routing-quality/one-restarts.svg)
@@ -171,9 +171,7 @@ pub(super) fn setting(name: &str) -> &'static str {
             "Tenants with repeated questions; tenants of very different size; agents whose every turn repeats all earlier ones; \
              four assistants whose system prompts start all conversations; ServeGen's clients, with many short, bursty prompts."
         }
-        "light-load" => {
-            "The four assistants without queues: their few prompts should spread over more than a few engines."
-        }
+        "light-load" => "The four assistants without queues: their few prompts should spread over more than a few engines.",
         "budget-2048" => "Steps of at most 2,048 tokens.",
         "mixed-speeds" => "Every other engine is half as fast; policies must find out.",
         "qwen3-32b-h200" => "Qwen3-32B on H200.",
