@@ -91,7 +91,12 @@ const TARGETS: [Target; 20] = [
         bound: AtMost(0.03),
         found: |m| m.stands("scraping 100 "),
     },
-    Target { what: "requests/s at 220 KB, 16 connections, relative to plain Envoy", reference: "0.04", bound: AtLeast(0.6), found: Measured::rps },
+    Target {
+        what: "requests/s at 220 KB, 16 connections, relative to plain Envoy",
+        reference: "0.04",
+        bound: AtLeast(0.6),
+        found: Measured::rps,
+    },
     Target {
         what: "one more worker and its VM, 100 endpoints x 6,600 blocks, MiB",
         reference: "-",
