@@ -84,18 +84,15 @@ pub fn reference_page() -> String {
             let _ = writeln!(page, "| `{}` | {what} |", row.name);
         }
     }
-    let _ = writeln!(page, "\n## Types of llm-d-router without effect here\n\n| type | why |\n|---|---|");
-    for row in FOREIGN {
-        if let Fate::NoEffect(why) = row.fate {
-            let _ = writeln!(page, "| `{}` | {why} |", row.name);
-        }
-    }
-    let _ = writeln!(page, "\n## Types of llm-d-router that are refused\n\n| type | why | instead |\n|---|---|---|");
-    for row in FOREIGN {
-        if let Fate::Refused(why, instead) = row.fate {
-            let _ = writeln!(page, "| `{}` | {why} | {instead} |", row.name);
-        }
-    }
+    let _ = writeln!(page, "\n## Types of llm-d-router without effect here\n\n| types | why |\n|---|---|");
+    let no_effect =
+        FOREIGN.iter().filter_map(|row| if let Fate::NoEffect(why) = row.fate { Some((row.name, why.to_owned())) } else { None });
+    page.push_str(&rows_by_reason(no_effect));
+    let _ = writeln!(page, "\n## Types of llm-d-router that are refused\n\n| types | why | instead |\n|---|---|---|");
+    let refused = FOREIGN
+        .iter()
+        .filter_map(|row| if let Fate::Refused(why, instead) = row.fate { Some((row.name, format!("{why} | {instead}"))) } else { None });
+    page.push_str(&rows_by_reason(refused));
     let _ = writeln!(page, "\n## Feature gates, when on\n\n| gate | result |\n|---|---|");
     for (name, fate) in FEATURE_GATES {
         let _ = match fate {
@@ -104,4 +101,17 @@ pub fn reference_page() -> String {
         };
     }
     page
+}
+
+/// Table rows, one for each reason, with the names that share it.
+fn rows_by_reason<'a>(types: impl Iterator<Item = (&'a str, String)>) -> String {
+    let mut reasons: Vec<(String, Vec<String>)> = Vec::new();
+    for (name, reason) in types {
+        let name = format!("`{name}`");
+        match reasons.iter_mut().find(|(known, _)| *known == reason) {
+            Some((_, names)) => names.push(name),
+            None => reasons.push((reason, vec![name])),
+        }
+    }
+    reasons.iter().map(|(reason, names)| format!("| {} | {reason} |\n", names.join(", "))).collect()
 }

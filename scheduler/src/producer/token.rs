@@ -114,6 +114,6 @@ mod tests {
         let image = Value::Map(vec![("image".to_owned(), Value::Map(fixed))]);
         assert_eq!(read(&[("estimate".to_owned(), image)]), Ok(77));
         let refusal = read(&[("modelName".to_owned(), Value::Text("llama".to_owned()))]).unwrap_err().to_string();
-        assert!(refusal.contains("tokens are estimated here"), "{refusal}");
+        assert!(refusal.contains("Switchpoint estimates tokens"), "{refusal}");
     }
 }
