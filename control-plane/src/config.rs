@@ -173,7 +173,7 @@ impl ConfigFile {
 
 #[cfg(test)]
 mod tests {
-    use scheduler::plugin::PLUGINS;
+    use scheduler::registry::PLUGINS;
 
     use super::*;
 

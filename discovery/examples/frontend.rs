@@ -1,4 +1,4 @@
-//! A frontend that follows the workers of a directory: see the example `worker`.
+//! A frontend that watches the workers of a directory: see the example `worker`.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -13,7 +13,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let folder = std::env::args().nth(1).ok_or("usage: frontend FOLDER")?;
     let discovery = Directory::new(folder).discovery();
     let mut events = discovery.watch("dynamo", "decode")?;
-    // Which worker serves which model: all a router needs to begin with.
+    // Which worker serves which model: all that a router needs to start.
     let mut workers: BTreeMap<String, (String, Vec<String>)> = BTreeMap::new();
     while let Some(event) = events.next().await {
         match event {

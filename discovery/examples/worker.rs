@@ -1,4 +1,5 @@
-//! A worker that registers itself in a directory, says what it serves, and serves /metadata and /health.
+//! A worker that registers itself in a directory, publishes its metadata, and serves /metadata and
+//! /health.
 //!
 //! ```sh
 //! cargo run -p discovery --example worker -- /tmp/instances 127.0.0.1:8000

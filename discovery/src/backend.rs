@@ -1,11 +1,12 @@
-//! What a backend is: something that tells who is registered, as four verbs.
+//! The interface of a discovery backend: a stream of events about registered instances.
 //!
-//! A backend reports *records* and knows nothing of metadata fetching, events or subscribers: those are the same for all, in
-//! [`crate::Discovery`]. Three rules make it hard to get wrong:
+//! A backend reports *records*. Metadata fetching, events and subscribers are the same for all
+//! backends and live in [`crate::Discovery`]. Three rules keep backends simple:
 //!
-//! - an [`BackendEvent::Apply`] is the full value, never a difference;
-//! - a [`BackendEvent::Reset`] replaces the whole set, so a backend may resynchronise at any moment, and does after every reconnect;
-//! - a [`BackendEvent::Failed`] changes no set: what was last told stays in force.
+//! - a [`BackendEvent::Apply`] carries the full value, never a difference;
+//! - a [`BackendEvent::Reset`] replaces the whole set, so a backend may resynchronise at any
+//!   moment, and does so after every reconnect;
+//! - a [`BackendEvent::Failed`] changes nothing: the last set stays in force.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,28 +17,29 @@ use tokio::sync::Notify;
 use crate::instance::{Instance, NAME_BYTES_MAX};
 use crate::metadata::Metadata;
 
-/// Whom is asked for: the instances of one component of one namespace.
+/// The instances to follow: one component of one namespace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Component {
     namespace: Arc<str>,
     name: Arc<str>,
 }
 
-/// What a backend knows of one instance.
+/// One instance as a backend reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     /// The instance, without metadata.
     pub instance: Instance,
-    /// May it get traffic?
+    /// Whether it may get traffic.
     pub readiness: Readiness,
     /// Where its metadata is.
     pub metadata: MetadataSource,
-    /// Of two records that claim one address, the one with the greater value has it: an IP address may be given to a new pod while the old
-    /// one lingers. Any measure of a backend's own that grows with time.
+    /// When two records have the same address, the one with the greater value wins: an IP address
+    /// may be given to a new pod while the old pod still exists. Each backend uses a number of its
+    /// own that grows with time.
     pub freshness: u64,
 }
 
-/// May an instance get traffic?
+/// Whether an instance may get traffic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Readiness {
     /// Yes.
@@ -57,86 +59,89 @@ pub enum MetadataSource {
     At(SocketAddr),
 }
 
-/// What is to become of a request when whoever asks for a pick gets none.
+/// What happens to a request when the gateway gets no pick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureMode {
-    /// It is refused.
+    /// The gateway refuses it.
     Close,
-    /// It goes to any instance.
+    /// The gateway sends it to any instance.
     Open,
 }
 
-/// What instances speak.
+/// The protocol of the instances.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AppProtocol {
     /// HTTP/1.1.
     #[default]
     Http,
-    /// HTTP/2 in clear, which gRPC needs.
+    /// HTTP/2 without TLS, which gRPC needs.
     H2c,
 }
 
-/// What an `InferencePool` asks of gateways.
+/// The settings that an `InferencePool` has for gateways.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// When they get no pick.
+    /// What to do without a pick.
     pub failure_mode: FailureMode,
-    /// Towards instances.
+    /// The protocol towards instances.
     pub protocol: AppProtocol,
-    /// The Service that gateways ask for a pick; `None` where the reference names no Service.
+    /// The endpoint picker that gateways call; `None` where the reference names no Service.
     pub picker: Option<PickerService>,
 }
 
-/// The Service that gateways are to ask for picks.
+/// The Service of an endpoint picker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PickerService {
     /// Its namespace.
     pub namespace: Arc<str>,
     /// Its name.
     pub name: Arc<str>,
-    /// The port of it, where one is named.
+    /// Its port, if the reference names one.
     pub port: Option<u16>,
 }
 
-/// What a backend tells. The first that changes the set is a [`BackendEvent::Reset`].
+/// What a backend reports. The first event that changes the set is a [`BackendEvent::Reset`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BackendEvent {
-    /// The whole set; replaces all that was told before.
+    /// The whole set. It replaces everything reported before.
     Reset(Vec<Arc<Record>>),
-    /// A record that is new, or has another value.
+    /// A new record, or a new value of a known one.
     Apply(Arc<Record>),
-    /// The record of that name is no more.
+    /// The record of this name is gone.
     Delete(Arc<str>),
-    /// The backend cannot be reached or read, for this reason. What was last told stays in force.
+    /// The backend cannot be reached or read, for this reason. The last set stays in force.
     Failed(String),
-    /// The registry asks this of gateways, or of them no more: an `InferencePool` does.
+    /// Settings for gateways from the registry (an `InferencePool` has them); `None` when they are
+    /// gone.
     Asks(Option<Asked>),
-    /// The backend cannot read something optional, for this reason; `None` once it can again. The set of instances is complete without it.
+    /// The backend cannot read something optional, for this reason; `None` once it can again. The
+    /// set of instances is complete without it.
     Warns(Option<String>),
-    /// The backend is there and nothing changed.
+    /// The backend is reachable and nothing changed.
     Alive,
 }
 
-/// Tells who is registered.
+/// Reports the registered instances.
 pub trait Backend: Send + Sync + 'static {
-    /// Follows one component. The stream ends only with the backend; when `relist` is notified, it tells a [`BackendEvent::Reset`] soon.
+    /// Follows one component. The stream ends only with the backend. After `relist` is notified, a
+    /// [`BackendEvent::Reset`] follows soon.
     fn follow(&self, component: &Component, relist: Arc<Notify>) -> BoxStream<'static, BackendEvent>;
 }
 
-/// A component as a backend follows it.
+/// A component that a backend follows.
 pub(crate) trait Following: Send + 'static {
-    /// What is told next, in order; `None` ends it.
+    /// The next events, in order; `None` ends the stream.
     fn next(&mut self) -> impl Future<Output = Option<Vec<BackendEvent>>> + Send;
 }
 
-/// What `following` tells, one by one.
+/// The events of `following`, one by one.
 pub(crate) fn stream(following: impl Following) -> BoxStream<'static, BackendEvent> {
     futures::stream::unfold(following, |mut following| async move { Some((futures::stream::iter(following.next().await?), following)) })
         .flatten()
         .boxed()
 }
 
-/// Why a namespace or component is refused. Whoever chose the name is at fault.
+/// Why a namespace or component name is refused. The caller chose the name and has to change it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no name: 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' and '.', beginning with a letter or digit")]
 pub struct InvalidName(pub String);
@@ -147,7 +152,8 @@ impl Component {
     /// A component by its names.
     ///
     /// # Errors
-    /// [`InvalidName`]: the names become labels, keys and folders, so they are held to what is allowed in all of these.
+    /// [`InvalidName`]: the names become labels, keys and folders, so they must be valid as all of
+    /// these.
     pub fn try_new(namespace: &str, name: &str) -> Result<Self, InvalidName> {
         Ok(Self { namespace: checked_name(namespace)?.into(), name: checked_name(name)?.into() })
     }
@@ -165,7 +171,7 @@ impl Component {
     }
 }
 
-/// Holds a name to what is allowed in labels, keys and file names alike.
+/// Checks that a name is valid as a label, a key and a file name.
 ///
 /// # Errors
 /// [`InvalidName`].

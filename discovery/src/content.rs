@@ -1,8 +1,9 @@
-//! A file, or the files of a folder, followed by their content.
+//! Follows the content of a file, or of the files of a folder.
 //!
-//! Polled, not watched: a poll sees in-place writes, atomic renames, the symlink swaps of a mounted ConfigMap, network file systems
-//! and files that do not exist yet, all by one means that cannot miss an event. Time stamps are not looked at, only content.
-//! New content counts once two looks agree on it, so that a half-written file is not taken for a short one.
+//! It polls. A poll sees in-place writes, atomic renames, the symlink swaps of a mounted ConfigMap,
+//! network file systems and files that do not exist yet, and cannot miss an event. It compares
+//! content, not time stamps. New content counts once two reads agree, so that a half-written file
+//! is not taken for a complete one.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,38 +11,41 @@ use std::time::Duration;
 use tokio::io::AsyncReadExt;
 use tokio::time::Instant;
 
-/// How often a file is read: reading 1 MiB takes well under a millisecond, and people expect an edit to count at once.
+/// How often a file is read. Reading 1 MiB takes well under a millisecond, and users expect an edit
+/// to work at once.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long new content must stay the same before it counts: longer than a writer takes between two writes of one file.
+/// How long new content must stay the same before it counts: longer than a writer takes between two
+/// writes to one file.
 pub const SETTLE: Duration = Duration::from_millis(50);
 
-/// The largest file read, in bytes; the reference's own limit for an endpoints file.
+/// The largest file, in bytes; llm-d has the same limit for an endpoints file.
 pub const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// The most files of a folder: written by hand, one for each thing configured.
+/// The most files in a folder: they are written by hand, one for each thing configured.
 pub const FILES_MAX: usize = 256;
 
-/// The most bytes of all files of a folder together: all of it is read at every look.
+/// The most bytes of all files of a folder together: every poll reads all of them.
 pub const FOLDER_BYTES_MAX: usize = 4 << 20;
 
-/// What ends the names of a folder's files. Others are not looked at, nor hidden ones, such as those an editor or a mounted ConfigMap keeps.
+/// File name extensions that are read in a folder. Hidden files, such as those of an editor or a
+/// mounted ConfigMap, are skipped.
 pub const FOLDER_EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 
-/// What a look gave, or why it gave nothing.
+/// The content, or why it could not be read.
 pub type Content<C = String> = Result<C, Unreadable>;
 
-/// What can be followed.
+/// Content that can be followed.
 pub trait Readable: Clone + PartialEq + Send {
-    /// Reads it as it stands at `path` now.
+    /// Reads the current content at `path`.
     fn read(path: &Path) -> impl Future<Output = Content<Self>> + Send;
 }
 
-/// The text of one file at a path, or of all files of a folder there, by name.
+/// The text of the file at a path, or of all files of the folder there, by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Files(pub Vec<(PathBuf, String)>);
 
-/// Why a file could not be read, for people. It is read again at the next poll.
+/// Why a file could not be read. The next poll reads it again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{path}: {why}")]
 pub struct Unreadable {
@@ -57,7 +61,7 @@ pub type Follow = Following<String>;
 /// Follows one file, or all files of a folder.
 pub type FollowFiles = Following<Files>;
 
-/// Follows what stands at a path.
+/// Follows the content at a path.
 #[derive(Debug)]
 pub struct Following<C> {
     path: PathBuf,
@@ -69,19 +73,19 @@ pub struct Following<C> {
 // === impl Following ===
 
 impl<C: Readable> Following<C> {
-    /// Begins with what is at `path`, which need not exist.
+    /// Starts with the content at `path`, which need not exist.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), told: None, candidate: None, next_look: Instant::now() }
     }
 
-    /// The path followed.
+    /// The path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Waits until it says something else than last told; the first call tells what it says now. Cancel-safe.
+    /// Waits until the content changes; the first call returns the current content. Cancel-safe.
     pub async fn changed(&mut self) -> Content<C> {
         loop {
             tokio::time::sleep_until(self.next_look).await;
@@ -119,7 +123,8 @@ impl Readable for Files {
 /// Reads the file at `path`, or all files of the folder there.
 ///
 /// # Errors
-/// [`Unreadable`] names the file or folder and says why. A file that cannot be read is never left out: others may mean something else without it.
+/// [`Unreadable`] names the file or folder and the reason. An unreadable file is never left out:
+/// the others may mean something else without it.
 pub async fn read_all(path: &Path) -> Content<Files> {
     let unreadable = |why: String| Unreadable { path: path.display().to_string(), why };
     let io = |e: std::io::Error| unreadable(e.to_string());
@@ -154,7 +159,7 @@ pub async fn read_all(path: &Path) -> Content<Files> {
 /// Reads a text file of at most [`FILE_BYTES_MAX`].
 ///
 /// # Errors
-/// [`Unreadable`] names the file and says why.
+/// [`Unreadable`] names the file and the reason.
 pub async fn read(path: &Path) -> Content {
     let unreadable = |why: String| Unreadable { path: path.display().to_string(), why };
     let io = |e: std::io::Error| unreadable(e.to_string());
@@ -175,7 +180,7 @@ pub async fn read(path: &Path) -> Content {
 mod tests {
     use super::*;
 
-    /// Nothing new for many polls?
+    /// Returns whether many polls found nothing new.
     async fn quiet<C: Readable>(file: &mut Following<C>) -> bool {
         tokio::time::timeout(POLL_INTERVAL * 20, file.changed()).await.is_err()
     }

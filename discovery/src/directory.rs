@@ -1,16 +1,20 @@
-//! A directory as registry: one file for each instance, `<root>/<namespace>/<component>/<instance id>.json`.
+//! A directory as registry: one file for each instance, `<root>/<namespace>/<component>/<instance
+//! id>.json`.
 //!
 //! ```json
 //! {"incarnation": "5f1c-4242", "address": "10.0.0.1:8000", "ready": true, "heartbeat_seconds": 5,
 //!  "labels": {"llm-d.ai/role": "decode"}, "metadata": {"model": {"name": "Qwen3-32B"}}}
 //! ```
-//! For one machine, or a shared file system without a cluster. Files are put in place whole by rename, so that a reader never sees half of one;
-//! names beginning with a dot are not looked at. A file's *content* counts. A file with `heartbeat_seconds` must moreover be touched that often by a
-//! process that lives: one that is not for [`HEARTBEATS_MISSED_MAX`] times as long is taken for dead. How long that was is measured on the reader's own monotonic
-//! clock from when it saw the time stamp move, so neither clock jumps nor skew between machines expire anybody. A file written by hand has no
-//! heartbeat and stays until it is removed.
+//! It is meant for one machine, or for a shared file system without a cluster. Writers rename whole
+//! files into place, so a reader never sees half of one; names that begin with a dot are skipped.
+//! Only the *content* of a file counts. A file with `heartbeat_seconds` must also be touched that
+//! often by a running process; after [`HEARTBEATS_MISSED_MAX`] missed heartbeats its instance
+//! counts as dead. The reader measures that time on its own monotonic clock, from when it saw the
+//! time stamp change, so clock jumps and clock skew expire no instance. A file written by hand has
+//! no heartbeat and stays until it is removed.
 //!
-//! The kernel's notifications say when to look and a poll is the backstop; neither says what to believe: each look reads the whole directory.
+//! Notifications of the kernel say when to read, and a poll is the backstop. Each read takes the
+//! whole directory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -31,40 +35,42 @@ use crate::registry::{InstanceHandle, RegisterError, Registrant, Registration, S
 use crate::table::MetadataPolicy;
 use crate::watch::Discovery;
 
-/// How often the directory is looked at without being told to: what a network file system does elsewhere causes no notification here.
+/// How often the directory is read without a notification: changes that another host makes on a
+/// network file system cause none here.
 pub const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The same where no notifications can be had, above all because the folder does not exist yet.
+/// The same where notifications are not available, mostly because the folder does not exist yet.
 pub const POLL_INTERVAL_UNWATCHED: Duration = Duration::from_millis(250);
 
-/// Notified looks are this far apart at least: a hundred processes that start together cost a few looks, not hundreds.
+/// The shortest time between two reads after notifications: a hundred processes that start together
+/// cost a few reads, not hundreds.
 const LOOKS_APART: Duration = Duration::from_millis(5);
 
-/// How often a registered process touches its file: a hundred instances cause twenty cheap writes a second, and a lost process is noticed
-/// within a quarter of a minute.
+/// How often a registered process touches its file. A hundred instances cause twenty cheap writes a
+/// second, and a dead process is noticed within 15 s.
 pub const HEARTBEAT: Duration = Duration::from_secs(5);
 
-/// After this many missed heartbeats an instance is taken for dead: two may be lost to a machine that swaps.
+/// An instance counts as dead after this many missed heartbeats: a machine that swaps may miss two.
 pub const HEARTBEATS_MISSED_MAX: u32 = 3;
 
-/// A directory, as a backend of discovery.
+/// A directory as a discovery backend.
 #[derive(Clone, Debug)]
 pub struct Directory {
     root: PathBuf,
 }
 
-/// A directory to register in.
+/// A directory as a registry.
 #[derive(Clone, Debug)]
 pub struct DirectoryRegistry {
     root: PathBuf,
     registrant: Registrant,
 }
 
-/// Reads a directory again and again.
+/// Reads a directory repeatedly.
 #[derive(Debug)]
 struct Scanner {
     folder: PathBuf,
-    /// By file: what it said last, and when its time stamp was seen to move.
+    /// By file: its last content, and when its time stamp was seen to change.
     files: HashMap<PathBuf, Entry>,
     told: BTreeMap<Arc<str>, Arc<Record>>,
     synced: bool,
@@ -74,7 +80,8 @@ struct Scanner {
 struct Entry {
     modified: SystemTime,
     moved: Instant,
-    /// Was it seen alive, or could it be left over from a process that died before we looked?
+    /// Whether a heartbeat was seen; otherwise the file may be left over from a process that died
+    /// earlier.
     alive: bool,
     record: Result<(Record, Option<Duration>), String>,
 }
@@ -82,13 +89,13 @@ struct Entry {
 // === impl Directory ===
 
 impl Directory {
-    /// The directory at `root`, which need not exist yet.
+    /// A backend for the directory at `root`, which need not exist yet.
     #[must_use]
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// Discovery over it.
+    /// Discovery with this backend.
     #[must_use]
     pub fn discovery(self) -> Discovery<Self> {
         Discovery::new(self, MetadataPolicy::Wanted)
@@ -104,7 +111,7 @@ impl Backend for Directory {
 }
 
 struct Follow {
-    /// Away while it reads.
+    /// `None` while it reads.
     scanner: Option<Scanner>,
     looks: Looks,
     folder: PathBuf,
@@ -139,7 +146,7 @@ impl Scanner {
         let now = Instant::now();
         let mut records = BTreeMap::new();
         for (path, entry) in &self.files {
-            // A file that cannot be read now leaves what it said before in force.
+            // A file that cannot be read now keeps its last content in force.
             match &entry.record {
                 Ok((record, heartbeat)) => {
                     let mut record = record.clone();
@@ -174,7 +181,8 @@ impl Scanner {
         events
     }
 
-    /// The files there are. A folder that does not exist has none: nobody registered yet.
+    /// The files of the folder. A folder that does not exist has none: no instance has registered
+    /// yet.
     fn list(&self) -> Result<Vec<PathBuf>, String> {
         let wrong = |e: io::Error| format!("{}: {e}", self.folder.display());
         let entries = match std::fs::read_dir(&self.folder) {
@@ -207,7 +215,8 @@ impl Scanner {
                 entry.record = read;
             }
             None => {
-                // Only a hint, by the wall clock: an old file waits for a heartbeat before it counts, a new one counts at once.
+                // Only a hint, because it uses the wall clock: an old file must show a heartbeat
+                // before it counts, a new one counts at once.
                 let age = SystemTime::now().duration_since(modified).unwrap_or_default();
                 let alive = age < HEARTBEAT * HEARTBEATS_MISSED_MAX;
                 self.files.insert(path, Entry { modified, moved: now, alive, record: read });
@@ -238,10 +247,10 @@ fn read(path: &Path) -> Result<(Record, Option<Duration>), String> {
     parse(id, &std::fs::read(path).map_err(|e| e.to_string())?)
 }
 
-/// Reads an instance's file: the record, and how often the file is touched if it is.
+/// Reads an instance file: the record, and its heartbeat interval if it has one.
 ///
 /// # Errors
-/// Says what is wrong. Whoever wrote the file is at fault.
+/// Says what is wrong with the file. Its writer has to change it.
 pub fn parse(id: &str, text: &[u8]) -> Result<(Record, Option<Duration>), String> {
     let document = Document::parse(text)?;
     let heartbeat = document.heartbeat_seconds.map(|s| Duration::from_secs(u64::from(s.max(1))));
@@ -250,7 +259,7 @@ pub fn parse(id: &str, text: &[u8]) -> Result<(Record, Option<Duration>), String
 
 // === Looks ===
 
-/// Says when to look at a folder.
+/// Decides when to read a folder.
 #[derive(Debug)]
 struct Looks {
     relist: Arc<Notify>,
@@ -264,7 +273,8 @@ impl Looks {
         Self { relist, told: Arc::new(Notify::new()), watcher: None, first: true }
     }
 
-    /// Waits until it is time to look. The watch is set before the look that follows, so nothing falls between.
+    /// Waits until it is time to read. The watch is set before the read, so no change is missed
+    /// between them.
     async fn next(&mut self, folder: &Path) {
         if !std::mem::take(&mut self.first) {
             let poll = if self.watcher.is_some() { POLL_INTERVAL } else { POLL_INTERVAL_UNWATCHED };
@@ -274,7 +284,8 @@ impl Looks {
                 () = tokio::time::sleep(poll) => {}
             }
         }
-        // Set anew at each poll: the folder may have been replaced by another of that name.
+        // Set again at each poll: the folder may have been replaced by another one of the same
+        // name.
         self.watcher = self.watch(folder);
     }
 
@@ -282,7 +293,8 @@ impl Looks {
         let told = Arc::clone(&self.told);
         let tell = move |event: notify::Result<notify::Event>| {
             use notify::event::{EventKind, ModifyKind};
-            // Heartbeats touch files; that is seen at the next poll. Errors and overflows are a reason to look.
+            // Heartbeats touch files; the next poll sees that. Errors and overflows are a reason to
+            // read.
             if !event.is_ok_and(|e| matches!(e.kind, EventKind::Access(_) | EventKind::Modify(ModifyKind::Metadata(_)))) {
                 told.notify_one();
             }
@@ -296,7 +308,7 @@ impl Looks {
 // === impl DirectoryRegistry ===
 
 impl DirectoryRegistry {
-    /// Registers in the directory at `root`: an address, or more than that. The directory is made if it does not exist.
+    /// Registers in the directory at `root`. The directory is created if it does not exist.
     #[must_use]
     pub fn new(root: impl Into<PathBuf>, registrant: impl Into<Registrant>) -> Self {
         Self { root: root.into(), registrant: registrant.into() }
@@ -335,12 +347,14 @@ struct Registered {
     temporary: PathBuf,
     incarnation: Arc<str>,
     registrant: Registrant,
-    /// Until withdrawn. Held while the file is written, so that no write outlives the registration.
+    /// True until the registration is withdrawn. Locked while the file is written, so that no write
+    /// happens after the withdrawal.
     open: Mutex<bool>,
 }
 
 impl Registered {
-    /// Writes at every change, touches between, and puts the file back should somebody have removed it.
+    /// Writes the file at every change, touches it in between, and creates it again if it was
+    /// removed.
     async fn keep(self: Arc<Self>, mut said: watch::Receiver<Said>) {
         said.mark_changed();
         loop {
@@ -356,7 +370,7 @@ impl Registered {
             let (this, now) = (Arc::clone(&self), said.borrow_and_update().clone());
             let kept = tokio::task::spawn_blocking(move || if write { this.write(&now) } else { this.touch(&now) }).await;
             if !matches!(kept, Ok(Ok(()))) {
-                tokio::time::sleep(POLL_INTERVAL).await; // a full disk, a folder gone: tried again, for a registration is for life
+                tokio::time::sleep(POLL_INTERVAL).await; // a full disk or a missing folder: try again until the handle is dropped
                 said.mark_changed();
             }
         }
@@ -379,7 +393,7 @@ impl Registered {
     fn touch(&self, said: &Said) -> io::Result<()> {
         match self.is_ours() {
             Some(true) => std::fs::File::options().write(true).open(&self.path)?.set_modified(SystemTime::now()),
-            Some(false) => Ok(()), // somebody took over: theirs now
+            Some(false) => Ok(()), // another process has taken over the id
             None => self.write(said),
         }
     }
@@ -388,12 +402,12 @@ impl Registered {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         *open = false;
         if self.is_ours() == Some(true) {
-            let _ = std::fs::remove_file(&self.path); // should that fail, the heartbeats end all the same
+            let _ = std::fs::remove_file(&self.path); // if that fails, the missing heartbeats end the registration
         }
         let _ = std::fs::remove_file(&self.temporary);
     }
 
-    /// Is the file there, and is it of this life?
+    /// Whether the file exists, and whether this process wrote it.
     fn is_ours(&self) -> Option<bool> {
         let (record, _) = read(&self.path).ok()?;
         Some(record.instance.incarnation == *self.incarnation)

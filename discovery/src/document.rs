@@ -1,4 +1,4 @@
-//! An instance as a JSON document, which is what registries that store instances store: a directory in files, etcd under keys.
+//! An instance as a JSON document, as registries store it: a directory in files, etcd under keys.
 //!
 //! ```json
 //! {"incarnation": "5f1c-4242", "address": "10.0.0.1:8000", "ready": true, "labels": {"llm-d.ai/role": "decode"}, "metadata": {"model": {"name": "Qwen3-32B"}}}
@@ -16,7 +16,7 @@ use crate::instance::Instance;
 use crate::metadata::{METADATA_BYTES_MAX, Metadata};
 use crate::registry::{InstanceStatus, Registrant, Said};
 
-/// The largest document, in bytes: metadata at its limit, and the rest.
+/// The largest document, in bytes: metadata of the largest size, and room for the rest.
 pub const DOCUMENT_BYTES_MAX: usize = METADATA_BYTES_MAX + (1 << 16);
 
 /// An instance as a document.
@@ -28,7 +28,8 @@ pub(crate) struct Document {
     pub(crate) address: SocketAddr,
     #[serde(default = "yes")]
     pub(crate) ready: bool,
-    /// Who registered keeps it alive this often; not by hand, and not where the registry has leases.
+    /// How often the registering process touches the file; absent in files written by hand and in
+    /// registries with leases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) heartbeat_seconds: Option<u32>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -44,7 +45,7 @@ fn yes() -> bool {
 // === impl Document ===
 
 impl Document {
-    /// What is said now of the instance that is registered as `registrant`.
+    /// The document of an instance in its current state.
     pub(crate) fn of(said: &Said, registrant: &Registrant) -> Self {
         Self {
             incarnation: said.incarnation.to_string(),

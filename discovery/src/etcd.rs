@@ -1,16 +1,19 @@
-//! etcd as registry: an instance is a key under a lease, `<prefix>/<namespace>/<component>/<instance id>`, and its value the document of
+//! etcd as registry: an instance is a key under a lease,
+//! `<prefix>/<namespace>/<component>/<instance id>`. The value is the document of
 //! [`crate::directory`], without heartbeat.
 //!
 //! ```text
 //! registrant   grant ─▶ put ─▶ keep alive every third of the lease; put again at every change
 //!                ▲                │ lost, refused, silent
-//!                └── after a wait ┘      the id is the instance's own, never the lease's: it stays what it was
+//!                └── after a wait ┘      the instance keeps its id, whatever lease it has
 //! reader       list at revision R ─▶ watch from R + 1
 //!                ▲                      │ broken, compacted, cancelled, silent
-//!                └────── after a wait ──┘      a list replaces the set, so what was missed does not matter
+//!                └────── after a wait ──┘      a list replaces the set, so missed events do not matter
 //! ```
-//! A registrant that cannot reach etcd goes on serving and registers anew when it can; one that is gone is gone with its lease, after at most [`LEASE`]
-//! (and at once when its handle is dropped). A failed etcd is noticed by pings of the connection, within [`PING_INTERVAL`] and [`PING_TIMEOUT`].
+//! A registrant that cannot reach etcd keeps serving and registers again when it can. A dead
+//! registrant disappears with its lease, after at most [`LEASE`], and at once when its handle is
+//! dropped. Pings on the connection notice a failed etcd within [`PING_INTERVAL`] and
+//! [`PING_TIMEOUT`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -39,59 +42,60 @@ mod lease;
 
 pub use lease::EtcdLease;
 
-/// Generated from `etcd.proto` and committed; a test regenerates and compares.
+/// Generated from `etcd.proto` and committed; a test generates it again and compares.
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic, clippy::allow_attributes_without_reason, reason = "generated code")]
 mod api {
     include!("etcd/gen/etcdserverpb.rs");
 }
 
-/// Under which keys instances are, where nothing else is said.
+/// The default prefix of the keys of instances.
 pub const PREFIX_DEFAULT: &str = "/switchpoint/instances";
 
-/// How long an instance outlives its last sign of life. Ten seconds, as is often seen, were lost to a slow DNS or a leader election, and took whole
-/// deployments down.
+/// How long an instance stays registered after its last keep-alive. Ten seconds, a common choice,
+/// was lost to a slow DNS or a leader election and removed whole deployments.
 pub const LEASE: Duration = Duration::from_secs(30);
 
-/// How often the connection is asked whether it lives.
+/// How often the connection is pinged.
 pub const PING_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How long it may take to answer.
+/// How long a ping may take.
 pub const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long one request may take: a third of that goes between two signs of life.
+/// How long one request may take: a keep-alive has to fit into a third of the lease.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(5);
 
-/// The first wait after an error; doubled up to [`RETRY_MAX`]. Chance makes up to half of it.
+/// The first wait after an error. It doubles up to [`RETRY_MAX`]; up to half of it is random.
 const RETRY_FIRST: Duration = Duration::from_millis(250);
 
 /// The longest wait after an error.
 const RETRY_MAX: Duration = Duration::from_secs(10);
 
-/// The largest answer read: a full component with modest metadata. What is larger is refused rather than held in memory.
+/// The largest answer, in bytes: a full component with modest metadata. A larger answer is refused,
+/// not kept in memory.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
-/// Where etcd is, and who asks.
+/// How to reach etcd.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
     /// Members, as `http://host:port` or `https://host:port`.
     pub endpoints: Vec<String>,
-    /// Under which keys instances are; [`PREFIX_DEFAULT`] when empty.
+    /// The prefix of the keys of instances; [`PREFIX_DEFAULT`] when empty.
     pub prefix: String,
     /// User and password.
     pub user: Option<(String, String)>,
     /// The CA that signed the members' certificates, PEM.
     pub ca: Option<Vec<u8>>,
-    /// The certificate and key to show, PEM.
+    /// The client certificate and its key, PEM.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-/// An etcd cluster, as a backend of discovery.
+/// An etcd cluster as a discovery backend.
 #[derive(Clone, Debug)]
 pub struct Etcd {
     connection: Connection,
 }
 
-/// An etcd cluster to register in.
+/// An etcd cluster as a registry.
 #[derive(Clone, Debug)]
 pub struct EtcdRegistry {
     connection: Connection,
@@ -103,7 +107,7 @@ struct Connection {
     channel: Channel,
     prefix: Arc<str>,
     user: Option<(String, String)>,
-    /// Of the user; renewed when it is refused.
+    /// The token of the user. It is renewed when etcd refuses it.
     token: Arc<Mutex<Option<MetadataValue<tonic::metadata::Ascii>>>>,
 }
 
@@ -134,18 +138,18 @@ impl Connection {
         Ok(Self { channel, prefix: prefix.into(), user, token: Arc::default() })
     }
 
-    /// The keys of a component begin with this. It ends in a slash, so that `a` is not taken for the beginning of `ab`.
+    /// The prefix of a component's keys. It ends in a slash, so that `a` does not match `ab`.
     fn folder(&self, component: &Component) -> String {
         format!("{}/{}/{}/", self.prefix, component.namespace(), component.name())
     }
 
-    /// A request with the token of the user, if there is one; a unary one has a deadline.
+    /// A request with the token of the user, if there is one. A unary request has a deadline.
     async fn request<T>(&self, message: T, unary: bool) -> Result<Request<T>, Status> {
         let mut request = Request::new(message);
         if unary {
             request.set_timeout(REQUEST_DEADLINE);
         }
-        // A member without a leader refuses, instead of answering with what it last knew.
+        // A member without a leader refuses the request; otherwise it would answer from old state.
         request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
         if let Some((name, password)) = &self.user {
             let mut token = self.token.lock().await;
@@ -161,7 +165,7 @@ impl Connection {
         Ok(request)
     }
 
-    /// What went wrong, for people. The token is forgotten: it may have expired.
+    /// The error as text. It also drops the token, which may have expired.
     async fn failed(&self, status: Status) -> String {
         *self.token.lock().await = None;
         let mut cause: Option<&dyn std::error::Error> = std::error::Error::source(&status);
@@ -186,7 +190,7 @@ fn wait_after(failures: u32) -> Duration {
 // === impl Etcd ===
 
 impl Etcd {
-    /// The instances in that cluster. Whether it can be reached is seen later.
+    /// The instances in that cluster. It does not connect yet.
     ///
     /// # Errors
     /// Says what is wrong with the configuration.
@@ -194,7 +198,7 @@ impl Etcd {
         Ok(Self { connection: Connection::open(config)? })
     }
 
-    /// Discovery over it.
+    /// Discovery with this backend.
     #[must_use]
     pub fn discovery(self) -> Discovery<Self> {
         Discovery::new(self, MetadataPolicy::Wanted)
@@ -212,9 +216,9 @@ impl Backend for Etcd {
 struct Follow {
     connection: Connection,
     folder: String,
-    /// The watch; without one, a list comes first.
+    /// The watch; `None` means that a list comes first.
     watch: Option<Streaming<api::WatchResponse>>,
-    /// What each said last: where a new value cannot be read, that stays.
+    /// The last record by key. It stays in force where a new value cannot be read.
     known: BTreeMap<String, Arc<Record>>,
     failures: u32,
     relist: Arc<Notify>,
@@ -261,7 +265,7 @@ impl Follow {
         }
     }
 
-    /// The whole set, and a watch of all that comes after it.
+    /// The whole set, and a watch of everything after it.
     async fn list(&mut self) -> Result<Vec<Arc<Record>>, Status> {
         let channel = &self.connection.channel;
         let (key, range_end) = (self.folder.clone().into_bytes(), range_end(&self.folder));
@@ -275,7 +279,7 @@ impl Follow {
         let start_revision = listed.header.map_or(0, |header| header.revision) + 1;
         let create = api::WatchCreateRequest { key, range_end, start_revision, progress_notify: true };
         let create = api::WatchRequest { request_union: Some(api::watch_request::RequestUnion::CreateRequest(create)) };
-        // The stream of requests stays open: its end would end the watch.
+        // The stream of requests stays open, because its end would end the watch.
         let requests = futures::stream::iter([create]).chain(futures::stream::pending());
         let mut watch = WatchClient::new(channel.clone()).max_decoding_message_size(ANSWER_BYTES_MAX);
         self.watch = Some(within(watch.watch(self.connection.request(requests, false).await?)).await?);
@@ -329,7 +333,7 @@ fn record(id: &str, kv: &api::KeyValue) -> Option<Arc<Record>> {
 // === impl EtcdRegistry ===
 
 impl EtcdRegistry {
-    /// Registers in that cluster: an address, or more than that.
+    /// Registers in that cluster.
     ///
     /// # Errors
     /// Says what is wrong with the configuration.
@@ -351,7 +355,7 @@ impl EtcdRegistry {
             let (lease, connection) = (Arc::clone(&keeper.lease), keeper.connection.clone());
             let task = tokio::spawn(keeper.keep(said)).abort_handle();
             let revoke = move || {
-                // Without a runtime there is nobody to ask; the lease ends by itself then.
+                // Without a runtime no request can be sent; the lease then expires.
                 if let Ok(runtime) = tokio::runtime::Handle::try_current() {
                     runtime.spawn(async move { revoke(&connection, *lease.lock().await).await });
                 }
@@ -367,7 +371,7 @@ impl ServiceRegistry for EtcdRegistry {
     }
 }
 
-/// Keeps one instance registered, for as long as it runs.
+/// Keeps one instance registered while it runs.
 struct Keeper {
     connection: Connection,
     key: Vec<u8>,
@@ -380,7 +384,8 @@ impl Keeper {
         let mut failures = 0;
         loop {
             let Err(status) = self.hold(&mut said, &mut failures).await;
-            // Nobody is told: whoever serves goes on serving, and whoever reads sees the instance go with its lease, and come back.
+            // No caller sees the error: the instance keeps serving. Readers see it disappear with
+            // its lease and come back.
             self.connection.failed(status).await;
             tokio::time::sleep(wait_after(failures)).await;
             failures += 1;
@@ -390,7 +395,7 @@ impl Keeper {
     /// One lease, from its grant to its loss.
     async fn hold(&self, said: &mut watch::Receiver<Said>, failures: &mut u32) -> Result<std::convert::Infallible, Status> {
         let mut client = LeaseClient::new(self.connection.channel.clone());
-        revoke(&self.connection, self.lease.lock().await.take()).await; // should the old one have survived, its key must not outlive us
+        revoke(&self.connection, self.lease.lock().await.take()).await; // if the old lease still exists, its key must not outlive this process
         let ask = api::LeaseGrantRequest { ttl: i64::try_from(LEASE.as_secs()).unwrap_or(i64::MAX), id: 0 };
         let lease = within(client.lease_grant(self.connection.request(ask, true).await?)).await?;
         *self.lease.lock().await = Some(lease.id);
@@ -405,7 +410,8 @@ impl Keeper {
                     Err(_) => return Err(Status::cancelled("nobody holds the handle")),
                 },
                 _ = due.tick() => {
-                    // One stream a time: a stream that hangs would otherwise be noticed only by the loss of the lease.
+                    // One stream for each keep-alive: a stream that hangs would only be noticed
+                    // when the lease is lost.
                     let ask = futures::stream::iter([api::LeaseKeepAliveRequest { id: lease.id }]);
                     let mut answers = within(client.lease_keep_alive(self.connection.request(ask, false).await?)).await?;
                     let answer = tokio::time::timeout(REQUEST_DEADLINE, answers.message()).await;
@@ -430,6 +436,6 @@ impl Keeper {
 async fn revoke(connection: &Connection, lease: Option<i64>) {
     let Some(id) = lease else { return };
     if let Ok(request) = connection.request(api::LeaseRevokeRequest { id }, true).await {
-        let _ = within(LeaseClient::new(connection.channel.clone()).lease_revoke(request)).await; // it ends by itself otherwise
+        let _ = within(LeaseClient::new(connection.channel.clone()).lease_revoke(request)).await; // otherwise it expires
     }
 }

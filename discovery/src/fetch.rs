@@ -1,6 +1,7 @@
-//! Fetching an instance's metadata: one conditional GET to its own address, within bounds.
+//! Fetches the metadata of an instance: one conditional GET to its own address, within bounds.
 //!
-//! No redirect is followed, no proxy of the environment used and no name resolved: the answer comes from the instance or not at all.
+//! It follows no redirect, uses no proxy from the environment and resolves no name, so the answer
+//! comes from the instance or there is none.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,13 +20,14 @@ use crate::table::{Fetch, Fetched};
 /// How long one fetch may take, from connecting to the last byte.
 pub(crate) const FETCH_DEADLINE: Duration = Duration::from_secs(2);
 
-/// How many are fetched at once: a pool of a thousand is asked within a second or so, at at most this many times [`METADATA_BYTES_MAX`] of memory.
+/// How many fetches run at once: the metadata of a pool of a thousand arrives within about a
+/// second, in at most this many times [`METADATA_BYTES_MAX`] of memory.
 pub(crate) const FETCHES_MAX: usize = 32;
 
-/// The longest entity tag kept: ours has some 40 bytes.
+/// The longest entity tag kept; ours have some 40 bytes.
 const ETAG_BYTES_MAX: usize = 256;
 
-/// Asks instances.
+/// Fetches metadata from instances.
 #[derive(Clone, Debug)]
 pub(crate) struct Fetcher(Client<HttpConnector, Empty<Bytes>>);
 
@@ -36,7 +38,7 @@ impl Fetcher {
         let mut connector = HttpConnector::new();
         connector.set_connect_timeout(Some(FETCH_DEADLINE));
         connector.set_nodelay(true);
-        // A connection is not worth keeping for a request every half minute.
+        // A connection is not worth keeping for one request every half minute.
         Self(Client::builder(TokioExecutor::new()).timer(TokioTimer::new()).pool_max_idle_per_host(0).build(connector))
     }
 
@@ -77,7 +79,8 @@ fn entity_tag(headers: &HeaderMap) -> Option<String> {
     headers.get(ETAG)?.to_str().ok().filter(|tag| tag.len() <= ETAG_BYTES_MAX).map(str::to_owned)
 }
 
-/// The cause people can do something about stands last: "client error (Connect)" says little, "Connection refused" much.
+/// The last cause is the useful one: "client error (Connect)" says little, "Connection refused"
+/// says much.
 fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
     let mut error = error;
     while let Some(source) = error.source() {

@@ -1,4 +1,4 @@
-//! An endpoints file, in the format of the reference's `file-discovery`:
+//! An endpoints file, in the format of llm-d's `file-discovery`:
 //!
 //! ```yaml
 //! endpoints:
@@ -6,8 +6,9 @@
 //! - {name: gpu-1, address: "fd00::2", port: 8000, namespace: prod, metrics: {port: 9400, path: /metrics}}
 //! ```
 //!
-//! Beyond the reference: a port may be a number, an address IPv6, and `metrics` may say where the metrics of one endpoint are.
-//! Unknown keys are refused, since a misspelt key would be a setting ignored in silence.
+//! Beyond llm-d's format, a port may be a number, an address may be IPv6, and `metrics` may say
+//! where the metrics of one endpoint are. Unknown keys are refused, because a misspelt key would be
+//! a setting ignored in silence.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -37,7 +38,7 @@ pub fn follow(path: impl Into<PathBuf>) -> Changes {
 /// Reads the text of an endpoints file.
 ///
 /// # Errors
-/// Says what is wrong and where. Whoever wrote the file is at fault.
+/// Says what is wrong and where. The author of the file has to change it.
 pub fn parse(text: &str) -> Result<Vec<Instance>, String> {
     let file: File = serde_saphyr::from_str(text).map_err(|e| e.without_snippet().to_string())?;
     let instances = file.endpoints.into_iter().map(instance).collect::<Result<Vec<_>, _>>()?;
@@ -72,7 +73,7 @@ struct MetricsRow {
     path: Option<String>,
 }
 
-/// The reference writes ports as strings, people as numbers.
+/// llm-d writes ports as strings; most users write numbers.
 #[derive(Clone, Copy)]
 struct Port(u16);
 

@@ -1,36 +1,37 @@
-//! What an instance is, and the rules every backend holds one to.
+//! An instance, and the rules that hold for every backend.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use crate::metadata::Metadata;
 
-/// A model server, as discovery knows it.
+/// A model server as discovery reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instance {
-    /// Its name, unique in its namespace: the instance id. In Kubernetes that of the pod.
+    /// Its name, unique in its namespace: the instance id. In Kubernetes the name of the pod.
     pub name: String,
     /// The namespace of the name; [`NAMESPACE_DEFAULT`] when the source has none.
     pub namespace: String,
-    /// Which life of that name this is (in Kubernetes the pod's UID): state learned of another life says nothing about this one. Empty
-    /// when the source cannot tell.
+    /// The generation: which process has this name (in Kubernetes the pod's UID). State learned
+    /// about another generation does not apply to this one. Empty when the source has no such
+    /// number.
     pub incarnation: String,
-    /// Where requests go. Always an IP address: Envoy is handed these very bytes and resolves nothing.
+    /// Where requests go. Always an IP address: Envoy gets these bytes and resolves no names.
     pub address: SocketAddr,
     /// Labels, sorted by key.
     pub labels: Vec<(String, String)>,
-    /// Where its metrics are, as far as they are not where the pool says.
+    /// Where its metrics are, if not where the pool's settings say.
     pub metrics: MetricsLocation,
-    /// What it says of itself, if anything; [`Self::metadata`] reads it.
+    /// Its metadata, if it has any; [`Self::metadata`] reads it.
     pub metadata: Option<Arc<Metadata>>,
 }
 
-/// What an instance says of where its metrics are; `None` is "as the pool says".
+/// Where the metrics of an instance are; `None` uses the setting of the pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MetricsLocation {
-    /// By TLS or in clear.
+    /// TLS or plaintext.
     pub scheme: Option<Scheme>,
-    /// Port; that of the address when neither instance nor pool says.
+    /// Port; the port of the address when neither the instance nor the pool has one.
     pub port: Option<u16>,
     /// Path, with its leading slash.
     pub path: Option<String>,
@@ -39,9 +40,9 @@ pub struct MetricsLocation {
 /// How metrics are fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheme {
-    /// In clear.
+    /// Plaintext.
     Http,
-    /// By TLS.
+    /// TLS.
     Https,
 }
 
@@ -51,19 +52,20 @@ pub const NAMESPACE_DEFAULT: &str = "default";
 /// The most instances one source may list: the slots of a pool.
 pub const INSTANCES_MAX: usize = 1024;
 
-/// The most bytes of labels one instance may carry, keys and values together: so that a full pool fits one message to a proxy.
+/// The most bytes of labels of one instance, keys and values together: a full pool has to fit into
+/// one message to a proxy.
 pub const LABEL_BYTES_MAX: usize = 2048;
 
-/// The most labels one instance may carry, for the same reason.
+/// The most labels of one instance, for the same reason.
 pub const LABELS_MAX: usize = 64;
 
-/// The longest name or namespace, in bytes: that of a DNS name, hence of a pod.
+/// The longest name or namespace, in bytes: that of a DNS name, and so of a pod.
 pub const NAME_BYTES_MAX: usize = 253;
 
 // === impl Instance ===
 
 impl Instance {
-    /// An instance of which no more is known than where it is.
+    /// An instance with a name and an address, and nothing else known.
     #[must_use]
     pub fn new(name: impl Into<String>, address: SocketAddr) -> Self {
         Self {
@@ -83,18 +85,20 @@ impl Instance {
         Self { metadata, ..self }
     }
 
-    /// What the instance says of itself; empty when it says nothing (a plain vLLM, say). It came with the instance, so asking costs
-    /// nothing and cannot fail; when it changes, another `Added` tells the new value.
+    /// The metadata of the instance; empty when it has none (plain vLLM has none). It came with the
+    /// instance, so reading it cannot fail. When it changes, another `Added` event carries the new
+    /// value.
     #[must_use]
     pub fn metadata(&self) -> &Metadata {
         self.metadata.as_deref().unwrap_or(Metadata::empty())
     }
 }
 
-/// Holds a set to the rules every backend keeps: sizes, and no two instances with one name or one address.
+/// Checks a set against the rules that hold for every backend: sizes, and unique names and
+/// addresses.
 ///
 /// # Errors
-/// Says what is wrong, naming the instances concerned. Whoever wrote the source is at fault.
+/// Says what is wrong, with the names of the instances. The author of the source has to change it.
 pub fn validate(instances: &[Instance]) -> Result<(), String> {
     if instances.len() > INSTANCES_MAX {
         return Err(format!("{} endpoints; at most {INSTANCES_MAX} are allowed", instances.len()));
@@ -123,7 +127,7 @@ pub fn validate(instances: &[Instance]) -> Result<(), String> {
     Ok(())
 }
 
-/// Holds one instance to the rules.
+/// Checks one instance against the rules.
 ///
 /// # Errors
 /// Says what is wrong with it.

@@ -1,20 +1,22 @@
-//! Kubernetes as registry: readiness is the pod's own, kept by its readiness probe, and told by EndpointSlices.
+//! Kubernetes as registry: readiness is that of the pod, set by its readiness probe and reported by
+//! EndpointSlices.
 //!
 //! ```text
-//!  Services ── whose selector holds both labels ──▶ their names ──▶ EndpointSlices of these names ──▶ SliceIndex ──▶ records
+//!  Services ── whose selector has both labels ──▶ their names ──▶ EndpointSlices of these names ──▶ SliceIndex ──▶ records
 //! ```
-//! | EndpointSlice | what is told |
+//! | EndpointSlice | event |
 //! |---|---|
 //! | endpoint added with `ready: true` (nil is true) | Added |
 //! | its condition becomes true | Added |
 //! | its condition becomes false, or it is terminating or no longer serving | Removed |
 //! | endpoint gone from its last slice, slice deleted, or absent from a new list | Removed |
 //!
-//! The Service is found by its *selector* on the labels [`NAMESPACE_LABEL`] and [`COMPONENT_LABEL`], not by guessing its name: two namespaces may have a
-//! component of one name. Its slices are found by `kubernetes.io/service-name`, since the slice controller mirrors labels of the Service, not of the pods.
-//! The pods' own labels are read from the pods: [`labels`].
+//! A Service is found by its *selector* on the labels [`NAMESPACE_LABEL`] and [`COMPONENT_LABEL`],
+//! not by its name: two namespaces may have a component of one name. Its slices are found by
+//! `kubernetes.io/service-name`, because the slice controller mirrors the labels of the Service,
+//! not those of the pods. The labels of pods are read from the pods: [`labels`].
 //!
-//! [`InferencePools`] is the other way in: an `InferencePool` names its pods by selector.
+//! [`InferencePools`] is the alternative: an `InferencePool` names its pods by selector.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -49,25 +51,28 @@ pub use objects::{CustomKind, follow_objects};
 pub use pool::{InferencePools, PoolGroup};
 pub use slices::{PortRule, SliceIndex};
 
-/// The label, of a pod and in the selector of its Service, that says which namespace of the serving system the pod belongs to.
+/// The label of a pod, and in the selector of its Service, that names the pod's namespace in the
+/// serving system.
 pub const NAMESPACE_LABEL: &str = "nvidia.com/dynamo-namespace";
 
-/// The label that says which component it is.
+/// The label that names the component.
 pub const COMPONENT_LABEL: &str = "nvidia.com/dynamo-component";
 
-/// The label by which a slice names its Service.
+/// The label of a slice that names its Service.
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 
-/// The most Services that may select one component: each is a name in a label selector, which is part of a URL.
+/// The most Services that may select one component: their names go into a label selector, which is
+/// part of a URL.
 const SERVICES_MAX: usize = 32;
 
-/// How long connecting to the API server may take: it is a machine away, or it is not there.
+/// How long connecting to the API server may take: it is close, or it is down.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 
-/// How long the first set waits for the labels of the pods: the API server that has just told the slices tells pods as soon, or is not asked for them.
+/// How long the first set waits for the labels of the pods. An API server that just sent the slices
+/// sends pods as quickly, unless we may not read them.
 const LABELS_WAIT: Duration = Duration::from_secs(3);
 
-/// A cluster, as a backend of discovery.
+/// A Kubernetes cluster as a discovery backend.
 #[derive(Clone)]
 pub struct Kubernetes {
     client: Client,
@@ -83,20 +88,20 @@ pub struct KubernetesRegistry {
     pod: String,
 }
 
-/// Connects to the cluster this process runs in, or else to the one of the kubeconfig.
+/// Connects to the cluster this process runs in, or else to the cluster of the kubeconfig.
 ///
 /// # Errors
-/// Says what is missing; whoever deploys the process is at fault. That the cluster cannot be reached is no error yet.
+/// Says what is missing in the deployment. An unreachable cluster is not an error yet.
 pub async fn connect() -> Result<Client, String> {
     client(Config::infer().await.map_err(|e| format!("no Kubernetes configuration: {e}"))?)
 }
 
-/// Connects as `config` says, with the bounds that discovery needs.
+/// Connects with this configuration and the timeouts that discovery needs.
 ///
 /// # Errors
-/// Says what is wrong with it.
+/// Says what is wrong with the configuration.
 pub fn client(mut config: Config) -> Result<Client, String> {
-    config.default_retry = false; // retries are ours: what is retried out of sight cannot be said to be down
+    config.default_retry = false; // this crate retries itself, so that it can report an outage
     config.connect_timeout = Some(CONNECT_DEADLINE);
     Client::try_from(config).map_err(|e| format!("Kubernetes configuration: {e}"))
 }
@@ -110,13 +115,13 @@ impl Kubernetes {
         Self { client, kube_namespace: kube_namespace.into(), ports: PortRule::default() }
     }
 
-    /// The same with this rule of which port is meant.
+    /// The same with this rule for ports.
     #[must_use]
     pub fn with_ports(self, ports: PortRule) -> Self {
         Self { ports, ..self }
     }
 
-    /// Discovery over it.
+    /// Discovery with this backend.
     #[must_use]
     pub fn discovery(self, policy: MetadataPolicy) -> Discovery<Self> {
         Discovery::new(self, policy)
@@ -152,21 +157,21 @@ impl Backend for Kubernetes {
     }
 }
 
-/// One component, followed.
+/// Follows one component.
 struct Follow {
     component: Component,
     services: Listing<Service>,
     names: BTreeSet<String>,
     listed: bool,
     slices: Api<EndpointSlice>,
-    /// Of the slices of the Services in `names`, if there are any.
+    /// The slices of the Services in `names`, if there are any.
     listing: Option<Listing<EndpointSlice>>,
     index: SliceIndex,
     pods: Listing<Pod>,
     labels: PodLabels,
-    /// Are the labels of the pods known, or known not to be had?
+    /// Whether the labels of the pods are known, or known to be unavailable.
     labelled: bool,
-    /// Until when the first set waits for them; it would be taken for the truth without.
+    /// Until when the first set waits for the labels: without them it would be taken as complete.
     withheld: Option<Instant>,
     relist: Arc<Notify>,
 }
@@ -209,7 +214,8 @@ impl Follow {
         }
     }
 
-    /// Which Services select the component. The set of slices is listed anew when that changed; until then the old one stands.
+    /// Updates the Services that select the component. When they change, the slices are listed
+    /// again; until then the old set stays in force.
     fn service(&mut self, told: Told<Service>) -> Vec<BackendEvent> {
         let selects = |service: &Service| selects(service, &self.component);
         let mut names = self.names.clone();
@@ -221,7 +227,7 @@ impl Follow {
         }
         let first = !std::mem::replace(&mut self.listed, true);
         if names == self.names && !first {
-            // With no Service there is no slice to hear of, so that this is the only sign of life.
+            // With no Service there are no slice events, so this is the only sign of life.
             return if self.names.is_empty() { vec![BackendEvent::Alive] } else { Vec::new() };
         }
         if names.len() > SERVICES_MAX {
@@ -251,7 +257,7 @@ impl Follow {
             Told::Deleted(slice) => self.index.delete(&slice.name_any()),
             Told::Failed(why) => return vec![BackendEvent::Failed(why)],
         };
-        // What is withheld will be told whole.
+        // The whole set is sent later.
         if self.withheld.is_some() { Vec::new() } else { events.into_iter().map(|event| self.labels.join_event(event)).collect() }
     }
 
@@ -260,7 +266,7 @@ impl Follow {
             Told::All(pods) => {
                 let changed = self.labels.reset(&pods);
                 let mut events = vec![BackendEvent::Warns(None)];
-                // Never as a whole set, which would say that the slices were read.
+                // Never as a reset, which would mean that the slices have been read.
                 events.extend(changed.iter().filter_map(|pod| self.relabelled(pod)));
                 events.extend(self.labelled());
                 events
@@ -279,13 +285,13 @@ impl Follow {
         }
     }
 
-    /// What slices say of a pod, with the labels that it has now.
+    /// The record of a pod from its slices, with its current labels.
     fn relabelled(&self, pod: &str) -> Option<BackendEvent> {
         let record = self.index.get(pod).filter(|_| self.withheld.is_none())?;
         Some(BackendEvent::Apply(self.labels.join(record)))
     }
 
-    /// The wait is over: sends the events that were withheld.
+    /// The wait is over: returns the delayed events.
     fn labelled(&mut self) -> Vec<BackendEvent> {
         self.labelled = true;
         Vec::from_iter(self.withheld.take().map(|_| self.all()))
@@ -296,7 +302,7 @@ impl Follow {
     }
 }
 
-/// Does the Service select the pods of that component, and no others'?
+/// Whether the Service selects the pods of that component and no others.
 fn selects(service: &Service, component: &Component) -> bool {
     let selector = service.spec.as_ref().and_then(|s| s.selector.as_ref());
     selector.is_some_and(|selector| has_labels(selector, component))
@@ -310,14 +316,15 @@ fn has_labels(labels: &BTreeMap<String, String>, component: &Component) -> bool 
 // === impl KubernetesRegistry ===
 
 impl KubernetesRegistry {
-    /// Registers the pod of that name. A pod learns its own name and namespace by the downward API.
+    /// Registers the pod of that name. A pod gets its own name and namespace by the downward API.
     #[must_use]
     pub fn new(client: Client, kube_namespace: impl Into<String>, pod: impl Into<String>) -> Self {
         Self { client, kube_namespace: kube_namespace.into(), pod: pod.into() }
     }
 
-    /// Asserts what must be so that others can find the pod: its labels, and a Service that selects it by them. After that the
-    /// registration is the pod's life, and readiness what its probe is told by [`crate::serve`].
+    /// Checks what other processes need to find the pod: its labels, and a Service that selects it
+    /// by them. After that, the registration lasts as long as the pod, and its readiness is what
+    /// the probe reads from [`crate::serve`].
     async fn register(&self, namespace: &str, component: &str) -> Result<InstanceHandle, RegisterError> {
         let component = Component::try_new(namespace, component)?;
         let unavailable = |what: &str, e: &kube::Error| match e {

@@ -1,4 +1,5 @@
-//! One of several processes leads, by a lease that it renews; the timings are those of Kubernetes' own controllers.
+//! Leader election among several processes, by a lease that the leader renews; the timings are
+//! those of Kubernetes' own controllers.
 //!
 //! ```text
 //!            free, mine, or unchanged for LEASE_DURATION as seen from here
@@ -6,9 +7,11 @@
 //!     ▲                                                                      │
 //!     └── another holds it, or no renewal was confirmed for RENEW_DEADLINE ──┘
 //! ```
-//! No clocks are compared: whoever wants the lease measures on its own monotonic clock for how long the record did not change, and whoever has it lays
-//! it down after [`RENEW_DEADLINE`] without a confirmed renewal, which is before anybody may take it. Writes are compare-and-swap, so of two that
-//! try at once one succeeds. Stopped in good order it is given back, and another leads within [`RETRY_PERIOD`].
+//! No clocks are compared. A candidate measures on its own monotonic clock how long the record has
+//! not changed. A leader gives up after [`RENEW_DEADLINE`] without a confirmed renewal, which is
+//! before any candidate may take the lease. Writes are compare-and-swap, so of two that try at once
+//! one succeeds. A leader that stops in good order releases the lease, and another process leads
+//! within [`RETRY_PERIOD`].
 
 use std::time::Duration;
 
@@ -16,45 +19,46 @@ use futures::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// How long a lease is respected that nobody renews.
+/// How long other processes respect a lease that is not renewed.
 pub const LEASE_DURATION: Duration = Duration::from_secs(15);
 
-/// How long its holder goes on leading without a confirmed renewal.
+/// How long the leader keeps leading without a confirmed renewal.
 pub const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 
-/// How often it is renewed, or looked at.
+/// How often the lease is renewed or read.
 pub const RETRY_PERIOD: Duration = Duration::from_secs(2);
 
-/// How long one look and write may take: two fit into [`RENEW_DEADLINE`].
+/// How long one read and write may take: two fit into [`RENEW_DEADLINE`].
 const ATTEMPT_DEADLINE: Duration = Duration::from_secs(4);
 
-/// A lease as it was read.
+/// A lease as read from the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Who has it; empty: nobody.
+    /// Its holder; empty if it has none.
     pub holder: String,
-    /// Another with each write.
+    /// Changes with each write.
     pub version: String,
-    /// How often it has changed hands.
+    /// How often it has changed its holder.
     pub transitions: u32,
 }
 
 /// Where a lease is kept.
 pub trait LeaseStore: Send + Sync {
-    /// The lease as it is; `None` when there is none yet.
+    /// The current lease; `None` if there is none yet.
     fn read(&self) -> BoxFuture<'_, Result<Option<Seen>, String>>;
 
-    /// Writes `holder` if the lease is still as `expected`; what it is then, or `None` when somebody else was faster.
+    /// Writes `holder` if the lease is still as `expected`. Returns the new lease, or `None` when
+    /// another process was faster.
     fn write<'a>(&'a self, holder: &'a str, expected: Option<&'a Seen>) -> BoxFuture<'a, Result<Option<Seen>, String>>;
 }
 
-/// What one of those who want a lease knows. Pure.
+/// The state of one candidate. Pure.
 #[derive(Debug)]
 struct Election {
     me: String,
-    /// The lease as last seen, and since when it is so.
+    /// The lease as last read, and since when it has not changed.
     seen: Option<(Seen, Instant)>,
-    /// When the last confirmed renewal began, of one that leads.
+    /// When the last confirmed renewal began, if this process leads.
     renewed: Option<Instant>,
 }
 
@@ -65,7 +69,7 @@ impl Election {
         Self { me, seen: None, renewed: None }
     }
 
-    /// The lease was read. May it be written?
+    /// Takes the lease as read and returns whether this process may write it.
     fn read(&mut self, found: Option<&Seen>, now: Instant) -> bool {
         let Some(found) = found else {
             (self.seen, self.renewed) = (None, None);
@@ -82,7 +86,7 @@ impl Election {
         mine || found.holder.is_empty() || lapsed
     }
 
-    /// It was written, by an attempt that began at `began`.
+    /// Takes the result of a write that began at `began`.
     fn written(&mut self, now_is: Option<Seen>, began: Instant) {
         if let Some(seen) = now_is {
             self.seen = Some((seen, began));
@@ -90,15 +94,17 @@ impl Election {
         }
     }
 
-    /// Until when this one leads, if nothing more is heard.
+    /// Until when this process leads without another renewal.
     fn leads_until(&self) -> Option<Instant> {
         self.renewed.map(|at| at + RENEW_DEADLINE)
     }
 }
 
-/// Wants the lease for `me` until `stop`, then gives it back. `leads` says at any moment whether `me` has it.
+/// Campaigns for the lease as `me` until `stop`, then releases it. `leads` says at any moment
+/// whether `me` has it.
 ///
-/// `me` is this process's own: two of one name would both lead. Ends with `stop` only; errors of the store are told by `failed`.
+/// `me` must be unique to this process: two processes of one name would both lead. It ends only
+/// with `stop`; errors of the store go to `failed`.
 pub async fn campaign(
     store: &dyn LeaseStore,
     me: String,
@@ -110,7 +116,7 @@ pub async fn campaign(
     tokio::pin!(stop);
     'wanted: loop {
         let began = Instant::now();
-        // It is laid down in time, should the store not answer until then.
+        // The leader gives up in time if the store does not answer.
         let until =
             election.leads_until().filter(|until| *until > began).map_or(began + ATTEMPT_DEADLINE, |u| u.min(began + ATTEMPT_DEADLINE));
         let done = tokio::select! {
@@ -134,7 +140,7 @@ pub async fn campaign(
     if leads.send_replace(false)
         && let Some((seen, _)) = &election.seen
     {
-        let _ = tokio::time::timeout(ATTEMPT_DEADLINE, store.write("", Some(seen))).await; // it lapses by itself otherwise
+        let _ = tokio::time::timeout(ATTEMPT_DEADLINE, store.write("", Some(seen))).await; // otherwise it lapses
     }
 }
 
@@ -154,7 +160,7 @@ mod tests {
 
     use super::*;
 
-    /// A store that can be cut off from each of its users, or be slow.
+    /// A store that can be slow, or cut off from each of its users.
     #[derive(Clone, Default)]
     struct Shelf {
         lease: Arc<Mutex<(Option<Seen>, u64)>>,

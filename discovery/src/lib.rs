@@ -1,7 +1,7 @@
-//! Who is there: registry and discovery of model servers.
+//! Registry and discovery of model servers.
 //!
-//! A process registers itself with a [`ServiceRegistry`]; whoever wants to use it lists and watches with a [`ServiceDiscovery`]. Which backend
-//! stands behind both is chosen once, where they are made.
+//! A process registers itself with a [`ServiceRegistry`]; a client lists and watches with a
+//! [`ServiceDiscovery`]. The backend behind both is chosen once, where they are created.
 //!
 //! ```
 //! use std::net::SocketAddr;
@@ -15,13 +15,13 @@
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let folder = tempfile::tempdir()?;
 //! # let folder = folder.path();
-//! // The worker: it says where it is, what it serves and, once it can, that it is ready.
+//! // The worker publishes its address, its models and, once it can serve, its readiness.
 //! let registry = DirectoryRegistry::new(folder, SocketAddr::from(([10, 0, 0, 1], 8000)));
 //! let worker = registry.register_instance("dynamo", "decode").await?;
 //! worker.set_metadata(json!({"model": {"name": "Qwen3-32B"}}).as_object().cloned().unwrap_or_default())?;
 //! worker.set_ready(InstanceStatus::Ready);
 //!
-//! // The frontend: first everybody who is there, then every change, with no gap between.
+//! // The frontend gets all current instances first, then every change, with no gap between.
 //! let discovery = Directory::new(folder).discovery();
 //! let mut events = discovery.watch("dynamo", "decode")?;
 //! let Some(InstanceEvent::Added(instance)) = events.next().await else { panic!() };
@@ -38,11 +38,13 @@
 //!  worker ── ServiceRegistry ──▶ Kubernetes │ directory │ ... ── Backend ──▶ Discovery ── list, watch ──▶ frontend
 //!  /metadata, /health  ◀──────────────────── conditional GET ──────────────────┘
 //! ```
-//! Everything is level-triggered: an event carries the whole value, a backend may send its whole set again at any moment, an error never empties a
-//! set, and a follower that is too slow is reconciled rather than queued for.
+//! Everything is level-triggered: an event carries the whole value, a backend may send its whole
+//! set again at any moment, and an error never empties a set. A subscriber that is too slow gets
+//! the current state instead of a queue of old events.
 //!
-//! The daemon's own feed is [`Changes`]: whole sets, the first of them complete. [`file`] (an endpoints file) and [`fixed`] (a list given once) give
-//! it directly, [`Discovery::changes`] for any backend.
+//! The daemon uses [`Changes`]: whole sets, of which the first is complete. [`file`] (an endpoints
+//! file) and [`fixed`] (a fixed list) give it directly, [`Discovery::changes`] gives it for any
+//! backend.
 #![forbid(unsafe_code)]
 
 use futures::stream::{BoxStream, StreamExt};
@@ -78,12 +80,13 @@ pub use registry::{InstanceHandle, InstanceStatus, RegisterError, Registrant, Se
 pub use table::{InstanceEvent, MetadataPolicy, Seen, State};
 pub use watch::{Discovery, DiscoveryError, Followed, InstanceEvents, ServiceDiscovery, Status};
 
-/// What the daemon is told. The first of a stream that is not [`Change::Unreadable`] is a [`Change::Reset`].
+/// A change of the set. The first of a stream that is not [`Change::Unreadable`] is a
+/// [`Change::Reset`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// The whole set; replaces all that was told before.
+    /// The whole set. It replaces everything reported before.
     Reset(Vec<Instance>),
-    /// The source cannot be read or breaks a rule, for this reason. What was last told stays in force.
+    /// The source cannot be read or breaks a rule, for this reason. The last set stays in force.
     Unreadable(String),
 }
 

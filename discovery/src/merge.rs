@@ -1,7 +1,10 @@
-//! Several sources of one pool as one: prefill and decode workers, say, each a component of its own.
+//! Merges several sources of one pool: prefill and decode workers, for example, each a component of
+//! its own.
 //!
-//! The first set is told once every source told its own: decoders without prefillers would be taken for the truth. After that each source changes on its own, and
-//! one that fails keeps its last set. Where two sources have an instance of one name or one address, the earlier source's counts.
+//! The first set is sent once every source has sent its own, because decoders without prefillers
+//! would be taken for the complete pool. After that each source changes on its own, and a source
+//! that fails keeps its last set. Where two sources have an instance of one name or one address,
+//! the earlier source wins.
 
 use std::collections::BTreeSet;
 
@@ -11,9 +14,9 @@ use crate::{Change, Changes, Instance};
 
 /// One of several sources.
 pub struct Part {
-    /// What it tells.
+    /// Its changes.
     pub changes: Changes,
-    /// Labels its instances get, unless they have them.
+    /// Labels for its instances that do not have them.
     pub labels: Vec<(String, String)>,
 }
 
@@ -22,11 +25,12 @@ struct Merge {
     labels: Vec<Vec<(String, String)>>,
     sets: Vec<Option<Vec<Instance>>>,
     errors: Vec<Option<String>>,
-    /// An error of a part, to be told again: a set told by another part must not be taken for its end.
+    /// The error of a source, repeated after the set of another source, so that it does not look
+    /// resolved.
     standing: Option<String>,
 }
 
-/// All of them as one.
+/// Merges the sources.
 #[must_use]
 pub fn merge(parts: Vec<Part>) -> Changes {
     let (sets, errors) = (vec![None; parts.len()], vec![None; parts.len()]);
@@ -62,7 +66,7 @@ impl Merge {
         }
     }
 
-    /// The whole set, once every part told its own.
+    /// The whole set, once every source has sent its own.
     fn all(&self) -> Option<Vec<Instance>> {
         let (mut all, mut names, mut addresses) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
         for (set, labels) in self.sets.iter().zip(&self.labels) {

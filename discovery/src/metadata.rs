@@ -1,56 +1,56 @@
-//! What an instance says of itself: a JSON object of its own making, of which some keys are understood.
+//! The metadata of an instance: a JSON object of its own making. Some keys are interpreted here.
 //!
 //! ```json
 //! {"Model": {"name": "Qwen3-32B", "type": "Completions", "runtime_config": {"total_kv_blocks": 24064, "max_num_seqs": 256}},
 //!  "Transport": {"address": "10.1.2.3:9000"},
 //!  "MDC": {}}
 //! ```
-//! Keys are understood in both spellings that are met, `Model` and `model`; a model may be an array of models. What is not understood is
-//! kept and handed on.
+//! Both spellings of keys that exist are read, `Model` and `model`; a model may be an array of
+//! models. Other keys are kept and passed on.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::OnceLock;
 
 use serde_json::{Map, Value};
 
-/// The most bytes of metadata of one instance, as JSON. A model card with its tokenizer's configuration has tens of kilobytes; etcd takes at
-/// most 1.5 MiB a request.
+/// The most bytes of metadata of one instance, as JSON. A model card with its tokenizer's
+/// configuration has tens of kilobytes; etcd takes at most 1.5 MiB a request.
 pub const METADATA_BYTES_MAX: usize = 1 << 20;
 
-/// The most models one instance may name: base model and adapters of an engine that serves hundreds.
+/// The most models of one instance: the base model and adapters of an engine that serves hundreds.
 pub const MODELS_MAX: usize = 512;
 
-/// What an instance says of itself.
+/// The metadata of an instance.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Metadata {
     map: Map<String, Value>,
 }
 
-/// A model an instance serves.
+/// A model that an instance serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Model {
-    /// As requests name it.
+    /// The name in requests.
     pub name: String,
     /// `Completions`, `Chat`, ...; as the instance writes it.
     pub kind: Option<String>,
-    /// What the engine was started with.
+    /// The engine's configuration.
     pub runtime: RuntimeConfig,
 }
 
-/// What an engine was started with. `None` is unknown.
+/// The engine's configuration. `None` is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RuntimeConfig {
     /// Blocks of the KV cache.
     pub total_kv_blocks: Option<u64>,
-    /// Tokens of one of them.
+    /// Tokens in one block.
     pub kv_block_tokens: Option<u64>,
-    /// The most sequences of one batch.
+    /// The most sequences in one batch.
     pub max_num_seqs: Option<u64>,
-    /// The most tokens of one batch.
+    /// The most tokens in one batch.
     pub max_num_batched_tokens: Option<u64>,
 }
 
-/// Why metadata cannot be taken. Whoever wrote it is at fault; trying again changes nothing.
+/// Why metadata is refused. Its author has to change it; trying again does not help.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MetadataError {
     /// More than [`METADATA_BYTES_MAX`].
@@ -59,7 +59,7 @@ pub enum MetadataError {
     /// Not a JSON object.
     #[error("metadata is not a JSON object: {0}")]
     NotAnObject(String),
-    /// A key that is understood has a value that is not.
+    /// A key that is interpreted here has an invalid value.
     #[error("metadata: {0}")]
     Invalid(String),
 }
@@ -67,19 +67,20 @@ pub enum MetadataError {
 // === impl Metadata ===
 
 impl Metadata {
-    /// Of a map.
+    /// Metadata from a map.
     ///
     /// # Errors
-    /// [`MetadataError`] if it is too large, or a key that is understood has a value that is not.
+    /// [`MetadataError`] if it is too large, or a key that is interpreted here has an invalid
+    /// value.
     pub fn try_new(map: Map<String, Value>) -> Result<Self, MetadataError> {
         let bytes = serde_json::to_vec(&map).map_err(|e| MetadataError::NotAnObject(e.to_string()))?.len();
         Self { map }.validated(bytes)
     }
 
-    /// Of JSON text.
+    /// Metadata from JSON text.
     ///
     /// # Errors
-    /// As [`Self::try_new`], and if it is no JSON object.
+    /// As [`Self::try_new`], and if it is not a JSON object.
     pub fn parse(text: &[u8]) -> Result<Self, MetadataError> {
         if text.len() > METADATA_BYTES_MAX {
             return Err(MetadataError::TooLarge(text.len()));
@@ -88,42 +89,43 @@ impl Metadata {
         Self { map }.validated(text.len())
     }
 
-    /// Nothing said.
+    /// No metadata.
     #[must_use]
     pub fn empty() -> &'static Self {
         static EMPTY: OnceLock<Metadata> = OnceLock::new();
         EMPTY.get_or_init(Self::default)
     }
 
-    /// All of it.
+    /// The whole object.
     #[must_use]
     pub fn map(&self) -> &Map<String, Value> {
         &self.map
     }
 
-    /// A key of it.
+    /// The value of a key.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.map.get(key)
     }
 
-    /// The part of it that is understood here.
+    /// The part that is interpreted here.
     #[must_use]
     pub fn understood(&self) -> Map<String, Value> {
         let understood = |key: &str| ["Model", "model", "models", "Transport", "transport"].contains(&key);
         self.map.iter().filter(|(key, _)| understood(key)).map(|(k, v)| (k.clone(), v.clone())).collect()
     }
 
-    /// Models it serves; none when it does not say.
+    /// The models it serves; empty when it names none.
     #[must_use]
     pub fn models(&self) -> Vec<Model> {
         self.try_models().unwrap_or_default()
     }
 
-    /// Where traffic goes, if it says so: the instance is at `own`, and nobody may send traffic to somebody else.
+    /// Where its traffic goes, if it says so. `own` is the address of the instance: an instance
+    /// cannot send traffic to another host.
     ///
     /// # Errors
-    /// Says what is wrong with what it says.
+    /// Says what is wrong with the address.
     pub fn transport(&self, own: SocketAddr) -> Result<Option<SocketAddr>, MetadataError> {
         let Some(Value::Object(transport)) = self.either("Transport", "transport") else { return Ok(None) };
         let invalid = |why: String| MetadataError::Invalid(format!("transport: {why}"));
@@ -132,7 +134,7 @@ impl Metadata {
             return port.map(|p| Some(SocketAddr::new(own.ip(), p))).ok_or_else(|| invalid("port is not in 1 to 65535".to_owned()));
         }
         let Some(Value::String(given)) = transport.get("address").or_else(|| transport.get("url")) else {
-            return Ok(None); // a transport of another kind, a message bus say: not ours to use
+            return Ok(None); // another kind of transport, such as a message bus, cannot be used here
         };
         let bare = given.strip_prefix("http://").unwrap_or(given).trim_end_matches('/');
         let address: SocketAddr = bare.parse().map_err(|_| invalid(format!("{given:?} is not IP:PORT")))?;
@@ -194,7 +196,7 @@ fn model(value: &Value) -> Result<Model, MetadataError> {
     Ok(Model { name: name.clone(), kind: value.get("type").and_then(Value::as_str).map(str::to_owned), runtime })
 }
 
-/// What a server writes that listens on every address it has.
+/// The address that a server reports when it listens on all of its addresses.
 fn is_anywhere(ip: IpAddr) -> bool {
     ip.is_unspecified()
 }

@@ -1,7 +1,8 @@
-//! The side of whoever registers: a handle that stands for the registration and takes it back when dropped.
+//! The registering side: a handle that stands for the registration and ends it when dropped.
 //!
-//! What an instance says of itself is kept in one place, a watch channel: the routes of [`crate::serve`] read it, the backend follows it, and
-//! the handle alone writes it. Metadata is therefore readable the moment it is set, ready or not.
+//! The state of the instance is in one place, a watch channel: the routes of [`crate::serve`] read
+//! it, the backend follows it, and only the handle writes it. So metadata can be read as soon as it
+//! is set, ready or not.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,14 +20,15 @@ use crate::metadata::{Metadata, MetadataError};
 
 /// Registers instances.
 pub trait ServiceRegistry: Send + Sync {
-    /// Registers this process as an instance of `component` in `namespace`: not ready, and without metadata.
+    /// Registers this process as an instance of `component` in `namespace`: not ready, and without
+    /// metadata.
     ///
     /// # Errors
-    /// [`RegisterError`] says who is at fault and whether to try again.
+    /// [`RegisterError`] says what has to change and whether to try again.
     fn register_instance<'a>(&'a self, namespace: &'a str, component: &'a str) -> BoxFuture<'a, Result<InstanceHandle, RegisterError>>;
 }
 
-/// May the instance get traffic?
+/// Whether the instance may get traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InstanceStatus {
     /// Yes.
@@ -35,7 +37,7 @@ pub enum InstanceStatus {
     NotReady,
 }
 
-/// Who is registered, where the registry stores instances: a process that takes requests at an address.
+/// The process to register, where the registry stores instances: its address, name and labels.
 #[derive(Clone, Debug)]
 pub struct Registrant {
     pub(crate) address: SocketAddr,
@@ -46,10 +48,11 @@ pub struct Registrant {
 /// Why an instance could not be registered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterError {
-    /// Namespace, component or id is no name.
+    /// The namespace, component or id is not a valid name.
     #[error(transparent)]
     Name(#[from] InvalidName),
-    /// The process is not set up to be what it registers as; whoever deploys it is at fault, and trying again changes nothing.
+    /// The process is not deployed as what it registers as. The deployment has to change; trying
+    /// again does not help.
     #[error("cannot register: {0}")]
     Refused(String),
     /// The backend cannot be reached; try again.
@@ -57,20 +60,20 @@ pub enum RegisterError {
     Unavailable(String),
 }
 
-/// What an instance says of itself now.
+/// The current state of an instance.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Said {
-    /// Which life of the instance says it.
+    /// Its generation.
     pub incarnation: Arc<str>,
-    /// What it says.
+    /// Its metadata.
     pub metadata: Arc<Metadata>,
     /// Grows with each change of `metadata`.
     pub generation: u64,
-    /// May it get traffic?
+    /// Whether it may get traffic.
     pub status: InstanceStatus,
 }
 
-/// A registration. Dropped, the instance is gone.
+/// A registration. Dropping it removes the instance.
 pub struct InstanceHandle {
     id: Arc<str>,
     said: watch::Sender<Said>,
@@ -79,9 +82,9 @@ pub struct InstanceHandle {
 
 /// What ends with a handle.
 pub(crate) struct Registration {
-    /// Publishes what is said.
+    /// Publishes the state.
     pub(crate) task: Option<AbortHandle>,
-    /// Takes the registration back; must not block for long.
+    /// Removes the registration; must not block for long.
     pub(crate) withdraw: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
@@ -94,7 +97,8 @@ impl From<SocketAddr> for Registrant {
 }
 
 impl Registrant {
-    /// The same under this instance id, in place of one made up. Whoever registers under an id later takes it over.
+    /// The same with this instance id instead of a generated one. A later registration under the
+    /// same id takes it over.
     #[must_use]
     pub fn with_name(self, name: impl Into<String>) -> Self {
         Self { name: Some(name.into()), ..self }
@@ -106,7 +110,7 @@ impl Registrant {
         Self { labels: labels.into_iter().collect(), ..self }
     }
 
-    /// Its instance id in that component, in this life.
+    /// Its instance id in that component and generation.
     pub(crate) fn id(&self, component: &Component, incarnation: &str) -> Result<Arc<str>, InvalidName> {
         Ok(match &self.name {
             Some(name) => checked_name(name)?.into(),
@@ -118,7 +122,7 @@ impl Registrant {
 // === impl InstanceHandle ===
 
 impl InstanceHandle {
-    /// A handle, and what its registration must follow.
+    /// A handle; its registration follows the state that the handle publishes.
     pub(crate) fn new(id: Arc<str>, incarnation: Arc<str>, publish: impl FnOnce(watch::Receiver<Said>) -> Registration) -> Self {
         let said = Said { incarnation, metadata: Arc::default(), generation: 0, status: InstanceStatus::NotReady };
         let (said, follow) = watch::channel(said);
@@ -131,10 +135,11 @@ impl InstanceHandle {
         &self.id
     }
 
-    /// Says what the instance is: replaces all that was said before, and can be read at once.
+    /// Replaces the metadata of the instance. It can be read at once.
     ///
     /// # Errors
-    /// [`MetadataError`]: it is too large, or a key that is understood has a value that is not. What was said before then stays.
+    /// [`MetadataError`]: it is too large, or a key that is interpreted here has an invalid value.
+    /// The old metadata then stays.
     pub fn set_metadata(&self, metadata: Map<String, Value>) -> Result<(), MetadataError> {
         let metadata = Arc::new(Metadata::try_new(metadata)?);
         self.said.send_if_modified(|said| {
@@ -148,12 +153,12 @@ impl InstanceHandle {
         Ok(())
     }
 
-    /// Says whether the instance may get traffic.
+    /// Sets whether the instance may get traffic.
     pub fn set_ready(&self, status: InstanceStatus) {
         self.said.send_if_modified(|said| std::mem::replace(&mut said.status, status) != status);
     }
 
-    /// What is said now, and every change of it.
+    /// The current state, and every change of it.
     #[must_use]
     pub fn follow(&self) -> watch::Receiver<Said> {
         self.said.subscribe()
@@ -184,7 +189,7 @@ impl Drop for Registration {
 impl FromStr for InstanceStatus {
     type Err = String;
 
-    /// `ready` or `notready`, in any spelling of case and dashes.
+    /// `ready` or `notready`, in any case and with or without a dash.
     fn from_str(text: &str) -> Result<Self, String> {
         match text.to_ascii_lowercase().replace(['-', '_'], "").as_str() {
             "ready" => Ok(Self::Ready),
@@ -203,18 +208,18 @@ impl fmt::Display for InstanceStatus {
     }
 }
 
-/// A name for this life of a process: no other has it.
+/// A unique name for this generation of a process.
 pub(crate) fn new_incarnation() -> Arc<str> {
     format!("{:016x}-{}", random(), std::process::id()).into()
 }
 
-/// Evenly in 0 to 1.
+/// A random number, uniform from 0 to 1.
 #[cfg(any(feature = "kubernetes", feature = "etcd"))]
 pub(crate) fn chance() -> f64 {
     f64::from(u16::try_from(random() >> 48).unwrap_or(0)) / f64::from(u16::MAX)
 }
 
-/// The standard library's only source of randomness: each state is keyed anew.
+/// The standard library's only source of randomness: each hasher gets a new key.
 fn random() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::process::id())

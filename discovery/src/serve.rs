@@ -1,6 +1,8 @@
-//! What a registered process serves of itself: `/metadata`, which discovery fetches, and `/health`, which its readiness probe asks.
+//! What a registered process serves about itself: `/metadata`, which discovery fetches, and
+//! `/health`, for its readiness probe.
 //!
-//! Both are routes to mount into a server the process has anyway, or a port of their own by [`serve`].
+//! Both are routes to mount into a server that the process has anyway, or to serve on a port of
+//! their own by [`serve`].
 //!
 //! | request | answer |
 //! |---|---|
@@ -17,15 +19,16 @@ use tokio::sync::watch;
 
 use crate::registry::{InstanceHandle, InstanceStatus, Said};
 
-/// The routes of an instance. They outlive its handle, and then say that it is not ready.
+/// The routes of an instance. They stay when its handle is dropped, and then report that it is not
+/// ready.
 pub fn router(handle: &InstanceHandle) -> Router {
     Router::new().route("/metadata", get(metadata)).route("/health", get(health)).with_state(handle.follow())
 }
 
-/// Serves the routes of an instance, until the future is dropped.
+/// Serves the routes of an instance until the future is dropped.
 ///
 /// # Errors
-/// What the listener says; it is of no use then.
+/// The error of the listener.
 pub async fn serve(listener: TcpListener, handle: &InstanceHandle) -> std::io::Result<()> {
     axum::serve(listener, router(handle)).await
 }
@@ -44,7 +47,7 @@ async fn metadata(State(said): State<watch::Receiver<Said>>, headers: HeaderMap)
 }
 
 async fn health(State(said): State<watch::Receiver<Said>>) -> Response {
-    // Without a handle nobody can say that it is ready.
+    // Without a handle the instance cannot be ready.
     let status = if said.has_changed().is_err() { InstanceStatus::NotReady } else { said.borrow().status };
     let code = if status == InstanceStatus::Ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (code, [(header::CONTENT_TYPE, "application/json")], format!("{{\"status\":\"{status}\"}}")).into_response()

@@ -1,18 +1,21 @@
-//! What is known of the instances of one component, and what of it is told. Pure: no I/O, and time is an argument.
+//! The instances of one component, and which of them subscribers see. Pure: no I/O, and time is an
+//! argument.
 //!
 //! ```text
 //!           Apply, Reset                    metadata                 owns its address
-//!  record ───────────────▶ ready? ──yes──▶ known or none? ──yes──▶ and is valid? ──yes──▶ Ready: told (Added)
+//!  record ───────────────▶ ready? ──yes──▶ known or none? ──yes──▶ and is valid? ──yes──▶ Ready: published (Added)
 //!                            │ no             │ no                     │ no
 //!                            ▼                ▼                        ▼
-//!                         NotReady         Pending                  Refused               all three: not told (Removed if it was)
+//!                         NotReady         Pending                  Refused               not published (Removed if it was)
 //! ```
-//! Each verb costs what it touches (a row, and the rows that claim the same address), never the whole table. Events are upserts of the full value
-//! and only told when the value changed.
+//! Each function costs time for what it touches (a row, and the rows with the same address), never
+//! for the whole table. Events are upserts of the full value and only published when the value
+//! changed.
 //!
-//! **Mass disappearance.** When the first list after an outage lacks more than half of what was told, that is more often a backend that
-//! lost its mind than a cluster that lost its servers. Those rows then stay as they were for [`HOLD`], the backend is asked for another list, and what
-//! they still lack at the end is honoured.
+//! **Mass disappearance.** When the first list after an outage lacks more than half of the
+//! published instances, the backend more often has lost its state than the cluster its servers.
+//! Those rows then stay as they were for [`HOLD`]; the backend is asked to list again, and rows
+//! that are still missing at the end are removed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -25,115 +28,120 @@ use crate::backend::{MetadataSource, Readiness, Record};
 use crate::instance::{Instance, validate_instance};
 use crate::metadata::Metadata;
 
-/// How long a mass disappearance is held: an API server that restarts with cold caches, or an etcd whose leases lapsed together, has its answers
-/// together within this; requests to servers that are truly gone fail over meanwhile.
+/// How long a mass disappearance is delayed. An API server that restarts with cold caches, or an
+/// etcd whose leases expired together, is complete again within this time. Meanwhile, requests to
+/// servers that are really gone fail over.
 pub const HOLD: Duration = Duration::from_secs(10);
 
-/// Below this many told instances nothing is held: in a small pool half may well go at once.
+/// With fewer published instances nothing is delayed: in a small pool half of them may well go at
+/// once.
 pub const HOLD_INSTANCES_MIN: usize = 4;
 
-/// How often metadata is asked for again though nothing happened: it may change without any event (a LoRA loaded, say).
+/// How often metadata is fetched again without an event: it may change without one (a LoRA adapter
+/// is loaded, for example).
 pub const METADATA_POLL_INTERVAL: Duration = Duration::from_secs(30);
 
-/// The first wait after metadata could not be had; doubled up to [`METADATA_POLL_INTERVAL`].
+/// The first wait after metadata could not be fetched. It doubles up to [`METADATA_POLL_INTERVAL`].
 pub const METADATA_RETRY_FIRST: Duration = Duration::from_millis(250);
 
-/// How many that are gone are remembered, for people.
+/// How many removed instances are kept for display.
 const GONE_MAX: usize = 256;
 
-/// One moment on both clocks: durations are measured on the monotonic one, people are told the other.
+/// One moment on both clocks: durations use the monotonic clock, reports the wall clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
     /// Monotonic.
     pub instant: Instant,
-    /// For people.
+    /// Wall clock, for reports.
     pub wall: SystemTime,
 }
 
-/// A change of the told set. An [`InstanceEvent::Added`] is an upsert: it carries the whole new value, of an instance known or not.
+/// A change of the published set. An [`InstanceEvent::Added`] is an upsert: it carries the whole
+/// new value of an instance, known or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InstanceEvent {
-    /// This instance may get traffic, and this is all there is to know of it.
+    /// This instance may get traffic.
     Added(Arc<Instance>),
-    /// The instance of this id may get traffic no more.
+    /// The instance with this id may not get traffic any more.
     Removed(Arc<str>),
 }
 
-/// What is done about metadata that an instance serves itself.
+/// How metadata that an instance serves itself is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MetadataPolicy {
-    /// It is not asked for.
+    /// It is not fetched.
     Ignored,
-    /// It is asked for; an instance that has none (404) is told without.
+    /// It is fetched; an instance that has none (404) is published without.
     #[default]
     Wanted,
-    /// An instance that has none is not told.
+    /// It is fetched; an instance that has none is not published.
     Required,
 }
 
-/// An instance seen lately, for people.
+/// An instance that was seen lately, for display.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     /// Its id.
     pub id: Arc<str>,
-    /// Which life of it.
+    /// Its generation.
     pub incarnation: String,
-    /// Where it is, or was.
+    /// Its current or last address.
     pub address: SocketAddr,
-    /// What is held of it.
+    /// Its state.
     pub state: State,
-    /// Since when.
+    /// Since when it has that state.
     pub since: SystemTime,
 }
 
-/// What is held of an instance, and why.
+/// The state of an instance, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It is told.
+    /// It is published.
     Ready,
-    /// It is told, though it failed to give its metadata when last asked: the last good one counts.
+    /// It is published, although its metadata could not be fetched last time: the last good
+    /// metadata is used.
     Stale(String),
-    /// It is told, though the backend's first list after an outage lacks it.
+    /// It is published, although the backend's first list after an outage does not have it.
     Held,
-    /// Its backend says it is not ready.
+    /// Its backend reports it as not ready.
     NotReady(String),
     /// It is ready, but its metadata is not known.
     Pending(String),
-    /// It breaks a rule, or another has its address.
+    /// It breaks a rule, or another instance has its address.
     Refused(String),
-    /// Its backend knows it no more.
+    /// The backend does not have it any more.
     Gone,
 }
 
-/// Asks for an instance's metadata.
+/// A request for the metadata of an instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fetch {
     pub(crate) id: Arc<str>,
     pub(crate) incarnation: String,
     pub(crate) address: SocketAddr,
-    /// Of what is known already.
+    /// The entity tag of the known metadata.
     pub(crate) etag: Option<String>,
 }
 
-/// What came of a [`Fetch`].
+/// The result of a [`Fetch`].
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Fetched {
-    /// This, with its entity tag.
+    /// The metadata with its entity tag.
     Is(Arc<Metadata>, Option<String>),
-    /// The same as before.
+    /// Not modified.
     Unchanged,
     /// The instance has none.
     Absent,
-    /// It could not be had, for this reason.
+    /// It could not be fetched, for this reason.
     Failed(String),
 }
 
-/// All that is known of a component.
+/// The instances of a component.
 #[derive(Debug)]
 pub(crate) struct Table {
     policy: MetadataPolicy,
     rows: BTreeMap<Arc<str>, Row>,
-    /// Who claims which address; the greatest has it.
+    /// The claims on each address; the greatest wins.
     claims: HashMap<SocketAddr, BTreeSet<Claim>>,
     due: BTreeSet<(Instant, Arc<str>)>,
     gone: VecDeque<Seen>,
@@ -147,7 +155,7 @@ type Claim = (u64, String, Arc<str>);
 struct Row {
     record: Arc<Record>,
     metadata: Known,
-    /// As it would be told, but for who has its address; or why it is not.
+    /// The instance as it would be published if it wins its address, or why it is not published.
     candidate: Result<Arc<Instance>, State>,
     claim: Option<(SocketAddr, Claim)>,
     told: Option<Arc<Instance>>,
@@ -155,31 +163,31 @@ struct Row {
     since: SystemTime,
 }
 
-/// What is known of the metadata that an instance serves.
+/// The metadata that an instance serves.
 #[derive(Debug, Default)]
 struct Known {
-    /// The last good answer; `Some(None)` is that there is none.
+    /// The last good answer; `Some(None)` means that it has none.
     answer: Option<Option<Arc<Metadata>>>,
     etag: Option<String>,
     failure: Option<String>,
     failures: u32,
     due: Option<Instant>,
     fetching: bool,
-    /// To be asked again as soon as the present fetch is over.
+    /// Whether to fetch again as soon as the current fetch is over.
     again: bool,
 }
 
 #[derive(Debug)]
 struct Hold {
     until: Instant,
-    /// What becomes of each when the hold ends: another record, or none.
+    /// The value of each row when the hold ends: another record, or none.
     doomed: BTreeMap<Arc<str>, Option<Arc<Record>>>,
 }
 
 // === impl Now ===
 
 impl Now {
-    /// This moment.
+    /// The current moment.
     #[must_use]
     pub fn read() -> Self {
         Self { instant: Instant::now(), wall: SystemTime::now() }
@@ -194,7 +202,8 @@ impl Table {
         Self { policy, rows, claims, due, gone, hold: None, told: 0 }
     }
 
-    /// The whole set. `after_outage`: the backend could not be reached before. Says whether the backend should be asked again.
+    /// Takes the whole set. `after_outage`: the backend could not be reached before. Returns
+    /// whether the backend should list again.
     pub(crate) fn reset(&mut self, records: Vec<Arc<Record>>, after_outage: bool, now: Now, events: &mut Vec<InstanceEvent>) -> bool {
         let mut new: BTreeMap<Arc<str>, Arc<Record>> = BTreeMap::new();
         for record in records {
@@ -224,20 +233,20 @@ impl Table {
         suspicious && held.is_none()
     }
 
-    /// A record that is new, or has another value.
+    /// A new record, or a new value of a known one.
     pub(crate) fn apply(&mut self, record: Arc<Record>, now: Now, events: &mut Vec<InstanceEvent>) {
         let id: Arc<str> = record.name().into();
         self.release(&id);
         self.put(&id, record, now, events);
     }
 
-    /// A record is no more.
+    /// Removes a record.
     pub(crate) fn delete(&mut self, id: &str, now: Now, events: &mut Vec<InstanceEvent>) {
         self.release(id);
         self.remove(id, now, events);
     }
 
-    /// Ends a hold whose time has come.
+    /// Ends a hold that is due.
     pub(crate) fn tick(&mut self, now: Now, events: &mut Vec<InstanceEvent>) {
         let Some(hold) = self.hold.take_if(|hold| hold.until <= now.instant) else { return };
         for (id, fate) in hold.doomed {
@@ -248,7 +257,8 @@ impl Table {
         }
     }
 
-    /// Whose metadata is to be asked for next, if anybody's time has come. Each is asked for by at most one at a time.
+    /// The next metadata fetch that is due, if any. At most one fetch for each instance runs at a
+    /// time.
     pub(crate) fn next_fetch(&mut self, now: Instant) -> Option<Fetch> {
         loop {
             let due = self.due.first().filter(|(at, _)| *at <= now)?.clone();
@@ -258,7 +268,7 @@ impl Table {
             row.metadata.due = None;
             let MetadataSource::At(address) = row.record.metadata else { continue };
             if row.record.readiness != Readiness::Ready {
-                continue; // asked for once it is
+                continue; // fetched when it is over
             }
             if std::mem::replace(&mut row.metadata.fetching, true) {
                 row.metadata.again = true;
@@ -269,13 +279,13 @@ impl Table {
         }
     }
 
-    /// When something is due next.
+    /// When the next fetch or hold is due.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         let hold = self.hold.as_ref().map(|hold| hold.until);
         self.due.first().map(|(at, _)| *at).into_iter().chain(hold).min()
     }
 
-    /// What came of a fetch. Of a life that is over, nothing.
+    /// Takes the result of a fetch. The result for an older generation is ignored.
     pub(crate) fn fetched(&mut self, fetch: &Fetch, fetched: Fetched, now: Now, events: &mut Vec<InstanceEvent>) {
         let Some(row) = self.rows.get_mut(&fetch.id) else { return };
         let same_life = row.record.instance.incarnation == fetch.incarnation && row.record.metadata == MetadataSource::At(fetch.address);
@@ -302,19 +312,19 @@ impl Table {
         self.refresh(&fetch.id, now, events);
     }
 
-    /// Who is told, by id.
+    /// The published instances, by id.
     pub(crate) fn told(&self) -> impl Iterator<Item = (&Arc<str>, &Arc<Instance>)> {
         self.rows.iter().filter_map(|(id, row)| row.told.as_ref().map(|instance| (id, instance)))
     }
 
-    /// Is anybody ready whose metadata was asked for and nothing was heard of yet, good or bad?
+    /// Whether a ready instance has a first metadata fetch without a result, good or bad.
     pub(crate) fn is_asking(&self) -> bool {
         self.rows
             .values()
             .any(|row| matches!(row.state, State::Pending(_)) && row.metadata.answer.is_none() && row.metadata.failure.is_none())
     }
 
-    /// Everybody seen lately.
+    /// All instances seen lately.
     pub(crate) fn seen(&self) -> Vec<Seen> {
         let rows = self.rows.iter().map(|(id, row)| Seen {
             id: Arc::clone(id),
@@ -330,7 +340,7 @@ impl Table {
         self.hold.as_ref().is_some_and(|hold| hold.doomed.contains_key(id))
     }
 
-    /// The backend spoke of this one again: no hold is needed.
+    /// Ends the hold of one row: the backend has reported it again.
     fn release(&mut self, id: &str) {
         if let Some(hold) = &mut self.hold {
             hold.doomed.remove(id);
@@ -391,7 +401,7 @@ impl Table {
         self.due.insert((at, Arc::clone(id)));
     }
 
-    /// Looks at a row again, and at whoever is concerned by its address.
+    /// Updates a row, and the rows that compete for its address.
     fn refresh(&mut self, id: &Arc<str>, now: Now, events: &mut Vec<InstanceEvent>) {
         let Some(row) = self.rows.get_mut(id) else { return };
         let candidate = row.candidate(self.policy);
@@ -407,13 +417,13 @@ impl Table {
                 claims.insert(claim);
             }
         }
-        // In this order no two told instances ever have one address.
+        // In this order no two published instances ever have one address.
         for id in loser.iter().chain([id]).chain(&heir) {
             self.settle(id, now, events);
         }
     }
 
-    /// Takes back a claim; says who has the address now.
+    /// Removes a claim and returns the id that now has the address.
     fn withdraw(&mut self, address: SocketAddr, claim: &Claim) -> Option<Arc<str>> {
         let claims = self.claims.get_mut(&address)?;
         claims.remove(claim);
@@ -424,7 +434,7 @@ impl Table {
         heir
     }
 
-    /// Tells of a row what is to be told, if that changed.
+    /// Publishes the change of a row, if there is one.
     fn settle(&mut self, id: &Arc<str>, now: Now, events: &mut Vec<InstanceEvent>) {
         let held = self.is_held(id);
         let Some(row) = self.rows.get_mut(id) else { return };
@@ -456,7 +466,7 @@ impl Row {
         (self.record.freshness, self.record.instance.incarnation.clone(), Arc::clone(id))
     }
 
-    /// The instance as it would be told, but for who has its address; or why it is not.
+    /// The instance as it would be published if it wins its address, or why it is not published.
     fn candidate(&self, policy: MetadataPolicy) -> Result<Arc<Instance>, State> {
         if let Readiness::NotReady(why) = &self.record.readiness {
             return Err(State::NotReady(why.clone()));
@@ -483,7 +493,7 @@ impl Row {
         Ok(self.told.as_ref().filter(|told| ***told == instance).map_or_else(|| Arc::new(instance), Arc::clone))
     }
 
-    /// [`Self::since`] moves only with the kind of state.
+    /// [`Self::since`] changes only with the kind of state.
     fn set_state(&mut self, state: State, now: Now) {
         if std::mem::discriminant(&self.state) != std::mem::discriminant(&state) {
             self.since = now.wall;
@@ -492,7 +502,8 @@ impl Row {
     }
 }
 
-/// Spread by up to a quarter, the same for the same id: whole pools are not asked in one moment, and tests know when.
+/// Spreads a wait by up to a quarter, always the same for the same id: the instances of a pool are
+/// not fetched in one moment, and tests know when.
 fn jittered(wait: Duration, id: &str) -> Duration {
     let hash = id.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)); // FNV-1a
     wait + wait.mul_f64(f64::from(u16::try_from(hash >> 48).unwrap_or(0)) / f64::from(u16::MAX) / 4.0)

@@ -1,8 +1,10 @@
-//! The side of whoever looks: list and watch, the same over every backend.
+//! The reading side: list and watch, the same over every backend.
 //!
-//! One task for each component that anybody follows: it feeds what the backend tells and what instances answer into the component's [`Table`], and
-//! tells followers what changed. Followers subscribe under the lock the table is changed under, so nothing slips between a list and the watch that goes
-//! on from it. A follower that falls behind is not queued for without bound, nor does it slow anybody down: it is reconciled with the table.
+//! Each component that is followed has one task. It feeds events of the backend and metadata of
+//! instances into the component's [`Table`] and publishes the changes. Followers subscribe under
+//! the lock under which the table changes, so no change is lost between a list and the watch that
+//! continues from it. A follower that falls behind gets the current table instead of an unbounded
+//! queue, and slows no other follower down.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
@@ -24,36 +26,41 @@ use crate::instance::Instance;
 use crate::table::{InstanceEvent, MetadataPolicy, Now, Seen, Table};
 use crate::{Change, Changes};
 
-/// Events a follower may lag behind before it is reconciled instead: a rollout of a full pool, in and out.
+/// How many events a follower may lag behind before it gets the current table instead: a rollout of
+/// a full pool, in and out.
 const EVENTS_MAX: usize = 2048;
 
-/// How long additions are gathered before the daemon is told: a rollout comes in bursts, and 20 ms are nothing to a server that took a minute to
-/// load its model. Removals are told at once.
+/// How long additions are gathered before the daemon gets them: a rollout comes in bursts, and 20
+/// ms are nothing for a server that took a minute to load its model. Removals are sent at once.
 pub const GATHER: Duration = Duration::from_millis(20);
 
-/// How long the first set waits for metadata that was asked for: a daemon that took over would else take away, for a moment, whoever has not answered
-/// it yet. An instance that is silent for longer is not waited for.
+/// How long the first set waits for metadata: a daemon that just took over would otherwise remove,
+/// for a moment, every instance whose metadata has not arrived. It does not wait longer for a
+/// silent instance.
 const FIRST_SET_MAX: Duration = Duration::from_secs(3);
 
 /// Lists and watches instances.
 pub trait ServiceDiscovery: Send + Sync {
-    /// The instances of `component` in `namespace` that may get traffic; waits until the backend told its whole set once.
+    /// The instances of `component` in `namespace` that may get traffic. Waits until the backend
+    /// has sent its whole set once.
     ///
     /// # Errors
-    /// [`DiscoveryError`] says who is at fault. With a backend that was reached once and is gone now, the last known set.
+    /// [`DiscoveryError`] says what has to change. If the backend was reached once and is gone now,
+    /// this returns the last known set.
     fn list_instances<'a>(&'a self, namespace: &'a str, component: &'a str) -> BoxFuture<'a, Result<Vec<Arc<Instance>>, DiscoveryError>>;
 
-    /// First an [`InstanceEvent::Added`] for each that may get traffic, then every change, without a gap.
+    /// First an [`InstanceEvent::Added`] for each instance that may get traffic, then every change,
+    /// without a gap.
     ///
     /// # Errors
-    /// [`DiscoveryError::Name`] only: a backend that cannot be reached is waited for.
+    /// [`DiscoveryError::Name`] only: it waits for a backend that cannot be reached.
     fn watch(&self, namespace: &str, component: &str) -> Result<InstanceEvents, DiscoveryError>;
 }
 
-/// Why nobody can be listed.
+/// Why instances cannot be listed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DiscoveryError {
-    /// Namespace or component is no name.
+    /// The namespace or component is not a valid name.
     #[error(transparent)]
     Name(#[from] InvalidName),
     /// The backend was never reached; try again.
@@ -61,23 +68,24 @@ pub enum DiscoveryError {
     Unavailable(String),
 }
 
-/// How a component's backend is doing.
+/// The status of a component's backend.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// Has it ever told its whole set?
+    /// Whether it has ever sent its whole set.
     pub synced: bool,
-    /// Why it cannot be reached or read now, if so; the last known set stays.
+    /// Why it cannot be reached or read now; the last known set stays in force.
     pub error: Option<String>,
-    /// When it was last heard of; its age is that of the set.
+    /// When its last event arrived: the age of the set.
     pub heard: Option<SystemTime>,
-    /// What the registry asks of gateways, where it says so.
+    /// Settings for gateways, if the registry has them.
     pub asked: Option<Asked>,
-    /// What of use cannot be had, and why. The set is complete without it.
+    /// What optional data cannot be read, and why. The set is complete without it.
     pub warning: Option<String>,
 }
 
-/// [`ServiceDiscovery`] over any [`Backend`]. A component that was once asked for is followed for as long as this lives: listing it again costs nothing,
-/// and during an outage gives the last known set.
+/// [`ServiceDiscovery`] over any [`Backend`]. A component is followed from its first use for as
+/// long as this lives: listing it again costs nothing, and gives the last known set during an
+/// outage.
 #[derive(Debug)]
 pub struct Discovery<B> {
     backend: B,
@@ -85,16 +93,16 @@ pub struct Discovery<B> {
     hubs: Mutex<HashMap<Component, Arc<Hub>>>,
 }
 
-/// Changes of a component, as a stream that ends never. See [`ServiceDiscovery::watch`].
+/// Changes of a component, as a stream that never ends. See [`ServiceDiscovery::watch`].
 pub struct InstanceEvents {
     hub: Arc<Hub>,
     queue: BroadcastStream<InstanceEvent>,
-    /// As the reader of this stream knows them.
+    /// The instances that the reader of this stream knows.
     known: BTreeMap<Arc<str>, Arc<Instance>>,
     backlog: VecDeque<InstanceEvent>,
 }
 
-/// A component that somebody follows.
+/// A component that is followed.
 #[derive(Debug)]
 struct Hub {
     shared: Arc<Shared>,
@@ -112,13 +120,14 @@ struct Shared {
 // === impl Discovery ===
 
 impl<B: Backend> Discovery<B> {
-    /// Over `backend`; metadata that instances serve is asked for as `policy` says.
+    /// Discovery over `backend`; `policy` says how metadata is fetched.
     #[must_use]
     pub fn new(backend: B, policy: MetadataPolicy) -> Self {
         Self { backend, policy, hubs: Mutex::default() }
     }
 
-    /// What the daemon is told: whole sets, the first of them complete; additions within [`GATHER`], removals at once, nothing when nothing changed.
+    /// Whole sets for the daemon, of which the first is complete: additions within [`GATHER`],
+    /// removals at once, nothing while nothing changes.
     ///
     /// # Errors
     /// [`DiscoveryError::Name`].
@@ -127,7 +136,7 @@ impl<B: Backend> Discovery<B> {
         Ok(futures::stream::unfold(feed, |mut feed| async move { Some((feed.next().await, feed)) }).boxed())
     }
 
-    /// A component, followed as long as the handle lives.
+    /// Follows a component for as long as the handle lives.
     ///
     /// # Errors
     /// [`DiscoveryError::Name`].
@@ -177,18 +186,18 @@ impl<B: Backend> ServiceDiscovery for Discovery<B> {
 
 // === Followed ===
 
-/// A component that is followed, for whoever wants to know more than its events.
+/// A component that is followed, with more than its events.
 #[derive(Clone, Debug)]
 pub struct Followed(Arc<Hub>);
 
 impl Followed {
-    /// How the backend is doing, and every change of that.
+    /// The status of the backend, and every change of it.
     #[must_use]
     pub fn status(&self) -> watch::Receiver<Status> {
         self.0.shared.status.subscribe()
     }
 
-    /// Everybody seen lately, told or not, and why.
+    /// All instances seen lately, published or not, and why.
     #[must_use]
     pub fn seen(&self) -> Vec<Seen> {
         self.0.shared.table().seen()
@@ -210,13 +219,13 @@ impl Shared {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the table and tells followers, under one lock.
+    /// Changes the table and publishes the changes, under one lock.
     fn change(&self, change: impl FnOnce(&mut Table, &mut Vec<InstanceEvent>)) {
         let mut table = self.table();
         let mut events = Vec::new();
         change(&mut table, &mut events);
         for event in events {
-            let _ = self.events.send(event); // nobody may be listening
+            let _ = self.events.send(event); // there may be no subscriber
         }
     }
 
@@ -292,7 +301,7 @@ async fn drive(shared: Arc<Shared>, mut backend: BoxStream<'static, BackendEvent
     }
 }
 
-/// Says whether that changed anything.
+/// Sets a field and returns whether its value changed.
 fn set<T: PartialEq>(field: &mut T, value: T) -> bool {
     let changed = *field != value;
     *field = value;
@@ -309,7 +318,7 @@ impl InstanceEvents {
         events
     }
 
-    /// Begins anew from the table: what the reader knows and is no more goes, what is new or has changed comes.
+    /// Continues from the table: removes what is gone, adds what is new or has changed.
     fn reconcile(&mut self) {
         let table = self.hub.shared.table();
         self.queue = BroadcastStream::new(self.hub.shared.events.subscribe());
@@ -362,10 +371,10 @@ struct Feed {
     events: InstanceEvents,
     status: watch::Receiver<Status>,
     told_error: Option<String>,
-    /// When the set is to be told.
+    /// When the set is due to be sent.
     due: Option<Instant>,
     synced: bool,
-    /// Until when the first set may wait to be whole; `None` once it was told.
+    /// How long the first set may still wait to be complete; `None` once it was sent.
     first: Option<Instant>,
 }
 

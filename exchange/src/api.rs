@@ -281,8 +281,8 @@ mod tests {
                 _ => "openai-parser",
             };
             assert_eq!(row.api.parser(), Some(expected), "{}", row.suffix);
-            let kind = scheduler::plugin::lookup(expected).map(|parser| parser.kind);
-            assert_eq!(kind, Some(scheduler::plugin::Kind::Parser), "{expected}");
+            let kind = scheduler::registry::lookup(expected).map(|parser| parser.kind);
+            assert_eq!(kind, Some(scheduler::registry::Kind::Parser), "{expected}");
         }
         assert_eq!(OTHER.parser(), None);
     }

@@ -2,7 +2,7 @@
 
 use pool_state::DecisionObserver;
 use scheduler::latency::Abstention;
-use scheduler::{Decision, EndpointIndex, Explanation, Local, ProfileExplanation, Prospect, Request, Rng, Slo, Snapshot};
+use scheduler::{Decision, EndpointIndex, EndpointPrediction, Explanation, Local, ProfileExplanation, Request, Rng, Slo, Snapshot};
 
 use crate::json::write::Writer;
 use crate::record::Record;
@@ -128,7 +128,7 @@ fn candidates(w: &mut Writer, snapshot: &Snapshot, explanation: &Explanation, pr
                     w.object(|w| {
                         w.name("cached_tokens").plain(explanation.prompt_tokens.saturating_sub(uncached));
                         w.name("uncached_tokens").plain(uncached);
-                        if let Some(prospect) = explanation.prospects.get(index.get()) {
+                        if let Some(prospect) = explanation.predictions.get(index.get()) {
                             prospect_members(w, prospect, explanation.asks);
                         }
                     });
@@ -148,7 +148,7 @@ fn cost(w: &mut Writer, terms: &[(&'static str, f32)]) {
 }
 
 /// What is predicted, and for a request with an SLO what that leaves, and why it would be too late there.
-fn prospect_members(w: &mut Writer, prospect: &Result<Prospect, Abstention>, asks: Slo) {
+fn prospect_members(w: &mut Writer, prospect: &Result<EndpointPrediction, Abstention>, asks: Slo) {
     let prospect = match prospect {
         Ok(prospect) => prospect,
         Err(why) => return w.name("abstains").string(why.reason()),

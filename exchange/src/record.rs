@@ -74,7 +74,7 @@ impl Record {
             w.name("out_of_touch").plain(local.out_of_touch);
             w.name("prefix_idle").float(local.prefix_idle);
             w.name("request").object(|w| request_members(w, request, headers));
-            let prospects = scheduler::prospects(snapshot, request, local);
+            let prospects = scheduler::predict(snapshot, request, local);
             w.name("endpoints").array(|w| {
                 for ((endpoint, metrics), index) in snapshot.endpoints().iter().zip(snapshot.metrics()).zip(snapshot.indices()) {
                     w.object(|w| {

@@ -350,7 +350,7 @@ impl Pool {
     }
 
     /// Others pick too and where they place prompts is not known here, or is again. While it is not, a prompt of which nobody here knows anything is
-    /// drawn to the home of its head ([`scheduler::prefix::home`]), where all who are out of touch send it.
+    /// drawn to the home of its head ([`scheduler::prefix::rendezvous_endpoint`]), where all who are out of touch send it.
     pub fn set_out_of_touch(&mut self, out_of_touch: bool) {
         self.out_of_touch = out_of_touch;
     }

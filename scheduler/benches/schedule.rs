@@ -12,7 +12,8 @@ use std::time::Instant;
 use scheduler::in_flight::InFlight;
 use scheduler::latency::learn::{Ended, Learner, Observation};
 use scheduler::latency::{Conditions, LatencyModel};
-use scheduler::plugin::{Kind, PLUGINS, Value};
+use scheduler::plugin::Value;
+use scheduler::registry::{Kind, PLUGINS};
 use scheduler::{
     Endpoint, EndpointMetrics, EndpointRef, Explanation, Incarnation, Local, LoraMetrics, Pipeline, PipelineSpec, PluginSpec, Readiness,
     Request, Rng, Slot, Snapshot, SubsetHint, Version, schedule, session_token,
@@ -217,19 +218,7 @@ impl Pool {
             prefix_block_tokens: 64,
             ..Request::default()
         };
-        let local = Local {
-            in_flight: &self.in_flight,
-            matched_blocks: &self.matched_blocks,
-            prefix_idle: 0.0,
-            prefix_ages: &[],
-            ejected: &[],
-            failing: &[],
-            last_answers: &[],
-            last_cold_picks: &[],
-            adapter_rooms: &[],
-            out_of_touch: false,
-            metrics_stale: false,
-        };
+        let local = Local { matched_blocks: &self.matched_blocks, ..Local::new(&self.in_flight) };
         let batch = if self.snapshot.latency().is_some() { PREDICTION_BATCH } else { BATCH };
         let mut rng = Rng::seeded(2);
         let mut explanation = Explanation::default();

@@ -1,6 +1,6 @@
 //! The batch that plugins work on: surviving endpoints and their score column.
 
-use crate::snapshot::EndpointIndex;
+use crate::endpoint::EndpointIndex;
 
 /// Endpoints still in the race, each with the score it has gathered so far. Order carries no meaning.
 #[derive(Clone, Debug, Default)]

@@ -1,9 +1,9 @@
 //! What comes out of a pick.
 
+use crate::endpoint::EndpointIndex;
 use crate::latency::Abstention;
-use crate::prospects::Prospect;
+use crate::predictions::EndpointPrediction;
 use crate::slo::Slo;
-use crate::snapshot::EndpointIndex;
 
 /// The most endpoints a ranked list may hold. Each stands for one more attempt of the same request: beyond a few the pool has other troubles.
 pub const RANKED_MAX: usize = 8;
@@ -85,7 +85,7 @@ pub struct Explanation {
     /// What it asks of latency.
     pub asks: Slo,
     /// What it would see at each endpoint, or why that is not known, parallel to the snapshot's endpoints; empty where nobody asked.
-    pub prospects: Vec<Result<Prospect, Abstention>>,
+    pub predictions: Vec<Result<EndpointPrediction, Abstention>>,
     /// Everyone who was dropped before any profile ran, in the order it happened.
     pub dropped: Vec<Drop>,
     /// The profiles that ran, in order.

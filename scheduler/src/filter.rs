@@ -26,7 +26,7 @@ pub(crate) use readiness::Ready;
 pub(crate) use subset::Subset;
 
 use crate::candidates::Candidates;
-use crate::snapshot::EndpointIndex;
+use crate::endpoint::EndpointIndex;
 
 /// Keeps whom `passes` accepts; with `fall_back` all, where it accepts nobody.
 pub(crate) fn keep(candidates: &mut Candidates, fall_back: bool, passes: impl Fn(EndpointIndex) -> bool) {

@@ -1,7 +1,7 @@
 //! What the proxy itself knows, beside the snapshot, at the moment of a pick.
 
+use crate::endpoint::{EndpointIndex, Slot};
 use crate::in_flight::InFlight;
-use crate::snapshot::{EndpointIndex, Slot};
 
 /// The proxy's own state as one pick sees it. Read only: the caller records the outcome.
 #[derive(Clone, Copy, Debug)]
@@ -30,7 +30,7 @@ pub struct Local<'a> {
     /// empty when nothing is known of that.
     pub adapter_rooms: &'a [AdapterRoom],
     /// Others pick too, and where they place prompts is not known here: one that nobody is believed to hold anything of belongs to its home
-    /// ([`crate::prefix::home`]).
+    /// ([`crate::prefix::rendezvous_endpoint`]).
     pub out_of_touch: bool,
     /// Scraped metrics are too old to be used: they count as unknown.
     pub metrics_stale: bool,
@@ -54,7 +54,26 @@ pub enum AdapterRoom {
     },
 }
 
-impl Local<'_> {
+impl<'a> Local<'a> {
+    /// Requests outstanding, and nothing else known. State that only some callers have is added by
+    /// struct update, so that a new column has one default, here.
+    #[must_use]
+    pub fn new(in_flight: &'a InFlight) -> Self {
+        Self {
+            in_flight,
+            matched_blocks: &[],
+            prefix_idle: 0.0,
+            prefix_ages: &[],
+            last_answers: &[],
+            ejected: &[],
+            failing: &[],
+            last_cold_picks: &[],
+            adapter_rooms: &[],
+            out_of_touch: false,
+            metrics_stale: false,
+        }
+    }
+
     /// Blocks of the request's prefix that this endpoint is believed to hold.
     #[must_use]
     pub fn matched_blocks(&self, index: EndpointIndex) -> u32 {

@@ -1,6 +1,7 @@
 //! Parsers: the APIs whose requests are read. Reading is not done here; a pipeline only says whose are left alone.
 
-use crate::plugin::{Kind, Parameters, Plugin, PluginType, for_people};
+use crate::plugin::{Parameters, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 
 const SOURCE: &str = for_people("llm-d-router, requesthandling/parsers");
 
@@ -65,7 +66,7 @@ pub(crate) const PASSTHROUGH: PluginType = PluginType {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plugin::PLUGINS;
+    use crate::registry::PLUGINS;
 
     #[test]
     fn each_is_built_under_its_own_name() {

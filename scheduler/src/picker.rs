@@ -11,9 +11,9 @@ use std::cmp::Ordering;
 
 use crate::candidates::Candidates;
 use crate::decision::{RANKED_MAX, Ranked};
+use crate::endpoint::EndpointIndex;
 use crate::plugin::{Default, InvalidParameter, Parameter, Parameters, for_people};
 use crate::rng::Rng;
-use crate::snapshot::EndpointIndex;
 
 /// Every picker's parameter. [`crate::Pipeline::build`] reads it, since the whole profile goes by the length of the list.
 pub(crate) const LIST_LENGTH: Parameter = Parameter {

@@ -12,8 +12,8 @@ pub(crate) use xxh64::xxh64;
 mod hash;
 pub use hash::{BLOCK_BYTES_DEFAULT, BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BLOCKS_MAX, BlockHasher, DENSE_BLOCKS, STRIDE, blocks_of};
 
-mod home;
-pub use home::home;
+mod rendezvous;
+pub use rendezvous::rendezvous_endpoint;
 
 mod lookup;
 pub use lookup::Matched;
@@ -21,8 +21,8 @@ mod owners;
 pub use owners::Reuse;
 mod table;
 
-mod belief;
-pub use belief::Belief;
+mod cache_estimate;
+pub use cache_estimate::CacheEstimate;
 
 mod index;
 pub use index::{ENTRIES_DEFAULT, ENTRIES_MAX, PrefixIndex, PrefixStats};

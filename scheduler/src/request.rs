@@ -62,7 +62,7 @@ enum SubsetEntry {
 }
 
 /// The most entries of a hint that are read: as many as a pool can have endpoints. More cannot add one.
-const SUBSET_ENTRIES_MAX: usize = crate::snapshot::ENDPOINTS_MAX;
+const SUBSET_ENTRIES_MAX: usize = crate::endpoint::ENDPOINTS_MAX;
 
 impl SubsetHint {
     /// Reads `ip:port`, `[ipv6]:port`, or an address alone (then every port of it is allowed). An entry that is neither allows nothing,

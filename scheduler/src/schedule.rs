@@ -1,21 +1,19 @@
-//! Filter, score, pick: all the control flow of scheduling.
+//! Decides where a request goes: all the control flow of scheduling above its profiles.
 
-use crate::candidates::{Candidates, unit};
-use crate::decision::{Decision, Drop, Explanation, ProfileExplanation, Ranked, ScoreColumn, Shed, Unavailable};
-use crate::filter::{Decoder, Ejected, Ready, ServesModel, Subset};
-use crate::latency::Prediction;
+use crate::candidates::Candidates;
+use crate::decision::{Decision, Explanation, Unavailable};
+use crate::endpoint::EndpointIndex;
+use crate::filter::{Ready, ServesModel, Subset};
+use crate::latency::{Abstention, Prediction};
 use crate::local::Local;
-use crate::pipeline::{Pipeline, Profile};
 use crate::plugin::{Context, Filter};
-use crate::prefix::home;
-use crate::prospects::Prospects;
+use crate::predictions::{self, EndpointPrediction, Predictions};
+use crate::prefix::rendezvous_endpoint;
 use crate::request::Request;
 use crate::rng::Rng;
-use crate::snapshot::{EndpointIndex, Snapshot};
-
-/// How long an endpoint must have been in the pool to be the last resort of a list. A newer one may not have reached every worker of
-/// Envoy's cluster yet, and a list of such alone could fail whole; updates take well under a second.
-pub const SETTLED_MS: u64 = 5_000;
+use crate::run::{Run, narrow};
+use crate::slo::TrackedSlo;
+use crate::snapshot::Snapshot;
 
 /// The filters every request passes first: the name explanations call each by, and what it means when nobody is left.
 const STRUCTURAL: [(&str, &dyn Filter, Unavailable); 3] = [
@@ -26,20 +24,6 @@ const STRUCTURAL: [(&str, &dyn Filter, Unavailable); 3] = [
 
 /// How much of a prompt its home is assumed to hold: as a prior of 60 % it halved what private state costs.
 const HOME_PERCENT: u32 = 60;
-
-/// What a profile that leaves nobody comes to.
-const NOBODY: Decision = Decision::Unavailable(Unavailable::Filtered);
-
-/// One request on its way through a pipeline: what a profile handler works with.
-#[derive(Debug)]
-pub struct Run<'r> {
-    context: Context<'r>,
-    pipeline: &'r Pipeline,
-    /// Who is ready and allowed.
-    allowed: Candidates,
-    rng: &'r mut Rng,
-    explanation: Option<&'r mut Explanation>,
-}
 
 /// Decides on `request` by the snapshot's pipeline. Mutates nothing but `rng`: the caller records the outcome.
 ///
@@ -52,11 +36,8 @@ pub fn schedule(
     rng: &mut Rng,
     explanation: Option<&mut Explanation>,
 ) -> Decision {
-    decide(
-        Context { snapshot, request, local, prospects: &Prospects::default(), drawing: local.matched_blocks, early_stage: false },
-        rng,
-        explanation,
-    )
+    let predictions = Predictions::new(snapshot.pipeline().latency_settings());
+    decide(snapshot, request, local, &predictions, rng, explanation)
 }
 
 /// A decision made before, made again: as [`schedule`], with what was `predicted` then of each endpoint in place of what the model says now.
@@ -69,280 +50,84 @@ pub fn schedule_again(
     rng: &mut Rng,
     explanation: Option<&mut Explanation>,
 ) -> Decision {
-    decide(
-        Context { snapshot, request, local, prospects: &Prospects::recorded(predicted), drawing: local.matched_blocks, early_stage: false },
-        rng,
-        explanation,
-    )
+    let predictions = Predictions::recorded(snapshot.pipeline().latency_settings(), predicted);
+    decide(snapshot, request, local, &predictions, rng, explanation)
 }
 
-fn decide(context: Context<'_>, rng: &mut Rng, mut explanation: Option<&mut Explanation>) -> Decision {
-    let Context { snapshot, request, prospects, .. } = context;
+/// What `request` would see at each endpoint, parallel to the snapshot's, or why that is not known; empty where nothing is predicted.
+#[must_use]
+pub fn predict(snapshot: &Snapshot, request: &Request<'_>, local: Local<'_>) -> Vec<Result<EndpointPrediction, Abstention>> {
+    Predictions::new(snapshot.pipeline().latency_settings()).predict(snapshot.table(), request, &local)
+}
+
+/// What counts of the SLOs of `request` once it is sent to `endpoint`, where it is not counted yet.
+#[must_use]
+pub fn tracked_slo(snapshot: &Snapshot, request: &Request<'_>, local: Local<'_>, endpoint: EndpointIndex) -> TrackedSlo {
+    predictions::tracked_slo(snapshot.table(), snapshot.pipeline().latency_settings(), request, &local, endpoint)
+}
+
+fn decide(
+    snapshot: &Snapshot,
+    request: &Request<'_>,
+    local: Local<'_>,
+    predictions: &Predictions,
+    rng: &mut Rng,
+    mut explanation: Option<&mut Explanation>,
+) -> Decision {
+    let (table, pipeline) = (snapshot.table(), snapshot.pipeline());
+    let (settings, predicts) = (pipeline.production(), pipeline.predicts());
+    let context =
+        Context { table, request, local, settings, predicts, predictions, affinity_blocks: local.matched_blocks, early_stage: false };
     if let Some(explanation) = explanation.as_deref_mut() {
         *explanation = Explanation {
             prompt_tokens: request.prompt_tokens,
-            uncached_tokens: snapshot.indices().map(|index| context.uncached_tokens(index)).collect(),
+            uncached_tokens: table.indices().map(|index| context.uncached_tokens(index)).collect(),
             asks: request.slo,
-            prospects: prospects.get(&context).to_vec(),
+            predictions: predictions.get(table, request, &local).to_vec(),
             ..Explanation::default()
         };
     }
-    let pipeline = snapshot.pipeline();
-    let mut allowed = Candidates::new(snapshot.indices());
+    let mut allowed = Candidates::new(table.indices());
     for (name, filter, unavailable) in STRUCTURAL {
         narrow(&context, (name, filter), &mut allowed, rng, explanation.as_deref_mut().map(|e| &mut e.dropped));
         if allowed.is_empty() {
             return Decision::Unavailable(unavailable);
         }
     }
-    let drawing = context.local.out_of_touch.then(|| drawn_home(&context, allowed.indices()));
-    let context = Context { drawing: drawing.as_deref().unwrap_or(context.drawing), ..context };
+    let affinity = local.out_of_touch.then(|| rendezvous_affinity(&context, allowed.indices()));
+    let context = Context { affinity_blocks: affinity.as_deref().unwrap_or(context.affinity_blocks), ..context };
     if let Some(why) = pipeline.sheds(&context, allowed.indices(), rng) {
         return Decision::Shed(why);
     }
-    pipeline.handler().route(&mut Run { context, pipeline, allowed, rng, explanation })
+    pipeline.handler().route(&mut Run::new(context, pipeline.profiles(), allowed, rng, explanation))
 }
 
 /// Of a prompt that nobody is believed to hold anything of, its home among those it may go to draws it as if it held some.
 #[cold]
-fn drawn_home(context: &Context<'_>, allowed: &[EndpointIndex]) -> Vec<u32> {
-    let mut drawing = context.local.matched_blocks.to_vec();
-    let Some(head) = context.request.prefix_blocks.first().filter(|_| drawing.iter().all(|&blocks| blocks == 0)) else { return drawing };
+fn rendezvous_affinity(context: &Context<'_>, allowed: &[EndpointIndex]) -> Vec<u32> {
+    let mut affinity = context.local.matched_blocks.to_vec();
+    let Some(head) = context.request.prefix_blocks.first().filter(|_| affinity.iter().all(|&blocks| blocks == 0)) else { return affinity };
     let Local { in_flight, .. } = context.local;
-    let may = |&index: &EndpointIndex| Some((index, context.snapshot.id(index).filter(|_| !context.local.ejected(index))?));
+    let may = |&index: &EndpointIndex| Some((index, context.table.id(index).filter(|_| !context.local.ejected(index))?));
     let (indices, refs): (Vec<_>, Vec<_>) = allowed.iter().filter_map(may).unzip();
-    let home = home(*head, &refs, |at| Some(in_flight.requests(*refs.get(at)?))).and_then(|at| indices.get(at));
-    if let Some(blocks) = home.and_then(|index| drawing.get_mut(index.get())) {
+    let rendezvous = rendezvous_endpoint(*head, &refs, |at| Some(in_flight.requests(*refs.get(at)?))).and_then(|at| indices.get(at));
+    if let Some(blocks) = rendezvous.and_then(|index| affinity.get_mut(index.get())) {
         *blocks = context.request.blocks().saturating_mul(HOME_PERCENT) / 100;
     }
-    drawing
-}
-
-// === impl Run ===
-
-impl<'r> Run<'r> {
-    /// All there is to look at.
-    #[must_use]
-    pub fn context(&self) -> &Context<'r> {
-        &self.context
-    }
-
-    /// Who may be named in the decision at all: ready, and allowed by the proxy.
-    #[must_use]
-    pub fn allowed(&self) -> &[EndpointIndex] {
-        self.allowed.indices()
-    }
-
-    /// How many profiles there are.
-    #[must_use]
-    pub fn profiles(&self) -> usize {
-        self.pipeline.profiles()
-    }
-
-    /// Is there a profile of this name?
-    #[must_use]
-    pub fn has_profile(&self, name: &str) -> bool {
-        self.pipeline.profile(name).is_some()
-    }
-
-    /// Runs the only profile.
-    ///
-    /// # Errors
-    /// The decision when it leaves nobody, or sheds the request.
-    pub fn only_profile(&mut self) -> Result<Ranked, Decision> {
-        self.pipeline.only_profile().ok_or(NOBODY).and_then(|profile| self.run(profile, profile.ranked_max, None))
-    }
-
-    /// Runs a profile for a list to try one after another.
-    ///
-    /// # Errors
-    /// The decision when it leaves nobody, is not there, or sheds the request.
-    pub fn ranked(&mut self, profile: &str) -> Result<Ranked, Decision> {
-        self.pipeline.profile(profile).ok_or(NOBODY).and_then(|profile| self.run(profile, profile.ranked_max, None))
-    }
-
-    /// Runs a profile, for a list to try one after another, among those whose role lets them decode.
-    ///
-    /// # Errors
-    /// The decision when it leaves nobody, is not there, or sheds the request.
-    pub fn decoders(&mut self, profile: &str) -> Result<Ranked, Decision> {
-        let decoder: (&str, &dyn Filter) = ("role", &Decoder);
-        self.pipeline.profile(profile).ok_or(NOBODY).and_then(|profile| self.run(profile, profile.ranked_max, Some(decoder)))
-    }
-
-    /// Runs a profile for a stage before decode, for as many as its picker is told to list, or else for one.
-    ///
-    /// # Errors
-    /// The decision when it leaves nobody, is not there, or sheds the request.
-    pub fn early(&mut self, profile: &str) -> Result<Ranked, Decision> {
-        self.context.early_stage = true;
-        let ranked = self.pipeline.profile(profile).ok_or(NOBODY).and_then(|profile| self.run(profile, profile.listed.unwrap_or(1), None));
-        self.context.early_stage = false;
-        ranked
-    }
-
-    /// Does this decider want the request disaggregated, where `decode` would do the rest?
-    #[must_use]
-    pub fn disaggregates(&self, decider: &str, decode: EndpointIndex) -> bool {
-        self.pipeline.decider(decider).is_some_and(|decider| decider.disaggregates(&self.context, decode))
-    }
-
-    /// Runs a profile, after one more filter perhaps, for a list of `max`.
-    fn run(&mut self, profile: &Profile, max: usize, first: Option<(&str, &dyn Filter)>) -> Result<Ranked, Decision> {
-        let context = self.context;
-        let mut explanation =
-            self.explanation.is_some().then(|| ProfileExplanation { name: profile.name.clone(), ..ProfileExplanation::default() });
-        let mut candidates = self.filtered(profile, first, explanation.as_mut());
-        let sheds = profile.scorers.iter().any(|(.., scorer)| !candidates.is_empty() && scorer.sheds(&context, candidates.indices()));
-        let ranked = if candidates.is_empty() || sheds {
-            None
-        } else {
-            score(&context, profile, &mut candidates, explanation.as_mut());
-            pick(&context, profile, &candidates, max, self.rng)
-        };
-        if let (Some(all), Some(this)) = (self.explanation.as_deref_mut(), explanation) {
-            all.profiles.push(this);
-        }
-        let ranked = ranked.ok_or(if sheds { Decision::Shed(Shed::Slo) } else { NOBODY })?;
-        let ranked = end_settled(context.snapshot, &candidates, ranked, max, self.rng);
-        Ok(second_answers(&context, ranked, profile.puts_late_last()))
-    }
-
-    /// Whom a profile leaves: without the ejected, unless that leaves nobody.
-    fn filtered(
-        &mut self,
-        profile: &Profile,
-        first: Option<(&str, &dyn Filter)>,
-        mut explanation: Option<&mut ProfileExplanation>,
-    ) -> Candidates {
-        let any_ejected = self.allowed.indices().iter().any(|&index| self.context.local.ejected(index));
-        let ejected: (&str, &dyn Filter) = ("ejected", &Ejected);
-        for second in [any_ejected.then_some(ejected), None] {
-            let mut left = self.allowed.clone();
-            if let Some(explanation) = explanation.as_deref_mut() {
-                explanation.dropped.clear();
-            }
-            let configured = profile.filters.iter().map(|(name, filter)| (&**name, &**filter));
-            for filter in first.into_iter().chain(second).chain(configured) {
-                narrow(&self.context, filter, &mut left, self.rng, explanation.as_deref_mut().map(|e| &mut e.dropped));
-                if left.is_empty() {
-                    break;
-                }
-            }
-            if !left.is_empty() || second.is_none() {
-                return left;
-            }
-        }
-        Candidates::default()
-    }
-}
-
-/// Runs one filter and notes whom it dropped.
-fn narrow(
-    context: &Context<'_>,
-    (name, filter): (&str, &dyn Filter),
-    candidates: &mut Candidates,
-    rng: &mut Rng,
-    dropped: Option<&mut Vec<Drop>>,
-) {
-    let Some(noted) = dropped else {
-        return filter.filter(context, candidates, rng);
-    };
-    let before = candidates.indices().to_vec();
-    filter.filter(context, candidates, rng);
-    let dropped = before.into_iter().filter(|index| !candidates.indices().contains(index));
-    noted.extend(dropped.map(|endpoint| Drop { endpoint, by: name.into() }));
-}
-
-/// Adds up the weighted scores, through one column that all scorers share, and notes them.
-fn score(context: &Context<'_>, profile: &Profile, candidates: &mut Candidates, mut explanation: Option<&mut ProfileExplanation>) {
-    let mut column = vec![0.0; candidates.len()];
-    for (name, weight, scorer) in &profile.scorers {
-        column.fill(0.0);
-        scorer.score(context, candidates.indices(), &mut column);
-        candidates.add(*weight, &column);
-        if let Some(explanation) = explanation.as_deref_mut() {
-            let scores = candidates.indices().iter().copied().zip(column.iter().copied().map(unit)).collect();
-            let cost_terms = scorer.cost_terms(context, candidates.indices());
-            explanation.scores.push(ScoreColumn { scorer: name.clone(), weight: *weight, scores, cost_terms });
-        }
-    }
-    if let Some(explanation) = explanation {
-        explanation.totals = candidates.indices().iter().copied().zip(candidates.scores().iter().copied()).collect();
-    }
-}
-
-/// The list by the profile's picker. Where a scorer puts late endpoints last, only the first of a draw may be one of them, so that it is learned about.
-fn pick(context: &Context<'_>, profile: &Profile, candidates: &Candidates, max: usize, rng: &mut Rng) -> Option<Ranked> {
-    if !profile.puts_late_last() || !candidates.indices().iter().any(|&index| is_late(context, index)) {
-        return profile.picker.pick(candidates, max, rng);
-    }
-    pick_in_time_first(context, profile, candidates, max, rng)
-}
-
-#[cold] // most profiles go by no SLO
-#[inline(never)]
-fn pick_in_time_first(context: &Context<'_>, profile: &Profile, candidates: &Candidates, max: usize, rng: &mut Rng) -> Option<Ranked> {
-    let drawn = if profile.picker.draws() { profile.picker.pick(candidates, 1, rng) } else { None };
-    let mut others = candidates.clone();
-    others.sink(&|index| is_late(context, index));
-    let others = profile.picker.pick(&others, max, rng)?;
-    let first = drawn.map_or_else(|| others.first(), |drawn| drawn.first());
-    let mut rest: Vec<EndpointIndex> = Vec::new();
-    for index in others.iter() {
-        if index != first && rest.len() + 1 < max {
-            rest.push(index);
-        }
-    }
-    Ranked::new(std::iter::once(first).chain(rest))
-}
-
-/// Would it serve the request too late, by what is predicted? Nothing is said against an endpoint of which nothing is.
-#[inline(never)]
-fn is_late(context: &Context<'_>, index: EndpointIndex) -> bool {
-    context.prospect(index).is_some_and(|prospect| !prospect.is_valid())
-}
-
-/// Makes the list end with a settled endpoint, the best there is, when it names none and has a place other than the first.
-fn end_settled(snapshot: &Snapshot, candidates: &Candidates, ranked: Ranked, max: usize, rng: &mut Rng) -> Ranked {
-    let settled = |index: EndpointIndex| snapshot.endpoint(index).is_some_and(|e| e.age_ms >= SETTLED_MS);
-    // The first is the pick: a new endpoint must get requests to become of use.
-    if max < 2 || ranked.iter().any(settled) {
-        return ranked;
-    }
-    let mut others = candidates.clone();
-    others.retain(settled);
-    let Some(last) = crate::picker::rank(&others, 1, rng, |score, _| score) else {
-        return ranked;
-    };
-    let kept = ranked.len().min(max - 1);
-    Ranked::new(ranked.iter().take(kept).chain(last.iter())).unwrap_or(ranked)
-}
-
-/// Makes the endpoint that answered last the second of the list: a request that is tried once more must not meet one that is gone. Where late endpoints
-/// stand last, it is one of those in time, while there are any.
-fn second_answers(context: &Context<'_>, ranked: Ranked, late_last: bool) -> Ranked {
-    let last_answer = |index: &EndpointIndex| context.snapshot.id(*index).map_or(0, |id| context.local.last_answer(id.slot));
-    let Some(first) = ranked.iter().next() else { return ranked };
-    let mut rest: Vec<EndpointIndex> = ranked.iter().skip(1).collect();
-    let in_time = if late_last { rest.iter().take_while(|&&index| !is_late(context, index)).count() } else { 0 };
-    let considered = if in_time > 0 { in_time } else { rest.len() };
-    // The first of the greatest, so that the ranking decides where nothing is known.
-    let Some(best) = (0..considered).rev().max_by_key(|&at| rest.get(at).map_or(0, last_answer)) else { return ranked };
-    if best == 0 {
-        return ranked;
-    }
-    rest.get_mut(..=best).unwrap_or_default().rotate_right(1);
-    Ranked::new(std::iter::once(first).chain(rest)).unwrap_or(ranked)
+    affinity
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::endpoint::{Endpoint, EndpointRef, Incarnation, Readiness, Slot};
     use crate::in_flight::InFlight;
+    use crate::metrics::EndpointMetrics;
+    use crate::pipeline::Pipeline;
     use crate::pipeline::{PipelineSpec, PluginSpec};
     use crate::request::SubsetHint;
-    use crate::snapshot::{Endpoint, EndpointMetrics, EndpointRef, Incarnation, Readiness, Slot, Version};
+    use crate::run::SETTLED_MS;
+    use crate::snapshot::Version;
 
     fn by_queue(ranked_max: u32) -> PipelineSpec {
         PipelineSpec::of_one_profile("queue", vec![(PluginSpec::of_type("queue-scorer"), 1.0)], ranked_max)
@@ -366,19 +151,7 @@ mod tests {
     }
 
     fn local<'a>(in_flight: &'a InFlight, ejected: &'a [bool]) -> Local<'a> {
-        Local {
-            in_flight,
-            matched_blocks: &[],
-            prefix_idle: 0.0,
-            prefix_ages: &[],
-            ejected,
-            failing: &[],
-            last_answers: &[],
-            last_cold_picks: &[],
-            adapter_rooms: &[],
-            out_of_touch: false,
-            metrics_stale: false,
-        }
+        Local { ejected, ..Local::new(in_flight) }
     }
 
     fn route(snapshot: &Snapshot, request: &Request<'_>, ejected: &[bool]) -> Result<Vec<usize>, Unavailable> {

@@ -20,8 +20,8 @@ pub(crate) mod running_requests_size;
 pub(crate) mod session_affinity;
 pub(crate) mod token_load;
 
+use crate::endpoint::EndpointIndex;
 use crate::plugin::{PRODUCER_NAME, Parameter};
-use crate::snapshot::EndpointIndex;
 
 /// What all get when nothing is known of anybody: the middle, so that a sampling picker weighs the other scorers as it would against
 /// an average pool.

@@ -1,80 +1,7 @@
-//! Which session a request belongs to, and which endpoint that session is at. Two strategies, neither of which remembers anything, so that
-//! every worker, every proxy and every restart of either agree:
-//!
-//! - `encoded_endpoint_header`: the client says it. Each response carries a token, the base64 of the name of the endpoint that served; the
-//!   client sends it with the next request.
-//! - `session_id`: the client sends an id of its own, in a header. The session is at the candidate that scores highest for that id (rendezvous
-//!   hashing). When an endpoint leaves, its sessions alone move, each to the same second choice everywhere, and back when it returns; when
-//!   one joins, it takes an equal share. The reference keeps a table from id to endpoint in each replica instead, with a time to live.
-//!
-//! Source: llm-d-router, scheduling/util/sessionaffinity. Thaler and Ravishankar, "Using name-based mappings to increase hit rates", 1998.
+//! Names of endpoints as sessions carry them: as a token that a client sends back, and as a hash
+//! that is the same on every host.
 
-use crate::plugin::{Context, Default, InvalidParameter, Parameter, Parameters, for_people};
 use crate::prefix::xxh64;
-use crate::snapshot::EndpointIndex;
-
-pub(crate) const SOURCE: &str = for_people("llm-d-router, scheduling/util/sessionaffinity");
-
-/// Parameters of the scorer and the filter alike.
-pub(crate) const PARAMETERS: &[Parameter] = &[
-    Parameter {
-        name: "strategy",
-        default: Default::Text("encoded_endpoint_header"),
-        doc: for_people("encoded_endpoint_header or session_id"),
-    },
-    Parameter {
-        name: "encodedEndpointHeaderConfig",
-        default: Default::Structured("{header: x-session-token}"),
-        doc: for_people("request and response header that carries the token"),
-    },
-    Parameter {
-        name: "sessionIdConfig",
-        default: Default::Structured("{sources: [{header: x-session-id}], evictionTtlSeconds, evictionSweepSeconds}"),
-        doc: for_people(
-            "sources of the id, the first present wins: {header: NAME} or {attribute: \
-            agent-identity}; nothing is stored, so the eviction settings have no effect",
-        ),
-    },
-    Parameter {
-        name: "profileName",
-        default: Default::Text(""),
-        doc: for_people("profile whose pick the token names; empty: the served endpoint"),
-    },
-];
-
-const TOKEN_HEADER: &[Parameter] =
-    &[Parameter { name: "header", default: Default::Text("x-session-token"), doc: for_people("a header name") }];
-const SESSION_ID: &[Parameter] = &[
-    Parameter {
-        name: "sources",
-        default: Default::Structured("[{header: NAME} or {attribute: agent-identity}]"),
-        doc: for_people("in order of priority"),
-    },
-    Parameter { name: "evictionTtlSeconds", default: Default::Number(300.0), doc: for_people("no effect: nothing is remembered; above 0") },
-    Parameter {
-        name: "evictionSweepSeconds",
-        default: Default::Number(10.0),
-        doc: for_people("no effect: nothing is remembered; above 0"),
-    },
-];
-const ID_SOURCE: &[Parameter] = &[
-    Parameter {
-        name: "header",
-        default: Default::Text(""),
-        doc: for_people("a header name; exactly one of header and attribute must be given"),
-    },
-    Parameter { name: "attribute", default: Default::Text(""), doc: for_people("agent-identity; there is no other") },
-    Parameter { name: "producer", default: Default::Text(""), doc: for_people("empty, or agent-identity") },
-];
-
-const ID_HEADER: &str = "x-session-id";
-
-/// How the requests of one plugin are told apart by session.
-#[derive(Debug)]
-pub(crate) struct Session {
-    strategy: Strategy,
-    headers: Box<[Box<str>]>,
-}
 
 /// A response header that names an endpoint to the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,105 +12,10 @@ pub struct SessionToken {
     pub profile: Box<str>,
 }
 
-#[derive(Debug)]
-enum Strategy {
-    Token(SessionToken),
-    Id(Box<[IdSource]>),
-}
-
-#[derive(Debug)]
-enum IdSource {
-    Header(Box<str>),
-    AgentIdentity,
-}
-
-// === impl Session ===
-
-impl Session {
-    pub(crate) fn read(parameters: &Parameters<'_>) -> Result<Self, InvalidParameter> {
-        let by_id = parameters.choice("strategy", &[("encoded_endpoint_header", false), ("session_id", true)])?;
-        let header = parameters.nested("encodedEndpointHeaderConfig", TOKEN_HEADER, |config| config.header("header"))?;
-        let sources = parameters.nested("sessionIdConfig", SESSION_ID, sources)?.unwrap_or_default();
-        if !by_id {
-            let header = header.unwrap_or_else(|| TOKEN_HEADER_NAME.into());
-            let token = SessionToken { header: header.clone(), profile: parameters.text("profileName")?.into() };
-            return Ok(Self { strategy: Strategy::Token(token), headers: Box::new([header]) });
-        }
-        let sources = if sources.is_empty() { vec![IdSource::Header(ID_HEADER.into())] } else { sources };
-        let headers = sources.iter().flat_map(IdSource::headers).collect();
-        Ok(Self { strategy: Strategy::Id(sources.into()), headers })
-    }
-
-    /// Whom of `endpoints` the request's session is at; `None` when it has no session, or the session's endpoint is not among them.
-    pub(crate) fn endpoint(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> Option<EndpointIndex> {
-        match &self.strategy {
-            Strategy::Token(token) => {
-                let name = decode(context.request.header(&token.header)?)?;
-                let named = |index: &EndpointIndex| context.snapshot.endpoint(*index).is_some_and(|e| e.name.as_bytes() == name);
-                endpoints.iter().copied().find(named)
-            }
-            Strategy::Id(sources) => {
-                let id = sources.iter().filter_map(|source| source.read(context)).map(str::trim).find(|id| !id.is_empty())?;
-                let id = name_hash(id);
-                endpoints.iter().copied().max_by_key(|&index| weight(id, context.snapshot.name_hash(index)))
-            }
-        }
-    }
-
-    pub(crate) fn headers(&self) -> &[Box<str>] {
-        &self.headers
-    }
-
-    pub(crate) fn token(&self) -> Option<&SessionToken> {
-        if let Strategy::Token(token) = &self.strategy { Some(token) } else { None }
-    }
-}
-
-// === impl IdSource ===
-
-impl IdSource {
-    fn headers(&self) -> Vec<Box<str>> {
-        match self {
-            Self::Header(name) => vec![name.clone()],
-            // The pipeline names those of an agent to whoever captures headers.
-            Self::AgentIdentity => Vec::new(),
-        }
-    }
-
-    fn read<'c>(&self, context: &'c Context<'_>) -> Option<&'c str> {
-        match self {
-            Self::Header(name) => context.request.header(name),
-            Self::AgentIdentity => context.agent_identity(),
-        }
-    }
-}
-
-const TOKEN_HEADER_NAME: &str = "x-session-token";
-
-fn sources(config: &Parameters<'_>) -> Result<Vec<IdSource>, InvalidParameter> {
-    for unused in ["evictionTtlSeconds", "evictionSweepSeconds"] {
-        config.number(unused, f64::MIN_POSITIVE..=f64::MAX)?;
-    }
-    config.each("sources", ID_SOURCE, |source| {
-        source.choice("producer", &[("", ()), ("agent-identity", ())])?;
-        let attribute = source.choice("attribute", &[("", false), ("agent-identity", true)])?;
-        match (source.text("header")?.is_empty(), attribute) {
-            (false, false) => source.header("header").map(IdSource::Header),
-            (true, true) => Ok(IdSource::AgentIdentity),
-            _ => Err(source.out_of_range("header")),
-        }
-    })
-}
-
 /// A hash of a name that is the same on every host.
 #[must_use]
 pub fn name_hash(name: &str) -> u64 {
     xxh64(name.as_bytes())
-}
-
-/// How much a session likes an endpoint. Source: the finalizer of SplitMix64, as [`crate::Rng`] has it.
-fn weight(id: u64, endpoint: u64) -> u64 {
-    crate::rng::Rng::seeded(id ^ endpoint).next_u64()
 }
 
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -203,7 +35,7 @@ pub fn session_token(name: &str) -> String {
 }
 
 /// The bytes of a token; `None` when it is none.
-fn decode(token: &str) -> Option<Vec<u8>> {
+pub(crate) fn decode_token(token: &str) -> Option<Vec<u8>> {
     let (quads, rest) = token.as_bytes().as_chunks::<4>();
     let (last, padded) = quads.split_last().filter(|_| rest.is_empty())?;
     let padding = last.iter().rev().take_while(|&&byte| byte == b'=').count();
@@ -242,36 +74,19 @@ mod tests {
     #[test]
     fn what_is_no_token_names_nobody() {
         for bad in ["", "Zg", "Zg=", "Zg===", "====", "Z===", "Zm9v=", "Zm 9", "Zm9vZm9v!", "Zg==Zg==", "é==="] {
-            assert_eq!(decode(bad), None, "{bad}");
+            assert_eq!(decode_token(bad), None, "{bad}");
         }
     }
 
     proptest! {
         #[test]
         fn a_token_names_its_endpoint(name in ".{1,40}") {
-            prop_assert_eq!(decode(&session_token(&name)), Some(name.into_bytes()));
+            prop_assert_eq!(decode_token(&session_token(&name)), Some(name.into_bytes()));
         }
 
         #[test]
         fn any_token_is_read_without_harm(token in ".{0,40}") {
-            let _ = decode(&token);
+            let _ = decode_token(&token);
         }
-    }
-
-    #[test]
-    fn ids_spread_evenly_and_an_endpoint_takes_only_its_share() {
-        let names: Vec<u64> = (0..10).map(|at| xxh64(format!("pod-{at}").as_bytes())).collect();
-        let at = |names: &[u64], id: u64| (0..names.len()).max_by_key(|&at| weight(xxh64(&id.to_le_bytes()), names[at])).unwrap();
-        let mut counts = [0_u32; 10];
-        let mut moved = 0;
-        for id in 0..10_000 {
-            let before = at(&names, id);
-            counts[before] += 1;
-            let after = at(&names[..9], id);
-            moved += u32::from(after != before);
-            assert!(before == 9 || after == before, "only sessions of the endpoint that left move");
-        }
-        assert_eq!(moved, counts[9]);
-        assert!(counts.iter().all(|count| (850..1150).contains(count)), "{counts:?}");
     }
 }

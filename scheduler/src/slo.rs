@@ -1,5 +1,7 @@
 //! What a request asks of latency.
 
+use crate::latency::Prediction;
+
 /// Service level objectives of one request: how long it wants to wait at most. `None` asks for nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slo {
@@ -7,6 +9,18 @@ pub struct Slo {
     pub ttft_us: Option<u32>,
     /// For each further token, µs.
     pub tpot_us: Option<u32>,
+}
+
+/// The SLOs of a request that was sent to an endpoint: which of them count for requests that come
+/// later, and what was predicted.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct TrackedSlo {
+    /// What the request asked for.
+    pub slo: Slo,
+    /// Those of its SLOs that the endpoint could meet if it were idle. An SLO that it never could would make everybody else yield for nothing.
+    pub counts: Slo,
+    /// What was predicted, unless nothing was.
+    pub predicted: Option<Prediction>,
 }
 
 // === impl Slo ===

@@ -1,7 +1,7 @@
 //! One proxy: the real ledger and prefix index around the real `schedule()`, kept as `exchange`'s pool keeps them. Both change at the pick.
 
 use scheduler::in_flight::{InFlight, Load, Ticket};
-use scheduler::prefix::{Belief, ENTRIES_DEFAULT, Matched, PrefixIndex, blocks_of};
+use scheduler::prefix::{CacheEstimate, ENTRIES_DEFAULT, Matched, PrefixIndex, blocks_of};
 use scheduler::{AdapterRoom, Decision, EndpointIndex, EndpointRef, Local, Request, Rng, Snapshot, schedule};
 
 use crate::engine::{BLOCK_TOKENS, Job, Model};
@@ -36,7 +36,7 @@ pub(crate) struct Picked {
     pub(crate) at: usize,
     pub(crate) ticket: Ticket,
     /// What it was believed to hold of the prompt; `None` where another works through that.
-    pub(crate) belief: Option<Belief>,
+    pub(crate) belief: Option<CacheEstimate>,
     /// Tokens of its prompt that were believed to be there.
     pub(crate) matched_tokens: u32,
     /// Who works through its prompt before, if that is another.
@@ -143,7 +143,7 @@ impl Router {
         Some(Picked { at, ticket, belief, matched_tokens, prefill })
     }
 
-    fn place(&mut self, at: usize, endpoint: EndpointRef, job: &Job<'_>) -> Belief {
+    fn place(&mut self, at: usize, endpoint: EndpointRef, job: &Job<'_>) -> CacheEstimate {
         self.prefixes.place(endpoint, job.hashes, self.known.get(at).copied().unwrap_or_default())
     }
 
@@ -183,17 +183,12 @@ impl Router {
             ..Request::default()
         };
         let local = Local {
-            in_flight: &self.ledger,
             matched_blocks: &self.matched,
             prefix_idle: self.prefix_idle,
             prefix_ages: &self.prefix_ages,
-            ejected: &[],
-            failing: &[],
-            last_answers: &[],
             last_cold_picks: &self.cold_picks,
             adapter_rooms: &self.rooms,
-            out_of_touch: false,
-            metrics_stale: false,
+            ..Local::new(&self.ledger)
         };
         match schedule(snapshot, &request, local, &mut self.rng, None) {
             Decision::Route(route) => Some((route.ranked.first().get(), route.prefill.map(EndpointIndex::get))),
@@ -212,7 +207,7 @@ impl Router {
     }
 
     /// The reply told how much of the prompt was cached.
-    pub(crate) fn hit(&mut self, belief: &Belief, job: &Job<'_>, cached: u32) {
+    pub(crate) fn hit(&mut self, belief: &CacheEstimate, job: &Job<'_>, cached: u32) {
         self.prefixes.told(belief, blocks_of(job.hashes, job.hashes.len()), cached, job.prompt);
     }
 

@@ -13,7 +13,7 @@ use scheduler::latency::step::{FirstToken, Gap};
 use scheduler::latency::{Conditions, Prediction};
 use scheduler::{
     Decision, Endpoint, EndpointMetrics, EndpointRef, Incarnation, Local, Pipeline, Readiness, Request, Rng, Slo, Slot, Snapshot, Version,
-    promise, schedule,
+    schedule, tracked_slo,
 };
 
 use crate::agenda::Agenda;
@@ -293,19 +293,7 @@ impl<'w> World<'w> {
             ..Request::default()
         };
         let unmatched = [0; SLOWDOWNS.len()];
-        let local = Local {
-            in_flight: &self.ledger,
-            matched_blocks: &unmatched,
-            prefix_idle: 0.0,
-            prefix_ages: &[],
-            ejected: &[],
-            failing: &[],
-            last_answers: &[],
-            last_cold_picks: &[],
-            adapter_rooms: &[],
-            out_of_touch: false,
-            metrics_stale: false,
-        };
+        let local = Local { matched_blocks: &unmatched, ..Local::new(&self.ledger) };
         let picked = match self.by {
             By::Turns => {
                 self.turn += 1;
@@ -323,7 +311,7 @@ impl<'w> World<'w> {
         flight.conditions = Conditions::at_pick(&self.snapshot, &local, &request, index);
         flight.predicted = self.snapshot.latency().and_then(|model| model.predict(endpoint, &flight.conditions).ok());
         flight.endpoint = index.get();
-        let promised = promise(&self.snapshot, &request, local, index);
+        let promised = tracked_slo(&self.snapshot, &request, local, index);
         let mut ticket = self.ledger.admit_prompt(endpoint, flight.prompt, flight.prompt);
         self.ledger.track(&mut ticket, promised, "");
         flight.ticket = Some(ticket);

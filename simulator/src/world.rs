@@ -15,7 +15,7 @@ pub(crate) use setting::{Change, EngineModel, Setting, Sharing};
 use std::sync::Arc;
 
 use scheduler::in_flight::{Load, Ticket};
-use scheduler::prefix::Belief;
+use scheduler::prefix::CacheEstimate;
 use scheduler::{
     Endpoint, EndpointMetrics, EndpointRef, Incarnation, LoraMetrics, Pipeline, ROLE_LABEL, Readiness, Slot, Snapshot, Version,
     session_token,
@@ -54,7 +54,7 @@ enum What {
 struct Flight {
     ticket: Ticket,
     /// What its engine was believed to hold of its prompt; `None` where another works through that.
-    belief: Option<Belief>,
+    belief: Option<CacheEstimate>,
     proxy: usize,
     /// Where it is decoded.
     at: usize,

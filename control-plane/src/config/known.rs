@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use scheduler::plugin::{self, Kind};
+use scheduler::registry::{self, Kind};
 
 /// What becomes of an item that is not implemented as such.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub enum Role {
     Unreferred,
 }
 
-/// A plugin type of the reference that is not one of [`plugin::PLUGINS`].
+/// A plugin type of the reference that is not one of [`registry::PLUGINS`].
 #[derive(Clone, Copy, Debug)]
 pub struct Foreign {
     /// Its `type`.
@@ -181,7 +181,7 @@ pub fn foreign(plugin_type: &str) -> Option<&'static Foreign> {
 
 /// Every plugin type there is an answer for.
 pub fn plugin_types() -> impl Iterator<Item = &'static str> + Clone {
-    plugin::PLUGINS.iter().map(|row| row.name).chain(FOREIGN.iter().map(|row| row.name))
+    registry::PLUGINS.iter().map(|row| row.name).chain(FOREIGN.iter().map(|row| row.name))
 }
 
 // === impl Role ===
@@ -190,7 +190,7 @@ impl Role {
     /// What that plugin type is for; `None` when there is no such type.
     #[must_use]
     pub fn of(plugin_type: &str) -> Option<Self> {
-        match plugin::lookup(plugin_type) {
+        match registry::lookup(plugin_type) {
             Some(row) => Some(Self::Scheduling(row.kind)),
             None => foreign(plugin_type).map(|row| row.role),
         }

@@ -1,7 +1,7 @@
 //! What of the daemon's own settings goes into every pipeline: whether latency is predicted, and the strategy of its environment.
 
 use scheduler::plugin::Value;
-use scheduler::{PipelineSpec, plugin};
+use scheduler::{PipelineSpec, registry};
 
 /// The environment variable that says which headroom is best where a plugin's parameter does not, as at the reference.
 pub const STRATEGY_VARIABLE: &str = "HEADROOM_SELECTION_STRATEGY";
@@ -27,7 +27,7 @@ impl Latency {
     pub fn new(prediction: bool, strategy: Option<String>) -> Result<Self, String> {
         let strategy = strategy.map(|strategy| strategy.trim().to_lowercase()).filter(|strategy| !strategy.is_empty());
         let given = strategy.iter().map(|strategy| (STRATEGY.to_owned(), Value::Text(strategy.clone()))).collect::<Vec<_>>();
-        match plugin::lookup("slo-scorer").map(|scorer| scorer.build(&given)) {
+        match registry::lookup("slo-scorer").map(|scorer| scorer.build(&given)) {
             Some(Err(why)) => Err(format!("{STRATEGY_VARIABLE}: {why}")),
             _ => Ok(Self { prediction, strategy }),
         }
@@ -38,7 +38,7 @@ impl Latency {
         pipeline.latency_prediction = self.prediction;
         let Some(strategy) = &self.strategy else { return };
         for plugin in &mut pipeline.plugins {
-            let takes_it = plugin::lookup(&plugin.plugin_type).is_some_and(|row| row.parameters.iter().any(|p| p.name == STRATEGY));
+            let takes_it = registry::lookup(&plugin.plugin_type).is_some_and(|row| row.parameters.iter().any(|p| p.name == STRATEGY));
             if takes_it && plugin.parameters.iter().all(|(name, _)| name != STRATEGY) {
                 plugin.parameters.push((STRATEGY.to_owned(), Value::Text(strategy.clone())));
             }

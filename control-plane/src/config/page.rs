@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use scheduler::plugin::reference_markdown;
+use scheduler::registry::reference_markdown;
 
 use super::known::{FEATURE_GATES, FOREIGN, Fate};
 

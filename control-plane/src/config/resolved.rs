@@ -3,7 +3,8 @@
 
 use std::fmt::Write;
 
-use scheduler::plugin::{self, Default, Kind, PluginType, State, Value};
+use scheduler::plugin::{Default, State, Value};
+use scheduler::registry::{self, Kind, PluginType};
 use scheduler::{PipelineSpec, PluginSpec, ProfileSpec};
 use serde::Serialize;
 
@@ -155,7 +156,7 @@ impl Resolved {
 }
 
 fn resolved(spec: &PluginSpec, auto_created: bool) -> Option<ResolvedPlugin> {
-    let PluginType { kind, parameters, needs, .. } = plugin::lookup(&spec.plugin_type)?;
+    let PluginType { kind, parameters, needs, .. } = registry::lookup(&spec.plugin_type)?;
     let parameters = parameters.iter().map(|parameter| {
         let given = spec.parameters.iter().find(|(name, _)| name == parameter.name).map(|(_, value)| json_of(value));
         ResolvedParameter {
@@ -181,7 +182,7 @@ fn part_of(spec: &PipelineSpec, name: &str, weight: f64) -> Part {
 
 fn kind(spec: &PipelineSpec, name: &str) -> Option<Kind> {
     let plugin = spec.plugins.iter().find(|plugin| plugin.name() == name)?;
-    plugin::lookup(&plugin.plugin_type).map(|row| row.kind)
+    registry::lookup(&plugin.plugin_type).map(|row| row.kind)
 }
 
 fn word(kind: Kind) -> &'static str {

@@ -2,7 +2,7 @@
 //!
 //! Sources: llm-d-router `apix/config/v1alpha1/endpointpickerconfig_types.go`; for `llm-d.ai/v1` what its loader's conversion moves.
 
-use scheduler::plugin::Kind;
+use scheduler::registry::Kind;
 
 use super::known::{Fate, Role};
 

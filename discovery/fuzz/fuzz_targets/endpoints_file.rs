@@ -1,4 +1,5 @@
-//! Raw text as an endpoints file: refused with a reason, or a set that keeps every rule; never a panic.
+//! Raw text as an endpoints file: it is refused with a reason, or it gives a set that keeps every
+//! rule. It never panics.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! An instance's file, whoever wrote it: refused with a reason or read, never a panic.
+//! Raw text as an instance file: it is refused with a reason or read. It never panics.
 
 #![no_main]
 

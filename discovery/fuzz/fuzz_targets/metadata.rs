@@ -1,5 +1,5 @@
-//! What an instance may answer: refused with a reason, or metadata that says the same when written and read again; never a panic, and never traffic for
-//! another host.
+//! Raw text as the metadata of an instance: it is refused with a reason, or it gives metadata that
+//! survives writing and reading, and that never routes traffic to another host. It never panics.
 
 #![no_main]
 
@@ -9,7 +9,7 @@ use discovery::Metadata;
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 
-/// Numbers but for their last digit: they are not read more exactly.
+/// Equal, except for the last digit of numbers, which is not read exactly.
 fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Number(a), Value::Number(b)) if a != b => {

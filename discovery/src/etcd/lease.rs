@@ -1,4 +1,5 @@
-//! A lease kept in etcd, as the key `<prefix>/leaders/<name>` whose value is the holder. It needs no lease of etcd's: it lapses by not changing.
+//! A lease kept in etcd: the key `<prefix>/leaders/<name>`, whose value is the holder. It does not
+//! use a lease of etcd; it lapses when its value stops changing.
 
 use futures::future::BoxFuture;
 
@@ -37,7 +38,7 @@ impl EtcdLease {
     }
 
     async fn swap(&self, holder: &str, expected: Option<&Seen>) -> Result<Option<Seen>, tonic::Status> {
-        let revision = expected.and_then(|seen| seen.version.parse().ok()).unwrap_or(0); // 0: there is no such key
+        let revision = expected.and_then(|seen| seen.version.parse().ok()).unwrap_or(0); // 0: the key does not exist
         let transitions = expected.map_or(0, |seen| seen.transitions + u32::from(seen.holder != holder));
         let compare = api::Compare {
             result: api::compare::CompareResult::Equal.into(),
@@ -55,7 +56,7 @@ impl EtcdLease {
     }
 }
 
-/// `<transitions> <holder>`; what is neither is held by whoever wrote it.
+/// `<transitions> <holder>`; any other text is the holder.
 fn parsed(value: &[u8]) -> (String, u32) {
     let text = String::from_utf8_lossy(value);
     match text.split_once(' ').and_then(|(count, holder)| Some((holder.to_owned(), count.parse().ok()?))) {

@@ -1,7 +1,8 @@
-//! Labels of pods, joined to what slices say of them. Pure.
+//! Adds the labels of pods to the records from slices. Pure.
 //!
-//! The slice controller mirrors the labels of the Service, which all its pods share. What tells one pod from another (its engine, its role, how many adapters
-//! it takes) is on the pod alone. Where both have a label, the pod's counts.
+//! The slice controller mirrors the labels of the Service, which are the same for all its pods.
+//! What differs between pods (engine, role, adapters that fit) is only on the pod. Where both have
+//! a label, the pod's value wins.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ pub(super) struct PodLabels(HashMap<String, Labels>);
 
 #[derive(Debug, PartialEq, Eq)]
 struct Labels {
-    /// Of the pod: another of the same name is another life.
+    /// UID of the pod: another pod of the same name is another generation.
     uid: String,
     labels: Vec<(String, String)>,
 }
@@ -26,14 +27,14 @@ struct Labels {
 // === impl PodLabels ===
 
 impl PodLabels {
-    /// These are all pods there are. Of which have the labels changed?
+    /// Takes the complete list of pods and returns the names of those whose labels changed.
     pub(super) fn reset(&mut self, pods: &[Pod]) -> Vec<String> {
         let before = std::mem::take(&mut self.0);
         self.0 = pods.iter().map(|pod| (pod.name_any(), Labels::of(pod))).collect();
         self.0.iter().filter(|(name, labels)| before.get(*name) != Some(labels)).map(|(name, _)| name.clone()).collect()
     }
 
-    /// A pod is new or has changed. Have its labels?
+    /// Takes a new or changed pod and returns whether its labels changed.
     pub(super) fn apply(&mut self, pod: &Pod) -> bool {
         let labels = Labels::of(pod);
         let changed = self.0.get(&pod.name_any()) != Some(&labels);
@@ -41,12 +42,12 @@ impl PodLabels {
         changed
     }
 
-    /// A pod is no more. What slices still say of it stays without its labels.
+    /// Forgets a pod. Its remaining slice records have no pod labels.
     pub(super) fn delete(&mut self, name: &str) {
         self.0.remove(name);
     }
 
-    /// The record with the labels of its pod, as far as they are known.
+    /// The record with the labels of its pod, if they are known.
     pub(super) fn join(&self, record: Arc<Record>) -> Arc<Record> {
         let of_pod = self.0.get(record.name()).filter(|pod| pod.uid == record.instance.incarnation);
         let Some(Labels { labels, .. }) = of_pod else { return record };
@@ -57,7 +58,7 @@ impl PodLabels {
         Arc::new(Record { instance, ..(*record).clone() })
     }
 
-    /// The same of what a slice told.
+    /// The same for an event from a slice.
     pub(super) fn join_event(&self, event: BackendEvent) -> BackendEvent {
         match event {
             BackendEvent::Apply(record) => BackendEvent::Apply(self.join(record)),

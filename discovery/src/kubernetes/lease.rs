@@ -1,4 +1,5 @@
-//! A `Lease` of `coordination.k8s.io/v1`, written as Kubernetes' own controllers write theirs, so that `kubectl get lease` tells who leads.
+//! A `Lease` of `coordination.k8s.io/v1`, written as Kubernetes' own controllers write theirs, so
+//! that `kubectl get lease` shows the leader.
 
 use futures::future::BoxFuture;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -35,7 +36,7 @@ impl KubernetesLease {
             Some(seen) => {
                 let taken = seen.holder != holder;
                 let spec = spec(holder, seen.transitions + u32::from(taken && !holder.is_empty()), taken);
-                // With a version in it the patch is refused when the lease is another by now.
+                // With a resource version, the patch is refused if the lease has changed.
                 let patch = json!({ "metadata": { "resourceVersion": seen.version }, "spec": spec });
                 self.leases.patch(&self.name, &PatchParams::default(), &Patch::Merge(&patch)).await
             }
@@ -49,7 +50,7 @@ impl KubernetesLease {
 }
 
 fn spec(holder: &str, transitions: u32, taken: bool) -> Value {
-    let now = format!("{:.6}", Timestamp::now()); // microseconds, as the API has them
+    let now = format!("{:.6}", Timestamp::now()); // the API has microseconds
     let mut spec = json!({ "holderIdentity": holder, "leaseDurationSeconds": LEASE_DURATION.as_secs(), "leaseTransitions": transitions, "renewTime": now });
     if taken {
         spec["acquireTime"] = now.into();

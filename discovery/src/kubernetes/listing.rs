@@ -1,8 +1,10 @@
-//! List and watch of one kind, made robust: whatever goes wrong ends in a fresh list.
+//! List and watch of one kind. Every fault ends in a new list.
 //!
-//! `kube`'s watcher resumes from the resource version it has. That is wrong after every fault there is: a proxy that answers HTTP 410 at the start of a
-//! watch would be asked for ever, and after etcd was restored from a backup the version lies in the future, where a watch is accepted and stays
-//! silent. So an error starts it anew, after a wait, with a list, which replaces the set; so does old age. What is told between is in force.
+//! `kube`'s watcher resumes from its resource version. That is wrong after every fault: a proxy
+//! that answers HTTP 410 at the start of a watch would be asked for ever, and after a restore of
+//! etcd from a backup the version lies in the future, where a watch is accepted and stays silent.
+//! So after an error, and at a maximum age, this waits and lists again, and the list replaces the
+//! set. Events in between stay in force.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -13,17 +15,17 @@ use kube::{Api, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-/// After how many seconds a watch is ended and taken up again. The client gives up on a silent connection 5 s later: that is how
-/// long a network that swallows packets goes unnoticed.
+/// After this many seconds a watch is ended and started again. The client gives up on a silent
+/// connection 5 s later, so a network that drops packets goes unnoticed for at most that long.
 const WATCH_SECONDS: u32 = 30;
 
-/// The oldest a set gets without being listed again, whatever the watch says: the bound on what a watch can miss in silence.
+/// The maximum age of a set without a new list: the bound on what a watch can miss in silence.
 pub(super) const RELIST_INTERVAL: Duration = Duration::from_secs(300);
 
 /// How long a list may take: ten thousand endpoints are 5 MB.
 const LIST_DEADLINE: Duration = Duration::from_secs(30);
 
-/// The first wait after an error; doubled up to [`RETRY_MAX`].
+/// The first wait after an error. It doubles up to [`RETRY_MAX`].
 const RETRY_FIRST: Duration = Duration::from_millis(250);
 
 /// The longest wait after an error: how much longer an outage lasts for us than for the API server.
@@ -35,34 +37,34 @@ pub(super) struct Listing<K> {
     config: watcher::Config,
     watch: BoxStream<'static, watcher::Result<Event<K>>>,
     state: State,
-    /// When `state` is over.
+    /// When `state` ends.
     until: Instant,
-    /// Does the kind have no objects where the API does not know it, rather than that being an error?
+    /// Whether an unknown kind counts as a kind without objects rather than as an error.
     optional: bool,
     failures: u32,
     listed: Vec<K>,
 }
 
-/// What a listing is at.
+/// The state of a listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// Waits for its list.
     Listing,
-    /// Has it, and watches.
+    /// Has its list and watches.
     Watching,
     /// Waits after an error.
     Resting,
 }
 
-/// What became of them.
+/// A change of the set.
 pub(super) enum Told<K> {
-    /// All there are.
+    /// The complete set.
     All(Vec<K>),
-    /// New, or of another value.
+    /// A new object, or a new value of a known one.
     Applied(K),
-    /// No more.
+    /// The object is gone.
     Deleted(K),
-    /// They cannot be had now, for this reason.
+    /// The objects cannot be read now, for this reason.
     Failed(String),
 }
 
@@ -82,7 +84,7 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> Listing<K>
         Self::with_config(api, watcher::Config::default().timeout(WATCH_SECONDS).fields(&format!("metadata.name={name}")))
     }
 
-    /// All of a kind that need not be installed.
+    /// All objects of a kind that may not be installed.
     pub(super) fn of_kind(api: Api<K>) -> Self {
         Self { optional: true, ..Self::with_config(api, watcher::Config::default().timeout(WATCH_SECONDS)) }
     }
@@ -101,14 +103,14 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> Listing<K>
         }
     }
 
-    /// Lists anew, now.
+    /// Lists again now.
     pub(super) fn restart(&mut self) {
         self.watch = start(&self.api, &self.config);
         (self.state, self.until) = (State::Listing, Instant::now() + LIST_DEADLINE);
         self.listed.clear();
     }
 
-    /// What is told next. Cancel-safe.
+    /// The next change. Cancel-safe.
     pub(super) async fn next(&mut self) -> Told<K> {
         loop {
             let event = tokio::select! {
@@ -149,7 +151,7 @@ impl<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static> Listing<K>
     }
 
     fn rest(&mut self, wait: Duration) {
-        // Half of it is chance, so that all daemons do not come back at once.
+        // Half of it is random, so that not all daemons come back at once.
         (self.state, self.until) = (State::Resting, Instant::now() + wait.mul_f64(0.5 + crate::registry::chance() / 2.0));
         self.watch = futures::stream::pending().boxed();
         self.listed.clear();
@@ -161,7 +163,7 @@ fn start<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static>(
     config: &watcher::Config,
 ) -> BoxStream<'static, watcher::Result<Event<K>>> {
     let strip = |mut object: K| {
-        object.managed_fields_mut().clear(); // often half of an object, and of no use here
+        object.managed_fields_mut().clear(); // often half of an object, and not needed here
         object
     };
     watcher::watcher(api.clone(), config.clone())
@@ -175,12 +177,12 @@ fn start<K: Resource + Clone + DeserializeOwned + Debug + Send + 'static>(
         .boxed()
 }
 
-/// The API has no such kind (or no longer).
+/// Whether the API has no such kind (or no longer).
 fn is_unknown_kind(error: &watcher::Error) -> bool {
     matches!(error, watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.code == 404)
 }
 
-/// An error with its causes, the last of which is what people can do something about.
+/// The error with its causes; the last one is the useful one.
 fn innermost(error: &dyn std::error::Error) -> String {
     let (mut text, mut next) = (error.to_string(), error.source());
     while let Some(source) = next {

@@ -1,6 +1,7 @@
-//! Custom objects of several kinds in one namespace, followed together: whole sets, the first of them complete.
+//! Follows custom objects of several kinds in one namespace together. Each item is a whole set.
 //!
-//! A kind whose definition is not installed has no objects; it is looked for again, for it may be installed later. An error keeps the set.
+//! A kind that is not installed has no objects; it is tried again later, because it may be
+//! installed. An error keeps the last set.
 
 use std::collections::BTreeMap;
 
@@ -16,11 +17,11 @@ use super::listing::{Listing, Told};
 pub struct CustomKind {
     /// Its API group.
     pub group: &'static str,
-    /// The version asked for.
+    /// The version to read.
     pub version: &'static str,
     /// Its name.
     pub kind: &'static str,
-    /// As a part of URLs.
+    /// Its name in URLs.
     pub plural: &'static str,
 }
 
@@ -30,8 +31,8 @@ struct Follow {
     sets: Vec<Option<BTreeMap<String, Value>>>,
 }
 
-/// Follows all objects of these kinds in `kube_namespace`, as the API has them, but for what it keeps for itself. An error says why they cannot
-/// be had now; what was last told stays in force.
+/// Follows all objects of these kinds in `kube_namespace`, without the fields that the API keeps
+/// for itself. An error says why they cannot be read now; the last set stays in force.
 #[must_use]
 pub fn follow_objects(client: &Client, kube_namespace: &str, kinds: &[CustomKind]) -> BoxStream<'static, Result<Vec<Value>, String>> {
     let streams = kinds.iter().enumerate().map(|(at, kind)| {
@@ -64,7 +65,7 @@ impl Follow {
     }
 }
 
-/// An object without what a reader has no use for.
+/// An object without the fields that readers do not need.
 fn value(object: &DynamicObject) -> Value {
     let types = object.types.clone().unwrap_or_default();
     let mut value = object.data.clone();

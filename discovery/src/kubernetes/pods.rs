@@ -1,6 +1,7 @@
-//! What the pods of an InferencePool are. Pure.
+//! The instances of the pods of an InferencePool. Pure.
 //!
-//! A pod with several target ports is several instances: each port is a data-parallel rank with a queue and a cache of its own.
+//! A pod with several target ports is several instances: each port is a data-parallel rank with its
+//! own queue and cache.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -12,7 +13,7 @@ use kube::ResourceExt;
 use crate::backend::{BackendEvent, MetadataSource, Readiness, Record};
 use crate::instance::{Instance, NAMESPACE_DEFAULT};
 
-/// The label that names the data-parallel rank of an instance.
+/// The label with the data-parallel rank of an instance.
 pub(super) const RANK_LABEL: &str = "llm-d.ai/data-parallel-rank";
 
 /// The pods of a pool.
@@ -57,10 +58,10 @@ fn difference(old: &[Arc<Record>], new: Vec<Arc<Record>>) -> Vec<BackendEvent> {
 
 fn records(pod: &Pod, ports: &[u16]) -> Vec<Arc<Record>> {
     let status = pod.status.as_ref();
-    // Evicted pods lose their address: they are nowhere.
+    // Evicted pods lose their address.
     let Some(ip) = status.and_then(|s| s.pod_ip.as_ref()).and_then(|ip| ip.parse::<IpAddr>().ok()) else { return Vec::new() };
     let readiness = readiness(pod);
-    // The later of two pods with one address has it.
+    // Of two pods with one address, the later one wins.
     let created = pod.creation_timestamp().and_then(|t| u64::try_from(t.0.as_microsecond()).ok()).unwrap_or(0);
     let one = ports.len() == 1;
     let record = |(rank, port): (usize, &u16)| {

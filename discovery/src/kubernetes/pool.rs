@@ -1,10 +1,12 @@
-//! An `InferencePool` as source: the pods its selector matches, at its target ports.
+//! An `InferencePool` as source: the pods that its selector matches, at its target ports.
 //!
-//! Both API groups are known: `inference.networking.k8s.io/v1` and the older `inference.networking.x-k8s.io/v1alpha2`. The namespace asked for is the Kubernetes
-//! namespace, the component the name of the pool. An edit of the pool lists its pods anew; until that list is there the old set stands. A pool
-//! that was deleted has no pods.
+//! It reads both API groups, `inference.networking.k8s.io/v1` and the older
+//! `inference.networking.x-k8s.io/v1alpha2`. The namespace is the Kubernetes namespace, the
+//! component is the name of the pool. After an edit of the pool its pods are listed again; until
+//! then the old set stays in force. A deleted pool has no pods.
 //!
-//! [`BackendEvent::Asks`] carries its `endpointPickerRef` (`extensionRef` in the older API group) and its `appProtocol`.
+//! [`BackendEvent::Asks`] carries its `endpointPickerRef` (`extensionRef` in the older API group)
+//! and its `appProtocol`.
 
 use std::sync::Arc;
 
@@ -21,10 +23,10 @@ use crate::backend::{AppProtocol, Asked, Backend, BackendEvent, Component, Failu
 use crate::table::MetadataPolicy;
 use crate::watch::Discovery;
 
-/// The most target ports of one pool, which is the API's own limit.
+/// The most target ports of one pool; the API has the same limit.
 const TARGET_PORTS_MAX: usize = 8;
 
-/// Which API group an InferencePool is of.
+/// The API group of an InferencePool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PoolGroup {
     /// `inference.networking.k8s.io/v1`.
@@ -34,14 +36,14 @@ pub enum PoolGroup {
     V1Alpha2,
 }
 
-/// The InferencePools of a cluster, as a backend of discovery.
+/// The InferencePools of a cluster as a discovery backend.
 #[derive(Clone)]
 pub struct InferencePools {
     client: Client,
     group: PoolGroup,
 }
 
-/// What of a pool matters here.
+/// The fields of a pool that matter here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct PoolSpec {
     selector: String,
@@ -69,7 +71,7 @@ impl InferencePools {
         Self { client, group }
     }
 
-    /// Discovery over it.
+    /// Discovery with this backend.
     #[must_use]
     pub fn discovery(self, policy: MetadataPolicy) -> Discovery<Self> {
         Discovery::new(self, policy)
@@ -149,7 +151,7 @@ impl Follow {
         events
     }
 
-    /// The pods are listed anew when what selects them changed.
+    /// Lists the pods again when the selector changed.
     fn pods_of(&mut self, pool: Option<&DynamicObject>) -> Option<BackendEvent> {
         let spec = match pool.map(|pool| PoolSpec::parse(&pool.data)).transpose() {
             Ok(spec) => spec,
@@ -170,7 +172,7 @@ impl Follow {
     }
 }
 
-/// Of an object of either group. What is not said is `FailClose`, the API's default.
+/// Reads an object of either group. Without a failure mode it is `FailClose`, the API's default.
 fn asked(object: &Value, kube_namespace: &Arc<str>) -> Asked {
     let picker = ["endpointPickerRef", "extensionRef"].into_iter().find_map(|name| object.get("spec")?.get(name));
     let text = |key: &str| picker.and_then(|picker| picker.get(key)).and_then(Value::as_str);
@@ -186,7 +188,8 @@ fn asked(object: &Value, kube_namespace: &Arc<str>) -> Asked {
     Asked { failure_mode, protocol: protocol(object), picker }
 }
 
-/// Of an object of the newer group; the older one has no such field. What is not said is HTTP/1.1, the API's default.
+/// Reads an object of the newer group; the older one has no such field. Without a protocol it is
+/// HTTP/1.1, the API's default.
 fn protocol(object: &Value) -> AppProtocol {
     match object.get("spec").and_then(|spec| spec.get("appProtocol")).and_then(Value::as_str) {
         Some("kubernetes.io/h2c") => AppProtocol::H2c,
@@ -197,11 +200,11 @@ fn protocol(object: &Value) -> AppProtocol {
 // === impl PoolSpec ===
 
 impl PoolSpec {
-    /// Of an object of either group.
+    /// Reads an object of either group.
     fn parse(object: &Value) -> Result<Self, String> {
         let spec = object.get("spec").ok_or("it has no spec")?;
         let selector = spec.get("selector").ok_or("it has no selector")?;
-        // v1 has matchLabels, the older group the labels themselves.
+        // v1 has `matchLabels`; the older group has the labels directly.
         let labels = selector.get("matchLabels").unwrap_or(selector).as_object().ok_or("its selector is not an object")?;
         let labels: Option<Vec<String>> = labels.iter().map(|(key, value)| Some(format!("{key}={}", value.as_str()?))).collect();
         let selector = labels.ok_or("a label of its selector is not text")?.join(",");

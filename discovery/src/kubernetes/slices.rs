@@ -1,11 +1,14 @@
-//! What all EndpointSlices of a component say together. Pure.
+//! Merges all EndpointSlices of a component. Pure.
 //!
-//! An endpoint may be in several slices at once (it moves, it is dual-stack, two Services select it) and slices change one at a time. So what each slice
-//! says is kept by slice; an endpoint is what all of them say together, and gone when the last of them has let go of it. An event costs what is in
-//! its slice, never what is in all.
+//! An endpoint may be in several slices at once (while it moves, when it is dual-stack, when two
+//! Services select it), and slices change one at a time. So records are kept by slice; an endpoint
+//! is the merge of its records and is gone when its last slice drops it. An event costs time for
+//! its own slice, not for all slices.
 //!
-//! Of several things said about one endpoint, the best counts, in this order: ready; IPv4 (an endpoint is reached by one address); the newest by the slice's
-//! trigger time, by which of two pods of one name the later wins. The order has no ties, so the outcome does not depend on the order of events.
+//! Of several records of one endpoint, the best one wins, in this order: ready; IPv4 (an endpoint
+//! is reached by one address); the newest by the slice's trigger time, so that the later of two
+//! pods of one name wins. The order has no ties, so the result does not depend on the order of
+//! events.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -19,7 +22,7 @@ use kube::ResourceExt;
 use crate::backend::{BackendEvent, MetadataSource, Readiness, Record};
 use crate::instance::{Instance, NAMESPACE_DEFAULT};
 
-/// Labels of a slice that are about the slice.
+/// Labels that describe the slice, not the endpoint.
 const SLICE_LABELS: &[&str] = &["kubernetes.io/service-name", "service.kubernetes.io/headless"];
 const SLICE_LABEL_PREFIX: &str = "endpointslice.kubernetes.io/";
 
@@ -27,22 +30,23 @@ const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 const NODE_LABEL: &str = "kubernetes.io/hostname";
 
-/// Which port of a slice is the instance's, where it serves `/metadata` and, unless its metadata says otherwise, takes its traffic.
+/// Which port of a slice is the instance's. The instance serves `/metadata` there and, unless its
+/// metadata says otherwise, its traffic.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortRule {
-    /// The port of this name; the slice's first when not given.
+    /// The port with this name; the first of the slice if `None`.
     pub name: Option<String>,
-    /// The port where a slice has none, or none of that name.
+    /// The port where a slice has none, or none with that name.
     pub fallback: Option<u16>,
 }
 
-/// What all slices say together.
+/// The merge of all slices.
 #[derive(Debug)]
 pub struct SliceIndex {
     ports: PortRule,
-    /// By slice: of whom it speaks.
+    /// The endpoints of each slice.
     slices: HashMap<Arc<str>, BTreeSet<Arc<str>>>,
-    /// By endpoint: what is said of it, by slice. One slice may speak of one name twice.
+    /// The records of each endpoint, by slice. One slice may name an endpoint twice.
     endpoints: HashMap<Arc<str>, Vec<Said>>,
 }
 
@@ -61,19 +65,19 @@ impl SliceIndex {
         Self { ports, slices: HashMap::new(), endpoints: HashMap::new() }
     }
 
-    /// A slice is new or has changed: what changes by that.
+    /// Takes a new or changed slice and returns the resulting events.
     pub fn apply(&mut self, slice: &EndpointSlice) -> Vec<BackendEvent> {
         let name: Arc<str> = slice.name_any().into();
         let records = records(slice, &self.ports);
         self.replace(&name, records)
     }
 
-    /// A slice is no more: what changes by that.
+    /// Forgets a slice and returns the resulting events.
     pub fn delete(&mut self, name: &str) -> Vec<BackendEvent> {
         self.replace(&name.into(), Vec::new())
     }
 
-    /// These are all slices there are: the whole set.
+    /// Takes the complete list of slices and returns the whole set.
     pub fn reset(&mut self, slices: &[EndpointSlice]) -> Vec<Arc<Record>> {
         self.slices.clear();
         self.endpoints.clear();
@@ -90,7 +94,7 @@ impl SliceIndex {
         self.endpoints.values().filter_map(|said| best(said)).cloned().collect()
     }
 
-    /// What is said of one endpoint.
+    /// The merged record of one endpoint.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Arc<Record>> {
         self.endpoints.get(name).and_then(|said| best(said)).cloned()
@@ -148,7 +152,8 @@ fn best(said: &[Said]) -> Option<&Arc<Record>> {
     said.iter().max_by_key(|said| rank(said)).map(|said| &said.record)
 }
 
-/// What one slice says. What has no meaning (a name instead of an address, no address at all) is left out.
+/// The records of one slice. Entries that cannot be used (a name instead of an address, no address)
+/// are left out.
 fn records(slice: &EndpointSlice, rule: &PortRule) -> Vec<Arc<Record>> {
     let port = port(slice.ports.as_deref().unwrap_or_default(), rule);
     let service = slice.labels().get("kubernetes.io/service-name").map_or("service", String::as_str);
@@ -188,7 +193,8 @@ fn records(slice: &EndpointSlice, rule: &PortRule) -> Vec<Arc<Record>> {
     slice.endpoints.iter().flatten().filter(|_| slices_of_addresses).filter_map(record).collect()
 }
 
-/// `ready` alone is not enough: with `publishNotReadyAddresses` it is always true, and a model server that is not serving is of no use all the same.
+/// `ready` alone is not enough: with `publishNotReadyAddresses` it is always true, also for a model
+/// server that does not serve.
 fn readiness(conditions: Option<&EndpointConditions>) -> Readiness {
     let Some(EndpointConditions { ready, serving, terminating }) = conditions else { return Readiness::Ready };
     let not_ready = |why: &str| Readiness::NotReady(why.to_owned());

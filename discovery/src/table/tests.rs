@@ -25,7 +25,7 @@ fn model(name: &str) -> Arc<Metadata> {
     Arc::new(Metadata::parse(json!({ "model": name }).to_string().as_bytes()).unwrap())
 }
 
-/// A table and the clock it is driven by; says what is told as `+name@port` and `-name`.
+/// A table with its clock; shows events as `+name@port` and `-name`.
 struct Rig {
     table: Table,
     origin: Instant,

@@ -4,7 +4,8 @@ use crate::table::Fetched;
 
 use super::*;
 
-/// A component whose backend and instances the test plays, on a clock that moves only when everybody waits.
+/// A component whose backend and instances the test plays, on a clock that moves only when all
+/// tasks wait.
 struct Rig {
     shared: Arc<Shared>,
     feed: Feed,
@@ -30,7 +31,7 @@ impl Rig {
         Self { shared, feed, began: Instant::now() }
     }
 
-    /// What becomes of the next fetch, after so long.
+    /// Sets the result of the next fetch, and its delay.
     fn answers(&self, after: Duration, fetched: Fetched) {
         let fetch = self.shared.table().next_fetch(Instant::now()).expect("a fetch is due");
         let shared = Arc::clone(&self.shared);
@@ -40,7 +41,7 @@ impl Rig {
         });
     }
 
-    /// The next set, and how many milliseconds after the one before.
+    /// The next set, and how many milliseconds it came after the previous one.
     async fn next(&mut self) -> (Vec<String>, u128) {
         let Change::Reset(set) = self.feed.next().await else { panic!("unreadable") };
         let waited = std::mem::replace(&mut self.began, Instant::now()).elapsed();
@@ -92,7 +93,7 @@ async fn the_first_set_waits_for_metadata_that_was_asked_for() {
     let (first, waited) = rig.next().await;
     assert_eq!(first, set(&["asked", "plain"]), "none is taken away for having been asked");
     assert!((1000..=1000 + GATHER_MS).contains(&waited), "{waited} ms");
-    // Later sets wait for nobody.
+    // Later sets are not delayed.
     rig.shared.heard(BackendEvent::Apply(record("late", 3, true)));
     rig.shared.heard(BackendEvent::Apply(record("other", 4, false)));
     assert_eq!(rig.next().await, (set(&["asked", "other", "plain"]), GATHER_MS));

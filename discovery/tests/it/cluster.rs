@@ -1,7 +1,9 @@
-//! A real etcd, kube-apiserver and kube-controller-manager, shared by the tests that run at one time and ended with the last of them.
+//! A real etcd, kube-apiserver and kube-controller-manager, shared by all tests that run at one
+//! time and ended with the last of them.
 //!
-//! The binaries are those of `KUBEBUILDER_ASSETS`, or those that `.ci/cluster_tools.py` built into `.tools/bin`. Without them each test that wants a cluster
-//! says that it is skipped, and is counted as that.
+//! The binaries are those of `KUBEBUILDER_ASSETS`, or those that `.ci/cluster_tools.py` built into
+//! `.tools/bin`. Without them each test that needs a cluster reports that it is skipped, and is
+//! counted as skipped.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test stops where it cannot go on")]
 #![allow(dead_code, reason = "also a part of other tests, none of which uses all of it")]
@@ -21,10 +23,10 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::sync::Mutex as AsyncMutex;
 
-/// Ready in about ten seconds; many more where others compile.
+/// It is ready in about ten seconds; it takes much longer where compilers run beside it.
 const START_MAX: Duration = Duration::from_secs(120);
 
-/// A certificate authority's work is not tested here, so the token is known to all.
+/// Certificates are not tested here, so every test knows the token.
 const TOKENS: &str = "tok,admin,1,\"system:masters\"\nlimited,limited,2\nworker,worker,3\nslices,slices,4\n";
 
 pub(crate) struct Cluster {
@@ -35,7 +37,7 @@ pub(crate) struct Cluster {
     folder: TempDir,
 }
 
-/// A process that can be killed and started again as it was.
+/// A process that can be killed and started again with the same arguments.
 pub(crate) struct Service {
     binary: PathBuf,
     arguments: Vec<String>,
@@ -43,7 +45,7 @@ pub(crate) struct Service {
     child: Option<Child>,
 }
 
-/// The cluster of all tests, or nothing where it cannot be had.
+/// The cluster of all tests, or `None` without its binaries.
 pub(crate) async fn shared() -> Option<Arc<Cluster>> {
     static SHARED: AsyncMutex<Weak<Cluster>> = AsyncMutex::const_new(Weak::new());
     let mut shared = SHARED.lock().await;
@@ -55,7 +57,7 @@ pub(crate) async fn shared() -> Option<Arc<Cluster>> {
     Some(cluster)
 }
 
-/// Where the binary of that name is.
+/// The path of this binary.
 pub(crate) fn tool(name: &str) -> Option<PathBuf> {
     let assets = std::env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from);
     let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.tools/bin");
@@ -66,21 +68,22 @@ pub(crate) fn tool(name: &str) -> Option<PathBuf> {
     found
 }
 
-/// Says that the test of this thread cannot run here. `.ci/steps.py` counts these lines; written past `print!`, whose output `cargo test` keeps of
-/// tests that pass.
+/// Reports that the test of this thread cannot run here. `.ci/steps.py` counts these lines. They
+/// are written past `print!`, whose output `cargo test` hides for tests that pass.
 pub(crate) fn skipped(why: &str) {
     let thread = std::thread::current();
     let _ = writeln!(std::io::stdout(), "SKIPPED {}: {why}", thread.name().unwrap_or("a_test"));
 }
 
-/// All objects of a file of YAML.
+/// All objects of a YAML file.
 pub(crate) fn objects(path: &Path) -> Vec<Value> {
     let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let all: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     all.into_iter().filter(|object| !object.is_null()).collect()
 }
 
-/// The published definitions whose file's name has `part`, where `.ci/cluster_tools.py` has fetched them.
+/// The published definitions whose file name contains `part`, if `.ci/cluster_tools.py` has fetched
+/// them.
 pub(crate) fn definitions(part: &str) -> Option<Vec<Value>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.tools/schemas");
     let files = fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path());
@@ -93,13 +96,13 @@ pub(crate) fn definitions(part: &str) -> Option<Vec<Value>> {
     Some(all)
 }
 
-/// Makes an object; it may be there already.
+/// Creates an object; it may exist already.
 pub(crate) async fn post(client: &Client, path: &str, object: &Value) -> Result<Value, String> {
     let request = Request::post(path).header("content-type", "application/json").body(object.to_string().into_bytes()).unwrap();
     client.request(request).await.map_err(|error| error.to_string())
 }
 
-/// Defines these kinds, and waits until the API server has them.
+/// Installs these definitions and waits until the API server serves them.
 pub(crate) async fn define(client: &Client, definitions: &[Value]) {
     for definition in definitions {
         match post(client, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition).await {
@@ -120,7 +123,7 @@ pub(crate) async fn define(client: &Client, definitions: &[Value]) {
     }
 }
 
-/// A port nobody listens on now.
+/// A port that is free now.
 pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -129,7 +132,7 @@ pub(crate) fn etcd(binary: PathBuf, folder: &Path, port: u16) -> Service {
     etcd_at(binary, folder, &format!("http://127.0.0.1:{port}"), &[])
 }
 
-/// One that clients reach at `client`, with further arguments.
+/// An etcd that clients reach at `client`, with further arguments.
 pub(crate) fn etcd_at(binary: PathBuf, folder: &Path, client: &str, further: &[String]) -> Service {
     let peer = format!("http://127.0.0.1:{}", free_port());
     let arguments = [
@@ -144,7 +147,7 @@ pub(crate) fn etcd_at(binary: PathBuf, folder: &Path, client: &str, further: &[S
     Service::new(binary, [&arguments, further].concat(), folder.join("etcd.log"))
 }
 
-/// All of a folder.
+/// Copies a folder with everything in it.
 pub(crate) fn copy_folder(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
@@ -159,7 +162,7 @@ pub(crate) fn copy_folder(from: &Path, to: &Path) {
 }
 
 impl Cluster {
-    /// A cluster of one's own, to do harm to.
+    /// A cluster for one test alone, to break it.
     pub(crate) async fn start() -> Option<Self> {
         let (etcd_binary, api_binary, manager) = (tool("etcd")?, tool("kube-apiserver")?, tool("kube-controller-manager")?);
         let folder = tempfile::tempdir().unwrap();
@@ -198,7 +201,7 @@ impl Cluster {
         Some(cluster)
     }
 
-    /// A client, by its user's token.
+    /// A client with this user's token.
     pub(crate) async fn client(&self, token: &str) -> Client {
         let mut kubeconfig = Kubeconfig::read_from(self.folder.path().join("kubeconfig")).unwrap();
         kubeconfig.auth_infos[0].auth_info.as_mut().unwrap().token = Some(token.to_owned().into());
@@ -206,7 +209,7 @@ impl Cluster {
         discovery::kubernetes::client(config).unwrap()
     }
 
-    /// The kubeconfig of its administrator.
+    /// The kubeconfig of the administrator.
     pub(crate) fn kubeconfig(&self) -> PathBuf {
         self.folder.path().join("kubeconfig")
     }
@@ -225,7 +228,7 @@ impl Cluster {
         }
     }
 
-    /// Where etcd keeps its data.
+    /// The data folder of etcd.
     pub(crate) fn etcd_data(&self) -> PathBuf {
         self.folder.path().join("etcd")
     }
@@ -251,7 +254,7 @@ impl Service {
         self.child = Some(command.spawn().unwrap());
     }
 
-    /// As a power failure would.
+    /// Kills it without warning, like a power failure.
     pub(crate) fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
@@ -259,7 +262,7 @@ impl Service {
         }
     }
 
-    /// `STOP` and `CONT`: as a machine that is paused.
+    /// `STOP` and `CONT`: like a machine that is paused.
     pub(crate) fn signal(&self, name: &str) {
         let id = self.child.as_ref().unwrap().id().to_string();
         assert!(Command::new("kill").args(["-s", name, &id]).status().unwrap().success());

@@ -24,7 +24,7 @@ async fn register(root: &Path, name: &str, port: u16) -> InstanceHandle {
     DirectoryRegistry::new(root, Registrant::from(address(port)).with_name(name)).register_instance("dynamo", "decode").await.unwrap()
 }
 
-/// A file as an operator writes it.
+/// Writes a file as an operator would.
 fn write(root: &Path, name: &str, text: &str) {
     let folder = root.join("dynamo/decode");
     fs::create_dir_all(&folder).unwrap();
@@ -114,7 +114,8 @@ async fn a_registration_comes_back_when_its_file_is_lost_and_the_later_of_two_ha
     assert_eq!(next(&mut events).await, "+w@10.0.0.1:1", "within a heartbeat");
     let second = register(root.path(), "w", 2).await;
     second.set_ready(InstanceStatus::Ready);
-    // Not ready at first, hence gone for a moment; unless that is over before anybody looked.
+    // It is not ready at first, so it disappears for a moment, unless that is over before the next
+    // poll.
     while next(&mut events).await != "+w@10.0.0.1:2" {}
     drop(first);
     silence(&mut events, POLL_INTERVAL * 2).await;
@@ -144,7 +145,7 @@ async fn a_lost_process_is_gone_within_the_bound_and_a_left_over_file_never_coun
     let seen = discovery.follow("dynamo", "decode").unwrap().seen();
     let left_over = seen.iter().find(|s| &*s.id == "left-over").unwrap();
     assert!(matches!(&left_over.state, State::NotReady(why) if why.contains("heartbeat")), "{left_over:?}");
-    // The clock of another machine, an hour behind: it beats all the same.
+    // The clock of another machine, an hour behind; its heartbeats count all the same.
     file("left-over.json").set_modified(hour_ago + Duration::from_secs(1)).unwrap();
     while next(&mut events).await != "+left-over@10.0.0.1:1" {}
 }
@@ -172,7 +173,8 @@ async fn the_daemon_is_told_whole_sets_and_nothing_when_nothing_changed() {
     fs::rename(&folder, root.path().join("aside")).unwrap();
     fs::write(&folder, "not a folder").unwrap();
     loop {
-        // Between the two the folder did not exist, which is an answer; a file in its place is none.
+        // Between the two, the folder does not exist, which is a valid answer; a file in its place
+        // is an error.
         match changes.next().await.unwrap() {
             Change::Unreadable(why) => break assert!(why.contains("decode"), "{why}"),
             Change::Reset(set) => assert!(set.is_empty()),

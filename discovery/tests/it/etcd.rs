@@ -1,4 +1,5 @@
-//! etcd as registry, with a real etcd: killed, paused beyond its lease, put back to what it was.
+//! etcd as registry, with a real etcd: killed, paused longer than its lease, restored from an old
+//! copy.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -80,7 +81,8 @@ async fn an_etcd_that_is_killed_or_loses_its_memory_costs_no_living_instance() {
     rig.etcd.start();
     until(false, failing).await;
     silence(&mut events, Duration::from_millis(500)).await;
-    // All keys and leases are lost, revisions begin anew; with a set this small a loss is believed, until the instance is back.
+    // All keys and leases are lost and revisions start again. With a set this small the loss is
+    // published, until the instance is back.
     rig.etcd.kill();
     until(true, failing).await;
     std::fs::remove_dir_all(rig.folder.path().join("etcd")).unwrap();
@@ -89,7 +91,8 @@ async fn an_etcd_that_is_killed_or_loses_its_memory_costs_no_living_instance() {
     assert_eq!(next(&mut events).await, "+lives@10.0.0.1:1", "registered anew, by itself, under the same id");
 }
 
-/// Paused for longer than the lease: the lease is lost, or kept, as etcd sees it; either way the set stays meanwhile and is the truth afterwards.
+/// Paused for longer than the lease: etcd may drop or keep the lease. Either way the set stays
+/// meanwhile and is correct afterwards.
 #[tokio::test]
 async fn an_etcd_that_is_paused_beyond_the_lease_is_survived() {
     let Some(rig) = rig() else { return };
@@ -129,7 +132,7 @@ async fn a_wrong_password_is_said_and_nobody_is_there() {
     assert!(Etcd::new(wrong).is_err());
 }
 
-/// etcd's JSON over HTTP, which is how the test does what only an administrator does.
+/// etcd's JSON over HTTP: with it the test does what only an administrator can do.
 async fn administer(rig: &Rig, path: &str, message: Value) -> Option<Value> {
     use hyper_util::client::legacy::Client;
     let client = Client::builder(hyper_util::rt::TokioExecutor::new()).build_http::<Body>();
@@ -225,7 +228,8 @@ async fn a_history_that_was_compacted_away_is_not_missed() {
     lives.set_ready(InstanceStatus::Ready);
     dies.set_ready(InstanceStatus::Ready);
     until(vec!["dies".to_owned(), "lives".to_owned()], || listed(&discovery)).await;
-    // While the watch is cut off, one is withdrawn, and the revisions that tell of it are compacted away.
+    // While the watch is cut off, one instance is withdrawn, and the revisions that say so are
+    // compacted away.
     let followed = discovery.follow("dynamo", "decode").unwrap();
     rig.etcd.signal("STOP");
     until(true, || async { followed.status().borrow().error.is_some() }).await;
@@ -246,7 +250,8 @@ async fn a_history_that_was_compacted_away_is_not_missed() {
     until(Vec::<String>::new(), || listed(&discovery)).await;
 }
 
-/// etcd is put back to what it was before: revisions go backwards, a dead instance's key is back, a living one's is not.
+/// etcd is restored from an older copy: revisions go backwards, the key of a dead instance is back,
+/// that of a running one is missing.
 #[tokio::test]
 async fn an_etcd_put_back_to_an_older_state_ends_as_the_truth() {
     let Some(mut rig) = rig() else { return };
@@ -267,7 +272,8 @@ async fn an_etcd_put_back_to_an_older_state_ends_as_the_truth() {
     std::fs::remove_dir_all(&data).unwrap();
     std::fs::rename(&copy, &data).unwrap();
     rig.etcd.start();
-    // Whoever lives registers anew within a third of its lease; the key of the dead goes with its lease, which nobody renews.
+    // A running instance registers again within a third of its lease; the key of the dead one goes
+    // with its lease, which is not renewed.
     let bound = tokio::time::Instant::now() + LEASE * 2;
     until(true, || async { listed(&discovery).await.contains(&"lives".to_owned()) }).await;
     while listed(&discovery).await != ["lives"] {

@@ -1,4 +1,4 @@
-//! What all tests wait with.
+//! Waiting for events.
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use discovery::{InstanceEvent, InstanceEvents};
 use futures::StreamExt;
 
-/// Nothing here takes longer, on a machine however busy.
+/// No test here takes longer, on however busy a machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The next event as text: `+id@address` or `-id`.
@@ -19,14 +19,14 @@ pub(crate) async fn next(events: &mut InstanceEvents) -> String {
     }
 }
 
-/// No event for so long.
+/// Checks that no event comes for this long.
 pub(crate) async fn silence(events: &mut InstanceEvents, elapsed: Duration) {
     if let Ok(event) = tokio::time::timeout(elapsed, events.next()).await {
         panic!("{event:?}, though nothing changed");
     }
 }
 
-/// Waits until `look` gives what is expected.
+/// Waits until `look` returns the expected value.
 pub(crate) async fn until<T: PartialEq + Debug, F: Future<Output = T>>(expected: T, mut look: impl FnMut() -> F) {
     let began = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! The examples run, and together do what they say.
+//! The examples run and work together.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use std::time::Duration;
 /// A worker that is killed is missed after three heartbeats of five seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// An example at work, ended with its test.
+/// A running example; it ends with its test.
 struct Example(Child);
 
 impl Drop for Example {
@@ -19,12 +19,13 @@ impl Drop for Example {
     }
 }
 
-/// Where `cargo test` built it, unless it was told to build this test alone.
+/// The path where `cargo test` built it; `None` if it built only this test.
 fn binary(name: &str) -> Option<PathBuf> {
     let us = std::env::current_exe().unwrap();
     let path = us.ancestors().nth(2).unwrap().join("examples").join(name);
     if !path.exists() {
-        // Counted as `cluster::skipped` says, which is not there without a backend that has a server.
+        // Counted like `cluster::skipped`, which does not exist without a backend that has a
+        // server.
         let thread = std::thread::current();
         let why = "the examples are not built; `cargo build -p discovery --examples` builds them";
         let _ = writeln!(std::io::stdout(), "SKIPPED {}: {why}", thread.name().unwrap_or("a_test"));
@@ -45,6 +46,6 @@ fn a_frontend_sees_a_worker_come_and_go() {
     let worker = Command::new(worker).arg(folder.path()).arg(port.to_string()).spawn().map(Example).unwrap();
     let there = said.recv_timeout(PATIENCE).unwrap();
     assert!(there.contains(&port.to_string()) && there.contains("Qwen3-32B"), "{there}");
-    drop(worker); // killed, without a word
+    drop(worker); // killed without warning
     assert_eq!(said.recv_timeout(PATIENCE).unwrap(), "{}");
 }

@@ -1,5 +1,6 @@
-//! A Kubernetes API server of two kinds of objects, for what a real one does not do on demand: refuse at any step, break off in half a line, fall silent,
-//! forget what a watch should have told, lose its history.
+//! A Kubernetes API server of two kinds of objects, for faults that a real one does not show on
+//! demand: refusing at any step, breaking off in the middle of a line, falling silent, omitting
+//! events of a watch, losing its history.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -16,18 +17,18 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::broadcast;
 
-/// What goes wrong.
+/// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// The next request of this kind (`true`: a watch) is answered with this status.
     Refuse(bool, u16),
     /// The next watch breaks off in the middle of an event.
     HalfALine,
-    /// The next watch tells that its resource version is too old.
+    /// The next watch reports that its resource version is too old.
     Expired,
-    /// The next watch ends at once, in good order.
+    /// The next watch ends at once, without an error.
     Ends,
-    /// The next watch says nothing and does not end: a network that swallows packets.
+    /// The next watch is silent and does not end, like a network that drops packets.
     Stalls,
 }
 
@@ -35,7 +36,7 @@ pub(crate) enum Fault {
 pub(crate) struct FakeApi {
     world: Arc<Mutex<World>>,
     events: broadcast::Sender<(String, Value)>,
-    /// Whose watches end in good order, now.
+    /// Ends open watches without an error.
     ends: broadcast::Sender<()>,
     pub(crate) url: String,
 }
@@ -45,10 +46,11 @@ pub(crate) struct World {
     version: u64,
     /// By plural and name.
     objects: BTreeMap<(String, String), Value>,
-    /// What watches are told, by version and plural: a watch that begins at an older version is told it too.
+    /// Events for watches, by version and plural: a watch that starts at an older version gets them
+    /// too.
     history: Vec<(u64, String, Value)>,
     faults: VecDeque<Fault>,
-    /// Requests answered, by what came of them.
+    /// The requests, and how each was answered.
     log: Vec<String>,
     down: bool,
 }
@@ -79,33 +81,34 @@ impl FakeApi {
         self.world().faults.len()
     }
 
-    /// Everything is answered 503 while it is down; watches that are open stay open, and silent.
+    /// While it is down, every request is answered 503; open watches stay open and silent.
     pub(crate) fn set_down(&self, down: bool) {
         self.world().down = down;
     }
 
-    /// All there is, for [`Self::restore`].
+    /// A copy of everything, for [`Self::restore`].
     pub(crate) fn backup(&self) -> World {
         self.world().clone()
     }
 
-    /// As after a restore of etcd: objects and versions are what they were, and no open watch is told.
+    /// As after a restore of etcd: objects and versions are those of the copy, and open watches get
+    /// no event.
     pub(crate) fn restore(&self, backup: World) {
         let World { version, objects, history, .. } = backup;
         let mut world = self.world();
         (world.version, world.objects, world.history) = (version, objects, history);
     }
 
-    /// Every open watch ends in good order.
+    /// Ends every open watch without an error.
     pub(crate) fn end_watches(&self) {
-        let _ = self.ends.send(()); // nobody may be watching
+        let _ = self.ends.send(()); // there may be no watch
     }
 
     pub(crate) fn put(&self, plural: &str, object: Value) {
         self.put_if_told(plural, object, true);
     }
 
-    /// Puts an object of which no open watch is told: as when a watch was lost on the way.
+    /// Adds an object without an event for open watches, as when an event was lost.
     pub(crate) fn put_untold(&self, plural: &str, object: Value) {
         self.put_if_told(plural, object, false);
     }
@@ -136,7 +139,7 @@ impl FakeApi {
 
     fn tell(&self, world: &mut World, plural: &str, event: Value) {
         world.history.push((world.version, plural.to_owned(), event.clone()));
-        let _ = self.events.send((plural.to_owned(), event)); // nobody may be watching
+        let _ = self.events.send((plural.to_owned(), event)); // there may be no watch
     }
 
     fn world(&self) -> MutexGuard<'_, World> {
@@ -145,7 +148,7 @@ impl FakeApi {
 
     fn answer(&self, plural: &str, query: &BTreeMap<String, String>) -> Response {
         let watch = query.get("watch").is_some_and(|w| w == "true" || w == "1");
-        // Subscribed before the version is looked at, so that a watch misses nothing.
+        // Subscribed before the version is read, so that a watch misses nothing.
         let told = self.events.subscribe();
         let mut ends = self.ends.subscribe();
         let mut world = self.world();
@@ -234,7 +237,7 @@ fn status(code: u16, why: &str) -> Response {
     (StatusCode::from_u16(code).unwrap(), Json(body)).into_response()
 }
 
-/// Says this, and then breaks the connection.
+/// Sends this and then breaks the connection.
 fn broken(text: &'static str) -> Response {
     let end = Err(std::io::Error::other("broken by the test"));
     Body::from_stream(stream::iter([Ok(Bytes::from_static(text.as_bytes())), end])).into_response()

@@ -1,8 +1,9 @@
-//! The committed code is that of `etcd.proto`.
+//! The committed code is generated from `etcd.proto`.
 
 use std::path::Path;
 
-/// Regenerates without `protoc` and compares. On a difference the message says how to take the new code over.
+/// Generates the code without `protoc` and compares. On a difference the message says how to update
+/// the committed code.
 #[test]
 fn the_committed_code_is_what_etcd_proto_generates() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -1,5 +1,6 @@
-//! Over a real kube-apiserver, with the real controllers of kube-controller-manager. Addresses are made up, since the API refuses loopback ones; what an
-//! instance serves of itself is tested over the fake.
+//! Discovery over a real kube-apiserver with the real controllers of kube-controller-manager.
+//! Addresses are made up, because the API refuses loopback addresses; metadata served by instances
+//! is tested with the fake API server.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -21,7 +22,7 @@ use serde_json::{Value, json};
 use crate::cluster::{self, Cluster};
 use crate::events::{next, silence, until};
 
-/// A namespace of one's own in a cluster.
+/// A namespace for one test in a cluster.
 struct Place {
     client: Client,
     name: &'static str,
@@ -51,7 +52,7 @@ impl Place {
         .await;
     }
 
-    /// A slice nobody manages: the controller leaves it alone.
+    /// Creates a slice that no controller manages.
     async fn slice(&self, name: &str, service: &str, kind: &str, endpoints: Value) {
         let slice = json!({ "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": kind, "endpoints": endpoints,
             "metadata": { "name": name, "labels": { "kubernetes.io/service-name": service } }, "ports": [{ "name": "http", "port": 8080 }] });
@@ -65,14 +66,14 @@ impl Place {
         create(&self.api::<Pod>(), pod).await;
     }
 
-    /// As a kubelet would, after asking the readiness probe.
+    /// Sets the readiness as a kubelet would after a probe.
     async fn probe(&self, pod: &str, ip: &str, ready: bool) {
         let condition = json!({ "type": "Ready", "status": if ready { "True" } else { "False" } });
         let status = json!({ "status": { "podIP": ip, "podIPs": [{ "ip": ip }], "phase": "Running", "conditions": [condition] } });
         self.api::<Pod>().patch_status(pod, &PatchParams::default(), &Patch::Merge(status)).await.unwrap();
     }
 
-    /// The roles of a shipped file in this namespace, for a user.
+    /// Gives a user the roles of a shipped file in this namespace.
     async fn grant(&self, file: &str, user: &str) {
         for mut object in cluster::objects(&root(file)) {
             let kind = object["kind"].as_str().unwrap().to_owned();
@@ -88,7 +89,7 @@ impl Place {
         }
     }
 
-    /// A role of these rules, for the user of its name.
+    /// Gives the user of this name a role with these rules.
     async fn grant_rules(&self, user: &str, rules: &Value) {
         let group = "rbac.authorization.k8s.io";
         let role = json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": { "name": user }, "rules": rules });
@@ -112,7 +113,7 @@ fn root(file: &str) -> PathBuf {
 async fn create<K: kube::Resource + Clone + DeserializeOwned + Serialize + std::fmt::Debug>(api: &Api<K>, object: Value) {
     match api.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await {
         Ok(_) => {}
-        Err(kube::Error::Api(status)) if status.code == 409 => {} // another test made it
+        Err(kube::Error::Api(status)) if status.code == 409 => {} // another test created it
         Err(error) => panic!("{error}"),
     }
 }
@@ -167,7 +168,8 @@ async fn a_pod_enters_and_leaves_by_its_probe_through_the_real_controller() {
     assert_ne!(reborn.incarnation, instance.incarnation, "of the same name, at the same address");
 }
 
-/// With `publishNotReadyAddresses` the controller says `ready: true` of everybody, and only `serving` and `terminating` tell who can work.
+/// With `publishNotReadyAddresses` the controller reports `ready: true` for every pod; only
+/// `serving` and `terminating` show which can work.
 #[tokio::test]
 async fn a_service_that_publishes_who_is_not_ready_does_not_get_them_traffic() {
     let Some(cluster) = cluster::shared().await else { return };
@@ -176,7 +178,7 @@ async fn a_service_that_publishes_who_is_not_ready_does_not_get_them_traffic() {
     place.service("svc", "decode").await;
     let publish = Patch::Merge(json!({ "spec": { "publishNotReadyAddresses": true } }));
     place.api::<Service>().patch("svc", &PatchParams::default(), &publish).await.unwrap();
-    // What the real controller says of the one pod there is.
+    // What the real controller reports of the only pod.
     let said = || async {
         let slices = place.api::<EndpointSlice>().list(&ListParams::default()).await.unwrap();
         let conditions = slices.items.iter().flat_map(|slice| slice.endpoints.iter().flatten()).next()?.conditions.clone()?;
@@ -197,7 +199,7 @@ async fn a_service_that_publishes_who_is_not_ready_does_not_get_them_traffic() {
     assert_eq!(next(&mut events).await, "-decode-0");
     place.probe("decode-0", "10.6.0.1", true).await;
     assert_eq!(next(&mut events).await, "+decode-0@10.6.0.1:8080");
-    // Nobody ends it here: it goes on terminating, ready and serving as before.
+    // No kubelet ends it here: it keeps terminating, ready and serving as before.
     place.api::<Pod>().delete("decode-0", &DeleteParams::default().grace_period(60)).await.unwrap();
     until(Some((Some(true), Some(true), Some(true))), said).await;
     assert_eq!(next(&mut events).await, "-decode-0");
@@ -281,7 +283,7 @@ async fn an_inference_pool_is_followed_through_its_edits() {
     assert_eq!(next(&mut events).await, "-p0", "and an edit of that lost nobody");
 }
 
-/// The rights in `rbac.yaml` are enough, and without them it is said what is missing.
+/// The rights in `rbac.yaml` are enough; without them the error says what is missing.
 #[tokio::test]
 async fn the_shipped_rights_are_enough_and_needed() {
     let Some(cluster) = cluster::shared().await else { return };
@@ -296,7 +298,7 @@ async fn the_shipped_rights_are_enough_and_needed() {
     until(true, || async { discovery.list_instances("dynamo", "decode").await.is_ok_and(|all| all.len() == 1) }).await;
     place.pod("p1", "decode").await;
     KubernetesRegistry::new(limited.clone(), place.name, "p1").register_instance("dynamo", "decode").await.unwrap();
-    // The same rights are enough to lead, and of two who would, one does.
+    // The same rights are enough for leader election, and of two candidates one leads.
     let lease = KubernetesLease::new(limited, place.name, "switchpointd");
     assert_eq!(lease.read().await, Ok(None));
     let first = lease.write("a", None).await.unwrap().unwrap();
@@ -305,7 +307,7 @@ async fn the_shipped_rights_are_enough_and_needed() {
     assert_eq!((renewed.version == first.version, renewed.transitions, lease.read().await), (false, 0, Ok(Some(renewed.clone()))));
     assert_eq!(lease.write("b", Some(&first)).await, Ok(None), "it has changed since");
     assert_eq!(lease.write("b", Some(&renewed)).await.unwrap().unwrap().transitions, 1);
-    // And no right to any other Lease.
+    // They give no right to any other Lease.
     let theirs = KubernetesLease::new(place.client.clone(), place.name, "theirs").write("them", None).await.unwrap().unwrap();
     let other = KubernetesLease::new(cluster.client("limited").await, place.name, "theirs");
     let read = other.read().await.unwrap_err();
@@ -313,7 +315,7 @@ async fn the_shipped_rights_are_enough_and_needed() {
     assert!(read.contains("forbidden") && taken.contains("forbidden"), "{read}; {taken}");
 }
 
-/// What the manifest of a worker allows is enough to register, and is no more.
+/// The rights in the manifest of a worker are enough to register, and no more than that.
 #[tokio::test]
 async fn the_rights_of_a_worker_are_enough_to_register() {
     let Some(cluster) = cluster::shared().await else { return };
@@ -328,7 +330,7 @@ async fn the_rights_of_a_worker_are_enough_to_register() {
     let pod = json!({ "metadata": { "name": "llama-0", "labels": labels }, "spec": { "nodeName": "node-1", "containers": [container] } });
     create(&place.api::<Pod>(), pod).await;
 
-    // As `register` of the manifest says.
+    // The arguments of `register` in the manifest.
     let arguments = deployment["spec"]["template"]["spec"]["initContainers"][0]["args"].as_array().unwrap().clone();
     let argument = |name: &str| arguments.iter().filter_map(Value::as_str).find_map(|a| a.strip_prefix(name)).unwrap();
     let (namespace, component) = (argument("--namespace="), argument("--component="));
@@ -389,7 +391,8 @@ async fn labels_of_a_pod_are_read_and_go_before_those_of_its_service() {
     assert_eq!(discovery.follow("dynamo", "decode").unwrap().status().borrow().warning, None);
 }
 
-/// The API server is killed and comes back; then etcd is put back to what it was before, so that resource versions go backwards.
+/// The API server is killed and comes back; then etcd is restored from an old copy, so that
+/// resource versions go backwards.
 #[tokio::test]
 async fn no_outage_empties_the_set_and_none_keeps_who_is_gone() {
     let Some(cluster) = Cluster::start().await else { return };
@@ -402,7 +405,7 @@ async fn no_outage_empties_the_set_and_none_keeps_who_is_gone() {
     let followed = discovery.follow("dynamo", "decode").unwrap();
     let failing = || async { followed.status().borrow().error.is_some() };
 
-    // A copy of the truth as it is now, for later.
+    // A copy of the current state, for later.
     cluster.apiserver.lock().unwrap().kill();
     cluster.etcd.lock().unwrap().kill();
     let (data, copy) = (cluster.etcd_data(), cluster.etcd_data().with_extension("before"));
@@ -417,7 +420,7 @@ async fn no_outage_empties_the_set_and_none_keeps_who_is_gone() {
     until(names(&["p1", "p2"]), || ready(&discovery)).await;
     until(false, failing).await;
     for round in 0..30 {
-        place.slice("noise", "other", "IPv4", json!(all(round % 5))).await; // versions the copy does not have
+        place.slice("noise", "other", "IPv4", json!(all(round % 5))).await; // versions that the copy does not have
     }
     place.slice("a", "svc", "IPv4", json!(all(5))).await;
     until(names(&["p1", "p2", "p3", "p4", "p5"]), || ready(&discovery)).await;

@@ -1,4 +1,5 @@
-//! Kubernetes at its worst, played by a fake: whatever happens, the set ends as the truth and is never emptied by an error.
+//! Faults of Kubernetes, played by a fake API server: after any of them the set ends up correct,
+//! and no error empties it.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -46,7 +47,8 @@ async fn rig(policy: MetadataPolicy) -> (FakeApi, Discovery<Kubernetes>) {
     (fake, discovery)
 }
 
-/// The seed's flow, from registration to removal: the probe is asked as the kubelet would, the slice written as the controller would.
+/// The whole flow from registration to removal: the test probes as the kubelet would and writes
+/// slices as the controller would.
 #[tokio::test]
 async fn the_whole_flow_with_metadata() {
     use discovery::kubernetes::KubernetesRegistry;
@@ -137,7 +139,7 @@ async fn every_fault_ends_in_the_truth_and_none_empties_the_set() {
         let (fake, discovery) = rig(MetadataPolicy::Ignored).await;
         let mut events = discovery.watch("dynamo", "decode").unwrap();
         assert_eq!((next(&mut events).await.as_str(), next(&mut events).await.as_str()), ("+a@10.0.0.1:80", "+b@10.0.0.2:80"));
-        // The watch that is open goes on for long; a Service more makes another, which meets the fault.
+        // The open watch lasts long; one more Service causes another watch, which meets the fault.
         for _ in 0..3 {
             fake.fault(fault);
         }
@@ -231,7 +233,8 @@ async fn an_inference_pool_of_either_group() {
     }
 }
 
-/// What its gateway is to do is told as it stands, in either group, and an edit of it alone is no edit of the pool.
+/// The settings for gateways are reported as they are, in either API group, and an edit of them
+/// alone does not change the pool.
 #[tokio::test]
 async fn an_inference_pool_says_what_its_gateway_does_without_a_pick() {
     for (group, spec, picker) in [
@@ -275,7 +278,7 @@ async fn an_inference_pool_says_what_its_gateway_does_without_a_pick() {
     }
 }
 
-/// The address in a record is what is asked, whatever else the slice says.
+/// Metadata is fetched from the address in the record, whatever else the slice says.
 #[tokio::test]
 async fn metadata_is_asked_of_the_instance_and_a_dead_one_is_pending() {
     let (fake, discovery) = rig(MetadataPolicy::Wanted).await;
@@ -294,7 +297,7 @@ async fn custom_objects_are_whole_sets_and_a_kind_that_is_not_installed_has_none
     let fake = FakeApi::start().await;
     let kind = |kind, plural| CustomKind { group: "llm-d.ai", version: "v1alpha2", kind, plural };
     let kinds = [kind("InferenceObjective", "inferenceobjectives"), kind("InferenceModel", "inferencemodels")];
-    fake.fault(Fault::Refuse(false, 404)); // one of them, whichever is listed first
+    fake.fault(Fault::Refuse(false, 404)); // one of the two, whichever is listed first
     let object = |name: &str, priority: i32| {
         json!({ "apiVersion": "llm-d.ai/v1alpha2", "kind": "InferenceObjective", "metadata": { "name": name, "namespace": "default",
             "creationTimestamp": "2026-01-02T03:04:05Z", "uid": "u", "annotations": { "a": "b" } }, "spec": { "priority": priority }, "status": {} })
@@ -315,7 +318,7 @@ async fn custom_objects_are_whole_sets_and_a_kind_that_is_not_installed_has_none
     assert_eq!(set, [expected]);
 }
 
-/// A watch that says nothing and does not end is given up after its time and five seconds.
+/// A watch that is silent and does not end is given up five seconds after its time.
 #[tokio::test]
 async fn a_stalled_watch_costs_no_more_than_its_time() {
     let fake = FakeApi::start().await;

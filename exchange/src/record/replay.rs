@@ -81,7 +81,6 @@ impl Recorded {
             .with_endpoints(pool.version, pool.endpoints, pool.metrics)
             .map_err(|invalid| InvalidRecord::Endpoints(invalid.to_string()))?;
         let local = Local {
-            in_flight: &in_flight,
             matched_blocks: &pool.matched_blocks,
             prefix_ages: &pool.prefix_ages,
             ejected: &pool.ejected,
@@ -90,9 +89,10 @@ impl Recorded {
             last_cold_picks: &pool.cold_picks,
             adapter_rooms: &pool.adapter_rooms,
             prefix_idle: real(self.value.get("prefix_idle")).unwrap_or(0.0),
-            // The home of a prompt that no endpoint has cached follows from its hash, and records leave hashes out.
-            out_of_touch: false,
             metrics_stale: flag(&self.value, "metrics_stale")?,
+            // Not `out_of_touch`: the home of a prompt that no endpoint has cached follows from its
+            // hash, and records leave hashes out.
+            ..Local::new(&in_flight)
         };
         let mut rng = Rng::seeded(number(&self.value, "rng")?);
         let mut explanation = Explanation::default();

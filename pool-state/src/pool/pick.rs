@@ -4,9 +4,9 @@
 //! hold theirs until the serving one answers, since by then its sidecar has had what it asked of them.
 
 use scheduler::in_flight::Ticket;
-use scheduler::prefix::{Belief, Matched};
+use scheduler::prefix::{CacheEstimate, Matched};
 use scheduler::{
-    Decision, EndpointIndex, EndpointRef, Explanation, Local, Promise, REQUEST_ID, Request, Rng, Route, Slo, Snapshot, session_token,
+    Decision, EndpointIndex, EndpointRef, Explanation, Local, REQUEST_ID, Request, Rng, Route, Slo, Snapshot, TrackedSlo, session_token,
 };
 
 use super::watch::Watch;
@@ -45,7 +45,7 @@ pub struct Held {
     serving: Ticket,
     stages: Vec<Ticket>,
     /// What the one that works through the prompt was believed to hold of it; `None` where the reply does not tell of that one.
-    belief: Option<Belief>,
+    belief: Option<CacheEstimate>,
     /// What is observed of it; `None` when nothing is.
     pub(super) watch: Option<Box<Watch>>,
     /// The endpoint that this request is a probe of: it was ejected, and no other request is sent there meanwhile.
@@ -270,33 +270,21 @@ impl Pool {
     }
 
     /// What the request is promised where it goes, before it counts there; nothing for one without an SLO.
-    fn promise(&self, request: &Request<'_>, route: &Route, now: Time) -> Promise {
-        let Some(state) = self.state.as_ref().filter(|_| request.slo.any()) else { return Promise::default() };
-        let local = Local {
-            in_flight: &self.in_flight,
-            matched_blocks: &self.matched,
-            prefix_idle: 0.0,
-            prefix_ages: &[],
-            out_of_touch: false,
-            metrics_stale: state.metrics_stale(now),
-            ejected: &[],
-            failing: &[],
-            last_answers: &[],
-            last_cold_picks: &[],
-            adapter_rooms: &[],
-        };
-        scheduler::promise(&state.snapshot, request, local, route.data_parallel.unwrap_or(route.ranked.first()))
+    fn promise(&self, request: &Request<'_>, route: &Route, now: Time) -> TrackedSlo {
+        let Some(state) = self.state.as_ref().filter(|_| request.slo.any()) else { return TrackedSlo::default() };
+        let local = Local { matched_blocks: &self.matched, metrics_stale: state.metrics_stale(now), ..Local::new(&self.in_flight) };
+        scheduler::tracked_slo(&state.snapshot, request, local, route.data_parallel.unwrap_or(route.ranked.first()))
     }
 
     /// The same where what it holds of them was not looked up at this pick.
-    fn place_anew(&mut self, endpoint: EndpointRef, hashes: &[u64]) -> Belief {
+    fn place_anew(&mut self, endpoint: EndpointRef, hashes: &[u64]) -> CacheEstimate {
         let mut known = Vec::new();
         self.prefixes.matched(hashes, &[endpoint], &mut known);
         self.place(endpoint, hashes, known.first().copied().unwrap_or_default())
     }
 
     /// Records that `endpoint` is given a prompt of these hashes, of which it holds `known`; what was believed of it before.
-    fn place(&mut self, endpoint: EndpointRef, hashes: &[u64], known: Matched) -> Belief {
+    fn place(&mut self, endpoint: EndpointRef, hashes: &[u64], known: Matched) -> CacheEstimate {
         self.untold.keep(endpoint, hashes, known.held);
         self.prefixes.place(endpoint, hashes, known)
     }

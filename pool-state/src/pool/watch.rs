@@ -106,19 +106,7 @@ impl Pool {
         if route.prefill.is_some() || !route.encode.is_empty() || route.data_parallel.is_some() {
             return None;
         }
-        let local = Local {
-            in_flight: &self.in_flight,
-            matched_blocks: &self.matched,
-            prefix_idle: 0.0,
-            prefix_ages: &[],
-            out_of_touch: false,
-            metrics_stale: state.metrics_stale(now),
-            ejected: &[],
-            failing: &[],
-            last_answers: &[],
-            last_cold_picks: &[],
-            adapter_rooms: &[],
-        };
+        let local = Local { matched_blocks: &self.matched, metrics_stale: state.metrics_stale(now), ..Local::new(&self.in_flight) };
         let conditions = |index| Some((state.snapshot.endpoint(index)?.id, Conditions::at_pick(&state.snapshot, &local, request, index)));
         let candidates: Vec<_> = route.ranked.iter().filter_map(conditions).collect();
         let first = candidates.first();

@@ -6,7 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proto::state;
 use scheduler::objects::{ModelSpec, ObjectiveSpec, ObjectsSpec, RewriteSpec, TargetSpec};
-use scheduler::plugin::{Kind, PLUGINS};
+use scheduler::registry::{Kind, PLUGINS};
 use scheduler::{
     Endpoint, EndpointMetrics, EndpointRef, Incarnation, LoraMetrics, PipelineSpec, PluginSpec, RANKED_MAX, Readiness, Slot, Version,
 };

@@ -5,10 +5,11 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use scheduler::in_flight::InFlight;
 use scheduler::latency::LatencyModel;
-use scheduler::plugin::{PLUGINS, Value};
+use scheduler::plugin::Value;
+use scheduler::registry::PLUGINS;
 use scheduler::{
     AdapterRoom, Decision, Endpoint, EndpointMetrics, EndpointRef, Explanation, Incarnation, Local, LoraMetrics, Pipeline, PipelineSpec,
-    PluginSpec, ProfilePlugin, ProfileSpec, Promise, RANKED_MAX, ROLE_LABEL, Readiness, Request, Rng, Slo, Slot, Snapshot, SubsetHint,
+    PluginSpec, ProfilePlugin, ProfileSpec, RANKED_MAX, ROLE_LABEL, Readiness, Request, Rng, Slo, Slot, Snapshot, SubsetHint, TrackedSlo,
     Version, schedule,
 };
 
@@ -143,7 +144,7 @@ fn decide(input: &Input, snapshot: &Snapshot) {
         for &tokens in &any.in_flight {
             let mut ticket = in_flight.admit(endpoint.id, tokens);
             let slo = Slo { ttft_us: Some(tokens), tpot_us: Some(tokens) };
-            in_flight.track(&mut ticket, Promise { slo, counts: slo, predicted: None }, "");
+            in_flight.track(&mut ticket, TrackedSlo { slo, counts: slo, predicted: None }, "");
         }
     }
     let entries: Option<Vec<String>> = input.subset.as_ref().map(|entries| entries.iter().map(Entry::text).collect());

@@ -1,10 +1,9 @@
 //! `latency-slo-admitter`: refuses a sheddable request that no endpoint would serve within the SLOs.
 
-use crate::plugin::{
-    Admitter, Context, InvalidParameter, Kind, PRODUCER_NAME, Parameter, Parameters, Plugin, PluginType, State, for_people,
-};
+use crate::endpoint::EndpointIndex;
+use crate::plugin::{Admitter, Context, InvalidParameter, PRODUCER_NAME, Parameter, Parameters, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::rng::Rng;
-use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "latency-slo-admitter",
@@ -33,7 +32,7 @@ fn build(_: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 impl Admitter for LatencySlo {
     fn admits(&self, context: &Context<'_>, endpoints: &[EndpointIndex], _: &mut Rng) -> bool {
         let cold = |endpoint| context.metric(endpoint, |m| m.kv_cache_utilization).is_some_and(|used| used < COLD_KV_CACHE);
-        let misses = |endpoint| context.prospect(endpoint).is_some_and(|prospect| !prospect.is_valid()) && !cold(endpoint);
+        let misses = |endpoint| context.prediction(endpoint).is_some_and(|predicted| !predicted.is_valid()) && !cold(endpoint);
         let sheddable = context.request.priority < 0 && context.request.slo.any();
         !sheddable || !endpoints.iter().all(|&endpoint| misses(endpoint))
     }

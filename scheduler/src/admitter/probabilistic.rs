@@ -1,9 +1,10 @@
 //! `probabilistic-admitter`: refuses the more of the sheddable requests the fuller the pool, long before it is full.
 
 use crate::detector::utilization::{KV_CACHE, QUEUE_DEPTH, Thresholds};
-use crate::plugin::{Admitter, Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State, for_people};
+use crate::endpoint::EndpointIndex;
+use crate::plugin::{Admitter, Context, Default, InvalidParameter, Parameter, Parameters, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::rng::Rng;
-use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "probabilistic-admitter",

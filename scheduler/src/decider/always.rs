@@ -1,7 +1,8 @@
 //! `always-disagg-pd-decider` and `always-disagg-multimodal-decider`: every request, and every one with something to encode.
 
-use crate::plugin::{Context, Decider, Kind, Plugin, PluginType, State, for_people};
-use crate::snapshot::EndpointIndex;
+use crate::endpoint::EndpointIndex;
+use crate::plugin::{Context, Decider, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 
 pub(crate) const PREFILL: PluginType = PluginType {
     name: "always-disagg-pd-decider",

@@ -1,7 +1,8 @@
 //! `prefix-based-pd-decider`: when the decode server would have much of the prompt to work through itself.
 
-use crate::plugin::{Context, Decider, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State, for_people};
-use crate::snapshot::EndpointIndex;
+use crate::endpoint::EndpointIndex;
+use crate::plugin::{Context, Decider, Default, InvalidParameter, Parameter, Parameters, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "prefix-based-pd-decider",

@@ -2,12 +2,12 @@
 
 use crate::candidates::Candidates;
 use crate::detector::{HEADROOM, IN_FLIGHT_PRODUCER, relaxed};
+use crate::endpoint::EndpointIndex;
 use crate::filter::keep;
-use crate::plugin::{
-    Context, Default, Detector, Filter, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State, for_people,
-};
+use crate::metrics::SEQUENCES_MAX_ATTRIBUTE;
+use crate::plugin::{Context, Default, Detector, Filter, InvalidParameter, Parameter, Parameters, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::rng::Rng;
-use crate::snapshot::{EndpointIndex, SEQUENCES_MAX_ATTRIBUTE};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "concurrency-detector",
@@ -77,7 +77,7 @@ impl Concurrency {
 
     /// As configured, or fewer where the endpoint says that it runs fewer at once.
     fn requests_max(&self, context: &Context<'_>, endpoint: EndpointIndex) -> f64 {
-        let own = context.snapshot.metrics_of(endpoint).and_then(|metrics| metrics.attribute(SEQUENCES_MAX_ATTRIBUTE));
+        let own = context.table.metrics_of(endpoint).and_then(|metrics| metrics.attribute(SEQUENCES_MAX_ATTRIBUTE));
         self.requests_max.map_or(0.0, |max| own.map_or(max, |own| max.min(f64::from(own).max(1.0))))
     }
 }

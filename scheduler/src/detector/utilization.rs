@@ -2,12 +2,11 @@
 
 use crate::candidates::Candidates;
 use crate::detector::{HEADROOM, IN_FLIGHT_PRODUCER, relaxed};
+use crate::endpoint::EndpointIndex;
 use crate::filter::keep;
-use crate::plugin::{
-    Context, Default, Detector, Filter, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State, for_people,
-};
+use crate::plugin::{Context, Default, Detector, Filter, InvalidParameter, Parameter, Parameters, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::rng::Rng;
-use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "utilization-detector",

@@ -1,7 +1,8 @@
 //! `by-label`: the reference's older way to filter by one label; `label-selector-filter` and the role filters say the same.
 
 use crate::filter::label_selector::Selector;
-use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State, for_people};
+use crate::plugin::{Default, InvalidParameter, Parameter, Parameters, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "by-label",

@@ -1,9 +1,9 @@
 //! Keeps endpoints that may be sent whole requests.
 
 use crate::candidates::Candidates;
+use crate::endpoint::Endpoint;
 use crate::plugin::{Context, Filter};
 use crate::rng::Rng;
-use crate::snapshot::Endpoint;
 
 /// `role`: where requests are split by role, an endpoint for an earlier stage alone is not in the proxy's cluster.
 #[derive(Debug)]
@@ -11,6 +11,6 @@ pub(crate) struct Decoder;
 
 impl Filter for Decoder {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
-        candidates.retain(|index| context.snapshot.endpoint(index).is_some_and(Endpoint::decodes));
+        candidates.retain(|index| context.table.endpoint(index).is_some_and(Endpoint::decodes));
     }
 }

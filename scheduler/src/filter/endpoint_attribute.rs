@@ -6,9 +6,9 @@ use std::cmp::Ordering;
 use crate::candidates::Candidates;
 use crate::filter::keep;
 use crate::plugin::{
-    Context, Default, Filter, InvalidParameter, Kind, METRICS_EXTRACTOR, Parameter, Parameters, Plugin, PluginType, State, attribute_key,
-    for_people,
+    Context, Default, Filter, InvalidParameter, METRICS_EXTRACTOR, Parameter, Parameters, State, attribute_key, for_people,
 };
+use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::rng::Rng;
 
 pub(crate) const PLUGIN: PluginType = PluginType {

@@ -1,7 +1,8 @@
 //! `label-selector-filter`: keeps endpoints whose labels match, by the rules of Kubernetes. `by-label-selector` is its older name.
 
 use crate::candidates::Candidates;
-use crate::plugin::{Context, Default, Filter, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State, for_people};
+use crate::plugin::{Context, Default, Filter, InvalidParameter, Parameter, Parameters, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::rng::Rng;
 
 pub(crate) const PLUGIN: PluginType = PluginType {

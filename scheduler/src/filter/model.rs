@@ -13,10 +13,10 @@ pub(crate) struct ServesModel;
 
 impl Filter for ServesModel {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
-        if context.snapshot.names_models() {
-            let (snapshot, model) = (context.snapshot, context.request.model);
-            let anywhere = snapshot.serves_anywhere(model);
-            candidates.retain(|index| anywhere || snapshot.serves(index, model));
+        if context.table.names_models() {
+            let (table, model) = (context.table, context.request.model);
+            let anywhere = table.serves_anywhere(model);
+            candidates.retain(|index| anywhere || table.serves(index, model));
         }
     }
 }

@@ -2,12 +2,11 @@
 //! prefill elsewhere.
 
 use crate::candidates::Candidates;
-use crate::plugin::{
-    Context, Default, Filter, InvalidParameter, Kind, PRODUCER_NAME, Parameter, Parameters, Plugin, PluginType, State, for_people,
-};
+use crate::endpoint::EndpointIndex;
+use crate::plugin::{Context, Default, Filter, InvalidParameter, PRODUCER_NAME, Parameter, Parameters, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::rng::Rng;
 use crate::scorer::PREFIX_PRODUCER;
-use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "prefix-cache-affinity-filter",
@@ -92,7 +91,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 
 impl PrefixCacheAffinity {
     fn holds(&self, context: &Context<'_>, endpoint: EndpointIndex) -> bool {
-        let (matched, blocks) = (context.drawing_blocks(endpoint), context.request.blocks());
+        let (matched, blocks) = (context.affinity_blocks(endpoint), context.request.blocks());
         f64::from(matched) >= self.threshold * f64::from(blocks)
     }
 
@@ -102,7 +101,7 @@ impl PrefixCacheAffinity {
         let cost = |endpoint: EndpointIndex| match penalty {
             #[expect(clippy::cast_precision_loss, reason = "tokens in flight stay far below 2^52")]
             Penalty::Tokens(_) => Some(context.load(endpoint).prefill_tokens as f64),
-            Penalty::Ms(_) => context.prospect(endpoint).map(|prospect| f64::from(prospect.prediction.ttft_ms)),
+            Penalty::Ms(_) => context.prediction(endpoint).map(|predicted| f64::from(predicted.prediction.ttft_ms)),
         };
         let least = |holding: bool| {
             let of = candidates.indices().iter().filter(|&&endpoint| self.holds(context, endpoint) == holding);

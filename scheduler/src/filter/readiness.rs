@@ -1,9 +1,9 @@
 //! Keeps endpoints that are ready.
 
 use crate::candidates::Candidates;
+use crate::endpoint::Readiness;
 use crate::plugin::{Context, Filter};
 use crate::rng::Rng;
-use crate::snapshot::Readiness;
 
 /// `ready`: Envoy ignores health for hosts it is given by name, so readiness is decided here or nowhere.
 #[derive(Debug)]
@@ -11,9 +11,9 @@ pub(crate) struct Ready;
 
 impl Filter for Ready {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, _: &mut Rng) {
-        if context.snapshot.all_ready() {
+        if context.table.all_ready() {
             return;
         }
-        candidates.retain(|index| context.snapshot.endpoint(index).is_some_and(|e| e.readiness == Readiness::Ready));
+        candidates.retain(|index| context.table.endpoint(index).is_some_and(|e| e.readiness == Readiness::Ready));
     }
 }

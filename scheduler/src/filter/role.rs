@@ -2,9 +2,10 @@
 //!
 //! One table of roles says it all. An endpoint without the label serves whole requests, so it passes as a decoder and as nothing else.
 
+use crate::endpoint::ROLE_LABEL;
 use crate::filter::label_selector::Selector;
-use crate::plugin::{InvalidParameter, Kind, Parameters, Plugin, PluginType, State, for_people};
-use crate::snapshot::ROLE_LABEL;
+use crate::plugin::{InvalidParameter, Parameters, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 
 /// Roles, and whether each serves encode, prefill and decode. `both` is the deprecated spelling of `prefill-decode`.
 const ROLES: [(&str, [bool; 3]); 8] = [
@@ -65,7 +66,7 @@ mod tests {
         for (role, [encode, prefill, decode]) in ROLES {
             let named = |stage: &str| role == stage || role.split('-').any(|part| part == stage) || (role == "both" && stage != "encode");
             assert_eq!((encode, prefill, decode), (named("encode"), named("prefill"), named("decode")), "{role}");
-            assert_eq!(crate::snapshot::decodes(Some(role)), decode, "{role}: who is a host of the proxy's follows the same table");
+            assert_eq!(crate::endpoint::decodes(Some(role)), decode, "{role}: who is a host of the proxy's follows the same table");
         }
     }
 }

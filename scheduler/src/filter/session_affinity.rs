@@ -1,19 +1,19 @@
 //! `session-affinity-filter`: a session's requests go where the session is, and nowhere else as long as that endpoint is there.
 
 use crate::candidates::Candidates;
-use crate::plugin::{Context, Filter, InvalidParameter, Kind, Parameters, Plugin, PluginType, State, for_people};
+use crate::plugin::session_affinity::{self, Session};
+use crate::plugin::{Context, Filter, InvalidParameter, Parameters, State, for_people};
+use crate::plugin_type::{ClientHeaders, Kind, Plugin, PluginType};
 use crate::rng::Rng;
-use crate::session::{self, Session, SessionToken};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "session-affinity-filter",
     kind: Kind::Filter,
     doc: for_people(
-        "Keeps the endpoint of the request's session. Keeps all if there is no \
-    session, or if that endpoint is not a candidate.",
+        "Keeps the endpoint of the request's session. Keeps all if there is no session, or if that endpoint is not a candidate.",
     ),
-    source: session::SOURCE,
-    parameters: session::PARAMETERS,
+    source: session_affinity::SOURCE,
+    parameters: session_affinity::PARAMETERS,
     needs: &[State::Headers],
     build,
 };
@@ -22,7 +22,9 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 struct SessionAffinity(Session);
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    Ok(Plugin::Filter(Box::new(SessionAffinity(Session::read(parameters)?))))
+    let session = Session::read(parameters)?;
+    let headers = ClientHeaders { read: session.headers().to_vec(), session_token: session.token().cloned() };
+    Ok(Plugin::Filter(Box::new(SessionAffinity(session))).with_headers(headers))
 }
 
 impl Filter for SessionAffinity {
@@ -30,13 +32,5 @@ impl Filter for SessionAffinity {
         if let Some(at) = self.0.endpoint(context, candidates.indices()) {
             candidates.retain(|endpoint| endpoint == at);
         }
-    }
-
-    fn headers(&self) -> &[Box<str>] {
-        self.0.headers()
-    }
-
-    fn session_token(&self) -> Option<&SessionToken> {
-        self.0.token()
     }
 }

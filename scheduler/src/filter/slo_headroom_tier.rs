@@ -1,10 +1,11 @@
 //! `slo-headroom-tier-filter`: keeps those that would serve the request within all SLOs, and now and then the others.
 
 use crate::candidates::Candidates;
-use crate::plugin::{Context, Default, Filter, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State, for_people};
-use crate::prospects::Prospect;
+use crate::endpoint::EndpointIndex;
+use crate::plugin::{Context, Default, Filter, InvalidParameter, Parameter, Parameters, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::predictions::EndpointPrediction;
 use crate::rng::Rng;
-use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "slo-headroom-tier-filter",
@@ -36,7 +37,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 
 impl Filter for SloHeadroomTier {
     fn filter(&self, context: &Context<'_>, candidates: &mut Candidates, rng: &mut Rng) {
-        let meets = |endpoint: EndpointIndex| context.prospect(endpoint).is_some_and(Prospect::meets);
+        let meets = |endpoint: EndpointIndex| context.prediction(endpoint).is_some_and(EndpointPrediction::meets);
         let met = candidates.indices().iter().filter(|&&endpoint| meets(endpoint)).count();
         if met > 0 && met < candidates.len() {
             let keeps_met = f64::from(rng.open01()) >= self.exploration;

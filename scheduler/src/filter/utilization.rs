@@ -1,12 +1,11 @@
 //! `utilization-filter`: drops endpoints that are too busy by any of a list of measures.
 
 use crate::candidates::Candidates;
+use crate::endpoint::EndpointIndex;
 use crate::filter::keep;
-use crate::plugin::{
-    Context, Default, Filter, InvalidParameter, Kind, PRODUCER_NAME, Parameter, Parameters, Plugin, PluginType, State, for_people,
-};
+use crate::plugin::{Context, Default, Filter, InvalidParameter, PRODUCER_NAME, Parameter, Parameters, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::rng::Rng;
-use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "utilization-filter",

@@ -7,10 +7,10 @@
 use std::net::SocketAddr;
 
 use crate::decision::{Decision, Ranked, Route};
-use crate::pipeline::Reference;
-use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, ProfileHandler, for_people};
-use crate::schedule::Run;
-use crate::snapshot::EndpointIndex;
+use crate::endpoint::EndpointIndex;
+use crate::plugin::{Default, InvalidParameter, Parameter, Parameters, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::run::{ProfileHandler, Reference, Run};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "data-parallel-profile-handler",
@@ -41,9 +41,9 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
 
 impl DataParallel {
     fn primary_of(&self, rank: EndpointIndex, run: &Run<'_>) -> Option<EndpointIndex> {
-        let snapshot = run.context().snapshot;
-        let primary = SocketAddr::new(snapshot.socket(rank)?.ip(), self.primary_port);
-        run.allowed().iter().copied().find(|&index| snapshot.socket(index) == Some(primary))
+        let table = run.context().table;
+        let primary = SocketAddr::new(table.socket(rank)?.ip(), self.primary_port);
+        run.allowed().iter().copied().find(|&index| table.socket(index) == Some(primary))
     }
 }
 

@@ -5,10 +5,10 @@
 //! want of a prefill server.
 
 use crate::decision::{Decision, Route};
-use crate::pipeline::{Reference, Stage};
-use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, ProfileHandler, for_people};
-use crate::schedule::Run;
-use crate::snapshot::EndpointIndex;
+use crate::endpoint::EndpointIndex;
+use crate::plugin::{Default, InvalidParameter, Parameter, Parameters, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::run::{ProfileHandler, Reference, Run, Stage};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "disagg-profile-handler",

@@ -1,9 +1,9 @@
 //! `header-profile-handler`: the request names its profile, for a coordinator that runs the stages of a request one after another.
 
 use crate::decision::{Decision, Route};
-use crate::pipeline::Reference;
-use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, ProfileHandler, State, for_people};
-use crate::schedule::Run;
+use crate::plugin::{Default, InvalidParameter, Parameter, Parameters, State, for_people};
+use crate::plugin_type::{ClientHeaders, Kind, Plugin, PluginType};
+use crate::run::{ProfileHandler, Reference, Run};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "header-profile-handler",
@@ -23,15 +23,15 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 
 #[derive(Debug)]
 struct HeaderProfile {
-    header: [Box<str>; 1],
+    header: Box<str>,
     default_profile: Box<str>,
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    Ok(Plugin::ProfileHandler(Box::new(HeaderProfile {
-        header: [parameters.text("headerName")?.trim().to_ascii_lowercase().into()],
-        default_profile: parameters.text("defaultProfile")?.trim().into(),
-    })))
+    let header: Box<str> = parameters.text("headerName")?.trim().to_ascii_lowercase().into();
+    let headers = ClientHeaders { read: vec![header.clone()], session_token: None };
+    let default_profile = parameters.text("defaultProfile")?.trim().into();
+    Ok(Plugin::ProfileHandler(Box::new(HeaderProfile { header, default_profile })).with_headers(headers))
 }
 
 impl ProfileHandler for HeaderProfile {
@@ -39,13 +39,8 @@ impl ProfileHandler for HeaderProfile {
         vec![Reference::ProfileOfSeveral(&self.default_profile)]
     }
 
-    fn headers(&self) -> &[Box<str>] {
-        &self.header
-    }
-
     fn route(&self, run: &mut Run<'_>) -> Decision {
-        let [header] = &self.header;
-        let named = run.context().request.header(header).map(str::trim).filter(|name| !name.is_empty());
+        let named = run.context().request.header(&self.header).map(str::trim).filter(|name| !name.is_empty());
         let ranked = match named {
             _ if run.profiles() == 1 => run.only_profile(),
             Some(name) if !run.has_profile(name) => return Decision::UnknownProfile(name.into()),

@@ -1,9 +1,9 @@
 //! `single-profile-handler`: one profile for every request.
 
 use crate::decision::{Decision, Route};
-use crate::pipeline::Reference;
-use crate::plugin::{InvalidParameter, Kind, Parameters, Plugin, PluginType, ProfileHandler, for_people};
-use crate::schedule::Run;
+use crate::plugin::{InvalidParameter, Parameters, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::run::{ProfileHandler, Reference, Run};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "single-profile-handler",

@@ -8,9 +8,9 @@
 //! | on | some | true | the SLO profile |
 
 use crate::decision::{Decision, Route};
-use crate::pipeline::Reference;
-use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, ProfileHandler, State, for_people};
-use crate::schedule::Run;
+use crate::plugin::{Default, InvalidParameter, Parameter, Parameters, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::run::{ProfileHandler, Reference, Run};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "slo-aware-profile-handler",
@@ -63,7 +63,7 @@ impl ProfileHandler for SloAware {
 
     fn route(&self, run: &mut Run<'_>) -> Decision {
         let context = run.context();
-        let by_slo = context.snapshot.pipeline().predicts() && context.request.slo.any() && context.request.prediction_based;
+        let by_slo = context.predicts && context.request.slo.any() && context.request.prediction_based;
         let ranked = run.ranked(if by_slo { &self.slo_profile } else { &self.default_profile });
         ranked.map_or_else(|refused| refused, |ranked| Decision::Route(Route::to(ranked)))
     }

@@ -1,6 +1,6 @@
 //! When each endpoint was last given a request, by the count of picks: of endpoints that cost the same, the one that waited longest is next.
 
-use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation};
+use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Incarnation};
 
 /// By slot, up to the highest one picked.
 #[derive(Debug, Default)]
@@ -41,7 +41,7 @@ impl LastPicks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::Slot;
+    use crate::endpoint::Slot;
 
     fn endpoint(slot: u16, incarnation: u32) -> EndpointRef {
         EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) }

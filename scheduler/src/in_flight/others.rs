@@ -11,7 +11,7 @@
 use std::collections::VecDeque;
 
 use super::Load;
-use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation};
+use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Incarnation};
 
 /// Picks that may stand for others' at once: 20 ms of 50,000 picks a second. Beyond it the oldest cease to.
 const YOUNG_MAX: usize = 1_024;
@@ -146,7 +146,7 @@ impl Others {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::Slot;
+    use crate::endpoint::Slot;
 
     fn endpoint(slot: u16, incarnation: u32) -> EndpointRef {
         EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) }

@@ -4,8 +4,7 @@
 //! the endpoint's [`Load`](super::Load), and so to all workers and proxies.
 
 use crate::latency::Prediction;
-use crate::prospects::Promise;
-use crate::slo::Slo;
+use crate::slo::{Slo, TrackedSlo};
 
 /// Measured times kept of one request, the newest: what came before is in nobody's way any more.
 pub const MEASURED_MAX: usize = 8;
@@ -34,7 +33,7 @@ pub struct Running {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) id: u64,
-    pub(super) promise: Promise,
+    pub(super) promise: TrackedSlo,
 }
 
 /// All queues.
@@ -62,7 +61,7 @@ impl Running {
 
 impl Queues {
     /// An entry for a request of which this is promised.
-    pub(super) fn number(&mut self, promise: Promise) -> Entry {
+    pub(super) fn number(&mut self, promise: TrackedSlo) -> Entry {
         self.numbered += 1;
         Entry { id: self.numbered, promise }
     }
@@ -72,7 +71,7 @@ impl Queues {
         if self.by_slot.len() <= slot {
             self.by_slot.resize(slot + 1, Vec::new());
         }
-        let Promise { slo, counts, predicted } = entry.promise;
+        let TrackedSlo { slo, counts, predicted } = entry.promise;
         let running = Running { id: entry.id, request_id, slo, predicted, ttft_ms: None, tpots_ms: Vec::new(), counts, waits };
         if let Some(queue) = self.by_slot.get_mut(slot) {
             let at = queue.partition_point(|other| other.order() < running.order());
@@ -133,8 +132,8 @@ impl Queues {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::endpoint::{EndpointRef, Incarnation, Slot};
     use crate::in_flight::{InFlight, Ticket};
-    use crate::snapshot::{EndpointRef, Incarnation, Slot};
     use proptest::prelude::*;
 
     fn endpoint(slot: u16, incarnation: u32) -> EndpointRef {
@@ -146,8 +145,8 @@ mod tests {
         Slo { ttft_us: some(ttft_us), tpot_us: some(tpot_us) }
     }
 
-    fn promise(slo: Slo) -> Promise {
-        Promise { slo, counts: slo, predicted: None }
+    fn promise(slo: Slo) -> TrackedSlo {
+        TrackedSlo { slo, counts: slo, predicted: None }
     }
 
     fn tracked(ledger: &mut InFlight, at: EndpointRef, asked: Slo) -> Ticket {
@@ -169,7 +168,7 @@ mod tests {
         let mut middle = ledger.admit(a, 5);
         let predicted = Prediction { ttft_ms: 10.0, tpot_ms: 15.0, ttft_p90_ms: 20.0, tpot_p90_ms: 25.0 };
         let asked = slo(500, 50_000);
-        ledger.track(&mut middle, Promise { slo: asked, counts: asked, predicted: Some(predicted) }, "");
+        ledger.track(&mut middle, TrackedSlo { slo: asked, counts: asked, predicted: Some(predicted) }, "");
         let unasked = ledger.admit(a, 1);
         let ids = |ledger: &InFlight| ledger.running(a).iter().map(|running| running.id).collect::<Vec<_>>();
         assert_eq!(ids(&ledger), [2, 3, 1], "by SLO; one without any is in no queue");
@@ -203,7 +202,7 @@ mod tests {
     fn an_slo_that_nobody_can_meet_binds_nobody() {
         let (a, mut ledger) = (endpoint(3, 1), InFlight::default());
         let mut greedy = ledger.admit(a, 10);
-        ledger.track(&mut greedy, Promise { slo: slo(1, 1), counts: slo(0, 1), predicted: None }, "");
+        ledger.track(&mut greedy, TrackedSlo { slo: slo(1, 1), counts: slo(0, 1), predicted: None }, "");
         let modest = tracked(&mut ledger, a, slo(700, 50));
         assert_eq!(lowest(&ledger, a), slo(700, 1), "each SLO by itself");
         assert_eq!(ledger.running(a)[0].slo, slo(1, 1), "it is still shown");

@@ -6,7 +6,7 @@
 //! For counts of requests this is the one place where the two meet. The reference's scorers stay as their formulas are: those of scraped metrics read the scrape alone,
 //! those of requests in flight the ledger alone, and so count nothing twice either.
 
-use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation};
+use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Incarnation};
 
 /// The ledger as it was when the last scrape came in.
 #[derive(Debug, Default)]
@@ -55,8 +55,9 @@ impl SinceScrape {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::endpoint::Slot;
     use crate::in_flight::{InFlight, Load};
-    use crate::snapshot::{EndpointMetrics, Slot};
+    use crate::metrics::EndpointMetrics;
     use proptest::prelude::*;
 
     #[test]

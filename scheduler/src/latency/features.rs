@@ -5,7 +5,7 @@
 
 use super::conditions::Conditions;
 use super::step::StepModel;
-use crate::plugin::for_people;
+use crate::text::for_people;
 
 /// How many features there are.
 pub const FEATURES_COUNT: usize = FEATURES.len();

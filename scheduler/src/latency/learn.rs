@@ -14,23 +14,23 @@
 
 mod errors;
 mod fit;
-mod ninth;
 mod offset;
+mod p90;
 mod window;
 
 use std::ops::RangeInclusive;
 
 use errors::Errors;
 use fit::Row;
-use offset::Offsets;
-use window::{Sample, Window};
+use offset::{DELAY_FRESH, Offsets};
+use window::{Sample, Which, Window};
 
 use super::features::{FEATURES, FEATURES_COUNT, Features, TERMS, features, tpot_terms, ttft_terms};
 use super::model::{BEYOND_TIMES, Head, LatencyModel, Offset};
 use super::shape::{Shape, TREES_MAX};
 use super::step::{self, FirstToken, Gap, StepModel};
 use super::{Conditions, Prediction};
-use crate::snapshot::{EndpointRef, Incarnation};
+use crate::endpoint::{EndpointRef, Incarnation};
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,13 +141,6 @@ struct Target {
     fresh: usize,
 }
 
-/// Which of the two times.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Which {
-    Ttft,
-    Tpot,
-}
-
 /// What a time may be, ms: an hour. What takes longer hangs.
 const TTFT_MS: RangeInclusive<f32> = 0.01..=3_600_000.0;
 /// What a time for a token may be, ms.
@@ -180,9 +173,8 @@ const FORGET_SAMPLES: f32 = 3_000.0;
 const DRIFT: f32 = 0.2;
 const BEFORE_DRIFT: f32 = 0.1;
 
-/// Outcomes over which it is averaged how many come between a pick and its own; below the latter, what was told is what would be told now.
+/// Outcomes over which it is averaged how many come between a pick and its own; below [`DELAY_FRESH`], what was told is what would be told now.
 const DELAY_OUTCOMES: f32 = 20.0;
-const DELAY_FRESH: f32 = 1.0;
 
 // === impl Learner ===
 

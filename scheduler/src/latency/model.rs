@@ -7,7 +7,7 @@ use super::shape::{Columns, LANES, MS_MIN, Shape, Spread};
 use super::step::StepModel;
 use super::words::{InvalidModel, Words, put};
 use super::{Abstention, Conditions, Prediction};
-use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
+use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
 
 /// Samples of each time below which a model says nothing.
 pub const SAMPLES_MIN: u32 = 64;
@@ -244,7 +244,7 @@ impl Head {
     /// The middle and the ninth decile, ms.
     fn say(&self, terms: &[f32; TERMS], correction: f32) -> (f32, f32) {
         let ms = (self.shape.base_ms(terms) * libm::expf(correction)).clamp(MS_MIN, MS_MAX);
-        (ms, self.spread.ninth_ms(ms).max(ms))
+        (ms, self.spread.p90_ms(ms).max(ms))
     }
 }
 
@@ -295,9 +295,9 @@ mod tests {
     fn a_bin_of_the_decile_ends_with_its_end() {
         let mut spread = Spread::of(1.5);
         (spread.ends[0], spread.factors[0]) = (100.0, 2.0);
-        assert_eq!([99.0, 100.0, 102.0].map(|ms| spread.ninth_ms(ms)), [198.0, 200.0, 153.0]);
+        assert_eq!([99.0, 100.0, 102.0].map(|ms| spread.p90_ms(ms)), [198.0, 200.0, 153.0]);
         (spread.ends, spread.factors[BINS - 1]) = ([100.0; BINS - 1], 3.0);
-        assert_eq!(spread.ninth_ms(102.0), 306.0, "the last bin has no end");
+        assert_eq!(spread.p90_ms(102.0), 306.0, "the last bin has no end");
     }
 
     #[test]

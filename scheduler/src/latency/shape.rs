@@ -145,7 +145,7 @@ impl Spread {
     }
 
     /// The ninth decile where the middle is `ms`.
-    pub(super) fn ninth_ms(&self, ms: f32) -> f32 {
+    pub(super) fn p90_ms(&self, ms: f32) -> f32 {
         ms * self.factor(ms) + self.level
     }
 

@@ -9,8 +9,8 @@ pub use learner::{FirstToken, Gap, Learner};
 use std::ops::RangeInclusive;
 
 use super::words::{InvalidModel, Words, put};
+use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Incarnation};
 use crate::in_flight::Load;
-use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation};
 
 /// What the steps of a pool's engines cost, in ms. The default is deliberately rough: the learner corrects it within some tens of requests.
 #[derive(Clone, Debug, PartialEq)]
@@ -197,7 +197,7 @@ fn nearest(number: f32, range: &RangeInclusive<f32>) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::Slot;
+    use crate::endpoint::Slot;
     use proptest::prelude::*;
 
     #[test]

@@ -3,7 +3,8 @@
 use crate::candidates::Candidates;
 use crate::decision::Ranked;
 use crate::picker::{LIST_LENGTH, list_length, rank};
-use crate::plugin::{InvalidParameter, Kind, Parameters, Picker, Plugin, PluginType, for_people};
+use crate::plugin::{InvalidParameter, Parameters, Picker, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::rng::Rng;
 
 pub(crate) const PLUGIN: PluginType = PluginType {

@@ -1,75 +1,65 @@
-//! One profile, made: filters, weighted scorers, a picker.
+//! Makes a profile from its specification.
 
-use super::{InvalidPipeline, PLUGINS_MAX, PipelineSpec, ProfilePlugin, ProfileSpec, WEIGHT_MAX, no_such};
+use super::spec::{InvalidPipeline, PLUGINS_MAX, PipelineSpec, ProfilePlugin, ProfileSpec, WEIGHT_MAX, no_such};
 use crate::picker;
-use crate::plugin::{Filter, Picker, Plugin, Scorer};
-use crate::producer::Producer;
+use crate::plugin_type::Plugin;
+use crate::run::Profile;
+use crate::settings::Producer;
 
-/// A profile ready to work. Each use of a plugin is an instance of its own: plugins keep nothing between requests.
-#[derive(Debug)]
-pub(crate) struct Profile {
-    pub(crate) name: Box<str>,
-    pub(crate) filters: Vec<(Box<str>, Box<dyn Filter>)>,
-    pub(crate) scorers: Vec<(Box<str>, f32, Box<dyn Scorer>)>,
-    pub(crate) picker: Box<dyn Picker>,
-    /// The list's length that the picker's parameters ask for.
-    pub(crate) listed: Option<usize>,
-    /// Endpoints in its ranked list at most.
-    pub(crate) ranked_max: usize,
-}
-
-// === impl Profile ===
-
-impl Profile {
-    /// Does any of its scorers put endpoints that would be late behind all others?
-    pub(crate) fn puts_late_last(&self) -> bool {
-        self.scorers.iter().any(|(.., scorer)| scorer.puts_late_last())
+/// Makes a profile from the plugins it names.
+pub(super) fn build(profile: &ProfileSpec, pipeline: &PipelineSpec) -> Result<Profile, InvalidPipeline> {
+    if profile.plugins.len() > PLUGINS_MAX {
+        return Err(InvalidPipeline::TooManyPlugins(profile.plugins.len()));
     }
-
-    pub(super) fn build(profile: &ProfileSpec, pipeline: &PipelineSpec) -> Result<Self, InvalidPipeline> {
-        if profile.plugins.len() > PLUGINS_MAX {
-            return Err(InvalidPipeline::TooManyPlugins(profile.plugins.len()));
-        }
-        let ranked_max = usize::try_from(pipeline.ranked_max).map_err(|_| InvalidPipeline::RankedMax(pipeline.ranked_max))?;
-        let mut built = Self {
-            name: profile.name.as_str().into(),
-            filters: Vec::new(),
-            scorers: Vec::new(),
-            picker: Box::new(picker::max_score::MaxScore),
-            listed: None,
-            ranked_max,
-        };
-        let mut picker_name: Option<&str> = None;
-        for part in &profile.plugins {
-            let by = || format!("profile `{}`", profile.name);
-            let plugin = pipeline.plugins.iter().find(|plugin| plugin.name() == part.name);
-            let plugin = plugin.ok_or_else(|| no_such("plugin", &part.name, &by()))?;
-            let (made, parameters) = plugin.build()?;
-            match made {
-                Plugin::Filter(filter) => built.filters.push((part.name.as_str().into(), filter)),
-                Plugin::Detector(detector) => built.filters.push((part.name.as_str().into(), detector)),
-                Plugin::Scorer(scorer) => built.scorers.push((part.name.as_str().into(), part.weight()?, scorer)),
-                Plugin::FilteringScorer(filter, scorer) => {
-                    built.filters.push((part.name.as_str().into(), filter));
-                    built.scorers.push((part.name.as_str().into(), part.weight()?, scorer));
+    let ranked_max = usize::try_from(pipeline.ranked_max).map_err(|_| InvalidPipeline::RankedMax(pipeline.ranked_max))?;
+    let mut built = Profile {
+        name: profile.name.as_str().into(),
+        filters: Vec::new(),
+        scorers: Vec::new(),
+        shedders: Vec::new(),
+        picker: Box::new(picker::max_score::MaxScore),
+        listed: None,
+        ranked_max,
+    };
+    let mut picker_name: Option<&str> = None;
+    for part in &profile.plugins {
+        let by = || format!("profile `{}`", profile.name);
+        let plugin = pipeline.plugins.iter().find(|plugin| plugin.name() == part.name);
+        let plugin = plugin.ok_or_else(|| no_such("plugin", &part.name, &by()))?;
+        let (made, parameters) = plugin.build()?;
+        match made.split().0 {
+            Plugin::Filter(filter) => built.filters.push((part.name.as_str().into(), filter)),
+            Plugin::Detector(detector) => built.filters.push((part.name.as_str().into(), detector)),
+            Plugin::Scorer(scorer) => built.scorers.push((part.name.as_str().into(), part.weight()?, scorer)),
+            Plugin::FilteringScorer(filter, scorer) => {
+                built.filters.push((part.name.as_str().into(), filter));
+                built.scorers.push((part.name.as_str().into(), part.weight()?, scorer));
+            }
+            Plugin::SheddingScorer(scorer, shedder) => {
+                built.scorers.push((part.name.as_str().into(), part.weight()?, scorer));
+                built.shedders.push(shedder);
+            }
+            Plugin::Picker(picker) => {
+                if let Some(first) = picker_name.replace(&part.name) {
+                    return Err(InvalidPipeline::TwoPickers(first.to_owned(), part.name.clone()));
                 }
-                Plugin::Picker(picker) => {
-                    if let Some(first) = picker_name.replace(&part.name) {
-                        return Err(InvalidPipeline::TwoPickers(first.to_owned(), part.name.clone()));
-                    }
-                    built.picker = picker;
-                    built.listed = picker::list_length(&parameters).map_err(|error| plugin.refuse(error))?;
-                }
-                // The reference's files name these in profiles.
-                Plugin::Producer(Producer::Latency(_) | Producer::Tracker) => {}
-                Plugin::ProfileHandler(_) | Plugin::Decider(_) | Plugin::Admitter(_) | Plugin::Producer(_) | Plugin::Parser(_) => {
-                    return Err(no_such("filter, scorer or picker", &part.name, &by()));
-                }
+                built.picker = picker;
+                built.listed = picker::list_length(&parameters).map_err(|error| plugin.refuse(error))?;
+            }
+            // The reference's files name these in profiles.
+            Plugin::Producer(Producer::Latency(_) | Producer::Tracker) => {}
+            Plugin::ProfileHandler(_)
+            | Plugin::Decider(_)
+            | Plugin::Admitter(_)
+            | Plugin::Producer(_)
+            | Plugin::Parser(_)
+            | Plugin::WithHeaders(..) => {
+                return Err(no_such("filter, scorer or picker", &part.name, &by()));
             }
         }
-        built.ranked_max = built.listed.unwrap_or(ranked_max);
-        Ok(built)
     }
+    built.ranked_max = built.listed.unwrap_or(ranked_max);
+    Ok(built)
 }
 
 impl ProfilePlugin {

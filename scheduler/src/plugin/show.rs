@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use super::{Admitter, Decider, Detector, Filter, Picker, ProfileHandler, Scorer};
-
 /// What writes a plugin's `Debug`. Were that the supertrait, the table of functions of each plugin would keep the code of it in the module
 /// inside the proxy, 10 KB for all of them, where nobody prints one.
 pub trait Show {
@@ -22,12 +20,12 @@ impl<T: fmt::Debug> Show for T {
 
 macro_rules! debug_by_show {
     ($($plugin:ident),*) => {$(
-        impl fmt::Debug for dyn $plugin {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        impl std::fmt::Debug for dyn $plugin {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 self.show(f)
             }
         }
     )*};
 }
 
-debug_by_show!(Admitter, Decider, Detector, Filter, Picker, ProfileHandler, Scorer);
+pub(crate) use debug_by_show;

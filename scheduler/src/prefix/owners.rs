@@ -12,7 +12,7 @@
 //! of true hits corrects it: a block that was gone sets a bound to what fits, one that was there though it no longer counted as held lifts it.
 
 use super::table::{Entry, NOBODY};
-use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation};
+use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Incarnation};
 use std::collections::VecDeque;
 
 /// Ids: one for each endpoint there can be, and as many again for lives whose entries are not swept yet. Id 0 is [`NOBODY`].

@@ -1,7 +1,8 @@
 //! `agent-identity`: which headers tell an agent's sessions apart.
 
-use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State, for_people};
-use crate::producer::Producer;
+use crate::plugin::{Default, InvalidParameter, Parameter, Parameters, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::settings::{IdentitySettings, Producer};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "agent-identity",
@@ -22,13 +23,6 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 
 /// Headers that agents send of themselves.
 const KNOWN: [&str; 4] = ["x-claude-code-session-id", "x-session-affinity", "session-id", "session_id"];
-
-/// Which headers tell an agent's sessions apart.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct IdentitySettings {
-    /// In order; lower-case.
-    pub headers: Box<[Box<str>]>,
-}
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     IdentitySettings::read(parameters).map(|settings| Plugin::Producer(Producer::Identity(settings)))

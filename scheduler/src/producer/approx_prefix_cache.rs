@@ -1,9 +1,9 @@
 //! `approx-prefix-cache-producer`: what the prefix index knows prompts by, and how much of them it keeps.
 
-use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State, for_people};
+use crate::plugin::{Default, InvalidParameter, Parameter, Parameters, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::prefix::{BLOCK_BYTES_MAX, BLOCKS_MAX};
-use crate::producer::Producer;
-use crate::producer::token::BYTES_PER_TOKEN;
+use crate::settings::{BYTES_PER_TOKEN, PrefixSettings, Producer};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "approx-prefix-cache-producer",
@@ -50,19 +50,6 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 /// The smallest block, in tokens: the reference's own clamp.
 const BLOCK_TOKENS_MIN: u32 = 64;
 
-/// How prompts are cut into blocks, and how many are remembered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PrefixSettings {
-    /// Tokens of a block, at least 64.
-    pub block_tokens: u32,
-    /// Blocks of a prompt that are hashed and looked up.
-    pub blocks_max: usize,
-    /// Blocks remembered of an endpoint whose KV cache is not known, or does not count.
-    pub blocks_per_endpoint: u32,
-    /// Does the size of an endpoint's KV cache count, where it is known?
-    pub auto_tune: bool,
-}
-
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     PrefixSettings::read(parameters).map(|settings| Plugin::Producer(Producer::Prefix(settings)))
 }
@@ -83,12 +70,6 @@ impl PrefixSettings {
             blocks_per_endpoint: parameters.integer("lruCapacityPerServer", 1..=u32::MAX)?,
             auto_tune: parameters.flag("autoTune")?,
         })
-    }
-
-    /// Bytes of a block.
-    #[must_use]
-    pub fn block_bytes(&self) -> usize {
-        usize::try_from(self.block_tokens).unwrap_or(usize::MAX).saturating_mul(BYTES_PER_TOKEN)
     }
 }
 

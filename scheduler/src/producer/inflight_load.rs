@@ -1,7 +1,8 @@
 //! `inflight-load-producer`: what a request counts for while it is in flight.
 
-use crate::plugin::{Default, InvalidParameter, Kind, PRODUCER_NAME, Parameter, Parameters, Plugin, PluginType, State, for_people};
-use crate::producer::Producer;
+use crate::plugin::{Default, InvalidParameter, PRODUCER_NAME, Parameter, Parameters, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::settings::{LoadSettings, Producer};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "inflight-load-producer",
@@ -31,15 +32,6 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// What a request counts for while it is in flight.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LoadSettings {
-    /// Output tokens expected for each prompt token; 0 where output does not count.
-    output_ratio: f64,
-    /// The most output expected of a request.
-    output_tokens_max: u32,
-}
-
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     LoadSettings::read(parameters).map(|settings| Plugin::Producer(Producer::Load(settings)))
 }
@@ -54,14 +46,6 @@ impl LoadSettings {
             max => max,
         };
         Ok(Self { output_ratio: if parameters.flag("addEstimatedOutputTokens")? { output_ratio } else { 0.0 }, output_tokens_max })
-    }
-
-    /// Output tokens that a request counts for from its pick to its end, beside its prompt.
-    #[must_use]
-    pub fn output_tokens(&self, prompt_tokens: u32, max_tokens: Option<u32>) -> u32 {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not negative, and saturating above")]
-        let expected = (f64::from(prompt_tokens) * self.output_ratio) as u32;
-        expected.min(self.output_tokens_max).min(max_tokens.unwrap_or(u32::MAX))
     }
 }
 

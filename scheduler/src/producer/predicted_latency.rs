@@ -3,9 +3,9 @@
 //! Predictions, and the queues of running requests they are compared with, are there whether a plugin is declared or not; a declared one sets
 //! what differs from the defaults. What switches prediction on is the daemon's flag.
 
-use crate::latency::Prediction;
-use crate::plugin::{Default, InvalidParameter, Kind, PRODUCER_NAME, Parameter, Parameters, Plugin, PluginType, State, for_people};
-use crate::producer::Producer;
+use crate::plugin::{Default, InvalidParameter, PRODUCER_NAME, Parameter, Parameters, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::settings::{LatencySettings, Percentile, Producer};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "predicted-latency-producer",
@@ -70,23 +70,6 @@ pub(crate) const TRACKER: PluginType = PluginType {
     build: |_| Ok(Plugin::Producer(Producer::Tracker)),
 };
 
-/// What of a prediction must be within an SLO.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Percentile {
-    Mean,
-    P90,
-}
-
-/// How predictions are used.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LatencySettings {
-    /// How much of a TPOT SLO may be used up.
-    pub slo_buffer_factor: f32,
-    /// Is anything predicted?
-    pub predict: bool,
-    percentile: Percentile,
-}
-
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     LatencySettings::read(parameters).map(|settings| Plugin::Producer(Producer::Latency(settings)))
 }
@@ -99,13 +82,5 @@ impl LatencySettings {
         let slo_buffer_factor = parameters.number("sloBufferFactor", 0.001..=10.0)? as f32;
         let percentile = parameters.choice("percentile", &[("p90", Percentile::P90), ("mean", Percentile::Mean)])?;
         Ok(Self { slo_buffer_factor, predict: parameters.flag("predictInProduce")?, percentile })
-    }
-
-    /// TTFT and TPOT of a prediction, as they are held against SLOs, ms.
-    pub(crate) fn counted(self, prediction: &Prediction) -> (f32, f32) {
-        match self.percentile {
-            Percentile::Mean => (prediction.ttft_ms, prediction.tpot_ms),
-            Percentile::P90 => (prediction.ttft_p90_ms, prediction.tpot_p90_ms),
-        }
     }
 }

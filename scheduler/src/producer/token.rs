@@ -1,8 +1,9 @@
 //! `token-producer`: how many tokens a prompt has, by estimate. No tokenizer is run, and none is called: four bytes a token is good to a factor of
 //! two over languages and code, replies tell the rest, and everything that goes by it compares endpoints for one prompt.
 
-use crate::plugin::{Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, State, for_people};
-use crate::producer::Producer;
+use crate::plugin::{Default, InvalidParameter, Parameter, Parameters, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::settings::{Producer, TokenSettings};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "token-producer",
@@ -31,9 +32,6 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     build,
 };
 
-/// Bytes of prompt text taken for one token: the reference's estimate.
-pub const BYTES_PER_TOKEN: usize = 4;
-
 const ESTIMATE: &[Parameter] = &[Parameter {
     name: "image",
     default: Default::Structured("{mode, defaultResolution, dynamic, static}"),
@@ -56,13 +54,6 @@ const RESOLUTION: &[Parameter] = &[
 const DYNAMIC: &[Parameter] =
     &[Parameter { name: "factor", default: Default::Number(1024.0), doc: for_people("pixels for each token, a whole number from 1") }];
 const STATIC: &[Parameter] = &[Parameter { name: "staticToken", default: Default::Number(0.0), doc: for_people("tokens, a whole number") }];
-
-/// How tokens are counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TokenSettings {
-    /// Tokens of an image, a video or an audio clip.
-    pub media_tokens: u32,
-}
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     TokenSettings::read(parameters).map(|settings| Plugin::Producer(Producer::Token(settings)))

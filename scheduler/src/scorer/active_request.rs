@@ -1,7 +1,8 @@
 //! `active-request-scorer`: the fewer requests this proxy has outstanding, the better. Counted by us, so never stale and never unknown.
 
-use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State, for_people};
-use crate::snapshot::EndpointIndex;
+use crate::endpoint::EndpointIndex;
+use crate::plugin::{Context, Default, InvalidParameter, Parameter, Parameters, Scorer, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "active-request-scorer",

@@ -4,12 +4,11 @@
 //! better. With `enableFiltering` it also drops endpoints whose range the prompt is not in, before any scorer runs.
 
 use crate::candidates::Candidates;
-use crate::plugin::{
-    Context, Default, Filter, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State, for_people,
-};
+use crate::endpoint::EndpointIndex;
+use crate::plugin::{Context, Default, Filter, InvalidParameter, Parameter, Parameters, Scorer, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::rng::Rng;
 use crate::scorer::UNKNOWN;
-use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "context-length-aware",

@@ -1,11 +1,11 @@
 //! `endpoint-attribute-scorer`: any number that the engine exports and the metrics extractor was told to read (`customMetrics`).
 
+use crate::endpoint::EndpointIndex;
 use crate::plugin::{
-    Context, Default, InvalidParameter, Kind, METRICS_EXTRACTOR, Parameter, Parameters, Plugin, PluginType, Scorer, State, attribute_key,
-    for_people,
+    Context, Default, InvalidParameter, METRICS_EXTRACTOR, Parameter, Parameters, Scorer, State, attribute_key, for_people,
 };
+use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::scorer::{rate, rate_by_load};
-use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "endpoint-attribute-scorer",

@@ -1,7 +1,8 @@
 //! `header-label-affinity-scorer`: the request names in a header what it wants, the endpoint has it in a label.
 
-use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State, for_people};
-use crate::snapshot::EndpointIndex;
+use crate::endpoint::EndpointIndex;
+use crate::plugin::{Context, Default, InvalidParameter, Parameter, Parameters, Scorer, State, for_people};
+use crate::plugin_type::{ClientHeaders, Kind, Plugin, PluginType};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "header-label-affinity-scorer",
@@ -18,25 +19,21 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 
 #[derive(Debug)]
 struct HeaderLabelAffinity {
-    header: [Box<str>; 1],
+    header: Box<str>,
     label: Box<str>,
 }
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    let header = [parameters.header("headerName")?];
-    Ok(Plugin::Scorer(Box::new(HeaderLabelAffinity { header, label: parameters.text("labelKey")?.into() })))
+    let header = parameters.header("headerName")?;
+    let headers = ClientHeaders { read: vec![header.clone()], session_token: None };
+    Ok(Plugin::Scorer(Box::new(HeaderLabelAffinity { header, label: parameters.text("labelKey")?.into() })).with_headers(headers))
 }
 
 impl Scorer for HeaderLabelAffinity {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
-        let [header] = &self.header;
-        let Some(wanted) = context.request.header(header).filter(|value| !value.is_empty()) else { return };
+        let Some(wanted) = context.request.header(&self.header).filter(|value| !value.is_empty()) else { return };
         for (score, &endpoint) in scores.iter_mut().zip(endpoints) {
             *score = if context.label(endpoint, &self.label) == Some(wanted) { 1.0 } else { 0.0 };
         }
-    }
-
-    fn headers(&self) -> &[Box<str>] {
-        &self.header
     }
 }

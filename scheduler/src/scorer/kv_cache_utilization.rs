@@ -1,8 +1,9 @@
 //! `kv-cache-utilization-scorer`: the emptier the KV cache, the better.
 
-use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer, State, for_people};
+use crate::endpoint::EndpointIndex;
+use crate::plugin::{Context, InvalidParameter, Parameters, Scorer, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::scorer::rate;
-use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "kv-cache-utilization-scorer",

@@ -16,11 +16,10 @@
 //! prefix stands in (the reference's composite).
 
 use super::{PREFIX_PRODUCER, rate};
-use crate::plugin::{
-    Context, Default, InvalidParameter, Kind, PRODUCER_NAME, Parameter, Parameters, Plugin, PluginType, Scorer, State, for_people,
-};
-use crate::prospects::{Headroom, Prospect};
-use crate::snapshot::EndpointIndex;
+use crate::endpoint::EndpointIndex;
+use crate::plugin::{Context, Default, InvalidParameter, PRODUCER_NAME, Parameter, Parameters, Scorer, Shedder, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
+use crate::predictions::{EndpointPrediction, Headroom};
 
 /// How headroom is turned into preference; the daemon takes it from the environment where it is not given.
 const STRATEGY: Parameter = Parameter {
@@ -110,11 +109,9 @@ pub(crate) const SLO: PluginType = PluginType {
     build: |parameters| {
         let latency = Latency::read(parameters)?;
         let shed_below = parameters.integer("shedBelowPriority", 0..=i32::MAX as u32)?;
-        Ok(Plugin::Scorer(Box::new(SloScorer {
-            latency,
-            exploration_share: parameters.number("explorationShare", 0.0..=0.5)?,
-            shed_below_priority: i32::try_from(shed_below).unwrap_or(i32::MAX),
-        })))
+        let scorer = SloScorer { latency, exploration_share: parameters.number("explorationShare", 0.0..=0.5)? };
+        let shedder = SloShedder { below_priority: i32::try_from(shed_below).unwrap_or(i32::MAX) };
+        Ok(Plugin::SheddingScorer(Box::new(scorer), Box::new(shedder)))
     },
 };
 
@@ -150,7 +147,12 @@ struct Latency {
 struct SloScorer {
     latency: Latency,
     exploration_share: f64,
-    shed_below_priority: i32,
+}
+
+/// Sheds requests of a priority below this that no endpoint would serve in time.
+#[derive(Debug)]
+struct SloShedder {
+    below_priority: i32,
 }
 
 /// Least and greatest size of one headroom over a tier.
@@ -180,17 +182,17 @@ impl Latency {
 
     /// Scores the best tier, 0 to the others, and those of whom nothing is known as the mean of the tier. False where nothing is predicted.
     fn score_best_tier(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) -> bool {
-        let known = || endpoints.iter().map(|&endpoint| context.prospect(endpoint));
+        let known = || endpoints.iter().map(|&endpoint| context.prediction(endpoint));
         let Some(best) = known().flatten().map(tier).min() else { return false };
-        let in_tier = || known().flatten().filter(|prospect| tier(prospect) == best);
+        let in_tier = || known().flatten().filter(|predicted| tier(predicted) == best);
         let (ttft, tpot) = (Span::of(in_tier().map(|p| p.ttft)), Span::of(in_tier().map(|p| p.tpot)));
         let (alpha, beta) = self.weights(ttft, tpot);
         let most = best == Tier::Meets && self.strategy == Strategy::Most;
-        for (score, prospect) in scores.iter_mut().zip(known()) {
-            *score = match prospect {
+        for (score, predicted) in scores.iter_mut().zip(known()) {
+            *score = match predicted {
                 None => f32::NAN,
-                Some(prospect) if tier(prospect) == best => {
-                    let combined = alpha * ttft.place(prospect.ttft) + beta * tpot.place(prospect.tpot);
+                Some(predicted) if tier(predicted) == best => {
+                    let combined = alpha * ttft.place(predicted.ttft) + beta * tpot.place(predicted.tpot);
                     graded(if most { combined } else { 1.0 - combined })
                 }
                 Some(_) => 0.0,
@@ -222,7 +224,7 @@ impl Latency {
         let free = |endpoint| context.metric(endpoint, |m| m.kv_cache_utilization).map(|used| 1.0 - used.min(1.0));
         let short = |endpoint| queue(endpoint).map(|queue| if longest > 0.0 { (longest - queue) / longest } else { 1.0 });
         #[expect(clippy::cast_precision_loss, reason = "prompts have far fewer blocks than an f32 has digits")]
-        let held = |endpoint| Some(if blocks == 0 { 0.0 } else { (context.drawing_blocks(endpoint) as f32 / blocks as f32).min(1.0) });
+        let held = |endpoint| Some(if blocks == 0 { 0.0 } else { (context.affinity_blocks(endpoint) as f32 / blocks as f32).min(1.0) });
         let ratings: [&dyn Fn(EndpointIndex) -> Option<f32>; 3] = [&free, &short, &held];
         let mut column = vec![0.0; scores.len()];
         for (weight, rating) in self.composite.into_iter().zip(ratings) {
@@ -260,14 +262,14 @@ impl Scorer for SloScorer {
             scores.iter_mut().filter(|score| **score <= 0.0).for_each(|score| *score = each);
         }
     }
+}
 
-    fn puts_late_last(&self) -> bool {
-        true
-    }
+// === impl SloShedder ===
 
+impl Shedder for SloShedder {
     fn sheds(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> bool {
-        let yields = context.request.slo.any() && context.request.priority < self.shed_below_priority;
-        yields && endpoints.iter().all(|&endpoint| context.prospect(endpoint).is_some_and(|prospect| !prospect.is_valid()))
+        let yields = context.request.slo.any() && context.request.priority < self.below_priority;
+        yields && endpoints.iter().all(|&endpoint| context.prediction(endpoint).is_some_and(|predicted| !predicted.is_valid()))
     }
 }
 
@@ -312,10 +314,10 @@ fn graded(preference: f64) -> f32 {
     ((libm::floor(preference * 100.0) + 1.0) / 100.0) as f32
 }
 
-fn tier(prospect: &Prospect) -> Tier {
-    match (prospect.ttft.is_exceeded(), prospect.tpot.is_exceeded()) {
+fn tier(predicted: &EndpointPrediction) -> Tier {
+    match (predicted.ttft.is_exceeded(), predicted.tpot.is_exceeded()) {
         (false, false) => Tier::Meets,
-        _ if prospect.idle => Tier::Idle,
+        _ if predicted.idle => Tier::Idle,
         (false, true) => Tier::TpotLate,
         (true, false) => Tier::TtftLate,
         (true, true) => Tier::BothLate,

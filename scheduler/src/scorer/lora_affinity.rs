@@ -5,10 +5,12 @@
 //! that is wanted next. So what endpoints were *given* counts too ([`AdapterRoom`]): an adapter stays where it was last, and where one must
 //! go, it is the one that the pool has not used for longest.
 
+use crate::endpoint::EndpointIndex;
 use crate::local::AdapterRoom;
-use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer, State, for_people};
+use crate::metrics::LoraMetrics;
+use crate::plugin::{Context, InvalidParameter, Parameters, Scorer, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::scorer::{rate, share_before};
-use crate::snapshot::{EndpointIndex, LoraMetrics};
 use crate::sort::sort_by;
 
 pub(crate) const PLUGIN: PluginType = PluginType {

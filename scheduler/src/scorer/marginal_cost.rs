@@ -24,10 +24,11 @@ mod cost;
 use cost::{Cost, EndpointInputs, KvMemory, RequestInputs, Weights, float};
 
 use crate::decision::CostTerms;
+use crate::endpoint::EndpointIndex;
 use crate::local::AdapterRoom;
-use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State, for_people};
+use crate::plugin::{Context, Default, InvalidParameter, Parameter, Parameters, Scorer, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::scorer::PREFIX_PRODUCER;
-use crate::snapshot::EndpointIndex;
 use crate::sort::sort_by;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
@@ -160,7 +161,7 @@ impl Scorer for MarginalCost {
         let mut equals = Vec::with_capacity(endpoints.len());
         for ((score, &endpoint), input) in scores.iter_mut().zip(endpoints).zip(&inputs) {
             if *score <= equal {
-                let last_pick = context.snapshot.id(endpoint).map_or(0, |id| context.local.in_flight.last_pick(id));
+                let last_pick = context.table.id(endpoint).map_or(0, |id| context.local.in_flight.last_pick(id));
                 equals.push(((input.load.requests, last_pick), score));
             } else {
                 *score = lowest / *score;
@@ -180,11 +181,11 @@ impl Scorer for MarginalCost {
 impl MarginalCost {
     /// The inputs of each candidate, in order.
     fn endpoint_inputs(&self, context: &Context<'_>, endpoints: &[EndpointIndex]) -> Vec<EndpointInputs> {
-        let step = context.snapshot.step();
+        let step = context.table.step();
         let inputs = |&endpoint: &EndpointIndex| EndpointInputs {
             load: context.load(endpoint),
-            speed: context.snapshot.endpoint(endpoint).map_or((1.0, 1.0), |e| step.speed(e.id)),
-            uncached_tokens: float(u64::from(context.tokens_not_drawing(endpoint))),
+            speed: context.table.endpoint(endpoint).map_or((1.0, 1.0), |e| step.speed(e.id)),
+            uncached_tokens: float(u64::from(context.tokens_without_affinity(endpoint))),
             adapter_ms: self.adapter_ms(context, endpoint),
             memory: kv_memory(context, endpoint),
             excess_failure_rate: context.local.failing(endpoint),
@@ -210,7 +211,7 @@ impl MarginalCost {
 }
 
 fn request_inputs<'a>(context: &Context<'a>, endpoints: &[EndpointInputs]) -> RequestInputs<'a> {
-    let step = context.snapshot.step();
+    let step = context.table.step();
     let in_flight = endpoints.iter().map(|endpoint| u64::from(endpoint.load.requests)).sum();
     RequestInputs {
         step,

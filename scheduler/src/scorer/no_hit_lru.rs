@@ -4,9 +4,10 @@
 //! The plugin holds no state: who was given a cold request when is the proxy's ([`crate::Local::last_cold_picks`]), noted at the pick. The
 //! reference gives endpoints that never had one different scores by their position; here they all have the best, and chance decides.
 
-use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State, for_people};
+use crate::endpoint::EndpointIndex;
+use crate::plugin::{Context, Default, InvalidParameter, Parameter, Parameters, Scorer, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::scorer::{PREFIX_PRODUCER, UNKNOWN, share_before};
-use crate::snapshot::EndpointIndex;
 use crate::sort::sort_by;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
@@ -53,7 +54,7 @@ impl NoHitLru {
 
 impl Scorer for NoHitLru {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
-        if endpoints.iter().any(|&endpoint| context.drawing_blocks(endpoint) > 0) {
+        if endpoints.iter().any(|&endpoint| context.affinity_blocks(endpoint) > 0) {
             return scores.fill(UNKNOWN);
         }
         let picks: Vec<u64> = endpoints.iter().map(|&endpoint| context.local.last_cold_pick(endpoint)).collect();

@@ -1,8 +1,9 @@
 //! `prefix-cache-scorer`: the more of the prompt an endpoint is believed to hold already, the better.
 
-use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State, for_people};
+use crate::endpoint::EndpointIndex;
+use crate::plugin::{Context, Default, InvalidParameter, Parameter, Parameters, Scorer, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::scorer::PREFIX_PRODUCER;
-use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "prefix-cache-scorer",
@@ -59,7 +60,7 @@ impl Scorer for PrefixCache {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {
         let blocks = context.request.blocks();
         for (score, &endpoint) in scores.iter_mut().zip(endpoints) {
-            *score = self.rate(context.drawing_blocks(endpoint), blocks, context.request.prefix_block_tokens);
+            *score = self.rate(context.affinity_blocks(endpoint), blocks, context.request.prefix_block_tokens);
         }
     }
 }

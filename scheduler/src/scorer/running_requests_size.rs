@@ -1,8 +1,9 @@
 //! `running-requests-size-scorer`: the fewer requests the engine runs, the better.
 
-use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer, State, for_people};
+use crate::endpoint::EndpointIndex;
+use crate::plugin::{Context, InvalidParameter, Parameters, Scorer, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 use crate::scorer::rate_by_load;
-use crate::snapshot::EndpointIndex;
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "running-requests-size-scorer",

@@ -1,15 +1,16 @@
 //! `session-affinity-scorer`: a session's requests go where the session is.
 
-use crate::plugin::{Context, InvalidParameter, Kind, Parameters, Plugin, PluginType, Scorer, State, for_people};
-use crate::session::{self, Session, SessionToken};
-use crate::snapshot::EndpointIndex;
+use crate::endpoint::EndpointIndex;
+use crate::plugin::session_affinity::{self, Session};
+use crate::plugin::{Context, InvalidParameter, Parameters, Scorer, State, for_people};
+use crate::plugin_type::{ClientHeaders, Kind, Plugin, PluginType};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "session-affinity-scorer",
     kind: Kind::Scorer,
     doc: for_people("1 for the endpoint of the request's session, else 0."),
-    source: session::SOURCE,
-    parameters: session::PARAMETERS,
+    source: session_affinity::SOURCE,
+    parameters: session_affinity::PARAMETERS,
     needs: &[State::Headers],
     build,
 };
@@ -18,7 +19,9 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 struct SessionAffinity(Session);
 
 fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
-    Ok(Plugin::Scorer(Box::new(SessionAffinity(Session::read(parameters)?))))
+    let session = Session::read(parameters)?;
+    let headers = ClientHeaders { read: session.headers().to_vec(), session_token: session.token().cloned() };
+    Ok(Plugin::Scorer(Box::new(SessionAffinity(session))).with_headers(headers))
 }
 
 impl Scorer for SessionAffinity {
@@ -27,13 +30,5 @@ impl Scorer for SessionAffinity {
         for (score, _) in scores.iter_mut().zip(endpoints).filter(|(_, endpoint)| **endpoint == at) {
             *score = 1.0;
         }
-    }
-
-    fn headers(&self) -> &[Box<str>] {
-        self.0.headers()
-    }
-
-    fn session_token(&self) -> Option<&SessionToken> {
-        self.0.token()
     }
 }

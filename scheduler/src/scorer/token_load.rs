@@ -1,7 +1,8 @@
 //! `token-load-scorer`: the less prefill work an endpoint would have with this request added, the better.
 
-use crate::plugin::{Context, Default, InvalidParameter, Kind, Parameter, Parameters, Plugin, PluginType, Scorer, State, for_people};
-use crate::snapshot::EndpointIndex;
+use crate::endpoint::EndpointIndex;
+use crate::plugin::{Context, Default, InvalidParameter, Parameter, Parameters, Scorer, State, for_people};
+use crate::plugin_type::{Kind, Plugin, PluginType};
 
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "token-load-scorer",

@@ -7,7 +7,7 @@ use scheduler::in_flight::InFlight;
 use scheduler::latency::learn::{Ended, Learner, Observation};
 use scheduler::latency::step::{Gap, StepModel};
 use scheduler::latency::{Conditions, LatencyModel, Prediction};
-use scheduler::{Explanation, Local, Request, Rng, Slo, Snapshot, promise, prospects, schedule_again};
+use scheduler::{Explanation, Local, Request, Rng, Slo, Snapshot, predict, schedule_again, tracked_slo};
 
 use crate::case::Case;
 
@@ -28,19 +28,7 @@ fn snapshot_with(plugins: &str) -> Snapshot {
 
 fn with_local<R>(run: impl FnOnce(Local<'_>) -> R) -> R {
     let in_flight = InFlight::default();
-    run(Local {
-        in_flight: &in_flight,
-        matched_blocks: &[],
-        prefix_idle: 0.0,
-        prefix_ages: &[],
-        ejected: &[],
-        failing: &[],
-        last_answers: &[],
-        last_cold_picks: &[],
-        adapter_rooms: &[],
-        out_of_touch: false,
-        metrics_stale: false,
-    })
+    run(Local::new(&in_flight))
 }
 
 fn slo(ttft_ms: u32, tpot_ms: u32) -> Slo {
@@ -54,7 +42,7 @@ fn asking(slo: Slo) -> Request<'static> {
 #[test]
 fn each_endpoint_has_its_prospect() {
     let snapshot = snapshot();
-    let told = with_local(|local| prospects(&snapshot, &asking(slo(200, 50)), local));
+    let told = with_local(|local| predict(&snapshot, &asking(slo(200, 50)), local));
     let told: Vec<[f32; 2]> = told.into_iter().map(|told| told.unwrap().prediction).map(|p| [p.ttft_ms, p.tpot_ms]).collect();
     assert_eq!(told.len(), PREDICTED.len());
     assert!(told.as_flattened().iter().zip(PREDICTED.as_flattened()).all(|(told, is)| (told - is).abs() < 0.01), "{told:?}");
@@ -64,7 +52,7 @@ fn each_endpoint_has_its_prospect() {
 fn what_can_be_kept_is_promised_and_no_more() {
     let snapshot = snapshot();
     let first = snapshot.indices().next().unwrap();
-    let counts = |asked: Slo| with_local(|local| promise(&snapshot, &asking(asked), local, first));
+    let counts = |asked: Slo| with_local(|local| tracked_slo(&snapshot, &asking(asked), local, first));
     assert_eq!((counts(slo(191, 11)).slo, counts(slo(191, 11)).counts), (slo(191, 11), slo(191, 11)));
     assert_eq!(counts(slo(189, 11)).counts, Slo { ttft_us: None, ..slo(0, 11) });
     assert_eq!(counts(slo(191, 9)).counts, Slo { tpot_us: None, ..slo(191, 0) });
@@ -75,7 +63,7 @@ fn what_can_be_kept_is_promised_and_no_more() {
 fn of_a_time_per_token_only_what_may_be_used_up_is_promised() {
     let snapshot = snapshot_with("plugins\n  predicted-latency-producer sloBufferFactor=0.5");
     let first = snapshot.indices().next().unwrap();
-    let counts = |asked| with_local(|local| promise(&snapshot, &asking(asked), local, first)).counts;
+    let counts = |asked| with_local(|local| tracked_slo(&snapshot, &asking(asked), local, first)).counts;
     assert_eq!([counts(slo(191, 21)), counts(slo(191, 19))], [slo(191, 21), Slo { tpot_us: None, ..slo(191, 0) }]);
 }
 
@@ -118,7 +106,7 @@ fn what_an_idle_endpoint_could_not_keep_of_this_very_prompt_counts_for_nobody() 
     let first = snapshot.indices().next().unwrap();
     let counts = |prompt_tokens, asked| {
         let request = Request { prompt_tokens, ..asking(asked) };
-        let Slo { ttft_us, tpot_us } = with_local(|local| promise(&snapshot, &request, local, first)).counts;
+        let Slo { ttft_us, tpot_us } = with_local(|local| tracked_slo(&snapshot, &request, local, first)).counts;
         (ttft_us.is_some(), tpot_us.is_some())
     };
     // 370 ms of work, then 16 ms a token; a short prompt takes 25 and 9.
@@ -135,13 +123,13 @@ fn where_the_model_says_nothing_the_steps_of_this_endpoint_are_what_is_promised(
     let (model, first) = (learned(&snapshot, 40), snapshot.indices().next().unwrap());
     let step = StepModel::of([10.0, 0.05, 0.0], [5.0, 0.5, 0.001], 200.0).with_speed(snapshot.endpoints()[0].id, 2.0, 3.0);
     let snapshot = snapshot.with_latency(Some(model)).with_step(Arc::new(step));
-    let promise = |asked| {
+    let tracked = |asked| {
         let request = Request { prompt_tokens: 1_000, ..asking(asked) };
-        with_local(|local| promise(&snapshot, &request, local, first))
+        with_local(|local| tracked_slo(&snapshot, &request, local, first))
     };
     // Twice 10 ms and 50 for the prompt, three times 5 ms, a half for the request and 1 for its context.
-    assert_eq!((promise(slo(121, 20)).counts, promise(slo(121, 20)).predicted), (slo(121, 20), None));
-    assert_eq!(promise(slo(119, 19)).counts, Slo::default());
+    assert_eq!((tracked(slo(121, 20)).counts, tracked(slo(121, 20)).predicted), (slo(121, 20), None));
+    assert_eq!(tracked(slo(119, 19)).counts, Slo::default());
 }
 
 #[test]

@@ -26,10 +26,11 @@
 
 use scheduler::in_flight::InFlight;
 use scheduler::latency::LatencyModel;
-use scheduler::plugin::{Kind, Value, lookup};
+use scheduler::plugin::Value;
+use scheduler::registry::{Kind, lookup};
 use scheduler::{
     AdapterRoom, Decision, Endpoint, EndpointMetrics, EndpointRef, Explanation, Incarnation, Local, LoraMetrics, Pipeline, PipelineSpec,
-    PluginSpec, ProfilePlugin, ProfileSpec, Promise, Readiness, Request, Rng, Slo, Slot, Snapshot, SubsetHint, Version, schedule,
+    PluginSpec, ProfilePlugin, ProfileSpec, Readiness, Request, Rng, Slo, Slot, Snapshot, SubsetHint, TrackedSlo, Version, schedule,
 };
 
 #[path = "case/render.rs"]
@@ -336,7 +337,7 @@ impl Case {
                 // Never released: the case ends before its requests do.
                 let mut ticket = in_flight.admit(row.endpoint.id, if request == 0 { row.prefill_tokens } else { 0 });
                 if request == 0 {
-                    in_flight.track(&mut ticket, Promise { slo: row.slo, counts: row.slo, predicted: None }, "");
+                    in_flight.track(&mut ticket, TrackedSlo { slo: row.slo, counts: row.slo, predicted: None }, "");
                 }
             }
         }
@@ -380,7 +381,6 @@ impl Case {
             ..Request::default()
         };
         let local = Local {
-            in_flight,
             matched_blocks: &matched_blocks,
             prefix_idle: self.prefix_idle,
             prefix_ages: &prefix_ages,
@@ -389,8 +389,8 @@ impl Case {
             last_answers: &last_answers,
             last_cold_picks: &last_cold_picks,
             adapter_rooms: &adapter_rooms,
-            out_of_touch: false,
             metrics_stale: self.metrics_stale,
+            ..Local::new(in_flight)
         };
         schedule(snapshot, &request, local, &mut Rng::seeded(self.seed), explanation)
     }

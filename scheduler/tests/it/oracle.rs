@@ -1,7 +1,7 @@
 //! A twin of the scheduler, slow and plain enough to be seen right: sets of positions, f64, formulas as the reference states them.
 
 use proptest::prelude::*;
-use scheduler::plugin::{Kind, lookup};
+use scheduler::registry::{Kind, lookup};
 use scheduler::{AdapterRoom, Decision, Readiness, SETTLED_MS, Unavailable};
 
 use crate::case::{Case, Row};

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use scheduler::latency::step::StepModel;
-use scheduler::plugin::{Kind, PLUGINS};
+use scheduler::registry::{Kind, PLUGINS};
 use scheduler::{
     Decision, EndpointIndex, PROFILES_MAX, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, Readiness, Shed, Stage,
 };
@@ -26,7 +26,7 @@ const PROFILES: [&str; 3] = ["decode", "prefill", "encode"];
 /// Plugins that a profile may have, none of which needs a parameter.
 fn parts() -> impl Strategy<Value = Vec<(&'static str, f64)>> {
     let of = |kinds: &[Kind]| PLUGINS.iter().filter(|plugin| kinds.contains(&plugin.kind)).map(|plugin| plugin.name).collect::<Vec<_>>();
-    let buildable = |name: &&str| scheduler::plugin::lookup(name).is_some_and(|row| row.build(&[]).is_ok());
+    let buildable = |name: &&str| scheduler::registry::lookup(name).is_some_and(|row| row.build(&[]).is_ok());
     let parts: Vec<&str> = of(&[Kind::Filter, Kind::Detector, Kind::Scorer]).into_iter().filter(buildable).collect();
     let weight = prop::sample::select(vec![0.0, 1.0, 3.0]);
     let picker = prop::option::of(prop::sample::select(of(&[Kind::Picker])));

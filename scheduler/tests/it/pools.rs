@@ -1,7 +1,7 @@
 //! Pools, profiles and requests of any kind, for the laws.
 
 use proptest::prelude::*;
-use scheduler::plugin::{Kind, PLUGINS};
+use scheduler::registry::{Kind, PLUGINS};
 use scheduler::{AdapterRoom, Endpoint, LoraMetrics, PipelineSpec, PluginSpec, Readiness};
 
 use crate::case::{self, Case, Row};

@@ -1,6 +1,7 @@
 //! Who picks in the experiment, by name.
 
-use scheduler::plugin::{self, Value};
+use scheduler::plugin::Value;
+use scheduler::registry;
 use scheduler::{PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec};
 
 /// Who picks.
@@ -61,7 +62,7 @@ fn proposal(slo: &[&str], given: &[(String, Value)]) -> Result<PipelineSpec, Str
     let default = ["queue-scorer", "kv-cache-utilization-scorer", "prefix-cache-scorer"];
     let others = ["predicted-latency-producer", "slo-request-tracker", "slo-aware-profile-handler"];
     let all = || default.iter().chain(&others).chain(slo).copied();
-    let has = |name: &str, key: &str| plugin::lookup(name).is_some_and(|of| of.parameters.iter().any(|parameter| parameter.name == key));
+    let has = |name: &str, key: &str| registry::lookup(name).is_some_and(|of| of.parameters.iter().any(|parameter| parameter.name == key));
     if let Some((unknown, _)) = given.iter().find(|(key, _)| !all().any(|name| has(name, key))) {
         return Err(format!("no plugin here has a parameter `{unknown}`"));
     }

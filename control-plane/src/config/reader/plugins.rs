@@ -1,7 +1,8 @@
 //! Declared plugins: what becomes of each and of every parameter of it.
 
 use scheduler::PLUGINS_MAX;
-use scheduler::plugin::{self, InvalidParameter, PluginType};
+use scheduler::plugin::{self, InvalidParameter};
+use scheduler::registry::{self, PluginType};
 
 use super::{Reader, TEXT_BYTES_MAX, below, unknown};
 use crate::config::Status;
@@ -60,7 +61,7 @@ impl Declared {
 
     /// Is it one of those that cannot be had?
     pub(super) fn is_refused(&self) -> bool {
-        plugin::lookup(&self.plugin_type).is_none() && matches!(foreign(&self.plugin_type), Some(Foreign { fate: Fate::Refused(..), .. }))
+        registry::lookup(&self.plugin_type).is_none() && matches!(foreign(&self.plugin_type), Some(Foreign { fate: Fate::Refused(..), .. }))
     }
 }
 
@@ -112,7 +113,7 @@ impl Reader {
     /// Says what becomes of a declared plugin.
     fn plugin_type(&mut self, declared: &Declared, all: &[Declared]) {
         let Declared { plugin_type, path, line, .. } = declared;
-        match (plugin::lookup(plugin_type), foreign(plugin_type)) {
+        match (registry::lookup(plugin_type), foreign(plugin_type)) {
             (Some(row), _) => {
                 self.item(path, *line, Status::Implemented, row.doc);
                 self.parameters(declared, row, all);
@@ -211,11 +212,11 @@ impl Reader {
 
     /// Plugins that are declared and then never referred to, though only that would give them work.
     pub(super) fn unused(&mut self) {
-        use plugin::Kind::{Decider, Detector, Filter, Parser, Picker, Scorer};
+        use registry::Kind::{Decider, Detector, Filter, Parser, Picker, Scorer};
         let unused = self.plugins.iter().filter(|p| {
             let referred =
                 matches!(Role::of(&p.plugin_type), Some(Role::Scheduling(Filter | Scorer | Picker | Decider | Detector | Parser)));
-            referred && plugin::lookup(&p.plugin_type).is_some() && !self.referred.contains(&p.name)
+            referred && registry::lookup(&p.plugin_type).is_some() && !self.referred.contains(&p.name)
         });
         let unused: Vec<(String, String)> = unused.map(|p| (p.path.clone(), p.name.clone())).collect();
         for item in &mut self.report.items {

@@ -1,7 +1,7 @@
 //! Profiles, and the pipeline they and the declared plugins make up. What the reference adds by itself is added here: a handler, a picker,
 //! weights of 1, and a profile of everything declared where none is given.
 
-use scheduler::plugin::{self, Kind};
+use scheduler::registry::{self, Kind};
 use scheduler::{Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec};
 
 use super::plugins::Declared;
@@ -50,14 +50,14 @@ impl Reader {
         self.referred.insert(saturation_detector.clone());
         let profile_handler = self.profile_handler(profiles.len(), given.map_or(0, |(line, _)| line));
         let parsers = self.parsers(root);
-        let in_force = |p: &&Declared| match plugin::lookup(&p.plugin_type).map(|row| row.kind) {
+        let in_force = |p: &&Declared| match registry::lookup(&p.plugin_type).map(|row| row.kind) {
             None => false,
             Some(Kind::Parser) => parsers.contains(&p.name), // being there is being in force
             Some(_) => true,
         };
         let mut plugins: Vec<PluginSpec> = self.plugins.iter().filter(in_force).map(|declared| self.spec(declared)).collect();
         let undeclared = parsers.iter().filter(|name| self.plugins.iter().all(|p| p.name != **name));
-        plugins.extend(undeclared.filter(|name| plugin::lookup(name).is_some()).map(|name| PluginSpec::of_type(name)));
+        plugins.extend(undeclared.filter(|name| registry::lookup(name).is_some()).map(|name| PluginSpec::of_type(name)));
         let mut pipeline = PipelineSpec { plugins, profiles, profile_handler, saturation_detector, ..PipelineSpec::default() };
         if pipeline.profiles.is_empty() {
             let default = PipelineSpec::default();
@@ -159,7 +159,7 @@ impl Reader {
         }
         let name = name?;
         let declared = self.plugins.iter().find(|p| p.name == name)?;
-        let row = plugin::lookup(&declared.plugin_type)?; // one that is refused or unknown has been told of
+        let row = registry::lookup(&declared.plugin_type)?; // one that is refused or unknown has been told of
         match (weight_line, row.kind) {
             (Some(line), kind) if kind != Kind::Scorer => {
                 self.item(
@@ -180,7 +180,7 @@ impl Reader {
 
     /// No profile is given: all plugins declared that can be in one, each with weight 1. Nothing if there is none.
     fn implied_profile(&mut self) -> Option<ProfileSpec> {
-        let fits = |p: &&Declared| plugin::lookup(&p.plugin_type).is_some_and(|row| IN_PROFILES.contains(&Role::Scheduling(row.kind)));
+        let fits = |p: &&Declared| registry::lookup(&p.plugin_type).is_some_and(|row| IN_PROFILES.contains(&Role::Scheduling(row.kind)));
         let names: Vec<String> = self.plugins.iter().filter(fits).map(|p| p.name.clone()).collect();
         if names.is_empty() {
             self.item(

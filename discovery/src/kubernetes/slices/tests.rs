@@ -46,7 +46,7 @@ fn row(pod: u8) -> Row {
     Row { pod, uid: 0, ip: pod, ready: Some(true), serving: None, terminating: None }
 }
 
-/// What a reader of these events holds to be ready, with address and incarnation.
+/// The endpoints that a reader of these events takes for ready, with address and generation.
 #[derive(Default)]
 struct Reader(BTreeMap<String, Arc<Record>>);
 
@@ -183,7 +183,7 @@ fn of_two_pods_of_one_name_the_ready_one_counts_then_the_newer() {
 enum Step {
     Apply(u8, u8, bool, Vec<Row>),
     Delete(u8),
-    /// The watch broke: what happened meanwhile was missed and a list follows.
+    /// The watch broke: events were missed and a list follows.
     Relist(Vec<(u8, u8, bool, Vec<Row>)>),
 }
 
@@ -212,7 +212,8 @@ fn any_step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// However they came about, the final slices alone decide; and who is ready is exactly who is ready in any of them.
+    /// Only the final slices decide, whatever events led to them; an endpoint is ready if it is
+    /// ready in any slice.
     #[test]
     fn any_history_ends_as_the_union_of_the_final_slices(steps in prop::collection::vec(any_step(), 0..40)) {
         let mut index = SliceIndex::new(PortRule::default());
@@ -247,7 +248,8 @@ proptest! {
     }
 }
 
-/// Ten thousand endpoints in a hundred slices: an event costs what is in its slice. Compared with itself on this machine, not with a clock.
+/// Ten thousand endpoints in a hundred slices: an event costs time for its own slice. The test
+/// compares with itself on this machine, not with a clock.
 #[test]
 fn an_event_costs_its_slice_however_many_there_are() {
     let event_cost = |slices: u16| {
@@ -278,7 +280,7 @@ fn an_event_costs_its_slice_however_many_there_are() {
     assert!(many <= few * 3, "an event at 10,000 endpoints took {many:?}, one at 100 {few:?}");
 }
 
-/// Ten thousand endpoints, as the index and the table of what is told hold them, with the labels of a real slice.
+/// Ten thousand endpoints in the index and in the table, with the labels of a real slice.
 #[test]
 fn ten_thousand_endpoints_fit_in_64_megabytes() {
     use crate::table::{MetadataPolicy, Now, Table};

@@ -1,9 +1,9 @@
 //! How many of few outcomes are within their middle, and within their ninth decile, on streams that no file gave: 300 outcomes of one endpoint, of which the last 90 count.
 
-use super::ninth::Integrator;
+use super::p90::Integrator;
 use super::*;
+use crate::endpoint::Slot;
 use crate::rng::Rng;
-use crate::snapshot::Slot;
 
 const POD: EndpointRef = EndpointRef { slot: Slot(0), incarnation: Incarnation(1) };
 

@@ -10,7 +10,7 @@
 use std::collections::VecDeque;
 
 use super::super::shape::{BINS, FACTORS, LEVELS, Spread};
-use super::ninth::{Integrator, Losses, Ninth, Outcome, SHARE};
+use super::p90::{Integrator, Losses, Outcome, P90Tracker, SHARE};
 
 /// The newest errors of one time, and the candidates for its ninth decile.
 #[derive(Clone, Debug)]
@@ -22,9 +22,9 @@ pub(super) struct Errors {
     /// How many times the middle the decile was among `errors`; until there are enough, what was assumed.
     multiple: Spread,
     /// One decile for all requests, as a logarithm.
-    level: Option<Ninth>,
+    level: Option<P90Tracker>,
     /// What is added to the logarithm of both mixed.
-    moved: Ninth,
+    moved: P90Tracker,
     /// What is added to that for those above what was told.
     integrator: Integrator,
     /// Of the two candidates.
@@ -55,7 +55,7 @@ impl Default for Errors {
             fresh: 0,
             multiple: Spread::of(FACTOR_PRIOR),
             level: None,
-            moved: Ninth::starting_at(0.0),
+            moved: P90Tracker::starting_at(0.0),
             integrator: Integrator::default(),
             losses: Losses::default(),
         }
@@ -78,7 +78,7 @@ impl Errors {
     /// outcomes came between.
     pub(super) fn push(&mut self, said: f32, error: f32, above_told: Option<bool>, delay: f32) {
         let log = said + error;
-        let mut level = self.level.unwrap_or(Ninth::starting_at(log));
+        let mut level = self.level.unwrap_or(P90Tracker::starting_at(log));
         let by_multiple = self.by_multiple(said);
         let mixed = self.mixed(by_multiple, level.at());
         if !mixed.is_finite() {
@@ -103,7 +103,7 @@ impl Errors {
 
     /// The decile as a multiple of what was said, as a logarithm.
     fn by_multiple(&self, said: f32) -> f32 {
-        libm::logf(self.multiple.ninth_ms(libm::expf(said)).max(f32::MIN_POSITIVE))
+        libm::logf(self.multiple.p90_ms(libm::expf(said)).max(f32::MIN_POSITIVE))
     }
 
     fn mixed(&self, by_multiple: f32, level: f32) -> f32 {

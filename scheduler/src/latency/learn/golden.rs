@@ -7,9 +7,9 @@
 use std::fmt::Write;
 
 use super::*;
+use crate::endpoint::Slot;
 use crate::latency::Calibration;
 use crate::rng::Rng;
-use crate::snapshot::Slot;
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/latency/learned.txt");
 

@@ -8,9 +8,11 @@
 //! with each, until half are above it.
 
 use super::super::model::OFFSETS;
-use super::DELAY_FRESH;
-use super::ninth::{GAIN, HALF, SCALE_OUTCOMES_FAST, Tracked};
-use crate::snapshot::{ENDPOINTS_MAX, EndpointRef, Incarnation};
+use super::p90::{GAIN, HALF, SCALE_OUTCOMES_FAST, Tracked};
+use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Incarnation};
+
+/// With fewer outcomes than this between a pick and its own, what was told is what would be told now.
+pub(super) const DELAY_FRESH: f32 = 1.0;
 
 /// Offsets of one time, by slot.
 #[derive(Clone, Debug)]

@@ -1,8 +1,8 @@
-use super::ninth::{Ninth, Outcome};
+use super::p90::{Outcome, P90Tracker};
 use super::*;
+use crate::endpoint::{ENDPOINTS_MAX, Slot};
 use crate::latency::{Abstention, InvalidModel, SAMPLES_MIN, WORDS_MAX};
 use crate::rng::Rng;
-use crate::snapshot::{ENDPOINTS_MAX, Slot};
 use proptest::prelude::*;
 
 const ENDPOINTS: u16 = 4;
@@ -383,7 +383,7 @@ fn an_offset_that_once_proved_wrong_can_prove_true_again() {
 
 /// How many of the last 300 of so many outcomes that fall by so much each were within their ninth decile.
 fn within_while_falling(step: f32, delay: f32) -> usize {
-    let (mut ninth, mut rng) = (Ninth::starting_at(0.0), Rng::seeded(7));
+    let (mut ninth, mut rng) = (P90Tracker::starting_at(0.0), Rng::seeded(7));
     let outcome = |at: usize| {
         let value = 0.1 * rng.open01() - step * at as f32;
         let within = value <= ninth.at();

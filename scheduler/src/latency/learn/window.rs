@@ -4,8 +4,14 @@
 use std::collections::VecDeque;
 
 use super::super::Conditions;
-use super::Which;
-use crate::snapshot::EndpointRef;
+use crate::endpoint::EndpointRef;
+
+/// Which of the two times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Which {
+    Ttft,
+    Tpot,
+}
 
 /// One request that was learned from.
 #[derive(Clone, Copy, Debug)]

@@ -31,7 +31,7 @@ impl Outcome {
             let title = if profiles.len() > 1 { format!("\n\nprofile {}", profile.name) } else { "\n".to_owned() };
             text.push_str(&format!("{title}\n{}", self.table(profile, digits).trim_end()));
         }
-        if !self.explanation.prospects.is_empty() {
+        if !self.explanation.predictions.is_empty() {
             text.push_str(&format!("\n\n{}", self.prospects(digits).trim_end()));
         }
         text.push('\n');
@@ -45,7 +45,7 @@ impl Outcome {
             Digits::All => format!("{value}"),
         };
         let mut table = vec![["endpoint", "TTFT", "headroom", "TPOT", "headroom", "valid"].map(str::to_owned).to_vec()];
-        for (name, prospect) in self.names.iter().zip(&self.explanation.prospects) {
+        for (name, prospect) in self.names.iter().zip(&self.explanation.predictions) {
             table.push(match prospect {
                 Ok(prospect) => {
                     let [ttft, tpot] = [prospect.ttft, prospect.tpot].map(|time| [ms(time.predicted_ms), ms(time.left_ms())]);

@@ -8,8 +8,8 @@
 //! Source: Thaler and Ravishankar, "Using name-based mappings to increase hit rates" (1998); Mirrokni, Thorup and Zadimoghaddam, "Consistent
 //! hashing with bounded loads" (2018).
 
+use crate::endpoint::EndpointRef;
 use crate::rng::Rng;
-use crate::snapshot::EndpointRef;
 
 /// How far above the mean an endpoint may be loaded and still be given more: the paper's c = 1 + 1/4.
 const SHARE_NUMERATOR: u64 = 5;
@@ -18,7 +18,7 @@ const SHARE_DENOMINATOR: u64 = 4;
 /// The position among `endpoints` of the home of prompts that begin with `head`. `requests` is what each has under way, `None` for one that may
 /// not be picked. `None` when nobody may.
 #[must_use]
-pub fn home(head: u64, endpoints: &[EndpointRef], requests: impl Fn(usize) -> Option<u32>) -> Option<usize> {
+pub fn rendezvous_endpoint(head: u64, endpoints: &[EndpointRef], requests: impl Fn(usize) -> Option<u32>) -> Option<usize> {
     let may = || (0..endpoints.len()).filter_map(|at| Some((at, u64::from(requests(at)?))));
     let (count, total) = may().fold((0_u64, 0_u64), |(count, total), (_, requests)| (count + 1, total + requests));
     // With the request that is to be placed; at least one has no more than the mean, and so is within.
@@ -35,8 +35,8 @@ fn rank(head: u64, endpoint: EndpointRef) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::endpoint::{Incarnation, Slot};
     use crate::rng::Rng;
-    use crate::snapshot::{Incarnation, Slot};
     use proptest::prelude::*;
 
     fn endpoints(slots: impl IntoIterator<Item = u16>) -> Vec<EndpointRef> {
@@ -52,7 +52,7 @@ mod tests {
         let all = endpoints(0..16);
         let mut counts = [0_u32; 16];
         for head in 0..16_000 {
-            counts[home(Rng::seeded(head).next_u64(), &all, idle).unwrap()] += 1;
+            counts[rendezvous_endpoint(Rng::seeded(head).next_u64(), &all, idle).unwrap()] += 1;
         }
         assert!(counts.iter().all(|count| (850..1_150).contains(count)), "{counts:?}");
     }
@@ -60,7 +60,7 @@ mod tests {
     #[test]
     fn proxies_of_any_release_agree_on_a_home() {
         let all = endpoints(0..16);
-        let homes = [0, 1, 2, u64::MAX, 0x0123_4567_89ab_cdef].map(|head| home(head, &all, idle).unwrap());
+        let homes = [0, 1, 2, u64::MAX, 0x0123_4567_89ab_cdef].map(|head| rendezvous_endpoint(head, &all, idle).unwrap());
         assert_eq!(homes, [9, 4, 9, 1, 12]);
     }
 
@@ -69,17 +69,17 @@ mod tests {
         let all = endpoints(0..8);
         let mut requests = [0_u32; 8];
         for _ in 0..80 {
-            requests[home(7, &all, |at| Some(requests[at])).unwrap()] += 1;
+            requests[rendezvous_endpoint(7, &all, |at| Some(requests[at])).unwrap()] += 1;
         }
         assert_eq!(requests.iter().sum::<u32>(), 80);
         assert!(requests.iter().all(|&requests| requests <= 13), "a quarter above the mean of ten: {requests:?}");
-        assert_eq!(requests.iter().max(), requests.get(home(7, &all, idle).unwrap()), "the home has the most");
+        assert_eq!(requests.iter().max(), requests.get(rendezvous_endpoint(7, &all, idle).unwrap()), "the home has the most");
     }
 
     #[test]
     fn nobody_is_home_where_nobody_may_be_picked() {
-        assert_eq!((home(7, &[], idle), home(7, &endpoints(0..3), |_| None)), (None, None));
-        assert_eq!(home(7, &endpoints(0..3), |at| (at == 1).then_some(u32::MAX)), Some(1), "the only one, however loaded");
+        assert_eq!((rendezvous_endpoint(7, &[], idle), rendezvous_endpoint(7, &endpoints(0..3), |_| None)), (None, None));
+        assert_eq!(rendezvous_endpoint(7, &endpoints(0..3), |at| (at == 1).then_some(u32::MAX)), Some(1), "the only one, however loaded");
     }
 
     proptest! {
@@ -88,18 +88,18 @@ mod tests {
         fn only_the_prompts_of_who_left_move(head: u64, slots in prop::collection::btree_set(0..1024_u16, 2..40), gone: prop::sample::Index) {
             let all = endpoints(slots.iter().copied());
             let gone = gone.index(all.len());
-            let before = all[home(head, &all, idle).unwrap()];
-            let after = all[home(head, &all, |at| (at != gone).then_some(0)).unwrap()];
+            let before = all[rendezvous_endpoint(head, &all, idle).unwrap()];
+            let after = all[rendezvous_endpoint(head, &all, |at| (at != gone).then_some(0)).unwrap()];
             prop_assert!(before == after || before == all[gone]);
             let backwards: Vec<_> = all.iter().rev().copied().collect();
-            prop_assert_eq!(before, backwards[home(head, &backwards, idle).unwrap()]);
+            prop_assert_eq!(before, backwards[rendezvous_endpoint(head, &backwards, idle).unwrap()]);
         }
 
         #[test]
         fn who_is_home_is_within_the_bound(head: u64, loads in prop::collection::vec(prop::option::of(0..50_u32), 1..40)) {
             let all = endpoints(0..loads.len() as u16);
             let may: Vec<u32> = loads.iter().flatten().copied().collect();
-            match home(head, &all, |at| loads[at]) {
+            match rendezvous_endpoint(head, &all, |at| loads[at]) {
                 None => prop_assert!(may.is_empty()),
                 Some(at) => {
                     let mean = f64::from(may.iter().sum::<u32>() + 1) / may.len() as f64;

@@ -4,16 +4,18 @@
 //! Made when the first plugin of a decision asks, for all endpoints in one pass, and kept for the others. It says nothing where prediction is
 //! off, nor where the model abstains: what is unknown neither meets an SLO nor breaks it.
 
+mod conditions;
+
 use std::cell::OnceCell;
 
+use crate::endpoint::EndpointIndex;
+use crate::endpoint_table::EndpointTable;
 use crate::in_flight::Load;
 use crate::latency::{Abstention, Conditions, Prediction};
 use crate::local::Local;
-use crate::plugin::Context;
-use crate::producer::LatencySettings;
 use crate::request::Request;
-use crate::slo::{Slo, ms};
-use crate::snapshot::{EndpointIndex, Snapshot};
+use crate::settings::LatencySettings;
+use crate::slo::{Slo, TrackedSlo, ms};
 
 /// What is predicted of one time, and what it must not exceed.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,7 +31,7 @@ pub struct Headroom {
 
 /// What one request would see at one endpoint.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Prospect {
+pub struct EndpointPrediction {
     /// All that is predicted.
     pub prediction: Prediction,
     /// Time to the first token.
@@ -40,21 +42,12 @@ pub struct Prospect {
     pub idle: bool,
 }
 
-/// What was predicted of a request where it was sent, and which of its SLOs count for those who come after it.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Promise {
-    /// What the request asked for.
-    pub slo: Slo,
-    /// Those of its SLOs that the endpoint could meet if it were idle. An SLO that it never could would make everybody else yield for nothing.
-    pub counts: Slo,
-    /// What was predicted, unless nothing was.
-    pub predicted: Option<Prediction>,
-}
-
-/// The column of prospects of one decision.
-#[derive(Debug, Default)]
-pub struct Prospects {
-    column: OnceCell<Vec<Result<Prospect, Abstention>>>,
+/// The column of predictions of one decision.
+#[derive(Debug)]
+pub struct Predictions {
+    /// How predictions are used; `None` where nothing is predicted.
+    settings: Option<LatencySettings>,
+    column: OnceCell<Vec<Result<EndpointPrediction, Abstention>>>,
     /// What was predicted when the decision was first made, in place of the model.
     recorded: Option<Vec<Option<Prediction>>>,
 }
@@ -75,9 +68,9 @@ impl Headroom {
     }
 }
 
-// === impl Prospect ===
+// === impl EndpointPrediction ===
 
-impl Prospect {
+impl EndpointPrediction {
     /// Would the request, and all that are there, have what they ask for? An endpoint with nothing under way always counts as valid.
     #[must_use]
     pub fn is_valid(&self) -> bool {
@@ -107,59 +100,63 @@ impl Prospect {
     }
 }
 
-// === impl Prospects ===
+// === impl Predictions ===
 
-impl Prospects {
-    /// Parallel to the snapshot's endpoints; empty where nothing is predicted.
-    pub(crate) fn get(&self, context: &Context<'_>) -> &[Result<Prospect, Abstention>] {
-        self.column.get_or_init(|| self.predict(context))
+impl Predictions {
+    /// Those of a new decision, from the latency model; without settings nothing is predicted.
+    pub(crate) fn new(settings: Option<LatencySettings>) -> Self {
+        Self { settings, column: OnceCell::new(), recorded: None }
     }
 
     /// Those of a decision that is made again.
-    pub(crate) fn recorded(predicted: Vec<Option<Prediction>>) -> Self {
-        Self { recorded: Some(predicted), ..Self::default() }
+    pub(crate) fn recorded(settings: Option<LatencySettings>, predicted: Vec<Option<Prediction>>) -> Self {
+        Self { recorded: Some(predicted), ..Self::new(settings) }
     }
 
-    fn predict(&self, context: &Context<'_>) -> Vec<Result<Prospect, Abstention>> {
-        let Some(settings) = settings_in_force(context.snapshot) else { return Vec::new() };
-        let prospect = |(predicted, index): (Result<Prediction, Abstention>, EndpointIndex)| {
-            predicted.map(|prediction| Prospect::of(prediction, context.load(index), context.request.slo, settings))
+    /// Parallel to the table's endpoints; empty where nothing is predicted.
+    pub(crate) fn get(&self, table: &EndpointTable, request: &Request<'_>, local: &Local<'_>) -> &[Result<EndpointPrediction, Abstention>] {
+        self.column.get_or_init(|| self.predict(table, request, local))
+    }
+
+    /// The same, not kept.
+    pub(crate) fn predict(
+        &self,
+        table: &EndpointTable,
+        request: &Request<'_>,
+        local: &Local<'_>,
+    ) -> Vec<Result<EndpointPrediction, Abstention>> {
+        let Some(settings) = self.settings else { return Vec::new() };
+        let load = |index| table.id(index).map(|id| local.in_flight.load(id)).unwrap_or_default();
+        let at_endpoint = |(predicted, index): (Result<Prediction, Abstention>, EndpointIndex)| {
+            predicted.map(|prediction| EndpointPrediction::of(prediction, load(index), request.slo, settings))
         };
-        let mut predicted = Vec::with_capacity(context.snapshot.endpoints().len());
-        match (&self.recorded, context.snapshot.latency()) {
+        let mut predicted = Vec::with_capacity(table.endpoints().len());
+        match (&self.recorded, table.latency()) {
             (Some(recorded), _) => predicted.extend(recorded.iter().map(|known| known.ok_or(Abstention::TooLittleData))),
             (None, Some(model)) => {
-                let rows = context.snapshot.endpoints().iter().zip(context.snapshot.indices());
-                let at_pick = |index| Conditions::at_pick(context.snapshot, &context.local, context.request, index);
+                let rows = table.endpoints().iter().zip(table.indices());
+                let at_pick = |index| Conditions::at_pick(table, local, request, index);
                 model.predict_all(rows.map(|(endpoint, index)| (endpoint.id, at_pick(index))), &mut predicted);
             }
             (None, None) => {}
         }
-        predicted.into_iter().zip(context.snapshot.indices()).map(prospect).collect()
+        predicted.into_iter().zip(table.indices()).map(at_endpoint).collect()
     }
 }
 
-/// How predictions are used, where there are any.
-fn settings_in_force(snapshot: &Snapshot) -> Option<LatencySettings> {
-    let pipeline = snapshot.pipeline();
-    Some(pipeline.production().latency).filter(|settings| pipeline.predicts() && settings.predict)
-}
-
-/// What `request` would see at each endpoint, parallel to the snapshot's, or why that is not known; empty where nothing is predicted.
-#[must_use]
-pub fn prospects(snapshot: &Snapshot, request: &Request<'_>, local: Local<'_>) -> Vec<Result<Prospect, Abstention>> {
-    let prospects = Prospects::default();
-    prospects.predict(&Context { snapshot, request, local, prospects: &prospects, drawing: local.matched_blocks, early_stage: false })
-}
-
-/// What `request` is promised by being sent to `endpoint`, where it is not counted yet.
-#[must_use]
-pub fn promise(snapshot: &Snapshot, request: &Request<'_>, local: Local<'_>, endpoint: EndpointIndex) -> Promise {
+/// What counts of the SLOs of `request` once it is sent to `endpoint`, where it is not counted yet.
+pub(crate) fn tracked_slo(
+    table: &EndpointTable,
+    settings: Option<LatencySettings>,
+    request: &Request<'_>,
+    local: &Local<'_>,
+    endpoint: EndpointIndex,
+) -> TrackedSlo {
     let slo = request.slo;
-    let (Some(model), Some(settings), Some(at)) = (snapshot.latency(), settings_in_force(snapshot), snapshot.endpoint(endpoint)) else {
-        return Promise { slo, counts: slo, predicted: None };
+    let (Some(model), Some(settings), Some(at)) = (table.latency(), settings, table.endpoint(endpoint)) else {
+        return TrackedSlo { slo, counts: slo, predicted: None };
     };
-    let conditions = Conditions::at_pick(snapshot, &local, request, endpoint);
+    let conditions = Conditions::at_pick(table, local, request, endpoint);
     let predicted = model.predict(at.id, &conditions).ok();
     let (mut ttft_ms, mut tpot_ms) = predicted.as_ref().map_or((f32::INFINITY, f32::INFINITY), |p| settings.counted(p));
     let meets = |ttft_ms: f32, tpot_ms: f32| Slo {
@@ -170,15 +167,15 @@ pub fn promise(snapshot: &Snapshot, request: &Request<'_>, local: Local<'_>, end
         // Not as it is: then as it would be if it were idle, by the model, or where that has not seen it idle by what its steps cost.
         let Conditions { prompt_tokens, uncached_tokens, .. } = conditions;
         let idle = Conditions { prompt_tokens, uncached_tokens, ..Conditions::default() };
-        let (prefill_speed, decode_speed) = snapshot.step().speed(at.id);
+        let (prefill_speed, decode_speed) = table.step().speed(at.id);
         let by_step = || {
-            let step = snapshot.step();
+            let step = table.step();
             (step.prefill_ms(uncached_tokens, prompt_tokens) * prefill_speed, step.decode_ms(1.0, prompt_tokens) * decode_speed)
         };
         let (idle_ttft_ms, idle_tpot_ms) = model.predict(at.id, &idle).map_or_else(|_| by_step(), |p| settings.counted(&p));
         (ttft_ms, tpot_ms) = (ttft_ms.min(idle_ttft_ms), tpot_ms.min(idle_tpot_ms));
     }
-    Promise { slo, counts: meets(ttft_ms, tpot_ms), predicted }
+    TrackedSlo { slo, counts: meets(ttft_ms, tpot_ms), predicted }
 }
 
 #[cfg(test)]
@@ -186,12 +183,12 @@ mod tests {
     use super::*;
     use crate::pipeline::PipelineSpec;
 
-    fn prospect(own: Slo, others: Slo) -> Prospect {
+    fn predicted(own: Slo, others: Slo) -> EndpointPrediction {
         let load = Load { requests: 1, ttft_slo_us: others.ttft_us, tpot_slo_us: others.tpot_us, ..Load::default() };
         let prediction = Prediction { ttft_ms: 100.0, tpot_ms: 20.0, ttft_p90_ms: 100.0, tpot_p90_ms: 20.0 };
         let mut settings = crate::Pipeline::build(&PipelineSpec::default()).unwrap().production().latency;
         settings.slo_buffer_factor = 0.5;
-        Prospect::of(prediction, load, own, settings)
+        EndpointPrediction::of(prediction, load, own, settings)
     }
 
     fn slo(ttft_ms: u32, tpot_ms: u32) -> Slo {
@@ -202,7 +199,7 @@ mod tests {
     #[test]
     fn the_limit_is_the_strictest_slo_there_and_that_of_tpot_keeps_a_buffer() {
         let of = |own, others| {
-            let Prospect { ttft, tpot, .. } = prospect(own, others);
+            let EndpointPrediction { ttft, tpot, .. } = predicted(own, others);
             ((ttft.limit_ms, ttft.of_others), (tpot.limit_ms, tpot.of_others))
         };
         assert_eq!(of(slo(200, 50), slo(0, 0)), ((200.0, false), (25.0, false)));
@@ -213,7 +210,7 @@ mod tests {
 
     #[test]
     fn what_is_just_in_time_is_in_time() {
-        assert!(prospect(slo(100, 40), slo(0, 0)).meets());
-        assert!(!prospect(slo(99, 40), slo(0, 0)).meets() && !prospect(slo(100, 39), slo(0, 0)).meets());
+        assert!(predicted(slo(100, 40), slo(0, 0)).meets());
+        assert!(!predicted(slo(99, 40), slo(0, 0)).meets() && !predicted(slo(100, 39), slo(0, 0)).meets());
     }
 }

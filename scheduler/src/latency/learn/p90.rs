@@ -40,7 +40,7 @@ const SCALE_MIN: f32 = 0.001;
 
 /// A ninth decile, as a logarithm or a difference of two.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ninth {
+pub(super) struct P90Tracker {
     slow: Tracked,
     fast: Tracked,
     losses: Losses,
@@ -79,9 +79,9 @@ pub(super) struct Outcome {
     pub(super) delay: f32,
 }
 
-// === impl Ninth ===
+// === impl P90Tracker ===
 
-impl Ninth {
+impl P90Tracker {
     pub(super) fn starting_at(at: f32) -> Self {
         let tracked = Tracked::starting_at(at);
         Self { slow: tracked, fast: tracked, losses: Losses::default() }

@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 
-use crate::plugin::{Kind, PLUGINS, Parameter, PluginType};
+use super::PLUGINS;
+use crate::plugin::Parameter;
+use crate::plugin_type::{Kind, PluginType};
 
 /// The sections of the page, in order.
 const TITLES: [(&str, Kind); 9] = [

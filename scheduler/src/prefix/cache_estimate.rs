@@ -4,11 +4,11 @@ use super::hash::blocks_of;
 use super::index::PrefixIndex;
 use super::lookup::Matched;
 use super::owners::Reuse;
-use crate::snapshot::EndpointRef;
+use crate::endpoint::EndpointRef;
 
 /// How much of a prompt an endpoint was believed to hold.
 #[derive(Clone, Copy, Debug)]
-pub struct Belief {
+pub struct CacheEstimate {
     endpoint: EndpointRef,
     /// Hashes of the prompt, from the first, that it was believed to hold.
     known: usize,
@@ -25,7 +25,7 @@ struct Part {
 
 impl PrefixIndex {
     /// [`Self::record`]s that `endpoint` is given a prompt of these hashes, of which it was believed to hold `known`.
-    pub fn place(&mut self, endpoint: EndpointRef, hashes: &[u64], known: Matched) -> Belief {
+    pub fn place(&mut self, endpoint: EndpointRef, hashes: &[u64], known: Matched) -> CacheEstimate {
         let part = |length: u32| {
             let last = length.checked_sub(1).and_then(|last| hashes.get(last as usize));
             Part { blocks: blocks_of(hashes, length as usize), reuse: last.and_then(|&hash| self.reuse(endpoint, hash)) }
@@ -33,17 +33,17 @@ impl PrefixIndex {
         let held = part(known.held);
         let may_hold = if known.may_hold > known.held { part(known.may_hold) } else { held };
         self.record(endpoint, hashes);
-        Belief { endpoint, known: known.held as usize, held, may_hold }
+        CacheEstimate { endpoint, known: known.held as usize, held, may_hold }
     }
 
     /// The endpoint never worked on the prompt of these hashes: what it was not believed to hold before, it does not hold now.
-    pub fn undo(&mut self, belief: &Belief, hashes: &[u64]) {
+    pub fn undo(&mut self, belief: &CacheEstimate, hashes: &[u64]) {
         self.withdraw(belief.endpoint, hashes.get(belief.known..).unwrap_or_default());
     }
 
     /// The engine told that it had `cached` of the `prompt` tokens of a prompt of so many blocks. Its tokens are not ours, but what part of the
     /// prompt was cached is the same in both; a sixteenth is left for templates and block ends. Where what was doubted is gone nothing is learned.
-    pub fn told(&mut self, belief: &Belief, blocks: u32, cached: u32, prompt: u32) {
+    pub fn told(&mut self, belief: &CacheEstimate, blocks: u32, cached: u32, prompt: u32) {
         let Some(held) = (u64::from(cached) * u64::from(blocks)).checked_div(u64::from(prompt)) else { return };
         let slack = |part: Part| 1 + u64::from(part.blocks / 16);
         let has = |part: Part| held + slack(part) >= u64::from(part.blocks);
@@ -61,7 +61,7 @@ impl PrefixIndex {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::{Incarnation, Slot};
+    use crate::endpoint::{Incarnation, Slot};
 
     const ENGINE: EndpointRef = EndpointRef { slot: Slot(1), incarnation: Incarnation(1) };
 

@@ -1,18 +1,20 @@
 //! The conditions of a pick, from what the scheduler is given: the one place where they are read, for what is predicted and for what is learned.
 
-use super::Conditions;
+use crate::endpoint::EndpointIndex;
+use crate::endpoint_table::EndpointTable;
+use crate::latency::Conditions;
 use crate::local::Local;
+use crate::metrics::EndpointMetrics;
 use crate::request::Request;
-use crate::snapshot::{EndpointIndex, EndpointMetrics, Snapshot};
 
 // === impl Conditions ===
 
 impl Conditions {
-    /// What is true of the endpoint at `index` and of `request` now, before it counts there; nothing of a position that is not in the snapshot.
+    /// What is true of the endpoint at `index` and of `request` now, before it counts there; nothing of a position that is not in the table.
     /// Scraped numbers that are too old are unknown.
     #[must_use]
-    pub fn at_pick(snapshot: &Snapshot, local: &Local<'_>, request: &Request<'_>, index: EndpointIndex) -> Self {
-        let (Some(endpoint), Some(said)) = (snapshot.endpoint(index), snapshot.metrics_of(index)) else { return Self::default() };
+    pub fn at_pick(table: &EndpointTable, local: &Local<'_>, request: &Request<'_>, index: EndpointIndex) -> Self {
+        let (Some(endpoint), Some(said)) = (table.endpoint(index), table.metrics_of(index)) else { return Self::default() };
         let unknown = EndpointMetrics::default();
         let metrics = if local.metrics_stale { &unknown } else { said };
         let load = local.in_flight.load(endpoint.id);
@@ -40,8 +42,9 @@ fn count(tokens: u64) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::endpoint::{Endpoint, EndpointRef, Incarnation, Readiness, Slot};
     use crate::in_flight::InFlight;
-    use crate::snapshot::{Endpoint, EndpointRef, Incarnation, Readiness, Slot, Version};
+    use crate::snapshot::{Snapshot, Version};
     use crate::{Pipeline, PipelineSpec, ProfileSpec};
 
     fn snapshot(metrics: EndpointMetrics) -> Snapshot {
@@ -74,19 +77,7 @@ mod tests {
         ledger.first_token(&mut decoding, 100);
         let waiting = ledger.admit_prompt(at, 1_000, 400);
         let matched = [3];
-        let local = Local {
-            in_flight: &ledger,
-            matched_blocks: &matched,
-            prefix_idle: 0.0,
-            prefix_ages: &[],
-            ejected: &[],
-            failing: &[],
-            last_answers: &[],
-            last_cold_picks: &[],
-            adapter_rooms: &[],
-            out_of_touch: false,
-            metrics_stale: false,
-        };
+        let local = Local { matched_blocks: &matched, ..Local::new(&ledger) };
         let request = Request { prompt_tokens: 200, prefix_block_tokens: 64, ..Request::default() };
         let index = snapshot.indices().next().unwrap();
         let fresh = Conditions {

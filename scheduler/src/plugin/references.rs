@@ -1,0 +1,22 @@
+//! Parameters that name a producer.
+
+use super::parameters::{Default, InvalidParameter, Parameter, Parameters};
+use crate::text::for_people;
+
+/// A reference from a plugin to who produces what it reads. There is one of each kind here, declared or not, so the name changes nothing.
+pub(crate) const PRODUCER_NAME: Parameter =
+    Parameter { name: "", default: Default::Text(""), doc: for_people("no effect: each producer exists once, declared or not") };
+
+/// Who produces an endpoint's attributes.
+pub(crate) const METRICS_EXTRACTOR: Parameter = Parameter {
+    name: "producer",
+    default: Default::Text(""),
+    doc: for_people("core-metrics-extractor or empty: no other plugin produces attributes"),
+};
+
+/// The key of an attribute. With a slash it is the older spelling `KEY/PRODUCER`, which would match nothing, unless the producer is given.
+pub(crate) fn attribute_key(parameters: &Parameters<'_>, name: &str) -> Result<Box<str>, InvalidParameter> {
+    let said = parameters.choice(METRICS_EXTRACTOR.name, &[("", false), ("core-metrics-extractor", true)])?;
+    let key = parameters.text(name)?;
+    if key.contains('/') && !said { Err(parameters.out_of_range(name)) } else { Ok(key.into()) }
+}

@@ -1,0 +1,62 @@
+//! Profiles ready to run: filters, weighted scorers, a picker.
+
+use crate::plugin::{Decider, Filter, Picker, Scorer, Shedder};
+
+/// A profile ready to work. Each use of a plugin is an instance of its own: plugins keep nothing between requests.
+#[derive(Debug)]
+pub(crate) struct Profile {
+    pub(crate) name: Box<str>,
+    pub(crate) filters: Vec<(Box<str>, Box<dyn Filter>)>,
+    pub(crate) scorers: Vec<(Box<str>, f32, Box<dyn Scorer>)>,
+    pub(crate) shedders: Vec<Box<dyn Shedder>>,
+    pub(crate) picker: Box<dyn Picker>,
+    /// The list's length that the picker's parameters ask for.
+    pub(crate) listed: Option<usize>,
+    /// Endpoints in its ranked list at most.
+    pub(crate) ranked_max: usize,
+}
+
+/// The profiles of a pipeline, and the deciders that its handler asks.
+#[derive(Debug)]
+pub(crate) struct Profiles {
+    profiles: Vec<Profile>,
+    deciders: Vec<(Box<str>, Box<dyn Decider>)>,
+}
+
+// === impl Profile ===
+
+impl Profile {
+    /// Does it put endpoints that would be late behind all others?
+    pub(crate) fn puts_late_last(&self) -> bool {
+        !self.shedders.is_empty()
+    }
+}
+
+// === impl Profiles ===
+
+impl Profiles {
+    pub(crate) fn new(profiles: Vec<Profile>) -> Self {
+        Self { profiles, deciders: Vec::new() }
+    }
+
+    pub(crate) fn add_decider(&mut self, name: &str, decider: Box<dyn Decider>) {
+        self.deciders.push((name.into(), decider));
+    }
+
+    /// How many profiles there are.
+    pub(crate) fn count(&self) -> usize {
+        self.profiles.len()
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<&Profile> {
+        self.profiles.iter().find(|profile| *profile.name == *name)
+    }
+
+    pub(crate) fn only(&self) -> Option<&Profile> {
+        self.profiles.first()
+    }
+
+    pub(crate) fn decider(&self, name: &str) -> Option<&dyn Decider> {
+        self.deciders.iter().find(|(decider, _)| **decider == *name).map(|(_, decider)| &**decider)
+    }
+}
