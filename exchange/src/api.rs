@@ -33,9 +33,9 @@ pub enum Api {
     VllmGenerate,
     /// SGLang `/generate`.
     SglangGenerate,
-    /// Vertex AI's gRPC method for chats: OpenAI JSON inside of protobuf.
+    /// Vertex AI's gRPC method for chats: OpenAI JSON inside protobuf.
     VertexChat,
-    /// Vertex AI's gRPC methods for raw predictions: OpenAI responses inside of protobuf.
+    /// Vertex AI's gRPC methods for raw predictions: OpenAI responses inside protobuf.
     VertexPredict,
     /// Anything else: its body is opaque to us; it is picked for all the same.
     Other {
@@ -79,9 +79,9 @@ const APIS: [Row; 16] = [
     row("/inference/v1/generate", Api::VllmGenerate, "vLLM", "`features`, `token_ids`"),
     row("/invocations", Api::Invocations, "vLLM", "`tools`, `messages` or `prompt` or `input`"),
     row("/generate", Api::SglangGenerate, "SGLang", "`image_data`, `video_data`, `audio_data`, `text` or `input_ids`"),
-    row("PredictionService/ChatCompletions", Api::VertexChat, "Vertex AI", "as OpenAI chats, inside of protobuf"),
-    row("PredictionService/RawPredict", Api::VertexPredict, "Vertex AI", "as OpenAI responses, inside of protobuf"),
-    row("PredictionService/StreamRawPredict", Api::VertexPredict, "Vertex AI", "as OpenAI responses, inside of protobuf"),
+    row("PredictionService/ChatCompletions", Api::VertexChat, "Vertex AI", "as OpenAI chats, inside protobuf"),
+    row("PredictionService/RawPredict", Api::VertexPredict, "Vertex AI", "as OpenAI responses, inside protobuf"),
+    row("PredictionService/StreamRawPredict", Api::VertexPredict, "Vertex AI", "as OpenAI responses, inside protobuf"),
 ];
 
 const fn row(suffix: &'static str, api: Api, whose: &'static str, prompt: &'static str) -> Row {
@@ -184,8 +184,8 @@ fn unescaped(path: &[u8]) -> Vec<u8> {
 pub fn reference() -> String {
     let mut out = "| path ends with | API | `model` | the prompt |\n|---|---|---|---|\n".to_owned();
     for row in &APIS {
-        let model = if row.api.needs_model() { "needed" } else { "may be absent" };
-        let prompt = if row.prompt.is_empty() { "none: nothing is generated" } else { row.prompt };
+        let model = if row.api.needs_model() { "required" } else { "optional" };
+        let prompt = if row.prompt.is_empty() { "none: no generation" } else { row.prompt };
         let _ = writeln!(out, "| `{}` | {} | {model} | {prompt} |", row.suffix, row.whose); // writing to a String cannot fail
     }
     out

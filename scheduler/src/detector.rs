@@ -11,7 +11,7 @@ use crate::plugin::{Default, InvalidParameter, PRODUCER_NAME, Parameter, Paramet
 const HEADROOM: Parameter = Parameter {
     name: "headroom",
     default: Default::Number(0.0),
-    doc: for_people("as a filter: how far above the thresholds an endpoint may be, as a share of them, 0 or more"),
+    doc: for_people("as a filter: how far an endpoint may exceed the thresholds, as a share of them, 0 or more"),
 };
 
 const IN_FLIGHT_PRODUCER: Parameter = Parameter { name: "inFlightLoadProducerName", ..PRODUCER_NAME };

@@ -10,7 +10,8 @@ pub(crate) const OPENAI: PluginType = PluginType {
     name: "openai-parser",
     kind: Kind::Parser,
     doc: for_people(
-        "Requests of OpenAI's API are read: chat completions, completions, responses, conversations, embeddings, image generations, renderings.",
+        "Reads requests of OpenAI's API: chat completions, completions, responses, conversations, \
+        embeddings, image generations, renderings.",
     ),
     source: SOURCE,
     parameters: &[],
@@ -20,35 +21,35 @@ pub(crate) const OPENAI: PluginType = PluginType {
 
 pub(crate) const ANTHROPIC: PluginType = PluginType {
     name: "anthropic-parser",
-    doc: for_people("Requests of Anthropic's API are read: messages and their count_tokens."),
+    doc: for_people("Reads requests of Anthropic's API: messages and count_tokens."),
     build: |_: &Parameters<'_>| Ok(Plugin::Parser("anthropic-parser")),
     ..OPENAI
 };
 
 pub(crate) const VLLM_HTTP: PluginType = PluginType {
     name: "vllmhttp-parser",
-    doc: for_people("Requests of vLLM's own API are read: inference/v1/generate."),
+    doc: for_people("Reads requests of vLLM's own API: inference/v1/generate."),
     build: |_: &Parameters<'_>| Ok(Plugin::Parser("vllmhttp-parser")),
     ..OPENAI
 };
 
 pub(crate) const VLLM_GRPC: PluginType = PluginType {
     name: "vllmgrpc-parser",
-    doc: for_people("Requests of vLLM's gRPC API go as they are: nothing of them is read here."),
+    doc: for_people("Passes requests of vLLM's gRPC API unread."),
     build: |_: &Parameters<'_>| Ok(Plugin::Parser("vllmgrpc-parser")),
     ..OPENAI
 };
 
 pub(crate) const SGLANG_HTTP: PluginType = PluginType {
     name: "sglanghttp-parser",
-    doc: for_people("Requests of SGLang's own API are read: generate."),
+    doc: for_people("Reads requests of SGLang's own API: generate."),
     build: |_: &Parameters<'_>| Ok(Plugin::Parser("sglanghttp-parser")),
     ..OPENAI
 };
 
 pub(crate) const VERTEX_AI: PluginType = PluginType {
     name: "vertexai-parser",
-    doc: for_people("Requests of Vertex AI's gRPC API are read: chats and raw predictions."),
+    doc: for_people("Reads requests of Vertex AI's gRPC API: chats and raw predictions."),
     build: |_: &Parameters<'_>| Ok(Plugin::Parser("vertexai-parser")),
     ..OPENAI
 };
@@ -56,7 +57,8 @@ pub(crate) const VERTEX_AI: PluginType = PluginType {
 pub(crate) const PASSTHROUGH: PluginType = PluginType {
     name: "passthrough-parser",
     doc: for_people(
-        "Requests that no other parser reads go as they are, by load, sessions and labels. They always do; alone it means that none is read.",
+        "Requests that no other parser reads are scheduled unread, by load, sessions and labels. \
+        This is always so; as the only parser it means that no request is read.",
     ),
     build: |_: &Parameters<'_>| Ok(Plugin::Parser("passthrough-parser")),
     ..OPENAI

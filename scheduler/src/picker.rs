@@ -19,7 +19,7 @@ use crate::rng::Rng;
 pub(crate) const LIST_LENGTH: Parameter = Parameter {
     name: "maxNumOfEndpoints",
     default: Default::Number(0.0),
-    doc: for_people("endpoints in the ranked list, a whole number from 1 to 8; 0 leaves it to the profile"),
+    doc: for_people("length of the ranked list, a whole number from 1 to 8; 0: as the profile says"),
 };
 
 /// The length of the ranked list in a picker's parameters; `None` uses the profile's.

@@ -52,7 +52,7 @@ pub struct Foreign {
     pub fate: Fate,
 }
 
-const NOT_YET: &str = "not there in this version";
+const NOT_YET: &str = "not implemented in this version";
 const NO_QUEUE: &str = "requests are not queued in the proxy in this version";
 const NO_EVENTS: &str = "engines' KV events are not read in this version";
 
@@ -64,20 +64,20 @@ const PRODUCER_ROLE: Role = Role::Scheduling(Kind::Producer);
 /// Sources: llm-d-router `cmd/epp/runner/runner.go` (`registerInTreePlugins`), v0.10 and what came after it.
 #[rustfmt::skip] // a table
 pub const FOREIGN: &[Foreign] = &[
-    row("metrics-data-source", Role::Source, Implemented("says where endpoints are scraped, declared or not")),
-    row("core-metrics-extractor", Role::Extractor, Implemented("says what is read of engines, declared or not")),
+    row("metrics-data-source", Role::Source, Implemented("where endpoints are scraped; applies whether declared or not")),
+    row("core-metrics-extractor", Role::Extractor, Implemented("which engine metrics are read; applies whether declared or not")),
     row("file-discovery", Role::Discovery, NoEffect("endpoints come from --endpoints-file")),
-    row("k8s-notification-source", Role::Source, NoEffect("discovery follows its source by itself")),
-    row("endpoint-notification-source", Role::Source, NoEffect("discovery follows its source by itself")),
-    row("local-syncer", Role::Syncer, NoEffect("proxies share their state by the daemon")),
+    row("k8s-notification-source", Role::Source, NoEffect("discovery watches its source itself")),
+    row("endpoint-notification-source", Role::Source, NoEffect("discovery watches its source itself")),
+    row("local-syncer", Role::Syncer, NoEffect("proxies share their state through the daemon")),
     row("disagg-headers-handler", Role::Unreferred, NoEffect("disagg-profile-handler sets the headers itself")),
     row("prefill-header-handler", Role::Unreferred, NoEffect("disagg-profile-handler sets the headers itself")),
 
-    row("tokenizer", PRODUCER_ROLE, Refused("deprecated at the reference", "token-producer")),
-    row("pd-profile-handler", HANDLER, Refused("deprecated at the reference", "disagg-profile-handler, its deciders.prefill for deciderPluginName")),
+    row("tokenizer", PRODUCER_ROLE, Refused("deprecated in llm-d-router", "token-producer")),
+    row("pd-profile-handler", HANDLER, Refused("deprecated in llm-d-router", "disagg-profile-handler, its deciders.prefill for deciderPluginName")),
     row("precise-prefix-cache-scorer", SCORER, Refused(NO_EVENTS, "prefix-cache-scorer")),
     row("precise-prefix-cache-producer", Role::Extractor, Refused(NO_EVENTS, "approx-prefix-cache-producer: its index is corrected by cached_tokens")),
-    row("burst-prefix-cache-producer", Role::Unreferred, Refused(NOT_YET, "approx-prefix-cache-producer: its index changes at the pick, so bursts stay together")),
+    row("burst-prefix-cache-producer", Role::Unreferred, Refused(NOT_YET, "approx-prefix-cache-producer: its index changes at the pick, so requests of a burst find each other")),
     row("multicluster-approx-prefix-cache-producer", Role::Unreferred, Refused(NOT_YET, "approx-prefix-cache-producer in a pool for each cluster (--pools)")),
     row("mm-embeddings-cache-scorer", SCORER, Refused(NOT_YET, "prefix-cache-scorer")),
     row("mm-embeddings-cache-producer", Role::Extractor, Refused(NOT_YET, "approx-prefix-cache-producer")),
@@ -119,14 +119,14 @@ pub const FOREIGN: &[Foreign] = &[
     row("eviction-sheddable-filter", Role::Unreferred, Refused(NO_QUEUE, "nothing; leave it out")),
     row("priority-then-time-eviction-order-policy", Role::Unreferred, Refused(NO_QUEUE, "nothing; leave it out")),
     row("eviction-priority-then-time-ordering", Role::Unreferred, Refused(NO_QUEUE, "nothing; leave it out")),
-    row("header-based-testing-filter", FILTER, Refused("only the reference's tests use it", "the subset hint of the Endpoint Picker Protocol")),
-    row("destination-endpoint-served-verifier", Role::Unreferred, Refused("only the reference's tests use it", "Envoy's access log, which names who served")),
+    row("header-based-testing-filter", FILTER, Refused("only llm-d-router's tests use it", "the subset hint of the Endpoint Picker Protocol")),
+    row("destination-endpoint-served-verifier", Role::Unreferred, Refused("only llm-d-router's tests use it", "Envoy's access log, which names the served endpoint")),
 ];
 
 /// Feature gates of the reference and what becomes of each when on.
 pub const FEATURE_GATES: &[(&str, Fate)] = &[
-    ("flowControl", Refused(NO_QUEUE, "engines' own queues, which queue-scorer evens out, and shedding by saturationDetector")),
-    ("haPopulateNonLeaderDatastore", NoEffect("there are no standbys to keep warm")),
+    ("flowControl", Refused(NO_QUEUE, "engines' own queues, balanced by queue-scorer, and shedding by saturationDetector")),
+    ("haPopulateNonLeaderDatastore", NoEffect("standby daemons follow discovery anyway")),
 ];
 
 /// Parameters of our types that the scheduler does not know: type, parameter, and what becomes of it.

@@ -7,39 +7,93 @@ use scheduler::registry::reference_markdown;
 use super::known::{FEATURE_GATES, FOREIGN, Fate};
 
 const HEAD: &str = "\
-# Plugins
+# Plugins and configuration
 
-Printed from the code, do not edit: `UPDATE_DOCS=1 cargo test -p control-plane --test it docs`. What is different from the reference on
-purpose: [differences.md](differences.md). What a file of yours comes to: `switchpointd check FILE`.
+The tests print this page from the code; do not edit it: `UPDATE_DOCS=1 cargo test -p control-plane --test it docs`.
+`switchpointd check FILE` shows what a configuration file does. [differences.md](differences.md) lists what differs from
+llm-d on purpose.
 
-Scores are from 0 to 1; a total is the sum of each times its weight (1 unless given). Names are those of llm-d-router's plugins, and so are
-parameters and their defaults, unless said otherwise.
+Scores are between 0 and 1. The total of an endpoint is the sum of its scores, each multiplied by its weight (default
+1). Plugins, parameters and defaults are those of llm-d-router unless the text says otherwise.
+";
+
+/// The formula of the default scorer, once.
+const COST: &str = "\
+## The cost of `marginal-cost-scorer`
+
+All costs are in milliseconds. The score of an endpoint is the lowest cost among the candidates divided by its own cost.
+`switchpointd explain` prints the terms of each endpoint.
+
+```
+cost = max(queue + prefill + interference + displacement + decode - refresh, W + S) + failure
+
+queue         W (1 + queueExternality (B + Bmean) / 2)
+prefill       S (1 + arrivalExternality B W / T)
+interference  externality (ownBatchShare B S + (1 - ownBatchShare) Bmean (S + Smean) / 2)
+displacement  displacement r / (1 + r) c1 u
+decode        decodeWeight o w (D + B (e1 + e2 n) / 2)
+refresh       refresh a (1 - U/C) (Sn - Su) (1 + externality (ownBatchShare B + (1 - ownBatchShare) Bmean))
+failure       failureMs f
+
+W = v (c0 P / (1 + P/4) + c1 Pu + c2 Pq) + memoryWeight o w D min(u, missing) / C
+S = v (c0 + c1 u + c2 (n^2 - (n-u)^2)) + A
+D = e0 + e1 (B+1) + e2 (K+n)
+T = o w D + W + S
+```
+
+| term | why it counts |
+|---|---|
+| queue | the prompts ahead come first, and a long queue becomes a large batch |
+| prefill | the prefill of this prompt, which also delays requests that arrive while it waits |
+| interference | prefill delays running requests: here and, as load moves, at other endpoints |
+| displacement | a new copy evicts other prefixes; this counts less if the prefix is used often |
+| decode | the request's own decode steps, and the delay of other requests' steps |
+| refresh | use an old copy before it is evicted, if several endpoints have one |
+| failure | requests fail more often here than at other endpoints |
+
+| symbol | meaning |
+|---|---|
+| u, n | prompt tokens that are not cached here; all prompt tokens |
+| W, S, Smean | wait for prefill and for KV memory; prefill time of this prompt; the same at an average endpoint (v = 1) |
+| Sn, Su | prefill time of all n tokens, and of the u uncached tokens, without A |
+| D, T | one decode step with this request; lifetime of the request |
+| P, Pu, Pq | prompts that wait here; their uncached tokens; their pairs of tokens |
+| B, Bmean, K | requests in flight here; mean over the candidates; context tokens of those here |
+| o | expected output tokens; 0 before the decode stage |
+| v, w | prefill and decode time of this endpoint relative to the average |
+| c0 c1 c2, e0 e1 e2 | learned coefficients of a prefill step and of a decode step |
+| C, U, missing | KV memory in tokens: all; in use; needed by this request and not free |
+| A | time to load the LoRA adapter |
+| a | tokens cached here since the prefix was last used, as a share of what fits |
+| r | prompts per endpoint since the longest cached prefix was last used |
+| f | failure rate here minus the rate at other endpoints |
+
+The defaults aim at low latency. For the most requests within their SLOs use: externality 2, ownBatchShare 1,
+queueExternality 0, arrivalExternality 0, decodeWeight 1.3. [routing-quality.md](routing-quality.md) compares both.
+
 ";
 
 /// The page.
 #[must_use]
 pub fn reference_page() -> String {
-    let mut page = format!("{HEAD}\n{}", reference_markdown());
+    let mut page = format!("{HEAD}\n{}{COST}", reference_markdown());
     // Writing to a String cannot fail.
-    let _ = writeln!(page, "## Not plugins here\n\n| type | what it does |\n|---|---|");
+    let _ = writeln!(page, "## Types that are not plugins here\n\n| type | what it configures |\n|---|---|");
     for row in FOREIGN {
         if let Fate::Implemented(what) = row.fate {
             let _ = writeln!(page, "| `{}` | {what} |", row.name);
         }
     }
-    let _ = writeln!(page, "\n## Of the reference, and without effect here\n\n| type | why |\n|---|---|");
-    for row in FOREIGN {
-        if let Fate::NoEffect(why) = row.fate {
-            let _ = writeln!(page, "| `{}` | {why} |", row.name);
-        }
-    }
-    let _ = writeln!(page, "\n## Of the reference, and refused\n\n| type | why | instead |\n|---|---|---|");
-    for row in FOREIGN {
-        if let Fate::Refused(why, instead) = row.fate {
-            let _ = writeln!(page, "| `{}` | {why} | {instead} |", row.name);
-        }
-    }
-    let _ = writeln!(page, "\n## Feature gates, when on\n\n| gate | what becomes of it |\n|---|---|");
+    let _ = writeln!(page, "\n## Types of llm-d-router without effect here\n\n| types | why |\n|---|---|");
+    let no_effect =
+        FOREIGN.iter().filter_map(|row| if let Fate::NoEffect(why) = row.fate { Some((row.name, why.to_owned())) } else { None });
+    page.push_str(&rows_by_reason(no_effect));
+    let _ = writeln!(page, "\n## Types of llm-d-router that are refused\n\n| types | why | instead |\n|---|---|---|");
+    let refused = FOREIGN
+        .iter()
+        .filter_map(|row| if let Fate::Refused(why, instead) = row.fate { Some((row.name, format!("{why} | {instead}"))) } else { None });
+    page.push_str(&rows_by_reason(refused));
+    let _ = writeln!(page, "\n## Feature gates, when on\n\n| gate | result |\n|---|---|");
     for (name, fate) in FEATURE_GATES {
         let _ = match fate {
             Fate::Implemented(why) | Fate::NoEffect(why) => writeln!(page, "| `{name}` | no effect: {why} |"),
@@ -47,4 +101,17 @@ pub fn reference_page() -> String {
         };
     }
     page
+}
+
+/// Table rows, one for each reason, with the names that share it.
+fn rows_by_reason<'a>(types: impl Iterator<Item = (&'a str, String)>) -> String {
+    let mut reasons: Vec<(String, Vec<String>)> = Vec::new();
+    for (name, reason) in types {
+        let name = format!("`{name}`");
+        match reasons.iter_mut().find(|(known, _)| *known == reason) {
+            Some((_, names)) => names.push(name),
+            None => reasons.push((reason, vec![name])),
+        }
+    }
+    reasons.iter().map(|(reason, names)| format!("| {} | {reason} |\n", names.join(", "))).collect()
 }

@@ -61,7 +61,7 @@ pub enum Shape {
 /// Without the feature gate these do nothing at the reference either; with it the gate itself is refused.
 const QUEUES: Fate = Fate::NoEffect("it counts only with the feature gate flowControl, which is refused");
 const SCRAPES: Fate = Fate::NoEffect("the daemon scrapes every endpoint by itself");
-const SHARES: Fate = Fate::NoEffect("proxies share their state by the daemon");
+const SHARES: Fate = Fate::NoEffect("proxies share their state through the daemon");
 const DISCOVERS: Fate = Fate::NoEffect("endpoints come from --endpoints-file, --endpoint or --pools");
 
 /// The whole file.

@@ -4,28 +4,29 @@ use std::path::Path;
 
 const HEAD: &str = "# Inference APIs
 
-The picker reads the bodies of the requests below (`POST`; the longest ending counts; a prefix before it, a query and a slash behind it do not
-matter, nor do percent-escapes), to know the model and to send prompts where their beginning is cached. Requests to any other path are sent to a good endpoint
-unread, if a route lets them through: the [shipped files](../how-to/envoy.md#which-paths-are-served) list what they serve.
+The picker reads the bodies of the requests below to learn the model and to find cached prompts. It compares the end of
+the path of a `POST`; the longest ending wins. A prefix, a query, a trailing slash and percent-escapes do not matter.
+Requests to other paths go unread to a good endpoint, if a [route](../how-to/envoy.md#which-paths-are-served) allows them.
 
-A body that is not JSON, or has no `model` where one is needed, is answered 400 in the API's error shape.
+A body that is not JSON, or that lacks a required `model`, is answered 400 in the error shape of the API.
 
 ";
 
 const TAIL: &str = "
-Of duplicate fields the last counts, as engines read them, and names of fields may be spelled with escapes.
+If a field occurs twice, the last one counts, as in engines. Field names may contain escapes.
 
-## Models under another name
+## Renamed models
 
-Where an `InferenceModel`, an `InferenceModelRewrite` or a header gives a model another name, only the value of `model` changes in the request, and
-`content-length` with it. In a successful reply the name is put back: in the outermost object of a JSON reply or of each event's data, in
-`response.model` of events of OpenAI responses and in `message.model` of Anthropic's `message_start`. Only a value that is the name the engine was
-sent is replaced; everything else passes as it is, and events are not held back.
+An `InferenceModel`, an `InferenceModelRewrite` or a header can rename the model. Then only the value of `model` changes
+in the request, with `content-length`. In a successful reply the picker restores the name: in the outermost object of a
+JSON reply or of each event's data, in `response.model` of events of OpenAI responses, and in `message.model` of
+Anthropic's `message_start`. It replaces only the name that the engine was sent, and does not delay events.
 
-- An unstreamed reply of at most 32,768 bytes is held until it is whole, and has its right `content-length`. A longer one has none: it is chunked.
-- A rewritten request asks the engine for an uncompressed reply (`accept-encoding: identity`). One that is compressed all the same is not touched.
-- Without another name nothing of this is done, to the request or to the reply.
-- Inside of Vertex AI's gRPC messages models keep their names.
+- An unstreamed reply of at most 32,768 bytes waits until it is complete and keeps a correct `content-length`. A longer
+  one is chunked.
+- The request asks for an uncompressed reply (`accept-encoding: identity`). A compressed reply passes unchanged.
+- Without renaming, request and reply pass unchanged.
+- Models in Vertex AI's gRPC messages are never renamed.
 ";
 
 #[test]

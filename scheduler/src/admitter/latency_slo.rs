@@ -9,7 +9,9 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "latency-slo-admitter",
     kind: Kind::Admitter,
     doc: for_people(
-        "Refuses a request of negative priority that has an SLO, where every endpoint would miss an SLO, has requests under way, and 2 % or more of its KV cache in use. One of which nothing is predicted is no reason to refuse.",
+        "Refuses a request of negative priority with an SLO if every endpoint would miss it, has \
+        requests in flight and uses 2 % or more of its KV cache. An endpoint without a prediction \
+        prevents the refusal.",
     ),
     source: for_people("llm-d-router, admitter/latencyslo"),
     parameters: &[Parameter { name: "latencyPredictionInfoProducerName", ..PRODUCER_NAME }],

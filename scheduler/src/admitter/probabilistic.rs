@@ -10,14 +10,15 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "probabilistic-admitter",
     kind: Kind::Admitter,
     doc: for_people(
-        "Refuses a request of negative priority with probability min(s^power * k, 1), s = saturation as utilization-detector has it.",
+        "Refuses a request of negative priority with probability min(s^power * k, 1), s = \
+        saturation as in utilization-detector.",
     ),
     source: for_people("llm-d-router, admitter/probabilisticadmitter"),
     parameters: &[
         QUEUE_DEPTH,
         KV_CACHE,
-        Parameter { name: "power", default: Default::Number(5.0), doc: for_people("how late refusals set in, above 0") },
-        Parameter { name: "k", default: Default::Number(300.0), doc: for_people("how steep they rise, above 0") },
+        Parameter { name: "power", default: Default::Number(5.0), doc: for_people("higher values start refusals later, above 0") },
+        Parameter { name: "k", default: Default::Number(300.0), doc: for_people("higher values make refusals rise faster, above 0") },
     ],
     needs: &[State::QueueDepth, State::KvCacheUtilization],
     build,

@@ -16,7 +16,7 @@ pub(crate) const PREFILL: PluginType = PluginType {
 
 pub(crate) const MULTIMODAL: PluginType = PluginType {
     name: "always-disagg-multimodal-decider",
-    doc: for_people("When the prompt holds an image, a video or an audio clip."),
+    doc: for_people("Yes if the prompt contains an image, a video or an audio clip."),
     needs: &[State::Prompt],
     build: |_| Ok(Plugin::Decider(Box::new(Multimodal))),
     ..PREFILL

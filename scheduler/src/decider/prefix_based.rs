@@ -8,12 +8,13 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "prefix-based-pd-decider",
     kind: Kind::Decider,
     doc: for_people(
-        "When nonCachedTokens > 0, the prompt has at least promptTokens tokens, and the decode pick is believed to lack at least nonCachedTokens of them.",
+        "Yes if nonCachedTokens > 0, the prompt has at least promptTokens tokens, and at least \
+        nonCachedTokens of them are not cached at the decode pick.",
     ),
     source: for_people("llm-d-router, profilehandler/disagg"),
     parameters: &[
-        Parameter { name: "nonCachedTokens", default: Default::Number(0.0), doc: for_people("tokens, a whole number; 0 is never") },
-        Parameter { name: "promptTokens", default: Default::Number(0.0), doc: for_people("tokens, a whole number; 0 is any prompt") },
+        Parameter { name: "nonCachedTokens", default: Default::Number(0.0), doc: for_people("tokens, a whole number; 0: never") },
+        Parameter { name: "promptTokens", default: Default::Number(0.0), doc: for_people("tokens, a whole number; 0: any prompt") },
     ],
     needs: &[State::PrefixIndex, State::Prompt],
     build,

@@ -13,7 +13,10 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "concurrency-detector",
     kind: Kind::Detector,
     doc: for_people(
-        "Saturation is what is in flight at all endpoints over what all can take: requests over maxConcurrency, prompt tokens over maxTokenConcurrency, or (hybrid) the greater of both. As a filter it drops endpoints that have reached the limit times 1 + headroom, unless all have. An endpoint whose metadata says max_num_seqs can take no more requests than that.",
+        "Saturation = load in flight at all endpoints / their capacity: requests / \
+        maxConcurrency, prompt tokens / maxTokenConcurrency, or (hybrid) the greater of both. As \
+        a filter it drops endpoints at or above the limit times 1 + headroom, unless all are. \
+        max_num_seqs in an endpoint's metadata lowers its limit of requests.",
     ),
     source: for_people("llm-d-router, saturationdetector/concurrency"),
     parameters: &[
@@ -21,12 +24,12 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "maxConcurrency",
             default: Default::Number(100.0),
-            doc: for_people("requests one endpoint can take, a whole number from 1"),
+            doc: for_people("requests that one endpoint can take, a whole number from 1"),
         },
         Parameter {
             name: "maxTokenConcurrency",
             default: Default::Number(1_000_000.0),
-            doc: for_people("prompt tokens in flight one endpoint can take, a whole number from 1"),
+            doc: for_people("prompt tokens in flight that one endpoint can take, a whole number from 1"),
         },
         HEADROOM,
         IN_FLIGHT_PRODUCER,

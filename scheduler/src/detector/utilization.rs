@@ -12,7 +12,10 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "utilization-detector",
     kind: Kind::Detector,
     doc: for_people(
-        "Saturation is the mean over the endpoints of max(q / queueDepthThreshold, u / kvCacheUtilThreshold), q = requests waiting, u = share of the KV cache in use; endpoints of which neither is known are left out. As a filter it drops endpoints above 1 + headroom, unless all are.",
+        "Saturation = mean over the endpoints of max(q / queueDepthThreshold, u / \
+        kvCacheUtilThreshold), q = requests waiting, u = share of the KV cache in use; endpoints \
+        that report neither are left out. As a filter it drops endpoints above 1 + headroom, \
+        unless all are.",
     ),
     source: for_people("llm-d-router, saturationdetector/utilization"),
     parameters: &[
@@ -22,7 +25,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "metricsStalenessThreshold",
             default: Default::Text("200ms"),
-            doc: for_people("no effect: metrics are old for every plugin alike, after --staleness-max"),
+            doc: for_people("no effect: --staleness-max applies to all plugins"),
         },
         IN_FLIGHT_PRODUCER,
     ],

@@ -8,12 +8,17 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "by-label",
     kind: Kind::Filter,
     doc: for_people(
-        "Keeps endpoints whose label has one of validValues, or, with allowsNoLabel, that have no such label. Deprecated: label-selector-filter.",
+        "Keeps endpoints whose label has one of validValues; with allowsNoLabel also those \
+        without the label. Deprecated: use label-selector-filter.",
     ),
     source: for_people("llm-d-router, filter/bylabel"),
     parameters: &[
         Parameter { name: "label", default: Default::Required, doc: for_people("the label") },
-        Parameter { name: "validValues", default: Default::Structured("[VALUE]"), doc: for_people("one at least, unless allowsNoLabel") },
+        Parameter {
+            name: "validValues",
+            default: Default::Structured("[VALUE]"),
+            doc: for_people("at least one, unless allowsNoLabel is set"),
+        },
         Parameter { name: "allowsNoLabel", default: Default::Flag(false), doc: for_people("keep endpoints without the label") },
     ],
     needs: &[State::Labels],

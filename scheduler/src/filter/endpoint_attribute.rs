@@ -14,21 +14,21 @@ use crate::rng::Rng;
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "endpoint-attribute-filter",
     kind: Kind::Filter,
-    doc: for_people("Keeps endpoints whose attribute compares true with the threshold's value."),
+    doc: for_people("Keeps endpoints whose attribute satisfies the threshold."),
     source: for_people("llm-d-router, filter/endpointattribute"),
     parameters: &[
         Parameter {
             name: "attribute",
             default: Default::Required,
-            doc: for_people("the attribute, as customMetrics names it; with a / in it the producer must be given too"),
+            doc: for_people("name of the attribute, as in customMetrics; if it contains a / the producer is required"),
         },
         METRICS_EXTRACTOR,
         Parameter {
             name: "onMissing",
             default: Default::Text("Pass"),
-            doc: for_people("endpoints without the attribute: Pass keeps, Fail drops them"),
+            doc: for_people("endpoints without the attribute: Pass keeps them, Fail drops them"),
         },
-        Parameter { name: "fallbackOnEmpty", default: Default::Flag(false), doc: for_people("keep all where all would be dropped") },
+        Parameter { name: "fallbackOnEmpty", default: Default::Flag(false), doc: for_people("keep all if all would be dropped") },
         Parameter {
             name: "algorithm",
             default: Default::Structured(

@@ -9,19 +9,20 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "label-selector-filter",
     kind: Kind::Filter,
     doc: for_people(
-        "Keeps endpoints that have all of matchLabels and satisfy all of matchExpressions; NotIn is satisfied without the label too. No condition keeps all.",
+        "Keeps endpoints that have all of matchLabels and satisfy all of matchExpressions. An \
+        endpoint without the label satisfies NotIn. Without conditions it keeps all.",
     ),
     source: for_people("llm-d-router, filter/bylabel; Kubernetes, labels and selectors"),
     parameters: &[
         Parameter {
             name: "matchLabels",
             default: Default::Structured("{LABEL: VALUE}"),
-            doc: for_people("labels with the value each must have"),
+            doc: for_people("labels and the value that each must have"),
         },
         Parameter {
             name: "matchExpressions",
             default: Default::Structured("[{key, operator: In | NotIn | Exists | DoesNotExist, values: [VALUE]}]"),
-            doc: for_people("conditions on one label each; values for In and NotIn only"),
+            doc: for_people("one condition per label; values only for In and NotIn"),
         },
     ],
     needs: &[State::Labels],

@@ -12,32 +12,36 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "prefix-cache-affinity-filter",
     kind: Kind::Filter,
     doc: for_people(
-        "Keeps endpoints with matched blocks / all blocks >= affinityThreshold; all where there are none, where the lowest TTFT of those is more than maxTTFTPenaltyMs above the lowest of the others, and at random with explorationProbability. TTFT = prompt tokens in flight / peakPrefillThroughput, or what is predicted of this request (ttftSource).",
+        "Keeps endpoints with matched blocks / all blocks >= affinityThreshold. Keeps all if \
+        there are none, if their lowest TTFT exceeds the lowest TTFT of the others by more than \
+        maxTTFTPenaltyMs, and at random with explorationProbability. TTFT = prompt tokens in \
+        flight / peakPrefillThroughput, or the predicted TTFT (ttftSource).",
     ),
     source: for_people("llm-d-router, filter/prefixcacheaffinity"),
     parameters: &[
         Parameter {
             name: "affinityThreshold",
             default: Default::Number(0.8),
-            doc: for_people("share of the prompt's blocks to hold, 0 to 1; 0 keeps all"),
+            doc: for_people("share of the prompt's blocks that must be cached, 0 to 1; 0 keeps all"),
         },
         Parameter { name: "explorationProbability", default: Default::Number(0.0), doc: for_people("how often to keep all, 0 to 1") },
         Parameter {
             name: "maxTTFTPenaltyMs",
             default: Default::Number(18_000.0),
-            doc: for_people("ms that holding the prompt may cost, 0 to 1e9; 0: any"),
+            doc: for_people("highest extra TTFT accepted for a cached prompt, ms, 0 to 1e9; 0: no limit"),
         },
         Parameter {
             name: "ttftSource",
             default: Default::Text("prefillThroughput"),
             doc: for_people(
-                "prefillThroughput or latencyPredictor, by which an endpoint of which nothing is predicted is neither slow nor fast",
+                "prefillThroughput or latencyPredictor; with the latter an endpoint without a \
+                prediction is neither slow nor fast",
             ),
         },
         Parameter {
             name: "peakPrefillThroughput",
             default: Default::Number(15_928.0),
-            doc: for_people("prompt tokens that an endpoint works through in a second, up to 1e9; above 0 unless maxTTFTPenaltyMs is 0"),
+            doc: for_people("prompt tokens per second of one endpoint, up to 1e9; above 0 unless maxTTFTPenaltyMs is 0"),
         },
         PREFIX_PRODUCER,
         Parameter { name: "inFlightLoadProducerName", ..PRODUCER_NAME },

@@ -9,7 +9,9 @@ use crate::rng::Rng;
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "session-affinity-filter",
     kind: Kind::Filter,
-    doc: for_people("Keeps the endpoint the request's session is at; all without a session, or where that endpoint is no candidate."),
+    doc: for_people(
+        "Keeps the endpoint of the request's session. Keeps all if there is no session, or if that endpoint is not a candidate.",
+    ),
     source: session_affinity::SOURCE,
     parameters: session_affinity::PARAMETERS,
     needs: &[State::Headers],

@@ -11,13 +11,16 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "slo-headroom-tier-filter",
     kind: Kind::Filter,
     doc: for_people(
-        "Keeps endpoints whose TTFT and TPOT headroom are not negative; with probability epsilonExploreNeg the others instead. One of which nothing is predicted is among the others; all are kept where nothing is predicted of any, or all are alike.",
+        "Keeps endpoints whose TTFT and TPOT headroom is not negative; with probability \
+        epsilonExploreNeg it keeps the others instead. An endpoint without a prediction is among \
+        the others. It keeps all if there is no prediction at all, or if all are in the same \
+        group.",
     ),
     source: for_people("llm-d-router, filter/sloheadroomtier"),
     parameters: &[Parameter {
         name: "epsilonExploreNeg",
         default: Default::Number(0.01),
-        doc: for_people("how often those without headroom are kept instead, 0 to 1"),
+        doc: for_people("how often the endpoints without headroom are kept instead, 0 to 1"),
     }],
     needs: &[State::Latency, State::InFlight, State::PrefixIndex, State::Prompt],
     build,

@@ -11,16 +11,17 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "utilization-filter",
     kind: Kind::Filter,
     doc: for_people(
-        "Drops endpoints of which any listed metric is above its maxValue. A metric that is not known does not count: unknown is not full.",
+        "Drops endpoints where a listed metric exceeds its maxValue. An unknown metric does not \
+        drop an endpoint.",
     ),
     source: for_people("llm-d-router, filter/utilization"),
     parameters: &[
         Parameter {
             name: "conditions",
             default: Default::Structured("[{metric: active-requests | running-requests | waiting-queue | kv-cache-utilization, maxValue}]"),
-            doc: for_people("what an endpoint may have at most, one condition at least; a share from 0 to 1 for kv-cache-utilization"),
+            doc: for_people("at least one condition; kv-cache-utilization is a share from 0 to 1"),
         },
-        Parameter { name: "fallbackOnEmpty", default: Default::Flag(false), doc: for_people("keep all where all would be dropped") },
+        Parameter { name: "fallbackOnEmpty", default: Default::Flag(false), doc: for_people("keep all if all would be dropped") },
         Parameter { name: "inFlightLoadProducerName", ..PRODUCER_NAME },
     ],
     needs: &[State::QueueDepth, State::RunningRequests, State::KvCacheUtilization, State::InFlight],

@@ -16,13 +16,14 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "data-parallel-profile-handler",
     kind: Kind::ProfileHandler,
     doc: for_people(
-        "Runs the only profile; the request goes to primaryPort at the pick's address, and x-data-parallel-host-port names the pick.",
+        "Runs the only profile. The request goes to primaryPort at the picked address; \
+        x-data-parallel-host-port names the pick.",
     ),
     source: for_people("llm-d-router, profilehandler/dataparallel (deprecated there: list every rank's port instead)"),
     parameters: &[Parameter {
         name: "primaryPort",
         default: Default::Number(8000.0),
-        doc: for_people("the port where requests for every rank of a pod enter, a whole number from 1 to 65535"),
+        doc: for_people("port that receives the requests for all ranks of a pod, a whole number from 1 to 65535"),
     }],
     needs: &[],
     build,

@@ -14,19 +14,20 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "disagg-profile-handler",
     kind: Kind::ProfileHandler,
     doc: for_people(
-        "Runs the decode profile, then those of the stages whose decider wants them elsewhere: encode (x-encoder-hosts-ports), prefill (x-prefiller-host-port).",
+        "Runs the decode profile, then the profile of each stage that its decider sends \
+        elsewhere: encode (x-encoder-hosts-ports), prefill (x-prefiller-host-port).",
     ),
     source: for_people("llm-d-router, profilehandler/disagg"),
     parameters: &[
         Parameter {
             name: "profiles",
             default: Default::Structured("{decode: decode, prefill: prefill, encode: encode}"),
-            doc: for_people("names of the stages' profiles"),
+            doc: for_people("profile name of each stage"),
         },
         Parameter {
             name: "deciders",
             default: Default::Structured("{prefill: PLUGIN, encode: PLUGIN}"),
-            doc: for_people("the decider of each stage; a stage without one is never run elsewhere"),
+            doc: for_people("decider of each stage; a stage without one never runs elsewhere"),
         },
     ],
     needs: &[],

@@ -9,16 +9,13 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "header-profile-handler",
     kind: Kind::ProfileHandler,
     doc: for_people(
-        "Runs the profile that the request's header names, or defaultProfile without the header; the only one where there is but one. A name there is not is the client's error (400).",
+        "Runs the profile named in the request's header, or defaultProfile without the header. If \
+        there is only one profile, it runs that one. An unknown name is answered 400.",
     ),
     source: for_people("llm-d-router, profilehandler/headerprofile"),
     parameters: &[
-        Parameter { name: "headerName", default: Default::Text("EPP-Profile"), doc: for_people("the header, in any case") },
-        Parameter {
-            name: "defaultProfile",
-            default: Default::Text("decode"),
-            doc: for_people("the profile of requests without the header"),
-        },
+        Parameter { name: "headerName", default: Default::Text("EPP-Profile"), doc: for_people("the header, case-insensitive") },
+        Parameter { name: "defaultProfile", default: Default::Text("decode"), doc: for_people("profile for requests without the header") },
     ],
     needs: &[State::Headers],
     build,

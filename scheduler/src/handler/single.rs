@@ -8,7 +8,7 @@ use crate::run::{ProfileHandler, Reference, Run};
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "single-profile-handler",
     kind: Kind::ProfileHandler,
-    doc: for_people("Runs the only profile there is."),
+    doc: for_people("Runs the only profile."),
     source: for_people("llm-d-router, profilehandler/single"),
     parameters: &[],
     needs: &[],

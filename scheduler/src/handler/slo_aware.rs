@@ -16,17 +16,20 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "slo-aware-profile-handler",
     kind: Kind::ProfileHandler,
     doc: for_people(
-        "Runs sloProfile for requests with an SLO and PredictionBasedRouting: true, defaultProfile for the others, and for all while latency is not predicted (--latency-prediction). While it is, an inference request without an SLO is the client's error (400).",
+        "Runs sloProfile for requests with an SLO and PredictionBasedRouting: true, and \
+        defaultProfile for the others. Without --latency-prediction all use defaultProfile; with \
+        it, an inference request without an SLO is answered 400.",
     ),
     source: for_people("Gateway API Inference Extension, issue 1323"),
     parameters: &[
-        Parameter { name: "defaultProfile", default: Default::Text("default"), doc: for_people("the profile of the others") },
-        Parameter { name: "sloProfile", default: Default::Text("slo"), doc: for_people("the profile that goes by SLOs") },
+        Parameter { name: "defaultProfile", default: Default::Text("default"), doc: for_people("profile for other requests") },
+        Parameter { name: "sloProfile", default: Default::Text("slo"), doc: for_people("profile for requests with an SLO") },
         Parameter {
             name: "sloMissing",
             default: Default::Text("refuse"),
             doc: for_people(
-                "what becomes of requests without an SLO while latency is predicted: refuse, or default, which runs defaultProfile",
+                "requests without an SLO while latency is predicted: refuse (400), or default \
+                (runs defaultProfile)",
             ),
         },
     ],

@@ -10,7 +10,7 @@ use crate::rng::Rng;
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "max-score-picker",
     kind: Kind::Picker,
-    doc: for_people("The greatest weighted total first; equal totals in random order."),
+    doc: for_people("Highest weighted total first; equal totals in random order."),
     source: for_people("llm-d-router, picker/maxscore"),
     parameters: &[LIST_LENGTH],
     needs: &[],

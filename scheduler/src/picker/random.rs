@@ -10,7 +10,7 @@ use crate::rng::Rng;
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "random-picker",
     kind: Kind::Picker,
-    doc: for_people("Any order, each as likely; scores count for nothing."),
+    doc: for_people("A random order; scores have no effect."),
     source: for_people("llm-d-router, picker/random"),
     parameters: &[LIST_LENGTH],
     needs: &[],

@@ -11,7 +11,8 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "weighted-random-picker",
     kind: Kind::Picker,
     doc: for_people(
-        "A sample without replacement, weighted by total w: greatest U^(1/w) first, U uniform in (0, 1). Totals of 0 come last, in random order.",
+        "A random sample without replacement, weighted by total w: highest U^(1/w) first, U \
+        uniform in (0, 1). Totals of 0 come last, in random order.",
     ),
     source: for_people(
         "Efraimidis and Spirakis, \"Weighted random sampling with a reservoir\", 2006 (algorithm A-Res); llm-d-router, picker/weightedrandom",

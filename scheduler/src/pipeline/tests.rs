@@ -45,7 +45,7 @@ fn a_pickers_list_length_stands_over_the_pipelines() {
     assert_eq!(length(0.0).unwrap(), 3);
     assert_eq!(
         length(9.0).unwrap_err().to_string(),
-        "plugin `random-picker`: parameter `maxNumOfEndpoints` is out of range: endpoints in the ranked list, a whole number from 1 to 8; 0 leaves it to the profile"
+        "plugin `random-picker`: parameter `maxNumOfEndpoints` is out of range: length of the ranked list, a whole number from 1 to 8; 0: as the profile says"
     );
 }
 

@@ -28,19 +28,19 @@ pub(crate) const PARAMETERS: &[Parameter] = &[
     Parameter {
         name: "encodedEndpointHeaderConfig",
         default: Default::Structured("{header: x-session-token}"),
-        doc: for_people("the header of requests and responses that carries the token"),
+        doc: for_people("request and response header that carries the token"),
     },
     Parameter {
         name: "sessionIdConfig",
         default: Default::Structured("{sources: [{header: x-session-id}], evictionTtlSeconds, evictionSweepSeconds}"),
         doc: for_people(
-            "where the id is read, first that is there: {header: NAME} or {attribute: agent-identity}; nothing is remembered, so nothing is evicted",
+            "sources of the id, the first present wins: {header: NAME} or {attribute: agent-identity}; nothing is stored, so the eviction settings have no effect",
         ),
     },
     Parameter {
         name: "profileName",
         default: Default::Text(""),
-        doc: for_people("the profile whose pick the token names; empty: the endpoint that served"),
+        doc: for_people("profile whose pick the token names; empty: the served endpoint"),
     },
 ];
 

@@ -42,7 +42,7 @@ impl fmt::Display for State {
             Self::RunningRequests => "scraped: requests running",
             Self::KvCacheUtilization => "scraped: KV-cache utilisation",
             Self::Adapters => "scraped: LoRA adapters",
-            Self::AdapterRooms => "adapters given lately",
+            Self::AdapterRooms => "recent adapter placements",
             Self::Attributes => "scraped: customMetrics",
             Self::InFlight => "in-flight ledger",
             Self::PrefixIndex => "prefix index",

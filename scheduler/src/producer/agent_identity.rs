@@ -8,13 +8,14 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "agent-identity",
     kind: Kind::Producer,
     doc: for_people(
-        "The session is the value of the first of these headers that the request has: additionalSessionHeaders, then x-claude-code-session-id, x-session-affinity, session-id, session_id.",
+        "Session = value of the first of these headers in the request: additionalSessionHeaders, \
+        then x-claude-code-session-id, x-session-affinity, session-id, session_id.",
     ),
     source: for_people("llm-d-router, requestheader/agentidentity"),
     parameters: &[Parameter {
         name: "additionalSessionHeaders",
         default: Default::Structured("[HEADER]"),
-        doc: for_people("header names, read first"),
+        doc: for_people("header names to read first"),
     }],
     needs: &[State::Headers],
     build,

@@ -9,36 +9,38 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "approx-prefix-cache-producer",
     kind: Kind::Producer,
     doc: for_people(
-        "Cuts prompts into blocks of blockSizeTokens and remembers who was given which, of those beyond the 128th every fourth; there is one index, whoever reads it.",
+        "Cuts prompts into blocks of blockSizeTokens and records which endpoint received which \
+        block; beyond block 128 only every fourth. All plugins share one index.",
     ),
     source: for_people("llm-d-router, dataproducer/approximateprefix"),
     parameters: &[
         Parameter {
             name: "blockSizeTokens",
             default: Default::Number(16.0),
-            doc: for_people("tokens of a block, a whole number; below 64 it is 64: smaller blocks cost memory and gain no hit"),
+            doc: for_people(
+                "tokens per block, a whole number; less than 64 counts as 64: smaller \
+            blocks cost memory and gain no hits",
+            ),
         },
         Parameter {
             name: "maxPrefixTokensToMatch",
             default: Default::Number(1_048_576.0),
-            doc: for_people("tokens of a prompt that are looked up, a whole number; 0 goes by maxPrefixBlocksToMatch"),
+            doc: for_people("tokens of a prompt to look up, a whole number; 0: use maxPrefixBlocksToMatch"),
         },
         Parameter {
             name: "maxPrefixBlocksToMatch",
             default: Default::Number(2048.0),
-            doc: for_people(
-                "blocks of a prompt that are looked up when maxPrefixTokensToMatch is 0, a whole number; 0 is as many as there may be",
-            ),
+            doc: for_people("blocks of a prompt to look up if maxPrefixTokensToMatch is 0, a whole number; 0: the maximum"),
         },
         Parameter {
             name: "lruCapacityPerServer",
             default: Default::Number(31_250.0),
-            doc: for_people("blocks remembered of an endpoint whose KV cache is not known (autoTune), a whole number from 1"),
+            doc: for_people("blocks to remember for an endpoint whose KV cache size is unknown, a whole number from 1"),
         },
         Parameter {
             name: "autoTune",
             default: Default::Flag(true),
-            doc: for_people("remember as much of an endpoint as its KV cache holds, where the engine reports its size"),
+            doc: for_people("remember as many blocks as the KV cache has, if the engine reports its size"),
         },
     ],
     needs: &[State::Prompt],

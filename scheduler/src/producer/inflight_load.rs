@@ -8,26 +8,24 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "inflight-load-producer",
     kind: Kind::Producer,
     doc: for_people(
-        "A request counts for its uncached prompt tokens until its first token; with addEstimatedOutputTokens also, to its end, for min(outputRatio * prompt tokens, maxEstimatedOutputTokens, the client's own limit).",
+        "A request counts with its uncached prompt tokens until its first token. With \
+        addEstimatedOutputTokens it also counts, until its end, with min(outputRatio * prompt \
+        tokens, maxEstimatedOutputTokens, the client's limit).",
     ),
     source: for_people("llm-d-router, dataproducer/inflightload"),
     parameters: &[
-        Parameter { name: "addEstimatedOutputTokens", default: Default::Flag(false), doc: for_people("count the output expected, too") },
+        Parameter { name: "addEstimatedOutputTokens", default: Default::Flag(false), doc: for_people("also count expected output tokens") },
         Parameter {
             name: "outputRatio",
             default: Default::Number(1.5),
-            doc: for_people("output tokens expected for each prompt token, 0 to 1000"),
+            doc: for_people("expected output tokens per prompt token, 0 to 1000"),
         },
         Parameter {
             name: "maxEstimatedOutputTokens",
             default: Default::Number(0.0),
-            doc: for_people("the most expected, a whole number; 0 is no limit"),
+            doc: for_people("upper bound of expected output tokens, a whole number; 0: no limit"),
         },
-        Parameter {
-            name: "syncCrossReplicaState",
-            default: Default::Flag(true),
-            doc: for_people("no effect: proxies share what is in flight by themselves"),
-        },
+        Parameter { name: "syncCrossReplicaState", default: Default::Flag(true), doc: for_people("no effect: proxies always share load") },
         Parameter { name: "prefixMatchInfoProducerName", ..PRODUCER_NAME },
     ],
     needs: &[State::Prompt],

@@ -11,39 +11,34 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "predicted-latency-producer",
     kind: Kind::Producer,
     doc: for_people(
-        "Predicts TTFT and TPOT of a request at every endpoint (--latency-prediction). Headroom = min(own SLO, lowest SLO of requests there) - predicted, the TPOT SLO times sloBufferFactor; an SLO that an idle endpoint could not meet is nobody's lowest.",
+        "Predicts TTFT and TPOT of a request at every endpoint (--latency-prediction). Headroom = \
+        min(own SLO, lowest SLO of the requests there) - prediction; the TPOT SLO is multiplied \
+        by sloBufferFactor. An SLO that even an idle endpoint could not meet does not count as \
+        the lowest.",
     ),
     source: for_people("llm-d-router, dataproducer/predictedlatency"),
     parameters: &[
-        Parameter {
-            name: "sloBufferFactor",
-            default: Default::Number(1.0),
-            doc: for_people("how much of the TPOT SLO may be used up, 0.001 to 10"),
-        },
-        Parameter {
-            name: "percentile",
-            default: Default::Text("p90"),
-            doc: for_people("what must be within an SLO: p90, the time nine of ten requests take, or mean, the middle of what is expected"),
-        },
+        Parameter { name: "sloBufferFactor", default: Default::Number(1.0), doc: for_people("usable share of the TPOT SLO, 0.001 to 10") },
+        Parameter { name: "percentile", default: Default::Text("p90"), doc: for_people("which prediction must meet the SLO: p90 or mean") },
         Parameter {
             name: "predictInProduce",
             default: Default::Flag(true),
-            doc: for_people("predict; without, requests are only learned from"),
+            doc: for_people("predict; if false, the model learns but does not predict"),
         },
         Parameter {
             name: "streamingMode",
             default: Default::Flag(false),
-            doc: for_people("no effect: of each reply it is known whether it is streamed, and only streamed ones have a TTFT"),
+            doc: for_people("no effect: only streamed replies have a TTFT, and each reply shows whether it is streamed"),
         },
         Parameter {
             name: "endpointRoleLabel",
             default: Default::Text(""),
-            doc: for_people("no effect: each endpoint is learned by itself, whatever its role"),
+            doc: for_people("no effect: each endpoint has its own factors, whatever its role"),
         },
         Parameter {
             name: "useEncoderCacheFeatures",
             default: Default::Flag(false),
-            doc: for_people("no effect: the model goes by what it measures best with"),
+            doc: for_people("no effect: the features of the model are fixed"),
         },
         Parameter {
             name: "samplingMean",
@@ -66,7 +61,8 @@ pub(crate) const TRACKER: PluginType = PluginType {
     name: "slo-request-tracker",
     kind: Kind::Producer,
     doc: for_people(
-        "Keeps the queue of running requests of each endpoint, by SLO, with what was predicted of each and what it saw; there is one, declared or not.",
+        "Keeps the running requests of each endpoint, ordered by SLO, with their predicted and \
+        measured latency. It always exists, declared or not.",
     ),
     source: for_people("Gateway API Inference Extension, issue 1323"),
     parameters: &[],

@@ -9,7 +9,9 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "token-producer",
     kind: Kind::Producer,
     doc: for_people(
-        "Tokens are text bytes / 4 until replies say how many prompts had (usage), then as many as they say on average; plus for each image, video or audio clip width * height / factor of the default resolution (dynamic) or staticToken (static).",
+        "Tokens = text bytes / 4 until replies report usage, then the average that they report; \
+        plus, for each image, video or audio clip, width * height / factor of the default \
+        resolution (dynamic) or staticToken (static).",
     ),
     source: for_people("llm-d-router, dataproducer/tokenizer"),
     parameters: &[
@@ -18,12 +20,12 @@ pub(crate) const PLUGIN: PluginType = PluginType {
             default: Default::Structured(
                 "{image: {mode: dynamic, defaultResolution: {width: 640, height: 360}, dynamic: {factor: 1024}, static: {staticToken: 0}}}",
             ),
-            doc: for_people("what an image counts for"),
+            doc: for_people("tokens of an image"),
         },
         Parameter {
             name: "modelName",
             default: Default::Text(""),
-            doc: for_people("leave it out: it asks for a tokenizer server, and tokens are estimated here"),
+            doc: for_people("leave it out: it requires a tokenizer server; Switchpoint estimates tokens"),
         },
     ],
     needs: &[State::Prompt],
@@ -33,7 +35,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
 const ESTIMATE: &[Parameter] = &[Parameter {
     name: "image",
     default: Default::Structured("{mode, defaultResolution, dynamic, static}"),
-    doc: for_people("what an image counts for"),
+    doc: for_people("tokens of an image"),
 }];
 const IMAGE: &[Parameter] = &[
     Parameter { name: "mode", default: Default::Text("dynamic"), doc: for_people("dynamic or static") },
@@ -103,6 +105,6 @@ mod tests {
         let image = Value::Map(vec![("image".to_owned(), Value::Map(fixed))]);
         assert_eq!(read(&[("estimate".to_owned(), image)]), Ok(77));
         let refusal = read(&[("modelName".to_owned(), Value::Text("llama".to_owned()))]).unwrap_err().to_string();
-        assert!(refusal.contains("tokens are estimated here"), "{refusal}");
+        assert!(refusal.contains("Switchpoint estimates tokens"), "{refusal}");
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::PLUGINS;
+use crate::plugin::Parameter;
 use crate::plugin_type::{Kind, PluginType};
 
 /// The sections of the page, in order.
@@ -17,6 +18,12 @@ const TITLES: [(&str, Kind); 9] = [
     ("Producers", Kind::Producer),
     ("Parsers", Kind::Parser),
 ];
+
+/// How the text of a parameter begins that changes nothing here.
+const NO_EFFECT: &str = "no effect";
+
+/// Width of the lines of the page, tables apart.
+const WIDTH: usize = 120;
 
 /// Every plugin with its formula, source, parameters and defaults, as Markdown.
 #[must_use]
@@ -34,20 +41,48 @@ pub fn reference_markdown() -> String {
 
 fn write_plugin(page: &mut String, plugin: &PluginType) {
     // Writing to a String cannot fail.
-    let _ = writeln!(page, "### `{}`\n\n{}\n\nSource: {}.\n", plugin.name, plugin.doc, plugin.source);
+    let _ = writeln!(page, "### `{}`\n\n{}\n\nSource: {}.\n", plugin.name, wrap(plugin.doc), plugin.source);
     if !plugin.needs.is_empty() {
         let needs: Vec<String> = plugin.needs.iter().map(ToString::to_string).collect();
-        let _ = writeln!(page, "Needs {}.\n", needs.join(", "));
+        let _ = writeln!(page, "{}\n", wrap(&format!("Needs {}.", needs.join(", "))));
     }
-    if plugin.parameters.is_empty() {
-        return;
+    let has_no_effect = |parameter: &&Parameter| parameter.doc.starts_with(NO_EFFECT);
+    let (idle, active): (Vec<&Parameter>, Vec<&Parameter>) = plugin.parameters.iter().partition(has_no_effect);
+    if !active.is_empty() {
+        let _ = writeln!(page, "| parameter | default | meaning |\n|---|---|---|");
+        for parameter in active {
+            let default = parameter.default.to_string().replace('|', "\\|"); // else it would end the cell
+            let _ = writeln!(page, "| `{}` | {default} | {} |", parameter.name, parameter.doc);
+        }
+        page.push('\n');
     }
-    let _ = writeln!(page, "| parameter | default | meaning |\n|---|---|---|");
-    for parameter in plugin.parameters {
-        let default = parameter.default.to_string().replace('|', "\\|"); // else it would end the cell
-        let _ = writeln!(page, "| `{}` | {default} | {} |", parameter.name, parameter.doc);
+    let mut reasons: Vec<&str> = idle.iter().map(|parameter| parameter.doc).collect();
+    reasons.dedup();
+    for reason in reasons {
+        let names: Vec<String> =
+            idle.iter().filter(|parameter| parameter.doc == reason).map(|parameter| format!("`{}`", parameter.name)).collect();
+        let reason = reason.trim_start_matches(NO_EFFECT).trim_start_matches(": ");
+        let _ = writeln!(page, "{}\n", wrap(&format!("No effect: {} ({reason}).", names.join(", "))));
     }
-    page.push('\n');
+}
+
+/// Breaks a paragraph into lines of at most `WIDTH` characters.
+fn wrap(paragraph: &str) -> String {
+    let mut wrapped = String::new();
+    let mut width = 0;
+    for word in paragraph.split(' ') {
+        let length = word.chars().count();
+        if width > 0 && width + 1 + length <= WIDTH {
+            wrapped.push(' ');
+            width += 1;
+        } else if width > 0 {
+            wrapped.push('\n');
+            width = 0;
+        }
+        wrapped.push_str(word);
+        width += length;
+    }
+    wrapped
 }
 
 #[cfg(test)]
@@ -71,9 +106,9 @@ mod tests {
             let title = page.get(..page.find(&format!("### `{}`", plugin.name)).unwrap()).unwrap().rsplit("\n## ").next().unwrap();
             let (kind, _) = TITLES.iter().find(|(_, kind)| *kind == plugin.kind).unwrap();
             assert!(title.trim_start_matches("## ").starts_with(kind), "{} under {kind}", plugin.name);
-            assert!(page.contains(&format!("### `{}`\n\n{}\n\nSource: {}.\n", plugin.name, plugin.doc, plugin.source)));
+            assert!(page.contains(&format!("### `{}`\n\n{}\n\nSource: {}.\n", plugin.name, wrap(plugin.doc), plugin.source)));
         }
-        assert!(page.contains("| `matchLengthScaleTokens` | 8192 | tokens of match"));
+        assert!(page.contains("| `matchLengthScaleTokens` | 8192 | matched tokens"));
         assert!(page.find("## Scorers").unwrap() < page.find("## Pickers").unwrap());
         assert!(page.find("## Filters").unwrap() < page.find("## Scorers").unwrap());
     }

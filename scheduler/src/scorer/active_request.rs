@@ -13,12 +13,12 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "idleThreshold",
             default: Default::Number(0.0),
-            doc: for_people("requests in flight that still count as idle, a whole number"),
+            doc: for_people("highest number of requests in flight that counts as idle, a whole number"),
         },
         Parameter {
             name: "maxBusyScore",
             default: Default::Number(1.0),
-            doc: for_people("the score that busy endpoints stay below, 0 to 1"),
+            doc: for_people("upper bound of the score of a busy endpoint, 0 to 1"),
         },
     ],
     needs: &[State::InFlight],

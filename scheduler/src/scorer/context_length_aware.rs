@@ -14,19 +14,22 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "context-length-aware",
     kind: Kind::Scorer,
     doc: for_people(
-        "In the range min-max of the label: 0.3 + 0.7 * (0.7 / (1 + (max - min) / 10000) + 0.3 * (max - t) / (max - min)), t = prompt tokens; 1 where min = max; out of it: 0.3 / (1 + d / 1000), d = tokens to the nearer end; without the label 0.5; with one that is no range 0.",
+        "Inside the label's range min-max: 0.3 + 0.7 * (0.7 / (1 + (max - min) / 10000) + 0.3 * \
+        (max - t) / (max - min)), t = prompt tokens; 1 if min = max. Outside: 0.3 / (1 + d / \
+        1000), d = tokens to the nearer end. 0.5 without the label, 0 if the label is not a \
+        range.",
     ),
     source: for_people("llm-d-router, scorer/contextlengthaware"),
     parameters: &[
         Parameter {
             name: "label",
             default: Default::Text("llm-d.ai/context-length-range"),
-            doc: for_people("label that holds the range of prompt tokens, min-max"),
+            doc: for_people("label with the range of prompt tokens, min-max"),
         },
         Parameter {
             name: "enableFiltering",
             default: Default::Flag(false),
-            doc: for_people("also drop endpoints whose range the prompt is not in; those without the label stay"),
+            doc: for_people("also drop endpoints whose range excludes the prompt; endpoints without the label stay"),
         },
     ],
     needs: &[State::Labels, State::Prompt],

@@ -11,14 +11,15 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "endpoint-attribute-scorer",
     kind: Kind::Scorer,
     doc: for_people(
-        "(v - min) / (max - min), or 1 - that where lower is better; min and max over the candidates (1 when all are equal), or fixed, and the score then kept within 0 and 1.",
+        "(v - min) / (max - min), or 1 minus that if lower is better. min and max are those of \
+        the candidates (1 when all are equal), or fixed; then the score is clamped to 0..1.",
     ),
     source: for_people("llm-d-router, scorer/endpointattribute"),
     parameters: &[
         Parameter {
             name: "attributeKey",
             default: Default::Required,
-            doc: for_people("the attribute, as customMetrics names it; with a / in it the producer must be given too"),
+            doc: for_people("name of the attribute, as in customMetrics; if it contains a / the producer is required"),
         },
         METRICS_EXTRACTOR,
         Parameter {
@@ -26,7 +27,7 @@ pub(crate) const PLUGIN: PluginType = PluginType {
             default: Default::Structured(
                 "{type: linear_lower_is_better | linear_higher_is_better, normalization: {adaptiveRange: {}} | {fixedRange: {min, max}}}",
             ),
-            doc: for_people("which end is better (required), and what the values are measured against, by default each other"),
+            doc: for_people("which direction is better (required), and the range; by default that of the candidates"),
         },
     ],
     needs: &[State::Attributes],

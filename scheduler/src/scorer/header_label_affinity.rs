@@ -7,11 +7,11 @@ use crate::plugin_type::{ClientHeaders, Kind, Plugin, PluginType};
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "header-label-affinity-scorer",
     kind: Kind::Scorer,
-    doc: for_people("1 where the label has the value of the request's header, else 0; 0 for all without the header."),
+    doc: for_people("1 if the label equals the request's header, else 0. 0 for all if the header is missing."),
     source: for_people("llm-d-router, scorer/headerlabelaffinity"),
     parameters: &[
-        Parameter { name: "headerName", default: Default::Required, doc: for_people("request header, in any case") },
-        Parameter { name: "labelKey", default: Default::Required, doc: for_people("label of the endpoints") },
+        Parameter { name: "headerName", default: Default::Required, doc: for_people("request header, case-insensitive") },
+        Parameter { name: "labelKey", default: Default::Required, doc: for_people("endpoint label") },
     ],
     needs: &[State::Headers, State::Labels],
     build,

@@ -8,7 +8,7 @@ use crate::scorer::rate;
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "kv-cache-utilization-scorer",
     kind: Kind::Scorer,
-    doc: for_people("1 - u, u = share of the KV-cache blocks in use."),
+    doc: for_people("1 - u, u = share of KV-cache blocks in use."),
     source: for_people("llm-d-router, scorer/kvcacheutilization"),
     parameters: &[],
     needs: &[State::KvCacheUtilization],

@@ -26,34 +26,38 @@ const STRATEGY: Parameter = Parameter {
     name: "headroomSelectionStrategy",
     default: Default::Text("least"),
     doc: for_people(
-        "where SLOs are met: least (or lowest) headroom first, or most (or highest); without it, HEADROOM_SELECTION_STRATEGY of the daemon's environment",
+        "where SLOs are met: least (lowest) headroom first, or most (highest); default from the \
+        daemon's HEADROOM_SELECTION_STRATEGY",
     ),
 };
 const TTFT_WEIGHT: Parameter =
-    Parameter { name: "ttftWeight", default: Default::Number(0.8), doc: for_people("how much TTFT headroom counts, 0 to 1e6") };
+    Parameter { name: "ttftWeight", default: Default::Number(0.8), doc: for_people("weight of TTFT headroom, 0 to 1e6") };
 const TPOT_WEIGHT: Parameter =
-    Parameter { name: "tpotWeight", default: Default::Number(0.2), doc: for_people("how much TPOT headroom counts, 0 to 1e6") };
+    Parameter { name: "tpotWeight", default: Default::Number(0.2), doc: for_people("weight of TPOT headroom, 0 to 1e6") };
 const COMPOSITE_KV: Parameter = Parameter {
     name: "compositeKVWeight",
     default: Default::Number(1.0),
-    doc: for_people("without predictions: how much free KV cache counts, 0 to 1e6"),
+    doc: for_people("without predictions: weight of free KV cache, 0 to 1e6"),
 };
 const COMPOSITE_QUEUE: Parameter = Parameter {
     name: "compositeQueueWeight",
     default: Default::Number(1.0),
-    doc: for_people("without predictions: how much a short queue counts, 0 to 1e6"),
+    doc: for_people("without predictions: weight of a short queue, 0 to 1e6"),
 };
 const COMPOSITE_PREFIX: Parameter = Parameter {
     name: "compositePrefixWeight",
     default: Default::Number(1.0),
-    doc: for_people("without predictions: how much the share of the prompt it holds counts, 0 to 1e6"),
+    doc: for_people("without predictions: weight of the cached share of the prompt, 0 to 1e6"),
 };
 
 pub(crate) const LATENCY: PluginType = PluginType {
     name: "latency-scorer",
     kind: Kind::Scorer,
     doc: for_people(
-        "Of the best tier (SLOs met; idle; only TPOT late; only TTFT late; both): (floor(100 (1 - h)) + 1) / 100, h = ttftWeight * TTFT headroom + tpotWeight * TPOT headroom, each min-max of its size over the tier; strategy most: h for 1 - h where SLOs are met. The others 0. Without predictions: a mix of free KV cache, queue and prefix.",
+        "In the best tier (SLOs met; idle; only TPOT late; only TTFT late; both late): (floor(100 \
+        (1 - h)) + 1) / 100, h = ttftWeight * TTFT headroom + tpotWeight * TPOT headroom, each \
+        scaled to 0..1 over the tier. Strategy most uses h instead of 1 - h where SLOs are met. \
+        Other tiers: 0. Without predictions: a mix of free KV cache, queue and prefix.",
     ),
     source: for_people("llm-d-router, scorer/latency"),
     parameters: &[
@@ -74,7 +78,10 @@ pub(crate) const SLO: PluginType = PluginType {
     name: "slo-scorer",
     kind: Kind::Scorer,
     doc: for_people(
-        "As latency-scorer, but endpoints outside the best tier get so much that a draw by weight goes to one of them with explorationShare. In the list endpoints that would be late come after all others; only the first of a draw may be one. Where no endpoint is valid (SLOs met, or idle), a request with an SLO and a priority below shedBelowPriority is shed (429).",
+        "As latency-scorer, but a weighted random pick takes an endpoint outside the best tier \
+        with probability explorationShare. In the rest of the ranked list, endpoints that would \
+        be late come last. If no endpoint is valid (SLOs met, or idle), a request with an SLO and \
+        a priority below shedBelowPriority is shed (429).",
     ),
     source: for_people("Gateway API Inference Extension, issue 1323"),
     parameters: &[
@@ -84,13 +91,14 @@ pub(crate) const SLO: PluginType = PluginType {
         Parameter {
             name: "explorationShare",
             default: Default::Number(0.01),
-            doc: for_people("how often a draw by weight takes an endpoint outside the best tier, so that it is learned about, 0 to 0.5"),
+            doc: for_people("how often a weighted pick takes an endpoint outside the best tier, to learn about it, 0 to 0.5"),
         },
         Parameter {
             name: "shedBelowPriority",
             default: Default::Number(1.0),
             doc: for_people(
-                "requests of a lower priority are shed where no endpoint is valid, a whole number from 0; Critical is 1, and 0 sheds the sheddable only",
+                "requests of lower priority are shed if no endpoint is valid, a whole number from \
+                0; Critical is 1; 0 sheds only negative priorities",
             ),
         },
         COMPOSITE_KV,

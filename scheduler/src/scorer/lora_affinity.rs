@@ -17,9 +17,12 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "lora-affinity-scorer",
     kind: Kind::Scorer,
     doc: for_people(
-        "1 where the requested adapter runs, or was given before and cannot have been displaced since; 0.8 where running + waiting adapters < the most that fit; where it would displace an idle one: 0.5 * (1 - r / (n - 1)), r = how many of the n candidates without a free place have one idle for longer; 0.6 where it waits; else 0.",
+        "1 where the requested adapter runs, or was placed before and cannot have been evicted \
+        since; 0.8 where an adapter slot is free; 0.6 where the adapter waits; where it would \
+        evict an idle adapter: 0.5 * (1 - r / (n - 1)), r = how many of the n candidates without \
+        a free slot have an adapter that is idle for longer; else 0.",
     ),
-    source: for_people("llm-d-router, scorer/loraaffinity; displacement is ours"),
+    source: for_people("llm-d-router, scorer/loraaffinity; the eviction rule is Switchpoint's"),
     parameters: &[],
     needs: &[State::Adapters, State::AdapterRooms],
     build,

@@ -14,14 +14,15 @@ pub(crate) const PLUGIN: PluginType = PluginType {
     name: "no-hit-lru-scorer",
     kind: Kind::Scorer,
     doc: for_people(
-        "0.5 for all where any candidate holds a block of the prompt; else 1 - r / (n - 1), r = how many of the n candidates were given their last such request before this one.",
+        "0.5 for all if any candidate has a block of the prompt cached; else 1 - r / (n - 1), r = \
+        how many of the n candidates received their last uncached request earlier than this one.",
     ),
     source: for_people("llm-d-router, scorer/nohitlru"),
     parameters: &[
         Parameter {
             name: "lruSize",
             default: Default::Number(1024.0),
-            doc: for_people("endpoints remembered; those before count as never used; a whole number from 1"),
+            doc: for_people("number of endpoints to remember; older ones count as never used; a whole number from 1"),
         },
         PREFIX_PRODUCER,
     ],

@@ -16,12 +16,12 @@ pub(crate) const PLUGIN: PluginType = PluginType {
         Parameter {
             name: "matchLengthWeight",
             default: Default::Number(0.0),
-            doc: for_people("share of the score that the length of the match decides rather than its ratio, 0 to 1"),
+            doc: for_people("weight of the length of the match; the rest is the weight of its ratio, 0 to 1"),
         },
         Parameter {
             name: "matchLengthScaleTokens",
             default: Default::Number(8192.0),
-            doc: for_people("tokens of match at which the length's share is complete, a whole number from 1"),
+            doc: for_people("matched tokens that give the full score for length, a whole number from 1"),
         },
         PREFIX_PRODUCER,
     ],

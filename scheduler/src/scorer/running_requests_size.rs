@@ -8,7 +8,10 @@ use crate::scorer::rate_by_load;
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "running-requests-size-scorer",
     kind: Kind::Scorer,
-    doc: for_people("(max - r) / (max - min) over the candidates, r = requests the engine runs; 1 when all are equal."),
+    doc: for_people(
+        "(max - r) / (max - min) over the candidates, r = requests running in the \
+    engine; 1 when all are equal.",
+    ),
     source: for_people("llm-d-router, scorer/runningrequests"),
     parameters: &[],
     needs: &[State::RunningRequests],

@@ -8,7 +8,7 @@ use crate::plugin_type::{ClientHeaders, Kind, Plugin, PluginType};
 pub(crate) const PLUGIN: PluginType = PluginType {
     name: "session-affinity-scorer",
     kind: Kind::Scorer,
-    doc: for_people("1 for the endpoint the request's session is at, else 0."),
+    doc: for_people("1 for the endpoint of the request's session, else 0."),
     source: session_affinity::SOURCE,
     parameters: session_affinity::PARAMETERS,
     needs: &[State::Headers],

@@ -66,40 +66,45 @@ const TARGETS: [Target; 20] = [
     Target { what: "p50 at 400 KB, µs", reference: "+8,380", bound: AtMost(200.0), found: |m| m.p50("filter", 400_000, 100) },
     Target { what: "p50 at 1 MB, µs", reference: "-", bound: AtMost(500.0), found: |m| m.p50("filter", 1_000_000, 100) },
     Target {
-        what: "CPU a request at 10 KB, 16 connections, µs",
+        what: "CPU per request at 10 KB, 16 connections, µs",
         reference: "+748",
         bound: AtMost(20.0),
         found: |m| m.cpu("filter", 10_000),
     },
     Target {
-        what: "CPU a request at 220 KB, 16 connections, µs",
+        what: "CPU per request at 220 KB, 16 connections, µs",
         reference: "+5,537",
         bound: AtMost(75.0),
         found: |m| m.cpu("filter", 220_000),
     },
     Target {
-        what: "CPU a request at 400 KB, 16 connections, µs",
+        what: "CPU per request at 400 KB, 16 connections, µs",
         reference: "+10,215",
         bound: AtMost(170.0),
         found: |m| m.cpu("filter", 400_000),
     },
     Target { what: "p50, 10 -> 1,000 endpoints at 10 KB, µs", reference: "-", bound: AtMost(40.0), found: Measured::growth },
-    Target { what: "a streamed chunk, CPU, µs", reference: "+85", bound: AtMost(3.0), found: |m| m.chunk("filter") },
+    Target { what: "CPU per streamed chunk, µs", reference: "+85", bound: AtMost(3.0), found: |m| m.chunk("filter") },
     Target {
-        what: "scraping 100 endpoints, none staler than 1 s, cores",
+        what: "scraping 100 endpoints at least once a second, cores",
         reference: "0.15",
         bound: AtMost(0.03),
         found: |m| m.stands("scraping 100 "),
     },
-    Target { what: "requests/s at 220 KB, 16 connections, of plain Envoy's", reference: "0.04", bound: AtLeast(0.6), found: Measured::rps },
     Target {
-        what: "a further worker and its VM, 100 endpoints x 6,600 blocks, MiB",
+        what: "requests/s at 220 KB, 16 connections, relative to plain Envoy",
+        reference: "0.04",
+        bound: AtLeast(0.6),
+        found: Measured::rps,
+    },
+    Target {
+        what: "one more worker and its VM, 100 endpoints x 6,600 blocks, MiB",
         reference: "-",
         bound: AtMost(16.0),
         found: |m| m.stands("each further worker and its VM, after"),
     },
     Target {
-        what: "ext_proc: p50 at 10 KB, µs (a quarter of the reference)",
+        what: "ext_proc: p50 at 10 KB, µs (a quarter of llm-d's)",
         reference: "+1,020",
         bound: AtMost(255.0),
         found: |m| m.p50("ext_proc", 10_000, 100),
@@ -251,7 +256,7 @@ fn machine() -> Result<String> {
 
 fn targets(measured: &Measured) -> Result<String> {
     let mut text =
-        String::from("| added over plain Envoy, 100 endpoints | target | found (spread) | | reference |\n|---|---|---|---|---|\n");
+        String::from("| added over plain Envoy, 100 endpoints | target | measured (spread) | | llm-d v0.10 |\n|---|---|---|---|---|\n");
     for Target { what, reference, bound, found } in &TARGETS {
         let (sign, number) = match bound {
             AtMost(number) => ("≤", number),
@@ -269,22 +274,21 @@ fn targets(measured: &Measured) -> Result<String> {
 
 fn requests(measured: &Measured) -> Result<String> {
     let mut text = String::from(
-        "| way | body | escapes | endpoints | connections | plain p50 µs | added p50 | added p99 | added CPU | req/s of plain | errors |\n\
-         |---|---|---|---|---|---|---|---|---|---|---|\n",
+        "| way | body | endpoints | connections | plain p50 µs | added p50 | added p99 | added CPU | req/s relative to plain | errors |\n\
+         |---|---|---|---|---|---|---|---|---|---|\n",
     );
     let spread = |value: f64, iqr: f64| {
         let note = if value.abs() <= iqr { ", noise" } else { "" };
         format!("{value:.0} ({iqr:.0}{note})")
     };
-    for row in measured.overhead.iter().filter(|row| row.front != Way::Plain.name()) {
+    for row in measured.overhead.iter().filter(|row| row.front != Way::Plain.name() && !row.escapes) {
         let load = row.rate_rps.map_or_else(|| row.connections.to_string(), |rate| format!("open, {rate}/s"));
         writeln!(
             text,
-            "| {}{} | {} KB | {} | {} | {load} | {:.0} | {} | {} | {} | {:.0} % | {} |",
+            "| {}{} | {} KB | {} | {load} | {:.0} | {} | {} | {} | {:.0} % | {} |",
             row.front,
             if row.predicting { ", predicting" } else { "" },
             row.body_bytes / 1000,
-            if row.escapes { "yes" } else { "no" },
             row.endpoints,
             measured.beside(row).map_or(f64::NAN, |plain| plain.p50_us),
             spread(row.added_p50_us, row.iqr_us),
@@ -298,7 +302,7 @@ fn requests(measured: &Measured) -> Result<String> {
 }
 
 fn chunks(measured: &Measured) -> Result<String> {
-    let mut text = String::from("| way | chunks/s | CPU a chunk µs | added (spread) |\n|---|---|---|---|\n");
+    let mut text = String::from("| way | chunks/s | CPU per chunk µs | added (spread) |\n|---|---|---|---|\n");
     for row in &measured.streams {
         writeln!(text, "| {} | {:.0} | {:.2} | {:.2} ({:.2}) |", row.front, row.chunks_per_s, row.cpu_us, row.added_cpu_us, row.iqr_us)?;
     }
@@ -316,7 +320,7 @@ fn standing(measured: &Measured) -> Result<String> {
 
 fn steps(measured: &Measured) -> Result<String> {
     let mut text = String::from(
-        "| body | connections | what a listener does beyond the one before | CPU a request µs | added (spread) | p50 µs | added (spread) |\n\
+        "| body | connections | what this listener adds to the previous one | CPU per request µs | added (spread) | p50 µs | added (spread) |\n\
          |---|---|---|---|---|---|---|\n",
     );
     for row in &measured.steps {
@@ -331,7 +335,7 @@ fn steps(measured: &Measured) -> Result<String> {
 
 fn chunk_steps(measured: &Measured) -> Result<String> {
     let mut text = String::from(
-        "| what a listener does beyond the one before | workers, µs a chunk | added (spread) | rest of Envoy | daemon |\n\
+        "| what this listener adds to the previous one | workers, µs per chunk | added (spread) | rest of Envoy | daemon |\n\
          |---|---|---|---|---|\n",
     );
     for steps::ChunkRow { step, cpu_us: [workers, rest, daemon], added_us, iqr_us } in &measured.chunk_steps {
@@ -356,7 +360,7 @@ fn plots(measured: &Measured, folder: &Path) -> Result<()> {
         vec![line("filter", "#0a6"), line("ext_proc", "#c40")]
     };
     let latency = chart("Added p50, one connection, 100 endpoints", "body, bytes", "µs", &series(1, |row| row.added_p50_us));
-    let cpu = chart("Added CPU a request, 16 connections, 100 endpoints", "body, bytes", "µs", &series(16, |row| row.added_cpu_us));
+    let cpu = chart("Added CPU per request, 16 connections, 100 endpoints", "body, bytes", "µs", &series(16, |row| row.added_cpu_us));
     std::fs::write(folder.join("latency.svg"), latency)?;
     std::fs::write(folder.join("cpu.svg"), cpu)?;
     Ok(())

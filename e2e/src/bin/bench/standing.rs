@@ -89,7 +89,7 @@ async fn scraping(endpoints: usize) -> Result<Row> {
         tokio::time::sleep(SCRAPE_WINDOW).await;
         cores.push((cpu_ns(daemon.id())? - before) as f64 / began.elapsed().as_nanos() as f64);
     }
-    let often = if endpoints > 450 { "as often as it may, 500 pages a second in all" } else { "each every 0.8 to 1 s" };
+    let often = if endpoints > 450 { "at the limit of 500 pages per second" } else { "each every 0.8 to 1 s" };
     Ok(row(format!("scraping {endpoints} endpoints, {often}, pages of 38 KB"), "cores", &cores))
 }
 
@@ -149,7 +149,7 @@ async fn starts(args: &Args) -> Result<Vec<Row>> {
         seconds.push(began.elapsed().as_secs_f64());
         world.stop().await?;
     }
-    Ok(vec![row("from nothing to the first pick (the module is compiled meanwhile)", "s", &seconds)])
+    Ok(vec![row("from start to the first pick, with compilation of the module", "s", &seconds)])
 }
 
 /// From a rewritten endpoints file to a pick by it.
@@ -172,7 +172,7 @@ async fn changes(args: &Args) -> Result<Row> {
         until_named(target, whole.len()).await?;
     }
     world.stop().await?;
-    Ok(row("from a changed endpoints file to a pick without the one that left", "ms", &ms))
+    Ok(row("from a changed endpoints file to a pick without the removed endpoint", "ms", &ms))
 }
 
 async fn until_named(target: SocketAddr, endpoints: usize) -> Result<()> {

@@ -51,25 +51,25 @@ const PLAIN: (Step, &str) = (Step::Plain, "plain Envoy, round robin");
 
 const FILTER: Ladder = &[
     PLAIN,
-    (Step::Told, "told its endpoint: a header, made metadata, obeyed by `override_host`"),
-    (Step::Retries, "retries armed by headers: Envoy keeps the request until it is answered"),
-    (Step::Wasm("passes"), "a wasm filter that is called and does nothing"),
-    (Step::Wasm("reads"), "it waits for the body and copies it out"),
-    (Step::Wasm("speaks"), "it reads the headers both ways, sets three, and asks for three properties"),
-    (Step::Filter, "the picker: parse, hash, look up, score, count, tell the others, read the reply"),
+    (Step::Told, "the endpoint in a header, copied to metadata, used by `override_host`"),
+    (Step::Retries, "retries enabled by headers: Envoy keeps the request until the response"),
+    (Step::Wasm("passes"), "a wasm filter that does nothing"),
+    (Step::Wasm("reads"), "the filter waits for the body and copies it out"),
+    (Step::Wasm("speaks"), "the filter reads all headers, sets three, and reads three properties"),
+    (Step::Filter, "the picker: parse, hash, look up, score, count, publish load, read the reply"),
 ];
 
 const EXT_PROC: Ladder = &[
     PLAIN,
-    (Step::GoesOn, "asks a server that reads nothing and answers all four messages at once, with one endpoint for all"),
+    (Step::GoesOn, "ext_proc to a server that reads nothing and always answers the same endpoint"),
     (Step::ExtProc, "the picker: parse, hash, look up, score, count, read the reply"),
 ];
 
 const CHUNKS: Ladder = &[
     PLAIN,
-    (Step::Wasm("passes"), "a wasm filter that is called and does nothing"),
-    (Step::Wasm("follows"), "it copies out each piece of the reply"),
-    (Step::Filter, "the picker: find the events, see whether they are tokens or usage, count them and their pace"),
+    (Step::Wasm("passes"), "a wasm filter that does nothing"),
+    (Step::Wasm("follows"), "the filter copies out each piece of the reply"),
+    (Step::Filter, "the picker: find the events, recognise tokens and usage, count and time them"),
 ];
 
 /// One row of `steps.json`.
