@@ -18,6 +18,8 @@ import time
 from datetime import date
 from typing import Callable, NamedTuple
 
+import unsteady
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LOGS = ROOT / "target" / "ci"
 DENY = ".tools/bin/cargo-deny --locked"
@@ -135,8 +137,8 @@ def verdicts(output: str, word: str) -> list[str]:
 
 
 def again(command: str, output: str) -> list[str]:
-    """The failed end-to-end tests that pass alone. They are of whole processes that share two cores with each other: what fails only then is
-    unsteady, which is said loudly and with its panic, and is no verdict on the product."""
+    """The failed end-to-end tests that pass alone. They run whole processes that share two cores with each other: a test that
+    fails only then is unsteady. One that `.ci/unsteady.toml` lists is a loud warning; any other has failed."""
     failed = verdicts(output, "FAILED")
     if len(failed) > AGAIN_MAX:
         return []
@@ -148,15 +150,18 @@ def again(command: str, output: str) -> list[str]:
     return [name for name in failed if name in passed]
 
 
-def remarks(step: Step, output: str, counts: Counts, unsteady: list[str]) -> list[str]:
-    """What a reader of a long log wants last: each test that failed with the first lines of what it panicked with, or the step that did."""
+def remarks(step: Step, output: str, counts: Counts, alone: list[str]) -> list[str]:
+    """What a reader of a long log wants last: each failed test with the first lines of its panic, or the failed step. `alone`:
+    failed tests that pass when they run alone."""
     texts = []
     for name in verdicts(output, "FAILED") if step.judge is cargo_test else []:
         panic = re.search(rf"(?m)^thread '{re.escape(name)}'[^\n]* panicked at ([^\n]*)\n((?:[^\n]*\n){{0,{PANIC_LINES_MAX}}})", output)
-        mark = "UNSTEADY, passed when run alone" if name in unsteady else "FAILED"
+        mark = "FAILED"
+        if name in alone:
+            mark = "UNSTEADY, listed" if name in unsteady.names() else "FAILED, passes when run alone and is not listed in .ci/unsteady.toml"
         why = "\n".join([panic[1], panic[2].split("stack backtrace:")[0].rstrip()]) if panic else ""
         texts.append(f"{mark}: {name}: {why}"[:REMARK_CHARACTERS_MAX])
-    if counts.failed and len(texts) == len(unsteady):
+    if counts.failed and all(text.startswith("UNSTEADY") for text in texts):
         texts.append(f"FAILED: {step.name}")
     return texts
 
@@ -167,17 +172,18 @@ def run(step: Step) -> tuple[Counts, list[str]]:
     began = time.monotonic()
     status, output = capture(step.command, step.seconds_max)
     counts = step.judge(status, output)
-    unsteady = again(step.command, output) if step.judge is cargo_test and counts.failed else []
-    counts += Counts(passed=len(unsteady), failed=-len(unsteady))
+    alone = again(step.command, output) if step.judge is cargo_test and counts.failed else []
+    known = [name for name in alone if name in unsteady.names()]
+    counts += Counts(passed=len(known), failed=-len(known))
     for row in binaries(output) if step.judge is cargo_test else []:
         if sum(row.counts):
             print(f"     {row.name}: {summary(row.counts)} ({row.seconds})")
     verdict = "FAILED" if counts.failed else "SKIPPED, not checked" if counts.skipped and not counts.passed else "ok"
     log = LOGS / (re.sub(r"\W+", "-", step.name) + ".log")
     log.write_text(f"$ {step.command}\n{output}")
-    if verdict != "ok" or unsteady:
+    if verdict != "ok" or alone:
         lines = output.splitlines()
-        shown = lines[-LINES_SHOWN_MAX:] if counts.failed or unsteady else lines[-8:]
+        shown = lines[-LINES_SHOWN_MAX:] if counts.failed or alone else lines[-8:]
         print("\n".join(f"   | {line}" for line in [f"$ {step.command}", *shown]))
         print(f"   | (all of it: {log.relative_to(ROOT)})")
     for line in output.splitlines():
@@ -185,7 +191,7 @@ def run(step: Step) -> tuple[Counts, list[str]]:
             print(f"     {line}")
     print(f"   {verdict}, {time.monotonic() - began:.1f} s", flush=True)
     skipped = skips(output) if step.judge is cargo_test else []
-    return counts, remarks(step, output, counts, unsteady) + skipped
+    return counts, remarks(step, output, counts, alone) + skipped
 
 
 def capture(command: str, seconds_max: int) -> tuple[int, str]:
@@ -239,7 +245,9 @@ def summary(counts: Counts) -> str:
 
 GROUPS: dict[str, Callable[[], list[Step]]] = {
     "lint": lambda: [
-        Step("lint: these steps' own tests", "python3 .ci/test_steps.py", one),
+        Step("lint: these steps' own tests", "python3 .ci/test_steps.py && python3 .ci/test_house.py", one),
+        Step("lint: unsteady tests are listed for at most 14 days", "python3 .ci/unsteady.py", one),
+        Step("lint: names, sentences, cycles, lengths", "python3 .ci/house.py check", one),
         Step("lint: rustfmt", "cargo fmt --all --check", one),
         Step("lint: clippy", "cargo clippy --locked --workspace --all-targets -- -D warnings", one),
         # Left out of all targets, as they are of `cargo test`: what runs only when asked for, and the filter's test build.

@@ -1,0 +1,557 @@
+#!/usr/bin/env python3
+"""Counts what makes the code hard to read, and holds the counts to limits.
+
+    .ci/house.py report                   all counts, as text
+    .ci/house.py json FILE                all counts, as JSON
+    .ci/house.py compare BEFORE AFTER     two JSON files as a Markdown table
+    .ci/house.py sample --seed N --count N --kind comments|docs [--revision R]
+                                          sentences drawn at random, with their place
+    .ci/house.py check                    fails where a count is above its limit
+
+It reads the files that git tracks. Generated code (`gen/`) and data are left out. Standard library only.
+"""
+
+import collections
+import json
+import pathlib
+import random
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# The commit after which subjects are checked.
+SUBJECTS_SINCE = "178d498"
+SUBJECT_CHARACTERS_MAX = 72
+COMMENT_COLUMNS_MAX = 100
+MARKDOWN_COLUMNS_MAX = 120
+FUNCTION_LINES_MAX = 70
+FILE_LINES_MAX = 500
+FIELDS_MAX = 12
+CYCLE_FILES_MAX = 3
+
+# Type names that several crates may define, because every Rust programmer expects them.
+CONVENTIONS = {"Args", "Command", "Config", "Error", "Kind", "Metrics", "Result", "Settings", "State", "Status"}
+
+# Phrases that a reader stumbles over, and what to write instead. Counted in comments, strings and documents.
+PHRASES = {
+    r"\bnobody\b": "no endpoint, no client, none",
+    r"\bsomebody\b": "a client, another process",
+    r"\banybody\b": "any endpoint",
+    r"\beverybody\b": "all endpoints",
+    r"\bwhoever\b": "the caller, the client",
+    r"\bwhom\b": "the endpoint that",
+    r"\banew\b": "again",
+    r"\b(is|are|was|were|be|been) told\b": "receives",
+    r"\b(tells?|telling) (of|it|them|that|what|who|apart)\b": "reports",
+    r"\bfor people\b": "for display, for operators",
+    r"\bof which\b": "two sentences",
+    r"\basked for\b": "requested",
+    r"\bis heard\b|\bare heard\b|\bheard of\b": "received",
+    r"\bis not to be had\b|\bto be had\b": "unavailable",
+    r"\bmoreover\b|\bhence\b|\blest\b": "and, so",
+}
+
+# What `check` allows. Each number may fall and never rise; most of them shall become 0.
+LIMITS = {
+    "import cycles of more than 3 files": 2,
+    "type names defined more than once": 187,
+    "phrases": 693,
+    "functions over 70 lines": 1,
+    "comment lines over 100 columns": 1884,
+    "Markdown lines over 120 columns": 97,
+    "structs over 12 fields without a reason": 24,
+    "commit subjects": 0,
+}
+
+
+def git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, text=True, capture_output=True, check=True).stdout
+
+
+class Tree:
+    """The tracked files of the work tree, or of a revision."""
+
+    def __init__(self, revision: str | None = None):
+        self.revision = revision
+        names = git("ls-tree", "-r", "--name-only", revision) if revision else git("ls-files")
+        self.names = [name for name in names.splitlines() if "/gen/" not in name]
+        self.texts: dict[str, str] = {}
+
+    def text(self, name: str) -> str:
+        if name not in self.texts:
+            if self.revision:
+                raw = subprocess.run(["git", "show", f"{self.revision}:{name}"], cwd=ROOT, capture_output=True, check=True).stdout
+            else:
+                path = ROOT / name
+                raw = path.read_bytes() if path.is_file() else b""
+            self.texts[name] = raw.decode(errors="replace")
+        return self.texts[name]
+
+    def rust(self) -> list[str]:
+        return [name for name in self.names if name.endswith(".rs")]
+
+    def markdown(self) -> list[str]:
+        return [name for name in self.names if name.endswith(".md")]
+
+
+def crate_of(name: str) -> str:
+    return name.split("/", 1)[0]
+
+
+# === Rust source, coarsely ===
+
+STRING = r'b?"(?:[^"\\]|\\.)*"|b?r(?P<fence>#*)".*?"(?P=fence)'
+TOKEN = re.compile(rf"(?s)(//[^\n]*|/\*.*?\*/)|({STRING})|'(?:[^'\\]|\\.[^']*)'")
+
+
+def split(text: str) -> tuple[str, list[tuple[int, str]], list[str]]:
+    """Code without comments and strings (line breaks stay), comments with their line, and strings."""
+    comments, strings = [], []
+
+    def blank(match: re.Match) -> str:
+        if match[1] is not None:
+            comments.append((text.count("\n", 0, match.start()) + 1, match[1]))
+        elif match[2] is not None:
+            strings.append(match[2])
+        return re.sub(r"[^\n]", " ", match[0]) if match[1] is not None else '""' + "\n" * match[0].count("\n")
+
+    return TOKEN.sub(blank, text), comments, strings
+
+
+def without_tests(code: str) -> str:
+    """The code without modules under `#[cfg(test)]`."""
+    out, at = [], 0
+    for match in re.finditer(r"#\[cfg\((?:all\()?test[^\]]*\]\s*(?:#\[[^\]]*\]\s*)*(?:pub(?:\([a-z]+\))? )?mod \w+ ?\{", code):
+        if match.start() < at:
+            continue
+        out.append(code[at : match.start()])
+        at = block_end(code, match.end() - 1)
+    out.append(code[at:])
+    return "".join(out)
+
+
+def block_end(code: str, opening: int) -> int:
+    """The position after the block that opens at `opening`."""
+    depth = 0
+    for at in range(opening, len(code)):
+        if code[at] == "{":
+            depth += 1
+        elif code[at] == "}":
+            depth -= 1
+            if depth == 0:
+                return at + 1
+    return len(code)
+
+
+# === Import cycles ===
+
+
+def modules_of(tree: Tree, crate: str) -> dict[tuple[str, ...], str]:
+    """Module path to file, for the library or the only binary of a crate."""
+    modules = {}
+    for name in tree.rust():
+        if not name.startswith(f"{crate}/src/") or name.startswith(f"{crate}/src/bin/"):
+            continue
+        path = name.removeprefix(f"{crate}/src/").removesuffix(".rs").split("/")
+        if path[-1] in ("tests",) or "tests" in path:
+            continue
+        modules[() if path == ["lib"] else tuple(part for part in path if part != "mod")] = name
+    return modules
+
+
+USE = re.compile(r"\b(pub(?:\([a-z ]+\))? )?use ([^;]+);")
+MENTION = re.compile(r"\b(crate|super|self)((?:::\w+)+)")
+
+
+def leaves(text: str, prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """The paths that a `use` tree names."""
+    text = text.strip()
+    brace = text.find("{")
+    if brace < 0:
+        return [prefix + tuple(part.strip() for part in re.sub(r" as \w+", "", text).split("::") if part.strip())]
+    head = prefix + tuple(part.strip() for part in text[:brace].split("::") if part.strip())
+    paths, depth, start = [], 0, brace + 1
+    for at in range(brace, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[at], 0)
+        if (text[at] == "," and depth == 1) or (text[at] == "}" and depth == 0):
+            if text[start:at].strip():
+                paths += leaves(text[start:at], head)
+            start = at + 1
+    return paths
+
+
+def import_edges(tree: Tree, crate: str) -> dict[str, set[str]]:
+    """File to the files it imports. A name that a module re-exports counts for the file that defines it; re-exports are no edge."""
+    modules = modules_of(tree, crate)
+    codes = {path: without_tests(split(tree.text(name))[0]) for path, name in modules.items()}
+    exports: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {path: {} for path in modules}
+    globs: dict[tuple[str, ...], list[tuple[str, ...]]] = {path: [] for path in modules}
+
+    def absolute(module: tuple[str, ...], path: tuple[str, ...]) -> tuple[str, ...] | None:
+        path = list(path)
+        if not path:
+            return None
+        if path[0] == "crate":
+            return tuple(path[1:])
+        base = list(module)
+        if path[0] == "self":
+            path = path[1:]
+        elif path[0] == "super":
+            while path and path[0] == "super":
+                base, path = base[:-1], path[1:]
+        elif tuple(module) + (path[0],) not in modules:
+            return None
+        return tuple(base) + tuple(path)
+
+    imports: dict[tuple[str, ...], set[tuple[str, ...]]] = {path: set() for path in modules}
+    for module, code in codes.items():
+        for match in USE.finditer(code):
+            for path in leaves(match[2]):
+                target = absolute(module, path)
+                if target is None:
+                    continue
+                if match[1]:
+                    if target[-1:] == ("*",):
+                        globs[module].append(target[:-1])
+                    elif target:
+                        exports[module][target[-1]] = target
+                else:
+                    imports[module].add(target)
+        for match in MENTION.finditer(USE.sub("", code)):
+            target = absolute(module, (match[1], *match[2].split("::")[1:]))
+            if target:
+                imports[module].add(target)
+
+    def resolve(path: tuple[str, ...], left: int = 8) -> tuple[str, ...] | None:
+        """The module that defines what a path names."""
+        for cut in range(len(path), -1, -1):
+            if path[:cut] not in modules:
+                continue
+            rest = path[cut:]
+            if rest and left and rest[0] in exports[path[:cut]]:
+                return resolve(exports[path[:cut]][rest[0]] + rest[1:], left - 1)
+            if rest and left:
+                for glob in globs[path[:cut]]:
+                    found = resolve(glob + rest, left - 1)
+                    if found is not None and found != glob:
+                        return found
+            return path[:cut]
+        return None
+
+    edges: dict[str, set[str]] = {}
+    for module, targets in imports.items():
+        found = {resolve(target) for target in targets}
+        edges[modules[module]] = {modules[target] for target in found if target is not None and target != module}
+    return edges
+
+
+def components(edges: dict[str, set[str]]) -> list[list[str]]:
+    """Strongly connected components of more than one file, by Tarjan."""
+    index, low, stack, on, out, count = {}, {}, [], set(), [], 0
+    for root in edges:
+        if root in index:
+            continue
+        work = [(root, iter(sorted(edges[root])))]
+        index[root] = low[root] = count
+        count += 1
+        stack.append(root)
+        on.add(root)
+        while work:
+            node, rest = work[-1]
+            step = next((target for target in rest if target in edges), None)
+            if step is None:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
+                if low[node] == index[node]:
+                    component = []
+                    while True:
+                        top = stack.pop()
+                        on.discard(top)
+                        component.append(top)
+                        if top == node:
+                            break
+                    if len(component) > 1:
+                        out.append(sorted(component))
+            elif step not in index:
+                index[step] = low[step] = count
+                count += 1
+                stack.append(step)
+                on.add(step)
+                work.append((step, iter(sorted(edges[step]))))
+            elif step in on:
+                low[node] = min(low[node], index[step])
+    return sorted(out, key=len, reverse=True)
+
+
+# === Counts ===
+
+TYPE = re.compile(r"(?m)^[ \t]*(?:pub(?:\([a-z: ]+\))? )?(struct|enum|trait|union|type) (\w+)")
+
+
+def type_names(tree: Tree) -> dict[str, list[str]]:
+    """Name to the places that define it. Associated types of a trait or an `impl` are not counted."""
+    places = collections.defaultdict(list)
+    for name in tree.rust():
+        code = split(tree.text(name))[0]
+        for match in TYPE.finditer(code):
+            if match[1] == "type" and match[0][0] in " \t":
+                continue
+            places[match[2]].append(f"{name}:{code.count(chr(10), 0, match.start()) + 1}")
+    return dict(places)
+
+
+def phrases(tree: Tree) -> tuple[dict[str, int], list[str]]:
+    counts, places = collections.Counter(), []
+    for name in [*tree.rust(), *tree.markdown()]:
+        text = tree.text(name)
+        if name.endswith(".rs"):
+            code, comments, strings = split(text)
+            if "/tests/" not in name and not name.endswith("tests.rs"):
+                pieces = [*comments, *((0, string) for string in strings)]
+            else:
+                pieces = comments
+        else:
+            pieces = list(enumerate(re.sub(r"(?s)```.*?```", lambda m: "\n" * m[0].count("\n"), text).splitlines(), 1))
+        for line, piece in pieces:
+            for pattern in PHRASES:
+                found = len(re.findall(pattern, piece, re.IGNORECASE))
+                if found:
+                    counts[pattern] += found
+                    places.append(f"{name}:{line}: {piece.strip()[:110]}")
+    return dict(counts), places
+
+
+FUNCTION = re.compile(r"(?m)^([ \t]*)(?:pub(?:\([a-z: ]+\))? )?(?:const )?(?:async )?(?:unsafe )?(?:extern \"C\" )?fn (\w+)")
+
+
+def functions(tree: Tree) -> list[tuple[int, str]]:
+    """Length in lines and place of each function."""
+    out = []
+    for name in tree.rust():
+        code = split(tree.text(name))[0]
+        for match in FUNCTION.finditer(code):
+            opening = re.compile(r"[;{]").search(code, match.end())
+            # A default of a const generic or an array type may hold a semicolon; those signatures are rare and short.
+            if opening is None or code[opening.start()] == ";":
+                continue
+            end = block_end(code, opening.start())
+            out.append((code.count("\n", match.start(), end) + 1, f"{name}:{code.count(chr(10), 0, match.start()) + 1} {match[2]}"))
+    return out
+
+
+def wide_structs(tree: Tree) -> list[str]:
+    """Structs with more fields than allowed whose documentation gives no reason: a sentence with the word `fields`."""
+    out = []
+    for name in tree.rust():
+        text = tree.text(name)
+        code = split(text)[0]
+        lines = text.splitlines()
+        for match in re.finditer(r"(?m)^[ \t]*(?:pub(?:\([a-z: ]+\))? )?struct (\w+)[^;{(]*\{", code):
+            body = code[match.end() : block_end(code, match.end() - 1)]
+            fields = len(re.findall(r"(?m)^\s*(?:pub(?:\([a-z: ]+\))? )?(?:r#)?\w+: ", body))
+            at = code.count("\n", 0, match.start())
+            above = []
+            while at > 0 and (lines[at - 1].strip().startswith(("///", "#[", "//")) or lines[at - 1].strip().endswith("]")):
+                at -= 1
+                above.append(lines[at])
+            exempt = any("Args" in line or "Parser" in line or "Subcommand" in line or " fields" in line for line in above)
+            if fields > FIELDS_MAX and not exempt:
+                out.append(f"{name}:{code.count(chr(10), 0, match.start()) + 1} {match[1]}: {fields} fields")
+    return out
+
+
+def wide_comments(tree: Tree) -> list[str]:
+    out = []
+    for name in tree.rust():
+        for number, line in enumerate(tree.text(name).splitlines(), 1):
+            if len(line) > COMMENT_COLUMNS_MAX and re.match(r"\s*//", line) and " " in line.strip()[4:].strip() and "http" not in line:
+                # Tables, diagrams and quoted data cannot be wrapped.
+                if not re.match(r"\s*//[/!]? *(\||[{\[`\"]|.*[─│▶►◄┌└]|  )", line):
+                    out.append(f"{name}:{number}")
+    return out
+
+
+def wide_markdown(tree: Tree) -> list[str]:
+    out = []
+    for name in tree.markdown():
+        fenced = False
+        for number, line in enumerate(tree.text(name).splitlines(), 1):
+            if line.lstrip().startswith("```"):
+                fenced = not fenced
+            bare = re.sub(r"\]\([^)]*\)|https?://\S+", "", line)
+            if len(bare) > MARKDOWN_COLUMNS_MAX and not fenced and not line.lstrip().startswith("|"):
+                out.append(f"{name}:{number}")
+    return out
+
+
+def words(text: str) -> int:
+    return len(re.findall(r"[A-Za-z][A-Za-z'-]*", text))
+
+
+NOT_IMPERATIVE = re.compile(r"^\w+(ed|ing)\b")
+
+
+def bad_subjects() -> list[str]:
+    if subprocess.run(["git", "cat-file", "-e", SUBJECTS_SINCE], cwd=ROOT, capture_output=True).returncode != 0:
+        return []  # a shallow clone has no history to check
+    rows = git("log", "--no-merges", "--format=%h %s", f"{SUBJECTS_SINCE}..HEAD").splitlines()
+    subjects = [row.split(" ", 1) for row in rows]
+    return [f"{commit} {subject}" for commit, subject in subjects if len(subject) > SUBJECT_CHARACTERS_MAX or NOT_IMPERATIVE.match(subject)]
+
+
+def tests(tree: Tree) -> dict[str, int]:
+    counts = collections.Counter()
+    for name in tree.rust():
+        counts[crate_of(name)] += len(re.findall(r"#\[(?:tokio::)?test[\](]", tree.text(name)))
+    return dict(sorted(counts.items()))
+
+
+def percentile(values: list[int], share: float) -> int:
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))] if values else 0
+
+
+def count(tree: Tree) -> tuple[dict, dict[str, list[str]]]:
+    """All counts, and the places behind those that `check` holds to a limit."""
+    crates = sorted({crate_of(name) for name in tree.rust()})
+    cycles = {crate: components(import_edges(tree, crate)) for crate in crates}
+    names = type_names(tree)
+    twice = {name: places for name, places in names.items() if len(places) > 1 and name not in CONVENTIONS}
+    found, phrase_places = phrases(tree)
+    lengths = functions(tree)
+    long_files = [name for name in tree.rust() if len(without_tests(split(tree.text(name))[0]).splitlines()) > FILE_LINES_MAX]
+    comment_words = sum(words(text) for name in tree.rust() for _, text in split(tree.text(name))[1])
+    places = {
+        "import cycles of more than 3 files": [
+            f"{crate}: {len(files)} files: {' '.join(files)}" for crate in crates for files in cycles[crate] if len(files) > CYCLE_FILES_MAX
+        ],
+        "type names defined more than once": [f"{name}: {' '.join(where)}" for name, where in sorted(twice.items())],
+        "phrases": phrase_places,
+        "functions over 70 lines": [f"{place}: {lines} lines" for lines, place in lengths if lines > FUNCTION_LINES_MAX],
+        "comment lines over 100 columns": wide_comments(tree),
+        "Markdown lines over 120 columns": wide_markdown(tree),
+        "structs over 12 fields without a reason": wide_structs(tree),
+        "commit subjects": bad_subjects() if tree.revision is None else [],
+    }
+    counts = {
+        "import cycles (files each)": {crate: [len(files) for files in cycles[crate]] for crate in crates if cycles[crate]},
+        "types": sum(len(where) for where in names.values()),
+        "type names": len(names),
+        "functions": len(lengths),
+        "function lines, median": percentile([lines for lines, _ in lengths], 0.5),
+        "function lines, p99": percentile([lines for lines, _ in lengths], 0.99),
+        "function lines, longest": max(lines for lines, _ in lengths),
+        "files over 500 lines before tests": len(long_files),
+        "words of documents": {name: words(tree.text(name)) for name in tree.markdown()},
+        "words of documents, all": sum(words(tree.text(name)) for name in tree.markdown()),
+        "words of comments": comment_words,
+        "tests": tests(tree),
+        "tests, all": sum(tests(tree).values()),
+        "phrases by pattern": found,
+        **{name: len(where) for name, where in places.items()},
+    }
+    return counts, places
+
+
+# === Samples ===
+
+
+def sentences(tree: Tree, kind: str) -> list[tuple[str, str]]:
+    out = []
+    if kind == "comments":
+        for name in tree.rust():
+            block: list[str] = []
+            for line in [*tree.text(name).splitlines(), ""]:
+                match = re.match(r"\s*//[/!]? ?(.*)", line)
+                if match:
+                    block.append(match[1])
+                elif block:
+                    text = " ".join(block)
+                    if words(text) >= 6 and "```" not in text:
+                        out.append((name, text))
+                    block = []
+    else:
+        for name in tree.markdown():
+            text = re.sub(r"(?s)```.*?```", "", tree.text(name))
+            text = re.sub(r"(?m)^(\||#).*$", "", text)
+            for paragraph in re.split(r"\n\s*\n", text):
+                for sentence in re.split(r"(?<=[.!?]) +", " ".join(paragraph.split())):
+                    if words(sentence) >= 6:
+                        out.append((name, sentence))
+    return out
+
+
+# === Commands ===
+
+
+def flat(counts: dict) -> dict[str, str]:
+    out = {}
+    for name, value in counts.items():
+        if name == "words of documents" or name == "tests":
+            continue
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                out[f"{name}: {key}"] = str(inner)
+        else:
+            out[name] = str(value)
+    for crate, number in counts["tests"].items():
+        out[f"tests of {crate}"] = str(number)
+    return out
+
+
+def compare(before: dict, after: dict) -> str:
+    old, new = flat(before), flat(after)
+    rows = ["| count | before | after |", "|---|---|---|"]
+    rows += [f"| {name} | {old.get(name, '-')} | {new.get(name, '-')} |" for name in dict.fromkeys([*old, *new])]
+    return "\n".join(rows)
+
+
+def check() -> int:
+    _, places = count(Tree())
+    failed = 0
+    for name, limit in LIMITS.items():
+        found = len(places[name])
+        if found > limit:
+            failed += 1
+            print(f"{name}: {found}, at most {limit} are allowed")
+            print("\n".join(f"  {place}" for place in places[name][:30]))
+    return 1 if failed else 0
+
+
+def option(arguments: list[str], name: str, default: str | None = None) -> str | None:
+    return arguments[arguments.index(name) + 1] if name in arguments else default
+
+
+def main(arguments: list[str]) -> int:
+    command = arguments[0] if arguments else ""
+    if command == "check":
+        return check()
+    if command == "compare":
+        before, after = (json.loads(pathlib.Path(path).read_text()) for path in arguments[1:3])
+        print(compare(before, after))
+        return 0
+    tree = Tree(option(arguments, "--revision"))
+    if command == "sample":
+        found = sentences(tree, option(arguments, "--kind", "comments"))
+        random.Random(int(option(arguments, "--seed", "21"))).shuffle(found)
+        for name, text in found[: int(option(arguments, "--count", "20"))]:
+            print(f"{name}: {text}")
+        return 0
+    if command in ("report", "json"):
+        counts, places = count(tree)
+        if command == "json":
+            pathlib.Path(arguments[1]).write_text(json.dumps(counts, indent=1) + "\n")
+            return 0
+        for name, value in flat(counts).items():
+            print(f"{value:>8}  {name}")
+        for name in ("import cycles of more than 3 files", "structs over 12 fields without a reason", "functions over 70 lines"):
+            print("\n".join(f"{name}: {place}" for place in places[name]))
+        return 0
+    print(__doc__)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,66 @@
+"""Tests of the counters in `.ci/house.py`. Standard library only."""
+
+import unittest
+
+import house
+
+
+class FakeTree(house.Tree):
+    """Files in memory."""
+
+    def __init__(self, **texts: str):
+        self.revision, self.texts = "fake", {name.replace("__", "/") + ".rs": text for name, text in texts.items()}
+        self.names = list(self.texts)
+
+
+class Cycles(unittest.TestCase):
+    def cycles(self, **texts: str) -> list[list[str]]:
+        return house.components(house.import_edges(FakeTree(**texts), "c"))
+
+    def test_two_files_that_import_each_other_are_a_cycle(self):
+        found = self.cycles(c__src__lib="mod a; mod b;", c__src__a="use crate::b::B; struct A;", c__src__b="struct B(crate::a::A);")
+        self.assertEqual(found, [["c/src/a.rs", "c/src/b.rs"]])
+
+    def test_a_name_counts_for_the_file_that_defines_it(self):
+        texts = {"c__src__lib": "mod a; mod b; pub use a::A; pub use b::B;", "c__src__a": "use crate::B; pub struct A;", "c__src__b": "pub struct B;"}
+        self.assertEqual(self.cycles(**texts), [])
+        self.assertEqual(len(self.cycles(**texts | {"c__src__b": "use crate::{A}; pub struct B;"})), 1)
+
+    def test_tests_and_comments_are_no_imports(self):
+        test = "struct B; // crate::a::A\n#[cfg(test)]\nmod tests {\n use crate::a::A; fn f() { if true {} }\n}\n"
+        self.assertEqual(self.cycles(c__src__lib="mod a; mod b;", c__src__a="use crate::b::B; struct A;", c__src__b=test), [])
+
+    def test_a_child_that_uses_its_parent_is_a_cycle_with_it(self):
+        self.assertEqual(len(self.cycles(c__src__lib="mod a;", c__src__a="mod b; use b::B; struct A;", c__src__a__b="use super::A; struct B;")), 1)
+
+
+class Counts(unittest.TestCase):
+    def test_strings_and_lifetimes_do_not_confuse_the_reader(self):
+        code, comments, strings = house.split('fn f<\'a>(x: &\'a str) { let c = \'"\'; g("// no {", r#"a " b"#) } // yes')
+        self.assertEqual([text for _, text in comments], ["// yes"])
+        self.assertEqual(strings, ['"// no {"', 'r#"a " b"#'])
+        self.assertEqual(code.count("{"), code.count("}"))
+
+    def test_types_defined_twice_are_found(self):
+        names = house.type_names(FakeTree(a="pub struct Row;\nimpl T for Row { \n    type Row = u8; }", b="enum Row { A }"))
+        self.assertEqual(len(names["Row"]), 2)
+
+    def test_functions_are_measured(self):
+        self.assertEqual(house.functions(FakeTree(a="fn f() {\n}\ntrait T { fn g(); }"))[0], (2, "a.rs:1 f"))
+
+    def test_wide_structs_need_a_reason(self):
+        fields = "\n".join(f"    f{at}: u8," for at in range(13))
+        self.assertEqual(len(house.wide_structs(FakeTree(a="struct S {\n" + fields + "\n}"))), 1)
+        self.assertEqual(house.wide_structs(FakeTree(a="/// One row: its fields are the columns. All 13 fields are read.\nstruct S {\n" + fields + "\n}")), [])
+
+    def test_phrases_are_found_in_comments_and_not_in_code(self):
+        counts, _ = house.phrases(FakeTree(a="fn nobody() {} // nobody is told\n"))
+        self.assertEqual(sum(counts.values()), 2)
+
+    def test_subjects(self):
+        self.assertTrue(house.NOT_IMPERATIVE.match("Added a test"))
+        self.assertFalse(house.NOT_IMPERATIVE.match("Add a test"))
+
+
+if __name__ == "__main__":
+    unittest.main()
