@@ -104,7 +104,7 @@ build: wasm ## build switchpointd and switchpoint.wasm, as shipped
 .PHONY: release
 release: wasm
 	@echo "building switchpointd and the tools around it; the first time takes some minutes"
-	cargo build --locked --release -p control-plane -p e2e --bins
+	cargo build --locked --release -p control-plane -p testbed -p bench -p launcher --bins
 
 # As a cdylib alone: beside the rlib that tests link, cargo leaves link-time optimisation out, and says nothing.
 # Then wasm-opt, which makes it an eighth smaller and picks no slower (below the first KB is only the end of the stack); it starts from cargo's own copy and is skipped where that is as before.

@@ -30,9 +30,9 @@ use tokio::time::Instant;
 
 use crate::backend::{Backend, BackendEvent, Component, Following, Readiness, Record, stream};
 use crate::document::{DOCUMENT_BYTES_MAX, Document};
+use crate::event::MetadataPolicy;
 use crate::instance::INSTANCES_MAX;
 use crate::registry::{InstanceHandle, RegisterError, Registrant, Registration, Said, ServiceRegistry, new_incarnation};
-use crate::table::MetadataPolicy;
 use crate::watch::Discovery;
 
 /// How often the directory is read without a notification: changes that another host makes on a

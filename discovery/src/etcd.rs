@@ -28,9 +28,9 @@ use tonic::{Request, Status, Streaming};
 
 use crate::backend::{Backend, BackendEvent, Component, Following, Record, checked_name, stream};
 use crate::document::{DOCUMENT_BYTES_MAX, Document};
+use crate::event::MetadataPolicy;
 use crate::instance::INSTANCES_MAX;
 use crate::registry::{InstanceHandle, RegisterError, Registrant, Registration, Said, ServiceRegistry, chance, new_incarnation};
-use crate::table::MetadataPolicy;
 use crate::watch::Discovery;
 
 use api::auth_client::AuthClient;

@@ -32,8 +32,8 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::backend::{Backend, BackendEvent, Component, Following, stream};
+use crate::event::MetadataPolicy;
 use crate::registry::{InstanceHandle, RegisterError, Registration, ServiceRegistry};
-use crate::table::MetadataPolicy;
 use crate::watch::Discovery;
 
 mod labels;

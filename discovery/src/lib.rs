@@ -57,6 +57,7 @@ pub mod serve;
 
 pub mod backend;
 mod document;
+pub mod event;
 mod fetch;
 pub mod table;
 pub mod watch;
@@ -72,12 +73,12 @@ pub mod kubernetes;
 pub mod lease;
 pub mod merge;
 
+pub use event::{InstanceEvent, MetadataPolicy, Seen, State};
 pub use instance::{
     INSTANCES_MAX, Instance, LABEL_BYTES_MAX, LABELS_MAX, MetricsLocation, NAME_BYTES_MAX, NAMESPACE_DEFAULT, Scheme, validate,
 };
 pub use metadata::Metadata;
 pub use registry::{InstanceHandle, InstanceStatus, RegisterError, Registrant, ServiceRegistry};
-pub use table::{InstanceEvent, MetadataPolicy, Seen, State};
 pub use watch::{Discovery, DiscoveryError, Followed, InstanceEvents, ServiceDiscovery, Status};
 
 /// A change of the set. The first of a stream that is not [`Change::Unreadable`] is a

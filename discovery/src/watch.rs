@@ -21,9 +21,10 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::BroadcastStream;
 
 use crate::backend::{Asked, Backend, BackendEvent, Component, InvalidName};
+use crate::event::{InstanceEvent, MetadataPolicy, Now, Seen};
 use crate::fetch::{FETCHES_MAX, Fetcher};
 use crate::instance::Instance;
-use crate::table::{InstanceEvent, MetadataPolicy, Now, Seen, Table};
+use crate::table::Table;
 use crate::{Change, Changes};
 
 /// How many events a follower may lag behind before it gets the current table instead: a rollout of

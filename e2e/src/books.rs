@@ -1,15 +1,15 @@
 //! The end of a drill: who was failed, and what is left in the books.
 //!
-//! While something breaks, [`crate::load::Load`] runs. At the end everybody must have been served, except whom the laws of nature took (a stream
+//! While something breaks, [`testbed::load::Load`] runs. At the end everybody must have been served, except whom the laws of nature took (a stream
 //! whose server or own proxy dies), and then, when nothing runs any more, nothing may be in any ledger: not at an endpoint, not of a model.
 
 use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::load::{Load, Outcome};
-use crate::stack::Stack;
-use crate::{Result, wait_for};
+use testbed::load::{Load, Outcome};
+use testbed::stack::Stack;
+use testbed::{Result, wait_for};
 
 /// How long the last report of all VMs may take; promised is a second or two.
 const LIMIT: Duration = Duration::from_secs(60);

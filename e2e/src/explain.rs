@@ -8,8 +8,8 @@ use http::Request;
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::stack::Stack;
-use crate::{Result, client, wait_for};
+use testbed::stack::Stack;
+use testbed::{Result, client, wait_for};
 
 /// From a changed pool to a picker that knows it; promised are milliseconds.
 const POOL_LIMIT: Duration = Duration::from_secs(60);

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::{Result, root};
+use testbed::{Result, root};
 
 /// The daemon's Service, as the manifests name it.
 pub const DAEMON: &str = "switchpointd.switchpoint.svc.cluster.local";
@@ -52,7 +52,7 @@ pub struct Local {
     pub admin: u16,
     /// The daemon's state.
     pub state: u16,
-    /// A folder as [`crate::certificates::Authority::folder`] makes it, for [`DAEMON`]. What Envoy discovers goes there too.
+    /// A folder as [`testbed::certificates::Authority::folder`] makes it, for [`DAEMON`]. What Envoy discovers goes there too.
     pub folder: PathBuf,
 }
 

@@ -14,11 +14,11 @@ use http::Request;
 use scheduler::Rng;
 use serde_json::{Value, json};
 
-use crate::client::{self, Body, Events};
-use crate::model_server::Options;
-use crate::scorers::WEIGHED;
-use crate::stack::{Builder, Stack};
-use crate::{Result, wait_for};
+use testbed::client::{self, Body, Events};
+use testbed::model_server::Options;
+use testbed::scorers::WEIGHED;
+use testbed::stack::{Builder, Stack};
+use testbed::{Result, wait_for};
 
 /// Tokens of every answer.
 const OUTPUT_TOKENS: u32 = 16;
@@ -171,7 +171,7 @@ impl Experiment {
                 client::send(server, chat(&prompt(&mut rng), OUTPUT_TOKENS, &[])?).await?;
                 done += 1;
             }
-            Ok::<u32, crate::Error>(done)
+            Ok::<u32, testbed::Error>(done)
         }))
         .await;
         let done: u32 = done.into_iter().sum::<Result<u32>>()?;

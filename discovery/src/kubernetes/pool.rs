@@ -20,7 +20,7 @@ use tokio::sync::Notify;
 use super::listing::{Listing, Told};
 use super::pods::PodIndex;
 use crate::backend::{AppProtocol, Asked, Backend, BackendEvent, Component, FailureMode, Following, PickerService, stream};
-use crate::table::MetadataPolicy;
+use crate::event::MetadataPolicy;
 use crate::watch::Discovery;
 
 /// The most target ports of one pool; the API has the same limit.

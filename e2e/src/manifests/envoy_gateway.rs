@@ -7,7 +7,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use super::{Local, Made, Place, Placed, Substitution, only, read};
-use crate::{Result, root};
+use testbed::{Result, root};
 
 const FILE: &str = "envoy-gateway/gateway.yaml";
 const FILTERS: &str = "/listeners/0/default_filter_chain/filters/0/typed_config/http_filters";

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::{Local, Made, Placed, Substitution, only, read};
-use crate::Result;
+use testbed::Result;
 
 const FILTERS: &str = "/listeners/0/filter_chains/0/filters/0/typed_config/http_filters";
 const LISTENER: &str = "/listeners/0";

@@ -3,10 +3,6 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use e2e::client::Reply;
-use e2e::model_server::{ModelServer, Options};
-use e2e::stack::{Builder, Stack};
-use e2e::{Result, client, wait_for};
 use futures::{StreamExt, TryStreamExt, stream};
 use http::Request;
 use rand::SeedableRng;
@@ -15,6 +11,10 @@ use rand::distr::weighted::WeightedIndex;
 use rand::rngs::StdRng;
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
+use testbed::client::Reply;
+use testbed::model_server::{ModelServer, Options};
+use testbed::stack::{Builder, Stack};
+use testbed::{Result, client, wait_for};
 
 use crate::echo;
 

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use e2e::fleet::{Fleet, Shape};
-use e2e::load::Load;
-use e2e::model_server::Options;
-use e2e::{Result, books, client};
+use e2e::books;
+use testbed::fleet::{Fleet, Shape};
+use testbed::load::Load;
+use testbed::model_server::Options;
+use testbed::{Result, client};
 
 use crate::echo;
 

@@ -1,11 +1,11 @@
 //! Request bodies in every form HTTP has for them: each reaches the engine byte for byte, or is refused in the words of its API.
 
-use e2e::client::{self, Http2, Raw};
-use e2e::stack::Stack;
-use e2e::{Error, Result};
 use http::{HeaderMap, HeaderName, HeaderValue, Request};
 use hyper::body::Frame;
 use serde_json::{Value, json};
+use testbed::client::{self, Http2, Raw};
+use testbed::stack::Stack;
+use testbed::{Error, Result};
 
 use crate::echo;
 

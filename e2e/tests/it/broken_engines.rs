@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use e2e::Result;
-use e2e::broken_pools::BrokenPools;
-use e2e::stack::Stack;
 use serde_json::json;
+use testbed::Result;
+use testbed::broken_pools::BrokenPools;
+use testbed::stack::Stack;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 

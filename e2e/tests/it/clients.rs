@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use e2e::Result;
-use e2e::client::{self, Events, Http2, Raw};
-use e2e::model_server::{ModelServer, Options};
 use http::{HeaderMap, HeaderValue, Request};
 use hyper::body::Frame;
 use serde_json::json;
+use testbed::Result;
+use testbed::client::{self, Events, Http2, Raw};
+use testbed::model_server::{ModelServer, Options};
 
 fn server() -> Result<ModelServer> {
     Ok(ModelServer::start(Options { speed: 0.0, ..Options::default() })?)

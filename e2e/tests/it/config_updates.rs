@@ -3,14 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use e2e::client::{self, Events};
-use e2e::load::Load;
-use e2e::model_server::Options;
-use e2e::stack::{Builder, Stack};
-use e2e::{Result, books, wait_for};
+use e2e::books;
 use http::Request;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use testbed::client::{self, Events};
+use testbed::load::Load;
+use testbed::model_server::Options;
+use testbed::stack::{Builder, Stack};
+use testbed::{Result, wait_for};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -105,7 +106,7 @@ async fn a_storm_of_updates_is_weathered() -> Result<()> {
     let load = Load::start(stack.address(), 4);
     let taken = || async {
         let stats = stack.envoy.stats("extension_config_discovery\\..*config_reload$").await?;
-        Ok::<_, e2e::Error>(stats.values().sum::<i64>())
+        Ok::<_, testbed::Error>(stats.values().sum::<i64>())
     };
     for round in 0..100 {
         let before = taken().await?;
@@ -134,7 +135,7 @@ async fn a_bad_configuration_is_refused_by_name_and_the_old_one_serves() -> Resu
     for (keys, field) in drills {
         let rejected = || async {
             let stats = stack.envoy.stats("extension_config_discovery\\..*(config_fail|update_rejected)$").await?;
-            Ok::<_, e2e::Error>(stats.values().sum::<i64>())
+            Ok::<_, testbed::Error>(stats.values().sum::<i64>())
         };
         let before = rejected().await?;
         std::fs::write(&followed.file, &good)?;

@@ -4,14 +4,15 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use e2e::client::{self, Raw, Reply};
+use e2e::books;
 use e2e::explain::{Decision, pool_is};
-use e2e::load::Load;
-use e2e::model_server::{ModelServer, Options};
-use e2e::stack::Stack;
-use e2e::{Result, books, wait_for};
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use testbed::client::{self, Raw, Reply};
+use testbed::load::Load;
+use testbed::model_server::{ModelServer, Options};
+use testbed::stack::Stack;
+use testbed::{Result, wait_for};
 
 use crate::echo;
 use crate::played::known_hosts;

@@ -4,13 +4,13 @@
 use std::path::Path;
 use std::time::Duration;
 
-use e2e::certificates::{Authority, daemon_arguments};
-use e2e::envoy::Config;
-use e2e::stack::{Builder, Stack};
-use e2e::{Result, wait_for};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use testbed::certificates::{Authority, daemon_arguments};
+use testbed::envoy::Config;
+use testbed::stack::{Builder, Stack};
+use testbed::{Result, wait_for};
 
 /// Far above whatever is promised: a machine that compiles beside the test is slow.
 const LIMIT: Duration = Duration::from_secs(30);

@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::time::Duration;
 
-use e2e::client::Reply;
-use e2e::model_server::{Fault, FaultMode, ModelServer, Options, Role};
-use e2e::stack::Stack;
-use e2e::{Result, wait_for};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use testbed::client::Reply;
+use testbed::model_server::{Fault, FaultMode, ModelServer, Options, Role};
+use testbed::stack::Stack;
+use testbed::{Result, wait_for};
 
 use crate::echo;
 

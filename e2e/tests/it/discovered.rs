@@ -12,12 +12,12 @@ use std::time::Duration;
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::get;
-use e2e::load::Load;
-use e2e::process::Process;
-use e2e::stack::{Builder, Stack};
-use e2e::{Result, daemon, wait_for};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use testbed::load::Load;
+use testbed::process::Process;
+use testbed::stack::{Builder, Stack};
+use testbed::{Result, daemon, wait_for};
 
 use crate::cluster;
 
@@ -85,7 +85,7 @@ fn serves(models: &[&str]) -> Value {
 }
 
 fn builder() -> Builder {
-    let options = e2e::model_server::Options { models: vec!["llama".into(), "qwen".into()], speed: 0.0, ..Default::default() };
+    let options = testbed::model_server::Options { models: vec!["llama".into(), "qwen".into()], speed: 0.0, ..Default::default() };
     Stack::builder().servers_like(3, &options)
 }
 
@@ -159,7 +159,7 @@ async fn an_adapter_is_served_where_metadata_names_the_base_model_alone() -> Res
     std::fs::write(wanted.join("targeted.json"), model("targeted", json!([{"name": "style"}])).to_string())?;
     std::fs::write(wanted.join("reported.json"), model("reported", json!([])).to_string())?;
     let adapters = vec!["style".to_owned(), "reported".to_owned()];
-    let options = e2e::model_server::Options { models: vec!["llama".into()], loras: adapters, speed: 1.0, ..Default::default() };
+    let options = testbed::model_server::Options { models: vec!["llama".into()], loras: adapters, speed: 1.0, ..Default::default() };
     let arguments = ["--pools", &pools, "--objects", &wanted.display().to_string()];
     let stack = Stack::builder().servers_like(2, &options).daemon_arguments(&arguments).start().await?;
     let mut workers = Vec::new();
@@ -176,8 +176,8 @@ async fn an_adapter_is_served_where_metadata_names_the_base_model_alone() -> Res
 
     assert_eq!(asked(&stack, "reported").await?.0, 503, "no server says that it has the adapter loaded");
     let long = json!({"model": "reported", "max_tokens": 4_000, "ignore_eos": true, "stream": true, "prompt": "long"});
-    let request = http::Request::post("/v1/completions").body(e2e::client::full(long.to_string()))?;
-    let running = e2e::client::start(stack.servers[1].addr(), request).await?;
+    let request = http::Request::post("/v1/completions").body(testbed::client::full(long.to_string()))?;
+    let running = testbed::client::start(stack.servers[1].addr(), request).await?;
     until(&stack, "reported", 200, &stack.servers[1].addr().to_string()).await?;
     drop((running, workers));
     Ok(())
@@ -288,12 +288,12 @@ fn both_daemons(config: &mut Value, other: u16) {
 #[tokio::test]
 async fn daemons_fail_over_by_a_lease_in_etcd_and_no_request_notices() -> Result<()> {
     let Some(etcd) = Etcd::start() else { return Ok(()) };
-    let servers = [e2e::model_server::ModelServer::start(demo())?, e2e::model_server::ModelServer::start(demo())?];
-    let addresses: BTreeSet<SocketAddr> = servers.iter().map(e2e::model_server::ModelServer::addr).collect();
+    let servers = [testbed::model_server::ModelServer::start(demo())?, testbed::model_server::ModelServer::start(demo())?];
+    let addresses: BTreeSet<SocketAddr> = servers.iter().map(testbed::model_server::ModelServer::addr).collect();
     let source = json!({"endpoints": addresses.iter().map(ToString::to_string).collect::<Vec<_>>()});
     fail_over(&["--lease-etcd", &etcd.url], &source).await
 }
 
-fn demo() -> e2e::model_server::Options {
-    e2e::model_server::Options { models: vec!["demo".into()], speed: 0.0, ..Default::default() }
+fn demo() -> testbed::model_server::Options {
+    testbed::model_server::Options { models: vec!["demo".into()], speed: 0.0, ..Default::default() }
 }

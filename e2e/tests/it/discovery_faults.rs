@@ -2,17 +2,18 @@
 
 use std::time::Duration;
 
+use e2e::books;
 use e2e::explain::pool_is;
-use e2e::load::Load;
-use e2e::stack::Stack;
-use e2e::{Result, books, wait_for};
 use serde_json::Value;
+use testbed::load::Load;
+use testbed::stack::Stack;
+use testbed::{Result, wait_for};
 
 use crate::echo;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-fn explained(servers: usize, workers: u32) -> e2e::stack::Builder {
+fn explained(servers: usize, workers: u32) -> testbed::stack::Builder {
     Stack::builder().servers(servers).concurrency(workers).picker(serde_json::json!({"explain": true}))
 }
 
@@ -116,14 +117,14 @@ async fn endpoints_that_come_under_load_are_never_named_before_envoy_knows_them(
 
 #[tokio::test]
 async fn an_endpoint_that_leaves_finishes_what_it_streams() -> Result<()> {
-    let slow = e2e::model_server::Options { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 100, ..Default::default() };
+    let slow = testbed::model_server::Options { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 100, ..Default::default() };
     let mut stack = Stack::builder().servers_like(2, &slow).picker(serde_json::json!({"explain": true})).start().await?;
     let chat = serde_json::json!({"model": "demo", "stream": true, "max_tokens": 50, "ignore_eos": true, "messages": [{"role": "user", "content": "long"}]});
-    let request = http::Request::post("/v1/chat/completions").body(e2e::client::full(chat.to_string()))?;
-    let response = e2e::client::start(stack.address(), request).await?;
+    let request = http::Request::post("/v1/chat/completions").body(testbed::client::full(chat.to_string()))?;
+    let response = testbed::client::start(stack.address(), request).await?;
     let by = response.headers()["x-served-by"].to_str()?.to_owned();
     let other = usize::from(stack.servers[0].addr().to_string() == by);
-    let mut stream = e2e::client::Events::new(response);
+    let mut stream = testbed::client::Events::new(response);
     stream.next().await?.ok_or("the stream begins")?;
     stack.set_pool(&[other])?;
     pool_is(&stack, &[other]).await?;

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use e2e::client::{Raw, Reply};
-use e2e::stack::{Front, Stack};
-use e2e::{Error, Result};
 use serde_json::json;
+use testbed::client::{Raw, Reply};
+use testbed::stack::{Front, Stack};
+use testbed::{Error, Result};
 
 use crate::echo;
 
@@ -165,7 +165,7 @@ async fn the_picker_refuses_an_upgrade_of_what_it_reads() -> Result<()> {
 #[test]
 fn both_files_list_the_same_paths() -> Result<()> {
     let listed = |front: Front| {
-        let mut config = e2e::envoy::Config::shipped(front.file())?;
+        let mut config = testbed::envoy::Config::shipped(front.file())?;
         let path = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes";
         let routes = config.value().pointer(path).and_then(|routes| routes.as_array().cloned()).ok_or("no routes")?;
         Ok::<_, Error>(routes.iter().map(|route| route["match"].to_string()).collect::<BTreeSet<_>>())

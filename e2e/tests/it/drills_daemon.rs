@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use e2e::books;
 use e2e::explain::{Decision, pool_is};
-use e2e::load::Load;
-use e2e::stack::Stack;
-use e2e::{Result, books, drill, wait_for};
 use proto::state::daemon_message::Message;
 use serde_json::{Value, json};
+use testbed::load::Load;
+use testbed::stack::Stack;
+use testbed::{Result, drill, wait_for};
 
 use crate::partition::partitioned_for;
 use crate::played::{Played, message, roster};
@@ -78,7 +79,7 @@ async fn a_daemon_of_a_newer_version_in_its_place_is_not_obeyed() -> Result<()> 
     stack.set_pool(&[0, 1, 2])?;
     pool_is(&stack, &[0, 1, 2]).await?;
     let load = Load::start(stack.address(), 4);
-    let hosts: Vec<_> = stack.servers.iter().map(e2e::model_server::ModelServer::addr).collect();
+    let hosts: Vec<_> = stack.servers.iter().map(testbed::model_server::ModelServer::addr).collect();
     stack.daemon()?.process().kill()?;
     let newer = Played::start_at(stack.daemon()?.settings().state.address()).await?;
     newer.rehearse(proto::SCHEMA + 1, vec![message(Message::Roster(roster(u64::MAX, 1, &hosts[..1])))]);

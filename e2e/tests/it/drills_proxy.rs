@@ -4,11 +4,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use e2e::books;
 use e2e::explain::Decision;
-use e2e::load::Load;
-use e2e::stack::Stack;
-use e2e::{Result, books, drill, wait_for};
 use serde_json::json;
+use testbed::load::Load;
+use testbed::stack::Stack;
+use testbed::{Result, drill, wait_for};
 
 use crate::echo;
 use crate::pools::Second;

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use e2e::client::{self, Http2, Raw};
+use e2e::books;
 use e2e::explain::{Decision, pool_is};
-use e2e::load::Load;
-use e2e::model_server::{Fault, FaultMode};
-use e2e::stack::Stack;
-use e2e::{Result, books, wait_for};
 use serde_json::{Value, json};
+use testbed::client::{self, Http2, Raw};
+use testbed::load::Load;
+use testbed::model_server::{Fault, FaultMode};
+use testbed::stack::Stack;
+use testbed::{Result, wait_for};
 
 use crate::echo;
 use crate::streams::{self, slow};

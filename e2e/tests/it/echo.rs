@@ -1,9 +1,9 @@
 //! Requests that the engine answers by repeating what reached it.
 
-use e2e::Result;
-use e2e::client::{self, Body, Reply};
 use http::Request;
 use serde_json::{Value, json};
+use testbed::Result;
+use testbed::client::{self, Body, Reply};
 
 /// A chat request of one message.
 pub(crate) fn chat(prompt: &str) -> Value {

@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
-use e2e::Result;
-use e2e::ports::Port;
+use testbed::Result;
+use testbed::ports::Port;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;

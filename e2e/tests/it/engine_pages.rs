@@ -8,9 +8,9 @@ use std::time::Duration;
 use axum::Router;
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use e2e::stack::Stack;
-use e2e::{Result, scorers, wait_for};
 use serde_json::json;
+use testbed::stack::Stack;
+use testbed::{Result, scorers, wait_for};
 use tokio::net::TcpListener;
 
 use crate::discovered::asked;

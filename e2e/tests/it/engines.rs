@@ -1,7 +1,7 @@
 //! Engines that are nothing like the simulated ones, on a real Envoy: load is spread, and prompts find their servers again.
 
-use e2e::Result;
-use e2e::engine_matrix::{EngineMatrix, Found};
+use testbed::Result;
+use testbed::engine_matrix::{EngineMatrix, Found};
 
 /// All kinds of engines at the same time, each in pools of its own behind one Envoy of four workers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

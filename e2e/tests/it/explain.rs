@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use e2e::stack::Stack;
-use e2e::{Result, client, daemon};
 use http::Request;
 use serde_json::{Value, json};
+use testbed::stack::Stack;
+use testbed::{Result, client, daemon};
 use tokio::process::Command;
 
 const LIMIT: Duration = Duration::from_secs(10);
@@ -117,7 +117,7 @@ async fn questions_that_cannot_be_answered_say_why() -> Result<()> {
 
 #[tokio::test]
 async fn reasons_come_with_a_refusal_too() -> Result<()> {
-    let gateway = e2e::envoy::subset_hint_filter();
+    let gateway = testbed::envoy::subset_hint_filter();
     let stack = Stack::builder().servers(1).filter_before_picker(gateway).picker(json!({"explain": true})).start().await?;
     let mut request = chat(&stack, "hello", "explain-refused")?;
     request.headers_mut().insert("x-switchpoint-explain", "1".parse()?);

@@ -8,14 +8,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use e2e::client::{self, Events, Raw, Reply};
-use e2e::envoy::subset_hint_filter;
-use e2e::model_server::{Fault, FaultMode, Lies, Options};
-use e2e::stack::{Builder, Front, Stack};
-use e2e::{Result, wait_for};
 use http::Request;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use testbed::client::{self, Events, Raw, Reply};
+use testbed::envoy::subset_hint_filter;
+use testbed::model_server::{Fault, FaultMode, Lies, Options};
+use testbed::stack::{Builder, Front, Stack};
+use testbed::{Result, wait_for};
 
 use crate::echo;
 

@@ -4,17 +4,17 @@
 use std::io::Write as _;
 use std::time::Duration;
 
-use e2e::certificates::{self, Authority};
 use e2e::manifests::{self, Local, Made, envoy_gateway, istio};
-use e2e::model_server::{Fault, FaultMode};
-use e2e::ports::Port;
-use e2e::stack::{Builder, Stack};
-use e2e::{Result, client, wait_for};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use http::Request;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use testbed::certificates::{self, Authority};
+use testbed::model_server::{Fault, FaultMode};
+use testbed::ports::Port;
+use testbed::stack::{Builder, Stack};
+use testbed::{Result, client, wait_for};
 
 use crate::{echo, limits};
 
@@ -216,7 +216,7 @@ async fn a_bomb_does_not_fill_the_memory_of_a_gateway() -> Result<()> {
 
 #[test]
 fn the_pods_of_an_istio_gateway_have_what_its_files_need() -> Result<()> {
-    let values: Value = serde_saphyr::from_str(&std::fs::read_to_string(e2e::root().join("envoy-config/istio/gateway-values.yaml"))?)?;
+    let values: Value = serde_saphyr::from_str(&std::fs::read_to_string(testbed::root().join("envoy-config/istio/gateway-values.yaml"))?)?;
     let bootstrap = manifests::read("istio/bootstrap.yaml")?;
     let name = &manifests::only(&bootstrap, "ConfigMap")?["metadata"]["name"];
     assert_eq!(&values["podAnnotations"]["sidecar.istio.io/bootstrapOverride"], name);
@@ -267,7 +267,7 @@ fn all_gateways_serve_the_same_paths() -> Result<()> {
     let listed: Vec<Value> =
         service.as_array().into_iter().flatten().filter_map(|entry| entry["match"].as_array()).flatten().cloned().collect();
     assert_eq!(listed, served);
-    let standalone: Value = serde_saphyr::from_str(&std::fs::read_to_string(e2e::root().join("envoy-config/standalone.yaml"))?)?;
+    let standalone: Value = serde_saphyr::from_str(&std::fs::read_to_string(testbed::root().join("envoy-config/standalone.yaml"))?)?;
     let manager = &standalone["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"];
     let routes = manager["route_config"]["virtual_hosts"][0]["routes"].as_array().into_iter().flatten();
     let matches: Vec<Value> = routes.filter(|route| route.get("route").is_some()).flat_map(|route| uris(&route["match"])).collect();
@@ -278,7 +278,7 @@ fn all_gateways_serve_the_same_paths() -> Result<()> {
 #[test]
 fn fragments_are_those_of_the_standalone_file() -> Result<()> {
     // What a cluster and a filter say there, each with its reason, they say in the manifests: none is forgotten when one is changed.
-    let standalone: Value = serde_saphyr::from_str(&std::fs::read_to_string(e2e::root().join("envoy-config/standalone.yaml"))?)?;
+    let standalone: Value = serde_saphyr::from_str(&std::fs::read_to_string(testbed::root().join("envoy-config/standalone.yaml"))?)?;
     let cluster = &standalone["static_resources"]["clusters"][0];
     let istio = manifests::read("istio/envoyfilter.yaml")?;
     let patches = &manifests::only(&istio, "EnvoyFilter")?["spec"]["configPatches"];
@@ -347,8 +347,8 @@ async fn the_daemon_takes_the_arguments_of_its_manifests() -> Result<()> {
             }
         }
         std::fs::write(folder.path().join("pools.yaml"), "pools: [{name: default, endpoints: [\"127.0.0.1:1\"]}]")?;
-        let mut command = std::process::Command::new(e2e::daemon::binary()?);
-        let process = e2e::process::Process::spawn("switchpointd", command.args(&arguments), folder.path())?;
+        let mut command = std::process::Command::new(testbed::daemon::binary()?);
+        let process = testbed::process::Process::spawn("switchpointd", command.args(&arguments), folder.path())?;
         let live = || async { client::get(admin.address(), "/metrics").await.ok().filter(|reply| reply.status == 200) };
         let up = wait_for(LIMIT, "the daemon", live).await;
         assert!(up.is_ok(), "{file}: {arguments:?}: {}", process.log_tail(20));

@@ -5,10 +5,6 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use e2e::Result;
-use e2e::client::{Body, Http2, Reply, frames, full};
-use e2e::envoy::Config;
-use e2e::stack::Stack;
 use http::{HeaderMap, HeaderValue, Request, Response, Version};
 use http_body_util::BodyExt as _;
 use hyper::body::{Bytes, Frame, Incoming};
@@ -16,6 +12,10 @@ use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
+use testbed::Result;
+use testbed::client::{Body, Http2, Reply, frames, full};
+use testbed::envoy::Config;
+use testbed::stack::Stack;
 use tokio::net::TcpListener;
 
 /// Path, version and body of each request that came.

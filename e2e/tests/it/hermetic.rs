@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use e2e::client::{self, Reply};
-use e2e::envoy::subset_hint_filter;
 use e2e::explain::Decision;
-use e2e::model_server::{Lies, ModelServer, Options};
-use e2e::stack::{Front, Stack};
-use e2e::{Result, wait_for};
 use http_body_util::BodyExt;
 use hyper::body::{Bytes, Frame};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use testbed::client::{self, Reply};
+use testbed::envoy::subset_hint_filter;
+use testbed::model_server::{Lies, ModelServer, Options};
+use testbed::stack::{Front, Stack};
+use testbed::{Result, wait_for};
 
 use crate::echo;
 

@@ -4,12 +4,12 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use e2e::client;
-use e2e::load::Load;
-use e2e::stack::Stack;
-use e2e::{Result, wait_for};
 use serde_json::Value;
 use tempfile::TempDir;
+use testbed::client;
+use testbed::load::Load;
+use testbed::stack::Stack;
+use testbed::{Result, wait_for};
 
 use crate::echo;
 
@@ -81,7 +81,7 @@ impl Mounted {
 
 /// Endpoints that differ in a label.
 fn endpoints(stack: &Stack) -> String {
-    let row = |(i, server): (usize, &e2e::model_server::ModelServer)| {
+    let row = |(i, server): (usize, &testbed::model_server::ModelServer)| {
         let address = server.addr();
         format!("- {{name: server-{i}, address: {}, port: {}, labels: {{server: '{i}'}}}}\n", address.ip(), address.port())
     };

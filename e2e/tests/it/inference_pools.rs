@@ -3,10 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
-use e2e::model_server::{Lies, ModelServer};
-use e2e::stack::{Front, Stack};
-use e2e::{Result, wait_for};
 use serde_json::{Value, json};
+use testbed::model_server::{Lies, ModelServer};
+use testbed::stack::{Front, Stack};
+use testbed::{Result, wait_for};
 
 use crate::cluster;
 use crate::discovered::{LIMIT, asked};

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use e2e::stack::Stack;
-use e2e::{Result, drill};
 use futures::future::join_all;
+use testbed::stack::Stack;
+use testbed::{Result, drill};
 
 use crate::echo;
 

@@ -9,9 +9,6 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use e2e::model_server::{self, ModelServer};
-use e2e::stack::Stack;
-use e2e::{Result, client, wait_for};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
@@ -19,6 +16,9 @@ use kube::{Api, Client};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use testbed::model_server::{self, ModelServer};
+use testbed::stack::Stack;
+use testbed::{Result, client, wait_for};
 
 use crate::cluster::{self, Cluster};
 use crate::discovered::{LIMIT, Worker, asked, fail_over, fed_by, until};

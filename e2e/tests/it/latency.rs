@@ -5,9 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use e2e::model_server::{ModelServer, Options};
-use e2e::stack::{Builder, Front, Stack};
-use e2e::{Result, client, wait_for};
 use pool_state::OBSERVATION_BYTES;
 use proto::state::state_service_client::StateServiceClient;
 use proto::state::{self, daemon_message::Message, proxy_message};
@@ -15,6 +12,9 @@ use scheduler::latency::LatencyModel;
 use scheduler::latency::step::StepModel;
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
+use testbed::model_server::{ModelServer, Options};
+use testbed::stack::{Builder, Front, Stack};
+use testbed::{Result, client, wait_for};
 use tokio_stream::StreamExt;
 
 use crate::played::{Played, message, roster};

@@ -2,14 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use e2e::client::{self, Events};
-use e2e::load::Load;
-use e2e::model_server::Options;
-use e2e::stack::Stack;
-use e2e::{Result, books, wait_for};
+use e2e::books;
 use http::Request;
 use rustix::process::Signal;
 use serde_json::json;
+use testbed::client::{self, Events};
+use testbed::load::Load;
+use testbed::model_server::Options;
+use testbed::stack::Stack;
+use testbed::{Result, wait_for};
 
 const LIMIT: Duration = Duration::from_secs(30);
 

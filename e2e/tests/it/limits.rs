@@ -4,13 +4,13 @@ use std::io::Write as _;
 use std::process::Command;
 use std::time::Duration;
 
-use e2e::client::{Http2, Raw, Reply};
-use e2e::envoy::Envoy;
-use e2e::stack::Stack;
-use e2e::{Result, wait_for};
 use flate2::write::GzEncoder;
 use flate2::{Compress, Compression, FlushCompress};
 use serde_json::{Value, json};
+use testbed::client::{Http2, Raw, Reply};
+use testbed::envoy::Envoy;
+use testbed::stack::Stack;
+use testbed::{Result, wait_for};
 use tokio::io::AsyncWriteExt;
 
 use crate::echo;

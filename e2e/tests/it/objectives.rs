@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use e2e::client::Reply;
-use e2e::load::Load;
-use e2e::model_server::{self, Lies};
-use e2e::stack::{Builder, Stack};
-use e2e::{Result, wait_for};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use testbed::client::Reply;
+use testbed::load::Load;
+use testbed::model_server::{self, Lies};
+use testbed::stack::{Builder, Stack};
+use testbed::{Result, wait_for};
 
 use crate::echo;
 use crate::pools::Two;
@@ -276,7 +276,7 @@ async fn objects_change_while_requests_run() -> Result<()> {
     folder.write("second.yaml", &model("second", "default", "Critical", &[("demo", 1)]).to_string())?;
     wait_for(LIMIT, "a model more to be served", is("second", 200)).await?;
     let debug = async || {
-        Ok::<Value, e2e::Error>(
+        Ok::<Value, testbed::Error>(
             stack.daemon.as_ref().ok_or("no daemon")?.admin("/debug/config").await?.json()?["pools"][0]["objects"].clone(),
         )
     };

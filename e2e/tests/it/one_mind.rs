@@ -3,13 +3,13 @@
 use std::time::{Duration, Instant};
 
 use e2e::explain::Decision;
-use e2e::fleet::{BURST, BURST_MAX, BURST_SERVERS, Conversations, Fleet, Shape};
-use e2e::model_server::{Fault, FaultMode, Options};
-use e2e::second::Second;
-use e2e::stack::{Builder, Stack};
-use e2e::{Result, wait_for};
 use futures::future::join_all;
 use serde_json::json;
+use testbed::fleet::{BURST, BURST_MAX, BURST_SERVERS, Conversations, Fleet, Shape};
+use testbed::model_server::{Fault, FaultMode, Options};
+use testbed::second::Second;
+use testbed::stack::{Builder, Stack};
+use testbed::{Result, wait_for};
 
 use crate::echo;
 
@@ -152,13 +152,13 @@ async fn what_fails_at_one_proxy_costs_the_other_no_try() -> Result<()> {
     let failed = "switchpoint_failed_attempts_total";
     fleet.stack.servers[0].fault(Fault::new(FaultMode::Refuse)).await;
     while one.picker_stat(failed).await? == 0 {
-        assert_eq!(e2e::client::get(one.listener(), "/v1/models").await?.status, 200);
+        assert_eq!(testbed::client::get(one.listener(), "/v1/models").await?.status, 200);
     }
     // It takes 20 ms; the ejection is for a second.
     tokio::time::sleep(Duration::from_millis(200)).await;
     let end = Instant::now() + Duration::from_millis(400);
     while Instant::now() < end {
-        for reply in join_all((0..8).map(|_| e2e::client::get(two.listener(), "/v1/models"))).await {
+        for reply in join_all((0..8).map(|_| testbed::client::get(two.listener(), "/v1/models"))).await {
             assert_eq!(reply?.status, 200);
         }
     }
@@ -170,8 +170,9 @@ async fn what_fails_at_one_proxy_costs_the_other_no_try() -> Result<()> {
 async fn what_one_proxy_placed_another_finds() -> Result<()> {
     let fleet = Fleet::start(Shape::TWO_BY_TWO, true, 6, &Options::default()).await?;
     let [one, two] = [fleet.stack.address(), fleet.seconds[0].envoy.listener()];
-    let post =
-        |address, prompt: String| async move { e2e::client::post(address, "/v1/chat/completions", echo::chat(&prompt).to_string()).await };
+    let post = |address, prompt: String| async move {
+        testbed::client::post(address, "/v1/chat/completions", echo::chat(&prompt).to_string()).await
+    };
     for round in 0..8 {
         let prompt = format!("{round} conversations. {}", "They go on and on. ".repeat(200));
         let (first, then) = if round % 2 == 0 { (one, two) } else { (two, one) };

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use e2e::cable::Cable;
+use e2e::books;
 use e2e::explain::{Decision, pool_is};
-use e2e::load::Load;
-use e2e::stack::Stack;
-use e2e::{Result, books};
 use serde_json::json;
+use testbed::Result;
+use testbed::cable::Cable;
+use testbed::load::Load;
+use testbed::stack::Stack;
 
 const LIMIT: Duration = Duration::from_secs(60);
 

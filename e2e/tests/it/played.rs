@@ -6,8 +6,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use e2e::ports::Port;
-use e2e::{Result, wait_for};
 use futures::Stream;
 use proto::state::state_service_server::{StateService, StateServiceServer};
 use proto::state::{self, daemon_message, proxy_message};
@@ -15,6 +13,8 @@ use proto::{PoolState, encode_roster};
 use scheduler::objects::ObjectsSpec;
 use scheduler::{Endpoint, EndpointRef, Incarnation, PipelineSpec, PluginSpec, Readiness, Slot, Version};
 use serde_json::{Value, json};
+use testbed::ports::Port;
+use testbed::{Result, wait_for};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_stream::StreamExt;

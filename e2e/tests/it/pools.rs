@@ -4,17 +4,17 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use e2e::client::{Body, Reply};
-use e2e::envoy::subset_hint_filter;
 use e2e::explain::Decision;
-use e2e::load::Load;
-use e2e::model_server::{self, ModelServer};
-pub(crate) use e2e::second::Second;
-use e2e::stack::{Builder, Stack};
-use e2e::{Result, wait_for};
 use http::Request;
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use testbed::client::{Body, Reply};
+use testbed::envoy::subset_hint_filter;
+use testbed::load::Load;
+use testbed::model_server::{self, ModelServer};
+pub(crate) use testbed::second::Second;
+use testbed::stack::{Builder, Stack};
+use testbed::{Result, wait_for};
 
 use crate::echo;
 

@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use e2e::envoy::subset_hint_filter;
-use e2e::stack::{Builder, Stack};
-use e2e::{Result, wait_for};
 use http::Request;
 use serde_json::{Value, json};
+use testbed::envoy::subset_hint_filter;
+use testbed::stack::{Builder, Stack};
+use testbed::{Result, wait_for};
 
 use crate::echo;
 
@@ -157,11 +157,11 @@ async fn namespaces_and_keys_can_be_named_otherwise() -> Result<()> {
 #[tokio::test]
 async fn upgrades_and_connect_do_not_hang() -> Result<()> {
     let stack = Stack::start(2).await?;
-    let mut raw = e2e::client::Raw::connect(stack.address()).await?;
+    let mut raw = testbed::client::Raw::connect(stack.address()).await?;
     raw.write("GET /v1/realtime HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n").await?;
     let reply = raw.read_reply().await?;
     assert!(reply.status > 0, "answered, whatever the engine says to it");
-    let mut raw = e2e::client::Raw::connect(stack.address()).await?;
+    let mut raw = testbed::client::Raw::connect(stack.address()).await?;
     raw.write("CONNECT example:443 HTTP/1.1\r\nhost: example:443\r\n\r\n").await?;
     let reply = raw.read_reply().await?;
     assert!((400..600).contains(&reply.status), "no route takes CONNECT, and it is said at once: {}", reply.status);
@@ -179,7 +179,7 @@ async fn reasons_are_told_only_with_leave() -> Result<()> {
     let decision: Value = serde_json::from_str(reply.header("x-switchpoint-decision"))?;
     assert_eq!(decision["picked"], json!(echo::ranked(&reply)?));
     assert_eq!(decision["candidates"].as_array().map(Vec::len), Some(2));
-    let silent = stack.send(Request::get("/v1/models").body(e2e::client::empty())?).await?;
+    let silent = stack.send(Request::get("/v1/models").body(testbed::client::empty())?).await?;
     assert_eq!(silent.header("x-switchpoint-decision"), "", "and only when asked");
     Ok(())
 }

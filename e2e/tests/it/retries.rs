@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use e2e::Result;
-use e2e::client::Raw;
-use e2e::envoy::subset_hint_filter;
-use e2e::model_server::{Fault, FaultMode};
-use e2e::stack::Stack;
 use serde_json::{Value, json};
+use testbed::Result;
+use testbed::client::Raw;
+use testbed::envoy::subset_hint_filter;
+use testbed::model_server::{Fault, FaultMode};
+use testbed::stack::Stack;
 
 use crate::echo;
 
@@ -76,7 +76,7 @@ async fn a_failed_endpoint_is_left_out_and_comes_back() -> Result<()> {
 
 async fn picked_first_after(stack: &Stack, index: usize) -> Result<String> {
     let wanted = stack.servers[index].addr().to_string();
-    e2e::wait_for(LIMIT, "the mended endpoint to serve again", || async {
+    testbed::wait_for(LIMIT, "the mended endpoint to serve again", || async {
         let reply = stack.send(echo::get("/v1/models", &[]).ok()?).await.ok()?;
         (reply.header("x-served-by") == wanted).then(|| wanted.clone())
     })
@@ -168,7 +168,7 @@ async fn many_at_once_survive_one_dead_engine() -> Result<()> {
     stack.servers[1].fault(Fault::new(FaultMode::Refuse)).await;
     let requests = (0..120).map(|i| {
         let (address, body) = (stack.address(), echo::chat(&format!("{i} of many")).to_string());
-        async move { e2e::client::post(address, "/v1/chat/completions", body).await }
+        async move { testbed::client::post(address, "/v1/chat/completions", body).await }
     });
     for reply in futures::future::join_all(requests).await {
         let reply = reply?;

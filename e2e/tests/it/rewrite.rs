@@ -3,13 +3,13 @@
 use std::fmt::Write as _;
 use std::io::Read as _;
 
-use e2e::Result;
-use e2e::client::{self, Events, Http2, Raw, Reply};
-use e2e::model_server::{self, Fault, FaultMode};
-use e2e::stack::Stack;
 use http::{HeaderMap, HeaderName, HeaderValue, Request};
 use hyper::body::Frame;
 use serde_json::{Value, json};
+use testbed::Result;
+use testbed::client::{self, Events, Http2, Raw, Reply};
+use testbed::model_server::{self, Fault, FaultMode};
+use testbed::stack::Stack;
 
 use crate::echo;
 

@@ -3,13 +3,13 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use e2e::envoy::Envoy;
-use e2e::model_server::{Fault, FaultMode};
-use e2e::ports::Port;
-use e2e::stack::Stack;
-use e2e::{Result, client, root};
 use http::Request;
 use serde_json::{Value, json};
+use testbed::envoy::Envoy;
+use testbed::model_server::{Fault, FaultMode};
+use testbed::ports::Port;
+use testbed::stack::Stack;
+use testbed::{Result, client, root};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::mpsc;

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use e2e::client::{self, Events, Reply};
-use e2e::model_server::Options;
-use e2e::second::Second;
 use e2e::slo::{chat, example, predicts};
-use e2e::stack::{Builder, Stack};
-use e2e::{Result, wait_for};
 use futures::future::join_all;
 use serde_json::{Value, json};
+use testbed::client::{self, Events, Reply};
+use testbed::model_server::Options;
+use testbed::second::Second;
+use testbed::stack::{Builder, Stack};
+use testbed::{Result, wait_for};
 
 /// For what is learned of live traffic.
 const LIMIT: Duration = Duration::from_secs(60);

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use e2e::stack::Stack;
-use e2e::{Result, client, wait_for};
 use http::Request;
 use serde_json::{Value, json};
+use testbed::stack::Stack;
+use testbed::{Result, client, wait_for};
 
 /// From a change in the endpoints file to its effect on picks; what is promised is far less (see DESIGN of the push: 50 ms).
 const EFFECT_LIMIT: Duration = Duration::from_secs(10);

@@ -5,13 +5,13 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use e2e::explain::Decision;
-use e2e::load::Load;
-use e2e::model_server::{ModelServer, Options};
-use e2e::stack::Stack;
-use e2e::{Result, wait_for};
 use prost::Message as _;
 use proto::state::{self, daemon_message::Message, proxy_message};
 use serde_json::json;
+use testbed::load::Load;
+use testbed::model_server::{ModelServer, Options};
+use testbed::stack::Stack;
+use testbed::{Result, wait_for};
 
 use crate::played::{Played, message, metrics, roster};
 

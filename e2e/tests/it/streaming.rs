@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use e2e::client::{self, Events, Http2};
-use e2e::model_server::{Fault, FaultMode, Options};
-use e2e::stack::Stack;
-use e2e::{Result, wait_for};
 use http::Request;
 use serde_json::{Value, json};
+use testbed::client::{self, Events, Http2};
+use testbed::model_server::{Fault, FaultMode, Options};
+use testbed::stack::Stack;
+use testbed::{Result, wait_for};
 
 use crate::echo;
 

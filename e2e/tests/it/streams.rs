@@ -3,12 +3,12 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use e2e::Result;
-use e2e::client::{self, Events, Http2};
-use e2e::model_server::Options;
 use futures::future::join_all;
 use http::Request;
 use serde_json::{Value, json};
+use testbed::Result;
+use testbed::client::{self, Events, Http2};
+use testbed::model_server::Options;
 
 /// A stream whose first event has come.
 pub(crate) struct Running {

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use e2e::books;
 use e2e::explain::{Decision, pool_is};
-use e2e::load::Load;
-use e2e::stack::{Builder, Stack};
-use e2e::{Result, books, wait_for};
 use serde_json::json;
+use testbed::load::Load;
+use testbed::stack::{Builder, Stack};
+use testbed::{Result, wait_for};
 
 use crate::echo;
 use crate::pools::Second;

@@ -3,13 +3,14 @@
 
 use std::time::{Duration, Instant};
 
-use e2e::client::{self, Events, Http2, Reply};
-use e2e::load::Load;
-use e2e::model_server::Options;
-use e2e::stack::{Builder, Stack};
-use e2e::{Result, books, drill, root, wait_for};
+use e2e::books;
 use http::Request;
 use serde_json::json;
+use testbed::client::{self, Events, Http2, Reply};
+use testbed::load::Load;
+use testbed::model_server::Options;
+use testbed::stack::{Builder, Stack};
+use testbed::{Result, drill, root, wait_for};
 
 use crate::echo;
 
@@ -82,7 +83,7 @@ async fn streams_of_the_vm_that_trapped_end_and_are_not_held_against_the_engine(
     let slow = Options { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 100, ..Options::default() };
     let stack = trappable()?.servers_like(2, &slow).start().await?;
     let chat = json!({"model": "demo", "stream": true, "max_tokens": 1_000, "ignore_eos": true, "messages": [{"role": "user", "content": "long"}]});
-    let request = || Ok::<_, e2e::Error>(Request::post("/v1/chat/completions").body(client::full(chat.to_string()))?);
+    let request = || Ok::<_, testbed::Error>(Request::post("/v1/chat/completions").body(client::full(chat.to_string()))?);
     let connection = Http2::connect(stack.address()).await?;
     let (mut one, mut two) =
         (Events::new(client::start(stack.address(), request()?).await?), Events::new(connection.start(request()?).await?));

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use discovery::kubernetes::Kubernetes;
 use discovery::{Discovery, MetadataPolicy, ServiceDiscovery};
-use e2e::{Result, wait_for};
 use k8s_openapi::api::core::v1::{Namespace, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::json;
+use testbed::{Result, wait_for};
 
 use crate::cluster::Cluster;
 

@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use e2e::Result;
-use e2e::broken_pools::BrokenPools;
-use e2e::second::Second;
+use testbed::Result;
+use testbed::broken_pools::BrokenPools;
+use testbed::second::Second;
 
 /// Ten times what it should take.
 const MENDED_LIMIT: Duration = Duration::from_secs(100);

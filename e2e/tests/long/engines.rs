@@ -2,9 +2,9 @@
 
 use std::net::SocketAddr;
 
-use e2e::Result;
-use e2e::engine_matrix::EngineMatrix;
-use e2e::second::Second;
+use testbed::Result;
+use testbed::engine_matrix::EngineMatrix;
+use testbed::second::Second;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn any_engine_is_loaded_evenly_and_keeps_its_prompts_by_one_worker_two_and_two_proxies() -> Result<()> {

@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use e2e::client::{self, Events};
-use e2e::envoy::{Config, Envoy, Options};
-use e2e::load::Load;
-use e2e::model_server;
-use e2e::stack::Stack;
-use e2e::{Result, books, wait_for};
+use e2e::books;
 use http::Request;
 use serde_json::{Value, json};
+use testbed::client::{self, Events};
+use testbed::envoy::{Config, Envoy, Options};
+use testbed::load::Load;
+use testbed::model_server;
+use testbed::stack::Stack;
+use testbed::{Result, wait_for};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -23,7 +24,7 @@ async fn processes(stack: &Stack) -> Option<Vec<String>> {
 #[tokio::test]
 async fn a_hot_restart_loses_no_request_and_both_hear_the_daemon() -> Result<()> {
     // A base id is a number that no other test has: that of a leased port.
-    let base = e2e::ports::Port::lease()?;
+    let base = testbed::ports::Port::lease()?;
     let base_id = base.number().to_string();
     let times = ["--drain-time-s", "3", "--parent-shutdown-time-s", "8"];
     let arguments = |epoch: &str| -> Vec<String> {

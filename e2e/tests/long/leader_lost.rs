@@ -3,14 +3,15 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use e2e::client;
+use e2e::books;
 use e2e::explain::pool_is;
-use e2e::load::Load;
-use e2e::stack::{Builder, Stack};
-use e2e::{Result, books, drill, wait_for};
 use http::Request;
 use rustix::process::Signal;
 use serde_json::json;
+use testbed::client;
+use testbed::load::Load;
+use testbed::stack::{Builder, Stack};
+use testbed::{Result, drill, wait_for};
 
 /// A lease is 3 s, the daemon is left alone for 10 s after a loss.
 const LIMIT: Duration = Duration::from_secs(60);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use e2e::Result;
+use testbed::Result;
 
 #[path = "../it/partition.rs"]
 mod drill;

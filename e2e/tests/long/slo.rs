@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use e2e::Result;
-use e2e::model_server::Options;
 use e2e::slo::{Class, Experiment, Policy};
+use testbed::Result;
+use testbed::model_server::Options;
 
 #[tokio::test]
 async fn critical_requests_are_in_time_where_without_slos_they_are_late() -> Result<()> {

@@ -11,12 +11,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use e2e::client::{self, Events};
-use e2e::model_server::{Fault, FaultMode, Options};
-use e2e::stack::Stack;
-use e2e::{Result, books, wait_for};
+use e2e::books;
 use http::Request;
 use serde_json::{Value, json};
+use testbed::client::{self, Events};
+use testbed::model_server::{Fault, FaultMode, Options};
+use testbed::stack::Stack;
+use testbed::{Result, wait_for};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const SAMPLE: Duration = Duration::from_millis(500);
@@ -59,7 +60,7 @@ fn chat(number: usize, stream: bool) -> Value {
 /// One request, of a kind by its number.
 async fn one(address: SocketAddr, number: usize, tally: &Tally) -> Result<()> {
     let count = |counter: &AtomicUsize| counter.fetch_add(1, Ordering::Relaxed);
-    let post = |body: String| Ok::<_, e2e::Error>(Request::post("/v1/chat/completions").body(client::full(body))?);
+    let post = |body: String| Ok::<_, testbed::Error>(Request::post("/v1/chat/completions").body(client::full(body))?);
     match number % 10 {
         0 => {
             let reply = client::send(address, post("{\"model\": \"demo\", \"messages\": [".to_owned())?).await?;

@@ -1,11 +1,11 @@
 //! Envoy Gateway's own translator makes Envoy's configuration of our manifest, and a real Envoy runs it.
 
-use e2e::certificates::{self, Authority};
 use e2e::manifests::{self, envoy_gateway};
-use e2e::stack::Stack;
-use e2e::{Result, client};
 use http::Request;
 use serde_json::{Value, json};
+use testbed::certificates::{self, Authority};
+use testbed::stack::Stack;
+use testbed::{Result, client};
 
 use crate::cluster;
 

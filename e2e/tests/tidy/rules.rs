@@ -109,7 +109,8 @@ pub(crate) fn unsafe_stays_in_host(tree: &Tree) -> Vec<String> {
 pub(crate) fn files_are_short(tree: &Tree) -> Vec<String> {
     let long = |file: &&File| file.before_tests().count() > FILE_LINES_MAX;
     let exempt = |path: &str| LONG.iter().any(|(start, _why)| path.starts_with(start));
-    let files = tree.under("", ".rs").filter(long).filter(|file| !exempt(&file.path));
+    let tests_alone = |path: &str| path.contains("/tests/") || path.ends_with("/tests.rs");
+    let files = tree.under("", ".rs").filter(long).filter(|file| !exempt(&file.path) && !tests_alone(&file.path));
     files.map(|file| format!("{}: more than {FILE_LINES_MAX} lines before its tests", file.path)).collect()
 }
 

@@ -283,7 +283,8 @@ fn an_event_costs_its_slice_however_many_there_are() {
 /// Ten thousand endpoints in the index and in the table, with the labels of a real slice.
 #[test]
 fn ten_thousand_endpoints_fit_in_64_megabytes() {
-    use crate::table::{MetadataPolicy, Now, Table};
+    use crate::event::{MetadataPolicy, Now};
+    use crate::table::Table;
     let resident = || {
         let pages = std::fs::read_to_string("/proc/self/statm").unwrap().split(' ').nth(1).unwrap().parse::<usize>().unwrap();
         pages * 4096

@@ -9,12 +9,12 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use e2e::client;
-use e2e::model_server::{self, Fault, FaultMode, ModelServer};
-use e2e::ports::Port;
-use e2e::stack::{Front, Stack};
-use e2e::{Result, wait_for};
 use serde_json::{Value, json};
+use testbed::client;
+use testbed::model_server::{self, Fault, FaultMode, ModelServer};
+use testbed::ports::Port;
+use testbed::stack::{Front, Stack};
+use testbed::{Result, wait_for};
 
 use super::log_metadata;
 use crate::echo;

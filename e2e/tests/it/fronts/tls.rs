@@ -1,7 +1,7 @@
 //! How the proxy that asks the daemon knows whom it asks.
 
-use e2e::Result;
 use serde_json::{Value, json};
+use testbed::Result;
 
 use super::ext_proc;
 use crate::echo;

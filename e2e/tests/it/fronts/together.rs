@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use e2e::model_server::Options;
-use e2e::second::Second;
-use e2e::stack::{Front, Stack};
-use e2e::{Result, client};
+use testbed::model_server::Options;
+use testbed::second::Second;
+use testbed::stack::{Front, Stack};
+use testbed::{Result, client};
 
 use super::{slow, stream, until_in_flight};
 use crate::echo;

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use e2e::stack::Stack;
-use e2e::{Result, client};
 use http::Request;
 use serde_json::json;
+use testbed::stack::Stack;
+use testbed::{Result, client};
 
 use super::outsider::{LIMIT, Outsider};
 

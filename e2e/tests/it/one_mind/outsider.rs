@@ -2,8 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use e2e::stack::Stack;
-use e2e::{Error, Result, wait_for};
 use exchange::Time;
 use pool_state::{PeerRow, RowHead, Sum};
 use prost::Message;
@@ -11,6 +9,8 @@ use proto::state::state_service_client::StateServiceClient;
 use proto::state::{self, daemon_message, proxy_message};
 use scheduler::in_flight::Load;
 use scheduler::{EndpointRef, Incarnation, Slot};
+use testbed::stack::Stack;
+use testbed::{Error, Result, wait_for};
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;

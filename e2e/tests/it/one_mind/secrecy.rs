@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use e2e::cable::Cable;
-use e2e::stack::Stack;
-use e2e::{Result, wait_for};
 use memchr::memmem;
 use serde_json::{Value, json};
+use testbed::cable::Cable;
+use testbed::stack::Stack;
+use testbed::{Result, wait_for};
 
 use super::outsider::{LIMIT, Outsider};
 use crate::echo;

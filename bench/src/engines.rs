@@ -1,0 +1,52 @@
+//! Engines of every kind and broken ones, on a real Envoy: the figures of `docs/reference/engines.md`.
+
+use std::net::SocketAddr;
+
+use testbed::Result;
+use testbed::broken_pools::BrokenPools;
+use testbed::engine_matrix::EngineMatrix;
+use testbed::engine_page::{Row, Shape};
+use testbed::second::Second;
+use testbed::stack::Stack;
+
+/// Workers of each proxy, and proxies.
+const SHAPES: [(u32, u32); 4] = [(4, 1), (1, 1), (2, 1), (2, 2)];
+
+/// How much to measure.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Seed of the prompts
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// The first so many of: 4 workers, 1 worker, 2 workers, 2 proxies of 2 workers
+    #[arg(long, default_value_t = SHAPES.len())]
+    shapes: usize,
+}
+
+/// Measures, prints and writes `target/bench/engines.json`.
+pub(crate) async fn bench(args: Args) -> Result<()> {
+    let mut rows = Vec::new();
+    for (workers, proxies) in SHAPES.into_iter().take(args.shapes) {
+        let shape = Shape { workers, proxies, seed: args.seed };
+        let matrix = EngineMatrix::start(workers, args.seed).await?;
+        let (second, addresses) = proxies_of(matrix.stack(), shape).await?;
+        for found in matrix.measure(&addresses).await? {
+            println!("{shape:?} {found:?}");
+            rows.push(Row::of_engine(shape, &found));
+        }
+        drop((second, matrix));
+        let broken = BrokenPools::start_with(|builder| builder.concurrency(workers).quiet()).await?;
+        let (_second, addresses) = proxies_of(&broken.world().stack, shape).await?;
+        for sent in broken.count(&addresses).await {
+            println!("{shape:?} {sent:?}");
+            rows.push(Row::of_broken(shape, &sent));
+        }
+    }
+    crate::write_result("engines", &rows)
+}
+
+async fn proxies_of(stack: &Stack, shape: Shape) -> Result<(Option<Second>, Vec<SocketAddr>)> {
+    let second = if shape.proxies == 2 { Some(Second::start(stack, "second", shape.workers).await?) } else { None };
+    let addresses = [stack.address()].into_iter().chain(second.as_ref().map(|second| second.envoy.listener())).collect();
+    Ok((second, addresses))
+}

@@ -1,0 +1,166 @@
+//! The race: what the picker adds to a request, a streamed chunk and a machine, side by side in one run.
+//!
+//! | part | what | file in `target/bench` |
+//! |---|---|---|
+//! | `overhead` | a request, by plain Envoy, the filter and ext_proc; tails under open load | `overhead.json` |
+//! | `streams` | a streamed chunk | `streams.json` |
+//! | `standing` | scraping, memory, start, changes | `standing.json` |
+//! | `steps` | where the CPU of a request and of a streamed chunk goes, from plain Envoy to the filter and to ext_proc | `steps.json`, `chunk-steps.json` |
+//! | `sharing`, `relay` | what it buys that workers and proxies pick as one, and what it costs | `sharing.json` |
+//! | `engines` | how traffic is spread over engines of every kind, and broken ones | `engines.json` |
+//! | `quality` | where requests are sent, in real time: our policy, 2/2/3 and round robin | `quality-real.json` |
+//! | `page` | the first four as `docs/reference/performance.md`, with plots | |
+//!
+//! Without a part: the first four, and the page. CPU is the processes' own scheduler clock, in nanoseconds. Sinks that answer at once stand behind everything, so that
+//! what is measured is the proxy.
+#![allow(clippy::print_stdout, reason = "this program talks to a person")]
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use serde::Serialize;
+use serde_json::json;
+use testbed::{Result, root};
+
+mod engines;
+mod go_on;
+mod load;
+mod overhead;
+mod page;
+mod predicting;
+mod quality;
+mod relay;
+mod sharing;
+mod sink;
+mod standing;
+mod stats;
+mod steps;
+mod streams;
+mod svg;
+mod world;
+
+#[derive(Debug, Parser)]
+#[command(about = "What the picker adds to plain Envoy -> target/bench, docs/reference/performance.md", long_about = None)]
+#[command(args_conflicts_with_subcommands = true)]
+struct Cli {
+    #[command(subcommand)]
+    part: Option<Part>,
+    #[command(flatten)]
+    args: Args,
+}
+
+/// How much to measure.
+#[derive(Debug, clap::Args)]
+struct Args {
+    /// Body sizes, bytes
+    #[arg(long, value_delimiter = ',', default_values_t = [1_000, 10_000, 100_000, 220_000, 400_000, 1_000_000])]
+    bodies: Vec<usize>,
+    /// Endpoints in the pool
+    #[arg(long, value_delimiter = ',', default_values_t = [10, 100, 1_000])]
+    endpoints: Vec<usize>,
+    /// Connections
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 16, 64])]
+    connections: Vec<usize>,
+    /// Rounds, each measuring every way once
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Seconds of load for each way and round
+    #[arg(long, default_value_t = 1)]
+    seconds: u32,
+    /// Further arguments of the daemon, such as --latency-prediction
+    #[arg(long, allow_hyphen_values = true)]
+    daemon_argument: Vec<String>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Part {
+    /// A request: latency, CPU, requests/s, tails
+    Overhead(Args),
+    /// A streamed chunk
+    Streams(Args),
+    /// Scraping, memory, start, changes
+    Standing(Args),
+    /// Where a request's CPU goes: listeners that do one thing more each
+    Steps(Args),
+    /// One worker against several, of one proxy and of two: hits, spread, bursts, cost of a pick -> target/bench/sharing.json
+    Sharing(sharing::Args),
+    /// One daemon that carries many proxies: its CPU, and how old load and placements are when they arrive
+    Relay(relay::Args),
+    /// Engines of every kind and broken ones: bursts, load, conversations, the share of the broken one -> target/bench/engines.json
+    Engines(engines::Args),
+    /// Our policy, 2/2/3 and round robin over simulated servers in real time: does the simulator's ranking hold? -> target/bench/quality-real.json
+    Quality(quality::Args),
+    /// Write docs/reference/performance.md from what was measured last
+    Page,
+    /// Be an ext_proc server that decides nothing (started by the bench itself)
+    #[command(hide = true)]
+    GoOn {
+        /// Address to listen on
+        #[arg(long)]
+        listen: SocketAddr,
+        /// Where every request goes
+        #[arg(long)]
+        endpoint: String,
+    },
+    /// Be the model servers (started by the bench itself)
+    #[command(hide = true)]
+    Sink {
+        /// Addresses to listen on
+        #[arg(long, value_delimiter = ',')]
+        listen: Vec<SocketAddr>,
+    },
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let Cli { part, args } = Cli::parse();
+    let outcome = match &part {
+        Some(Part::Overhead(args)) => overhead::bench(args).await,
+        Some(Part::Streams(args)) => streams::bench(args).await,
+        Some(Part::Standing(args)) => standing::bench(args).await,
+        Some(Part::Steps(args)) => steps::bench(args).await,
+        Some(Part::Sharing(args)) => sharing::bench(*args).await,
+        Some(Part::Relay(args)) => relay::bench(*args).await,
+        Some(Part::Engines(args)) => engines::bench(*args).await,
+        Some(Part::Quality(args)) => quality::bench(*args).await,
+        Some(Part::Page) => page::write(),
+        Some(Part::GoOn { listen, endpoint }) => go_on::serve(*listen, endpoint).await,
+        Some(Part::Sink { listen }) => sink::serve(listen).await,
+        None => all(&args).await,
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn all(args: &Args) -> Result<()> {
+    overhead::bench(args).await?;
+    streams::bench(args).await?;
+    standing::bench(args).await?;
+    steps::bench(args).await?;
+    page::write()
+}
+
+/// Writes `target/bench/<part>.json`.
+fn write_result(part: &str, rows: &[impl Serialize]) -> Result<()> {
+    let file = root().join("target/bench").join(format!("{part}.json"));
+    std::fs::create_dir_all(file.parent().unwrap_or(&root()))?;
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let version = std::process::Command::new(testbed::envoy::Envoy::binary()).arg("--version").output()?;
+    let version = String::from_utf8_lossy(&version.stdout);
+    let envoy = version.split_once("version: ").and_then(|(_, rest)| rest.split('/').nth(1)).unwrap_or("unknown").to_owned();
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let result = json!({
+        "host": std::env::consts::ARCH, "cores": cores, "envoy": envoy, "rows": rows,
+        // Of the last minute, our own among it: much above the number of cores, somebody else was at work.
+        "load_average": load.split(' ').next().and_then(|load| load.parse::<f64>().ok()),
+    });
+    std::fs::write(&file, serde_json::to_string_pretty(&result)?)?;
+    println!("written to target/bench/{part}.json");
+    Ok(())
+}

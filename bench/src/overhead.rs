@@ -1,0 +1,218 @@
+//! What a picker adds to a request: plain Envoy, the filter, ext_proc, one right after the other in every round.
+//!
+//! Rounds take the ways in turn, so that none is always first after the pause, and what is reported is the median of the differences of each round to the
+//! plain one beside it. This machine may be shared and noisy: their spread says how much to believe.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use testbed::Result;
+
+use crate::load::{Load, Measured};
+use crate::stats::{Paired, median, quantile};
+use crate::world::{Way, World};
+use crate::{Args, predicting, write_result};
+
+/// Share of backslashes in the bodies that have any: one in so many bytes, as code and quoted text do.
+const ESCAPE_EVERY: usize = 55;
+
+/// Bodies that differ in their first bytes, so that most requests of a run share no prefix.
+const BODIES: usize = 64;
+
+/// Of the requests/s that the slowest way can take: load under which tails are compared.
+const TAIL_LOAD: f64 = 0.5;
+
+/// The pool in which everything is measured; the other sizes are measured with two bodies.
+pub(crate) const ENDPOINTS: usize = 100;
+
+/// Bodies measured with every size of pool and every number of connections.
+pub(crate) const BODIES_EVERYWHERE: [usize; 2] = [10_000, 220_000];
+
+/// One row of the result file.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct Row {
+    pub(crate) front: String,
+    pub(crate) body_bytes: usize,
+    pub(crate) escapes: bool,
+    /// Picked by predicted latency, else by the default profile.
+    pub(crate) predicting: bool,
+    pub(crate) endpoints: usize,
+    pub(crate) connections: usize,
+    pub(crate) requests: u64,
+    pub(crate) errors: u64,
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
+    pub(crate) cpu_us: f64,
+    pub(crate) rps: f64,
+    pub(crate) added_p50_us: f64,
+    pub(crate) added_p99_us: f64,
+    pub(crate) added_cpu_us: f64,
+    pub(crate) rps_ratio: f64,
+    pub(crate) iqr_rps_ratio: f64,
+    /// Spread of the added p50.
+    pub(crate) iqr_us: f64,
+    /// Spread of the added p99, and of the added CPU.
+    pub(crate) iqr_p99_us: f64,
+    pub(crate) iqr_cpu_us: f64,
+    /// Requests/s that came whatever became of those before (open loop), else null.
+    pub(crate) rate_rps: Option<u32>,
+    pub(crate) p999_us: f64,
+}
+
+/// One thing to measure.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    endpoints: usize,
+    body_bytes: usize,
+    escapes: bool,
+    predicting: bool,
+    connections: usize,
+    rate: Option<u32>,
+}
+
+pub(crate) async fn bench(args: &Args) -> Result<()> {
+    let mut rows = Vec::new();
+    for &endpoints in &args.endpoints {
+        let mut world = World::start(endpoints, 1, &args.daemon_argument).await?;
+        for case in cases(args, endpoints) {
+            let measured = measure(args, case, &mut world).await?;
+            let slowest = measured.iter().map(|row| row.rps).fold(f64::MAX, f64::min);
+            rows.extend(measured);
+            if tails(case) {
+                #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some thousands")]
+                let rate = Some((slowest * TAIL_LOAD) as u32);
+                rows.extend(measure(args, Case { rate, connections: 64, ..case }, &mut world).await?);
+            }
+        }
+        world.stop().await?;
+    }
+    rows.extend(predicting(args).await?);
+    write_result("overhead", &rows)
+}
+
+/// The same with predictions on, in the pool where everything is measured.
+async fn predicting(args: &Args) -> Result<Vec<Row>> {
+    let folder = tempfile::tempdir()?;
+    let mut world = predicting::world(ENDPOINTS, &args.daemon_argument, folder.path()).await?;
+    let mut rows = Vec::new();
+    for body_bytes in BODIES_EVERYWHERE {
+        for connections in [1, 16] {
+            let case = Case { endpoints: ENDPOINTS, body_bytes, escapes: false, predicting: true, connections, rate: None };
+            rows.extend(measure(args, case, &mut world).await?);
+        }
+    }
+    world.stop().await?;
+    Ok(rows)
+}
+
+/// Bodies of every size in one pool; two of them in pools of other sizes, and with many connections.
+fn cases(args: &Args, endpoints: usize) -> Vec<Case> {
+    let everything = endpoints == ENDPOINTS || args.endpoints.len() == 1;
+    let mut cases = Vec::new();
+    for &body_bytes in args.bodies.iter().filter(|bytes| everything || BODIES_EVERYWHERE.contains(bytes)) {
+        for escapes in [false, true].into_iter().filter(|escapes| everything || !escapes) {
+            for &connections in &args.connections {
+                let many = connections > 16;
+                if !many || (everything && !escapes && BODIES_EVERYWHERE.contains(&body_bytes)) {
+                    cases.push(Case { endpoints, body_bytes, escapes, predicting: false, connections, rate: None });
+                }
+            }
+        }
+    }
+    cases
+}
+
+fn tails(case: Case) -> bool {
+    case.connections == 16 && case.endpoints == ENDPOINTS && !case.escapes && BODIES_EVERYWHERE.contains(&case.body_bytes)
+}
+
+async fn measure(args: &Args, case: Case, world: &mut World) -> Result<Vec<Row>> {
+    let bodies = write_bodies(case.body_bytes, case.escapes, world.folder.path())?;
+    let mut runs: [Vec<Measured>; 3] = Default::default();
+    for round in 0..args.rounds {
+        for turn in 0..Way::ALL.len() {
+            let at = (round + turn) % Way::ALL.len();
+            let (target, processes) = (world.address(Way::ALL[at]), world.processes(Way::ALL[at]));
+            let (connections, seconds, rate) = (case.connections, args.seconds, case.rate);
+            let headers = if case.predicting { predicting::HEADERS } else { &[] };
+            let load = Load { target, bodies: bodies.clone(), connections, seconds, rate, processes, headers };
+            runs[at].push(load.run(world.folder.path()).await?);
+        }
+    }
+    let rows: Vec<Row> = Way::ALL.iter().zip(&runs).map(|(way, ours)| row(*way, case, ours, &runs[0])).collect();
+    for row in &rows[1..] {
+        println!("{}", said(row, &rows[0]));
+    }
+    Ok(rows)
+}
+
+fn row(way: Way, case: Case, ours: &[Measured], plain: &[Measured]) -> Row {
+    let of = |figure: fn(&Measured) -> f64, runs: &[Measured]| runs.iter().map(figure).collect::<Vec<f64>>();
+    let added = |figure| Paired::of(&of(figure, ours), &of(figure, plain));
+    let (p50, p99, cpu) = (added(|m| m.p50_us), added(|m| m.p99_us), added(|m| m.cpu_us));
+    let ratios: Vec<f64> = ours.iter().zip(plain).map(|(ours, plain)| ours.rps / plain.rps).collect();
+    Row {
+        front: way.name().to_owned(),
+        body_bytes: case.body_bytes,
+        escapes: case.escapes,
+        predicting: case.predicting,
+        endpoints: case.endpoints,
+        connections: case.connections,
+        requests: ours.iter().map(|m| m.requests).sum(),
+        errors: ours.iter().map(|m| m.errors).sum(),
+        p50_us: median(&of(|m| m.p50_us, ours)),
+        p99_us: median(&of(|m| m.p99_us, ours)),
+        p999_us: median(&of(|m| m.p999_us, ours)),
+        cpu_us: median(&of(|m| m.cpu_us, ours)),
+        rps: median(&of(|m| m.rps, ours)),
+        added_p50_us: p50.median,
+        added_p99_us: p99.median,
+        added_cpu_us: cpu.median,
+        rps_ratio: median(&ratios),
+        iqr_rps_ratio: quantile(&ratios, 0.75) - quantile(&ratios, 0.25),
+        iqr_us: p50.iqr,
+        iqr_p99_us: p99.iqr,
+        iqr_cpu_us: cpu.iqr,
+        rate_rps: case.rate,
+    }
+}
+
+fn said(row: &Row, plain: &Row) -> String {
+    format!(
+        "{:>8}{} {:>4} endpoints {:>7} B escapes {:<5} c={:<2} {:<11} p50 {:>7.1} + {:.1} ({:.1}) us  p99 + {:.0} ({:.0})  cpu {:>6.1} + {:.1} ({:.1})  req/s {:.0} %  errors {}",
+        row.front,
+        if row.predicting { " predicting" } else { "" },
+        row.endpoints,
+        row.body_bytes,
+        row.escapes,
+        row.connections,
+        row.rate_rps.map_or_else(|| "closed loop".to_owned(), |rate| format!("{rate}/s")),
+        plain.p50_us,
+        row.added_p50_us,
+        row.iqr_us,
+        row.added_p99_us,
+        row.iqr_p99_us,
+        plain.cpu_us,
+        row.added_cpu_us,
+        row.iqr_cpu_us,
+        100.0 * row.rps_ratio,
+        row.errors,
+    )
+}
+
+/// Chat requests of about the size asked for, one a line.
+pub(crate) fn write_bodies(body_bytes: usize, escapes: bool, folder: &Path) -> Result<PathBuf> {
+    let file = folder.join(format!("bodies-{body_bytes}-{escapes}"));
+    let lines: Vec<String> = (0..BODIES)
+        .map(|i| {
+            let mut text = format!("conversation {i} ");
+            while text.len() < body_bytes.saturating_sub(120) {
+                let word = if escapes && text.len() % ESCAPE_EVERY < 6 { "say \\\"" } else { "words " };
+                text.push_str(word);
+            }
+            format!(r#"{{"model":"m","messages":[{{"role":"system","content":"be brief"}},{{"role":"user","content":"{text}"}}],"max_tokens":16}}"#)
+        })
+        .collect();
+    std::fs::write(&file, lines.join("\n"))?;
+    Ok(file)
+}

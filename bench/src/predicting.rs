@@ -1,0 +1,85 @@
+//! A pool whose picks are by predicted latency: taught first, so that what is measured is a model and not its absence.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use http::Request;
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use testbed::{Result, client, wait_for};
+use tokio::task::JoinSet;
+
+use crate::world::World;
+
+/// What every request of such a pool must say; nobody is late for it.
+pub(crate) const HEADERS: &[&str] = &["x-llm-d-slo-ttft-ms: 600000", "x-llm-d-slo-tpot-ms: 60000", "PredictionBasedRouting: true"];
+
+/// Two profiles, as docs/how-to/slo.md has them.
+const CONFIG: &str = "
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- type: prefix-cache-scorer
+- type: slo-request-tracker
+- type: slo-scorer
+- type: slo-aware-profile-handler
+- type: weighted-random-picker
+schedulingProfiles:
+- name: default
+  plugins: [{pluginRef: slo-request-tracker}, {pluginRef: prefix-cache-scorer}]
+- name: slo
+  plugins: [{pluginRef: slo-request-tracker}, {pluginRef: slo-scorer}, {pluginRef: weighted-random-picker}]
+";
+
+/// Clients that teach, the lengths of their prompts in words, and how long it may take.
+const CLIENTS: usize = 8;
+const WORDS: [usize; 4] = [200, 2_000, 20_000, 40_000];
+const LIMIT: Duration = Duration::from_secs(90);
+
+/// Starts it, and returns when its model predicts.
+///
+/// # Errors
+/// If a part does not come up, or nothing is learned in time.
+pub(crate) async fn world(endpoints: usize, daemon: &[String], folder: &Path) -> Result<World> {
+    let config = folder.join("predicting.yaml");
+    std::fs::write(&config, CONFIG)?;
+    let further = ["--latency-prediction".to_owned(), "--config".to_owned(), config.display().to_string()];
+    let arguments: Vec<String> = daemon.iter().cloned().chain(further).collect();
+    let world = World::start(endpoints, 1, &arguments).await?;
+    for (listener, admin) in world.pickers() {
+        let (mut teachers, number) = (JoinSet::new(), Arc::<AtomicU64>::default());
+        for _ in 0..CLIENTS {
+            let number = Arc::clone(&number);
+            teachers.spawn(async move { while teach(listener, number.fetch_add(1, Ordering::Relaxed)).await.is_ok() {} });
+        }
+        wait_for(LIMIT, "a model that predicts", || async { predicts(admin).await.ok()?.then_some(()) }).await?;
+    }
+    Ok(world) // teachers end with their set
+}
+
+async fn predicts(daemon: SocketAddr) -> Result<bool> {
+    let page = client::get(daemon, "/debug/model").await?.json()?;
+    Ok(page["pools"][0]["predicts"] == true)
+}
+
+/// One stream to its end.
+async fn teach(listener: SocketAddr, number: u64) -> Result<()> {
+    let words = WORDS[usize::try_from(number).unwrap_or(0) % WORDS.len()];
+    let text = format!("{number:05} ").repeat(words);
+    let body: Value = json!({
+        "model": "m", "max_tokens": 8, "stream": true, "stream_options": {"include_usage": true},
+        "messages": [{"role": "user", "content": text}],
+    });
+    let mut request = Request::post("/v1/chat/completions?chunks=8&every_ms=2").header("content-type", "application/json");
+    for (name, value) in HEADERS.iter().filter_map(|line| line.split_once(": ")) {
+        request = request.header(name, value);
+    }
+    let mut reply = client::start(listener, request.body(client::full(body.to_string()))?).await?.into_body();
+    while let Some(frame) = reply.frame().await {
+        frame?;
+    }
+    Ok(())
+}

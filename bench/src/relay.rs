@@ -1,0 +1,309 @@
+//! One daemon that carries many proxies. The proxies are played, at the protocol: each tells every few ms a row of all endpoints in which much
+//! changed, and placements, as a proxy of so many picks a second does. What counts is the daemon's CPU, and how old things are when they arrive.
+
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use exchange::Time;
+use pool_state::{PeerRow, RowHead, Sum};
+use proto::placements;
+use proto::state::state_service_client::StateServiceClient;
+use proto::state::{self, daemon_message, proxy_message};
+use scheduler::in_flight::Load;
+use scheduler::{EndpointRef, Incarnation, Slot};
+use serde_json::json;
+use testbed::ports::Port;
+use testbed::process::Process;
+use testbed::{Result, client, daemon, root, wait_for};
+use tokio::sync::mpsc;
+use tokio::time::MissedTickBehavior;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+
+use crate::load::cpu_ns;
+
+/// From the first proxy to the last roster.
+const LIMIT: Duration = Duration::from_secs(30);
+/// The longest age told apart, in tenths of a ms.
+const AGE_TENTHS_MAX: usize = 100_000;
+/// What a new daemon and new streams cost is not asked for.
+const SETTLE: Duration = Duration::from_secs(2);
+
+/// How much to measure.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Proxies
+    #[arg(long, default_value_t = 32)]
+    proxies: u16,
+    /// Picks a second of each
+    #[arg(long, default_value_t = 1_000)]
+    picks: usize,
+    /// Blocks of 64 tokens that each pick places anew
+    #[arg(long, default_value_t = 8)]
+    blocks: usize,
+    /// Endpoints, at least as many as proxies
+    #[arg(long, default_value_t = 100)]
+    endpoints: u16,
+    /// Time between two messages of a proxy, ms
+    #[arg(long, default_value_t = 5)]
+    every_ms: u64,
+    /// Seconds measured
+    #[arg(long, default_value_t = 10)]
+    seconds: u64,
+}
+
+/// What all proxies together told and saw, with each thing's age as it arrived.
+#[derive(Debug, Default)]
+struct Seen {
+    told: u64,
+    told_placements: u64,
+    messages: u64,
+    rows: Ages,
+    placements: Ages,
+}
+
+/// How often each age was seen, by tenths of a ms.
+#[derive(Debug, Default)]
+struct Ages {
+    counts: Vec<u64>,
+}
+
+/// What they share.
+#[derive(Debug)]
+struct Stage {
+    args: Args,
+    began: Instant,
+    counts: AtomicBool,
+    over: AtomicBool,
+    seen: Mutex<Seen>,
+}
+
+/// Measures, prints and writes `target/bench/relay.json`.
+pub(crate) async fn bench(args: Args) -> Result<()> {
+    let (folder, state, others) = (tempfile::tempdir()?, Port::lease()?, [Port::lease()?, Port::lease()?, Port::lease()?]);
+    let mut command = Command::new(daemon::binary()?);
+    command.arg("serve").arg("--snapshot-file").arg(folder.path().join("snapshot"));
+    command.arg("--listen-state").arg(state.address().to_string());
+    for (flag, port) in ["--listen-admin", "--listen-ext-proc", "--listen-health"].into_iter().zip(&others) {
+        command.arg(flag).arg(port.address().to_string());
+    }
+    // Nobody is there; who is scraped does not matter here.
+    command.args((0..args.endpoints).flat_map(|i| ["--endpoint".to_owned(), format!("127.0.0.1:{}", 1 + i)]));
+    let daemon = Process::spawn("switchpointd", &mut command, folder.path())?;
+
+    wait_for(LIMIT, "the daemon", || async { tokio::net::TcpStream::connect(state.address()).await.ok() }).await?;
+    let stage = Stage { args, began: Instant::now(), counts: false.into(), over: false.into(), seen: Mutex::default() };
+    let stage = Arc::new(stage);
+    let mut proxies = Vec::new();
+    for number in 0..args.proxies {
+        proxies.push(Proxy::start(&stage, number, &format!("http://{}", state.address())).await?);
+    }
+    tokio::time::sleep(SETTLE).await;
+    let cpu = || -> Result<[u64; 2]> { Ok([cpu_ns(daemon.id())?, cpu_ns(std::process::id())?]) };
+    let (before, began) = (cpu()?, Instant::now());
+    stage.counts.store(true, Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_secs(args.seconds)).await;
+    stage.counts.store(false, Ordering::Relaxed);
+    let (after, ns) = (cpu()?, began.elapsed().as_nanos() as f64);
+    let cores = [0, 1].map(|process| after[process].saturating_sub(before[process]) as f64 / ns);
+    let dropped = dropped(others[0].address()).await?;
+    stage.over.store(true, Ordering::Relaxed);
+    for proxy in proxies {
+        proxy.await??;
+    }
+    stage.report(cores, dropped)
+}
+
+/// Placements that some proxy was never told.
+async fn dropped(admin: std::net::SocketAddr) -> Result<f64> {
+    let page = client::get(admin, "/metrics").await?.text();
+    let line = page.lines().find(|line| line.starts_with("switchpoint_placements_dropped_total"));
+    Ok(line.and_then(|line| line.rsplit(' ').next()).ok_or("no such metric")?.parse()?)
+}
+
+// === impl Stage ===
+
+impl Stage {
+    fn now_us(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `cores`: of the daemon, and of this process, which plays all proxies.
+    fn report(&self, cores: [f64; 2], dropped: f64) -> Result<()> {
+        let (seen, args) = (self.seen(), &self.args);
+        let ages = |ages: &Ages| [0.5, 0.99, 1.0].map(|share| ages.quantile_ms(share));
+        let (rows, placements) = (ages(&seen.rows), ages(&seen.placements));
+        let per_second = |count: u64| count as f64 / args.seconds as f64;
+        println!(
+            "{} proxies of {} picks a second, {} endpoints, {} new blocks a pick, a message every {} ms: {:.2} cores of the daemon, {:.2} of those who play the proxies",
+            args.proxies, args.picks, args.endpoints, args.blocks, args.every_ms, cores[0], cores[1]
+        );
+        let due = f64::from(args.proxies) * 1e3 / args.every_ms as f64;
+        println!("messages a second: {:.0} told of {due:.0}, {:.0} passed on", per_second(seen.told), per_second(seen.messages));
+        let listeners = f64::from(args.proxies) - 1.0;
+        let arrived = seen.placements.count() as f64 / (seen.told_placements as f64 * listeners);
+        println!("placements: {:.1} % arrived, {dropped:.0} dropped", arrived * 1e2);
+        println!("load from proxy to proxy: p50 {:.1} ms, p99 {:.1}, longest {:.1}", rows[0], rows[1], rows[2]);
+        println!("placements: p50 {:.1} ms, p99 {:.1}, longest {:.1}", placements[0], placements[1], placements[2]);
+        let file = root().join("target/bench/relay.json");
+        std::fs::create_dir_all(file.parent().ok_or("no folder")?)?;
+        let row = json!({
+            "proxies": args.proxies, "picks": args.picks, "endpoints": args.endpoints, "blocks": args.blocks, "every_ms": args.every_ms,
+            "daemon_cores": cores[0], "players_cores": cores[1], "told_per_second": per_second(seen.told), "due_per_second": due,
+            "passed_on_per_second": per_second(seen.messages), "placements_arrived": arrived, "placements_dropped": dropped,
+            "load_ms": {"p50": rows[0], "p99": rows[1]}, "placements_ms": {"p50": placements[0], "p99": placements[1]},
+        });
+        std::fs::write(&file, serde_json::to_string_pretty(&json!({"rows": [row]}))?)?;
+        println!("written to target/bench/relay.json");
+        Ok(())
+    }
+}
+
+// === impl Ages ===
+
+impl Ages {
+    fn add(&mut self, age_us: u64) {
+        let tenths = usize::try_from(age_us / 100).unwrap_or(usize::MAX).min(AGE_TENTHS_MAX);
+        if self.counts.len() <= tenths {
+            self.counts.resize(tenths + 1, 0);
+        }
+        self.counts[tenths] += 1;
+    }
+
+    fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    fn quantile_ms(&self, share: f64) -> f64 {
+        let (wanted, mut seen) = (share * self.count() as f64, 0);
+        let at = self.counts.iter().position(|count| {
+            seen += count;
+            seen > 0 && seen as f64 >= wanted
+        });
+        at.map_or(f64::NAN, |tenths| tenths as f64 / 10.0)
+    }
+}
+
+/// A proxy as the daemon sees it.
+struct Proxy {
+    stage: Arc<Stage>,
+    number: u16,
+    present: Vec<EndpointRef>,
+    /// What each proxy said of itself when last heard.
+    heard: Vec<u64>,
+    peers: (Sum, PeerRow),
+}
+
+impl Proxy {
+    /// Connects, and tells and hears from when it has a roster until all is over.
+    async fn start(stage: &Arc<Stage>, number: u16, daemon: &str) -> Result<tokio::task::JoinHandle<Result<()>>> {
+        let (out, messages) = mpsc::channel(16);
+        let mut client = StateServiceClient::connect(daemon.to_owned()).await?;
+        let pools = vec!["default".to_owned()];
+        let hello = state::Hello { schema: proto::SCHEMA, node_id: format!("played-{number}"), process_id: 1 + u64::from(number), pools };
+        out.send(proxy_message::Message::Hello(hello)).await?;
+        let wrapped = tokio_stream::StreamExt::map(ReceiverStream::new(messages), |message| state::ProxyMessage { message: Some(message) });
+        let mut stream = client.stream(wrapped).await?.into_inner();
+        let present = tokio::time::timeout(LIMIT, roster(&mut stream, &out)).await??;
+        let heard = vec![0; usize::from(stage.args.proxies)];
+        let mut proxy = Self { stage: Arc::clone(stage), number, present, heard, peers: (Sum::default(), PeerRow::default()) };
+        proxy.peers.0.start(proxy.present.clone(), []);
+        Ok(tokio::spawn(proxy.run(out, stream)))
+    }
+
+    async fn run(mut self, out: mpsc::Sender<proxy_message::Message>, mut stream: Streaming<state::DaemonMessage>) -> Result<()> {
+        let mut ticks = tokio::time::interval(Duration::from_millis(self.stage.args.every_ms));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut round, mut told_us) = (0, self.stage.now_us());
+        while !self.stage.over.load(Ordering::Relaxed) {
+            tokio::select! {
+                _ = ticks.tick() => {
+                    round += 1;
+                    let now_us = self.stage.now_us();
+                    let picks = usize::try_from(now_us - told_us)? * self.stage.args.picks / 1_000_000;
+                    told_us += u64::try_from(picks * 1_000_000 / self.stage.args.picks)?;
+                    let _ = out.send(proxy_message::Message::Share(self.share(round, picks, now_us))).await;
+                }
+                message = stream.message() => match message?.and_then(|message| message.message) {
+                    Some(daemon_message::Message::Peers(peers)) => self.hear(peers),
+                    Some(daemon_message::Message::Roster(roster)) => out.send(ack(&roster)).await?,
+                    Some(_) => {}
+                    None => return Err("the daemon has left".into()),
+                },
+            }
+        }
+        Ok(())
+    }
+
+    /// At the endpoint of its own number it says when it told, as a number of tokens; at the others what changes all the time.
+    fn share(&self, round: u64, picks: usize, now_us: u64) -> state::Share {
+        let (mut sum, proxies) = (Sum::default(), usize::from(self.stage.args.proxies));
+        sum.start(self.present.clone(), []);
+        for (at, endpoint) in self.present.iter().enumerate() {
+            let own = if at == usize::from(self.number) { now_us & u64::from(u32::MAX) } else { 0 };
+            let changing = (round + at as u64 * 7 + u64::from(self.number)) % 9;
+            let prefill_tokens = if at < proxies { own } else { changing * 700 };
+            let requests = u32::try_from(changing).unwrap_or(0);
+            sum.add(*endpoint, Load { requests, prefill_tokens, decode_tokens: changing * 300, ..Load::default() });
+        }
+        let head = RowHead { written: Time(now_us * 1_000), ..RowHead::default() };
+        let mut told = Vec::new();
+        let placement = |pick: usize| {
+            let endpoint = self.present[pick % self.present.len()];
+            let blocks: Vec<u64> = (0..self.stage.args.blocks as u64).map(|block| now_us | block << 48).collect();
+            placements::push(&mut told, endpoint, &blocks);
+        };
+        (0..picks).for_each(placement);
+        if self.stage.counts.load(Ordering::Relaxed) {
+            let mut seen = self.stage.seen();
+            (seen.told, seen.told_placements) = (seen.told + 1, seen.told_placements + picks as u64);
+        }
+        state::Share { pool: "default".into(), row: sum.row(head, [], &[]), placements: told, stamp: now_us }
+    }
+
+    fn hear(&mut self, peers: state::Peers) {
+        let now_us = self.stage.now_us();
+        let (sum, row) = &mut self.peers;
+        sum.read(row, peers.row);
+        let mut seen = self.stage.seen();
+        let counts = self.stage.counts.load(Ordering::Relaxed);
+        for (at, heard) in self.heard.iter_mut().enumerate().filter(|(at, _)| *at != usize::from(self.number)) {
+            let told = sum.load(self.present[at]).prefill_tokens;
+            if counts && told != *heard && told > 0 {
+                seen.rows.add((now_us & u64::from(u32::MAX)).saturating_sub(told));
+            }
+            *heard = told;
+        }
+        if counts {
+            seen.messages += 1;
+            let mut rest = peers.placements.as_slice();
+            while let Some((_, blocks, after)) = placements::take(rest) {
+                rest = after;
+                // The first block is the moment.
+                seen.placements.add(now_us.saturating_sub(blocks.first().map_or(0, |told| u64::from_le_bytes(*told))));
+            }
+        }
+    }
+}
+
+async fn roster(stream: &mut Streaming<state::DaemonMessage>, out: &mpsc::Sender<proxy_message::Message>) -> Result<Vec<EndpointRef>> {
+    loop {
+        let message = stream.message().await?.ok_or("the daemon has left")?.message;
+        if let Some(daemon_message::Message::Roster(roster)) = message {
+            out.send(ack(&roster)).await?;
+            let endpoint =
+                |e: &state::Endpoint| Ok(EndpointRef { slot: Slot(u16::try_from(e.slot)?), incarnation: Incarnation(e.incarnation) });
+            return roster.endpoints.iter().map(endpoint).collect();
+        }
+    }
+}
+
+fn ack(roster: &state::Roster) -> proxy_message::Message {
+    proxy_message::Message::Ack(state::Ack { pool: roster.pool.clone(), version: roster.version, ..state::Ack::default() })
+}

@@ -1,0 +1,250 @@
+//! What it buys that workers and proxies pick as one, and what it costs a pick.
+//!
+//! The same conversations and the same bursts ([`testbed::fleet`]) go through one worker, four of one proxy and two of each of two, and again with
+//! sharing switched off. The cost is measured in a worker's VM on the real host, by a module that is built as the shipped one is.
+
+use std::path::Path;
+
+use comfy_table::Table;
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use http::Request;
+use serde::Serialize;
+use serde_json::{Value, json};
+use testbed::fleet::{BURST, BURST_MAX, BURST_SERVERS, Conversations, Fleet, Outcome, Shape};
+use testbed::model_server::Options;
+use testbed::ports::Port;
+use testbed::stack::Stack;
+use testbed::{Result, client, drill, root};
+
+use crate::load::Load;
+use crate::{overhead, sink, world};
+
+/// Servers that conversations go to.
+const SERVERS: usize = 8;
+/// How fast they are beside what was measured: so slow that each has half a dozen requests running. With one or two, how evenly they are spread is
+/// mostly chance.
+const SPEED: f64 = 0.25;
+/// Hits are to be those of one worker but for this part ...
+const HITS_WITHIN: f64 = 0.02;
+/// ... and the spread of running requests is to be wider by no more than this part.
+const SPREAD_WITHIN: f64 = 0.1;
+/// What a pick pays is said of a pool of so many endpoints, all of which have something outstanding ...
+const ENDPOINTS: u32 = 100;
+/// ... and beside that of a large one, for a proxy of sixteen workers.
+const LARGE: [u32; 2] = [15, 500];
+/// What picks paid under load is asked of a proxy of so many workers, with so many connections, which then ask on new ones until, surely, each worker was asked.
+const LIVE_WORKERS: u32 = 4;
+const LIVE_CONNECTIONS: usize = 16;
+const LIVE_SECONDS: u32 = 6;
+const LIVE_BODY_BYTES: usize = 10_000;
+const LIVE_ASKED: usize = 64;
+
+/// How much to measure.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Bursts for each shape
+    #[arg(long, default_value_t = 20)]
+    seeds: usize,
+    /// Runs of conversations for each shape
+    #[arg(long, default_value_t = 3)]
+    runs: u64,
+    /// Conversations of a run
+    #[arg(long, default_value_t = 90)]
+    conversations: usize,
+}
+
+/// One row of the result file: a run of conversations, or a burst; what was not measured in it is null.
+#[derive(Debug, Default, Serialize)]
+struct Row {
+    workers: u32,
+    proxies: u32,
+    sharing: bool,
+    seed: u64,
+    hit_rate: Option<f64>,
+    running_cv: Option<f64>,
+    /// Running requests of a server, on average.
+    running: Option<f64>,
+    burst_max: Option<usize>,
+    pick_cost_us: f64,
+}
+
+/// What sharing costs a pick, µs.
+#[derive(Clone, Copy, Debug)]
+struct Cost {
+    /// To hear of others, all of whom have something new to tell.
+    hear_us: f64,
+    /// To tell them.
+    tell_us: f64,
+}
+
+/// Measures, prints and writes `target/bench/sharing.json`.
+pub(crate) async fn bench(args: Args) -> Result<()> {
+    let (four, large) = (cost(3, ENDPOINTS).await?, cost(LARGE[0], LARGE[1]).await?);
+    println!("{}", said(3, ENDPOINTS, four));
+    println!("{}", said(LARGE[0], LARGE[1], large));
+    println!("{}", live().await?);
+    let two = cost(1, ENDPOINTS).await?;
+    let mut rows = Vec::new();
+    let shapes = [Shape::ONE, Shape::FOUR_WORKERS, Shape::TWO_BY_TWO];
+    for (shape, sharing) in shapes.into_iter().flat_map(|shape| [(shape, true), (shape, false)]) {
+        let pick_cost_us = match (sharing, shape.workers) {
+            (true, 4) => four.sum(),
+            (true, 2) => two.sum(),
+            _ => 0.0,
+        };
+        let row = Row { workers: shape.workers, proxies: shape.proxies, sharing, pick_cost_us, ..Row::default() };
+        for seed in 1..=args.runs {
+            let (outcome, delays) = converse(args, shape, sharing, seed).await?;
+            println!(
+                "{} x {} workers, sharing {sharing:<5} seed {seed}: {} requests, {:.1} % of prompt tokens cached, {:.1} running at a server, spread {:.3}{delays}",
+                shape.proxies,
+                shape.workers,
+                outcome.requests,
+                100.0 * outcome.hit_rate,
+                outcome.running,
+                outcome.running_cv
+            );
+            let (hit_rate, running_cv, running) = (Some(outcome.hit_rate), Some(outcome.running_cv), Some(outcome.running));
+            rows.push(Row { seed, hit_rate, running_cv, running, ..row });
+        }
+        let fleet = Fleet::for_bursts(shape, sharing).await?;
+        for seed in 1..=args.seeds {
+            rows.push(Row { seed: seed as u64, burst_max: Some(fleet.burst(seed).await?), ..row });
+        }
+    }
+    report(&rows, &shapes)
+}
+
+async fn converse(args: Args, shape: Shape, sharing: bool, seed: u64) -> Result<(Outcome, String)> {
+    let fleet = Fleet::start(shape, sharing, SERVERS, &Options { speed: SPEED, ..Options::default() }).await?;
+    let begin_within = std::time::Duration::from_secs(15);
+    let outcome = fleet.converse(Conversations { count: args.conversations, turns: 8, begin_within, seed }).await?;
+    // How old load is when it reaches the other proxy, as the proxy itself measures it.
+    let page = fleet.stack.envoy.admin_page("/stats?filter=switchpoint_share_delay_us&format=json&histogram_buckets=summary").await?;
+    Ok((outcome, if shape.proxies > 1 && sharing { delays(&serde_json::from_str(&page)?) } else { String::new() }))
+}
+
+/// The median and the 99th percentile of how old load was when another proxy heard of it.
+fn delays(stats: &Value) -> String {
+    let histogram = stats.pointer("/stats/0/histograms");
+    let quantiles = histogram.and_then(|h| h["supported_quantiles"].as_array()).cloned().unwrap_or_default();
+    let values = histogram.and_then(|h| h.pointer("/computed_quantiles/0/values")).and_then(Value::as_array).cloned().unwrap_or_default();
+    let of = |wanted: f64| {
+        let at = quantiles.iter().position(|quantile| quantile.as_f64() == Some(wanted));
+        at.and_then(|at| values.get(at)?.get("cumulative")?.as_f64()).map_or("?".to_owned(), |us| format!("{:.1}", us / 1e3))
+    };
+    format!(", load is {} ms old when it reaches the other proxy (p99 {})", of(50.0), of(99.0))
+}
+
+// === impl Cost ===
+
+impl Cost {
+    fn sum(self) -> f64 {
+        self.hear_us + self.tell_us
+    }
+}
+
+/// Of a VM beside so many others, measured in a proxy of one worker, where the others are played.
+async fn cost(peers: u32, endpoints: u32) -> Result<Cost> {
+    let stack = Stack::builder().envoy_config(drill::envoy_config()?).quiet().start().await?;
+    let asked = Request::get("/health").header(drill::COST, format!("{peers}/{endpoints}")).body(client::empty())?;
+    let said = client::send(stack.address(), asked).await?.json()?;
+    let number = |key: &str| said[key].as_f64().ok_or_else(|| format!("no {key} in {said}"));
+    Ok(Cost { hear_us: number("hear_us")?, tell_us: number("tell_us")? })
+}
+
+/// What sharing cost the last picks of each worker's VM while all were at work: most find that the others' rows were read a moment ago.
+async fn live() -> Result<String> {
+    let servers = Port::lease()?;
+    let folder = tempfile::tempdir()?;
+    let _sink = sink::start(&[format!("0.0.0.0:{}", servers.number())], folder.path())?;
+    let mut builder = Stack::builder().servers(0).concurrency(LIVE_WORKERS).envoy_config(drill::envoy_config()?).quiet();
+    for address in world::addresses(ENDPOINTS as usize, servers.number()) {
+        builder = builder.stranger(address.parse()?);
+    }
+    let mut stack = builder.start().await?;
+    let processes = [stack.envoy.process().id(), stack.daemon()?.process().id()];
+    let bodies = overhead::write_bodies(LIVE_BODY_BYTES, false, folder.path())?;
+    let (connections, seconds) = (LIVE_CONNECTIONS, LIVE_SECONDS);
+    let load = Load { target: stack.address(), bodies, connections, seconds, rate: None, processes, headers: &[] };
+    let measured = load.run(folder.path()).await?;
+    let (mut picks, mut sum_us, mut calm_us) = (0.0, 0.0, 0.0);
+    for _ in 0..LIVE_ASKED {
+        let asked = Request::get("/health").header(drill::COST, "live").body(client::empty())?;
+        let said = client::send(stack.address(), asked).await?.json()?;
+        let number = |key: &str| said[key].as_f64().ok_or_else(|| format!("no {key} in {said}"));
+        let of = number("picks")?;
+        (picks, sum_us, calm_us) = (picks + of, sum_us + of * number("mean_us")?, calm_us + of * number("calm_us")?);
+    }
+    Ok(format!(
+        "{LIVE_WORKERS} workers, {ENDPOINTS} endpoints, {LIVE_CONNECTIONS} connections, {:.0} requests/s: sharing cost {:.2} us a pick, the mean of the last {picks}; {:.2} but for the slowest hundredth",
+        measured.rps,
+        sum_us / picks.max(1.0),
+        calm_us / picks.max(1.0)
+    ))
+}
+
+fn said(peers: u32, endpoints: u32, cost: Cost) -> String {
+    format!(
+        "a pick of {} workers and {endpoints} endpoints, all others with news: {:.2} us to hear, {:.2} us to tell",
+        peers + 1,
+        cost.hear_us,
+        cost.tell_us
+    )
+}
+
+fn report(rows: &[Row], shapes: &[Shape]) -> Result<()> {
+    let file = root().join("target/bench/sharing.json");
+    std::fs::create_dir_all(file.parent().unwrap_or(Path::new(".")))?;
+    std::fs::write(&file, serde_json::to_string_pretty(&json!({ "rows": rows }))?)?;
+    let mut table = Table::new();
+    let fullest = format!("fullest of {BURST_SERVERS} after {BURST} (most {BURST_MAX})");
+    table.load_style(UTF8_FULL_CONDENSED).set_header(["proxies x workers", "sharing", "cached", "spread", &*fullest, "bursts above"]);
+    for (shape, sharing) in shapes.iter().flat_map(|shape| [(*shape, true), (*shape, false)]) {
+        let bursts: Vec<usize> = of(rows, shape, sharing).filter_map(|row| row.burst_max).collect();
+        table.add_row([
+            format!("{} x {}", shape.proxies, shape.workers),
+            sharing.to_string(),
+            format!("{:.1} %", 100.0 * mean(rows, shape, sharing, |row| row.hit_rate)),
+            format!("{:.3}", mean(rows, shape, sharing, |row| row.running_cv)),
+            bursts.iter().max().map_or_else(String::new, ToString::to_string),
+            format!("{} of {}", bursts.iter().filter(|fullest| **fullest > BURST_MAX).count(), bursts.len()),
+        ]);
+    }
+    println!("\n{table}");
+    let many = shapes.iter().filter(|shape| **shape != Shape::ONE);
+    many.flat_map(|shape| [(*shape, true), (*shape, false)]).for_each(|(shape, sharing)| println!("{}", verdict(rows, shape, sharing)));
+    println!("written to target/bench/sharing.json");
+    Ok(())
+}
+
+fn of(rows: &[Row], shape: Shape, sharing: bool) -> impl Iterator<Item = &Row> {
+    rows.iter().filter(move |row| (row.proxies, row.workers, row.sharing) == (shape.proxies, shape.workers, sharing))
+}
+
+fn mean(rows: &[Row], shape: Shape, sharing: bool, of_row: fn(&Row) -> Option<f64>) -> f64 {
+    let values: Vec<f64> = of(rows, shape, sharing).filter_map(of_row).collect();
+    values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+/// Is it as good as one worker? One worker has nobody to share with, so that all its runs count.
+fn verdict(rows: &[Row], shape: Shape, sharing: bool) -> String {
+    let one = |of: fn(&Row) -> Option<f64>| f64::midpoint(mean(rows, Shape::ONE, true, of), mean(rows, Shape::ONE, false, of));
+    let hits: fn(&Row) -> Option<f64> = |row| row.hit_rate;
+    let spread: fn(&Row) -> Option<f64> = |row| row.running_cv;
+    let missing = 1.0 - mean(rows, shape, sharing, hits) / one(hits);
+    let wider = mean(rows, shape, sharing, spread) / one(spread) - 1.0;
+    let word = |met| if met { "met" } else { "NOT met" };
+    format!(
+        "{} x {} with sharing {}, beside one worker: hits {:+.1} % (within {:.0} %: {}), spread {:+.1} % (within {:.0} %: {})",
+        shape.proxies,
+        shape.workers,
+        if sharing { "on" } else { "off" },
+        -100.0 * missing,
+        100.0 * HITS_WITHIN,
+        word(missing <= HITS_WITHIN),
+        100.0 * wider,
+        100.0 * SPREAD_WITHIN,
+        word(wider <= SPREAD_WITHIN)
+    )
+}

@@ -1,0 +1,126 @@
+//! Model servers that do nothing: they read the request and answer at once, so that what is measured is the proxy. Asked by
+//! `?chunks=N&every_ms=M`, one streams so many events at that pace. Their page of metrics is as long as an engine's.
+
+use std::convert::Infallible;
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use futures::{StreamExt, stream};
+use http::{Request, Response};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::{Bytes, Frame, Incoming};
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use testbed::Result;
+use testbed::client::{self, Body};
+use testbed::process::Process;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+const REPLY: &str = r#"{"id":"1","object":"chat.completion","model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}],"usage":{"prompt_tokens":9,"completion_tokens":1,"total_tokens":10}}"#;
+
+/// One token of a stream, as long as vLLM's.
+const EVENT: &str = "data: {\"id\":\"chatcmpl-0123456789abcdef0123456789abcdef\",\"object\":\"chat.completion.chunk\",\"created\":1750000000,\"model\":\"m\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\" word\"},\"finish_reason\":null}]}\n\n";
+
+/// Bytes of a page of metrics: as vLLM's, whose histograms nobody here reads.
+const METRICS_BYTES: usize = 38_000;
+
+/// The page of an engine that has nothing to do, and of one that has.
+static METRICS: LazyLock<[String; 2]> = LazyLock::new(|| [page(0), page(1)]);
+
+/// An engine that was asked within this time says that it is busy, whichever way the request came: real ones take longer, and the daemon asks busy ones more often.
+const BUSY: Duration = Duration::from_secs(1);
+static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
+/// When any of them worked last, in ms; 0 before that.
+static WORKED_MS: AtomicU64 = AtomicU64::new(0);
+
+fn page(running: u32) -> String {
+    let mut page = format!("vllm:num_requests_waiting 0\nvllm:num_requests_running {running}\nvllm:kv_cache_usage_perc 0\n");
+    for bucket in 0.. {
+        let _ = writeln!(page, "vllm:e2e_request_latency_seconds_bucket{{engine=\"0\",le=\"{bucket}.0\",model_name=\"m\"}} 0.0"); // a String takes all
+        if page.len() > METRICS_BYTES {
+            break;
+        }
+    }
+    page
+}
+
+fn now_ms() -> u64 {
+    u64::try_from((BEGAN.elapsed() + BUSY).as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The page of this moment.
+fn metrics() -> &'static str {
+    let busy = now_ms().saturating_sub(WORKED_MS.load(Ordering::Relaxed)) < u64::try_from(BUSY.as_millis()).unwrap_or(u64::MAX);
+    &METRICS[usize::from(busy)]
+}
+
+/// Starts this program as the servers at `addresses`, in a process of its own.
+///
+/// # Errors
+/// If it cannot be run.
+pub(crate) fn start(addresses: &[String], folder: &Path) -> Result<Process> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["sink", "--listen", &addresses.join(",")]);
+    Process::spawn("sink", &mut command, folder)
+}
+
+/// Serves on every address until killed.
+///
+/// # Errors
+/// If an address cannot be bound.
+pub(crate) async fn serve(addresses: &[SocketAddr]) -> Result<()> {
+    let mut listeners = JoinSet::new();
+    for address in addresses {
+        listeners.spawn(accept(TcpListener::bind(address).await?));
+    }
+    listeners.join_all().await;
+    Ok(())
+}
+
+async fn accept(listener: TcpListener) {
+    while let Ok((stream, _)) = listener.accept().await {
+        let _ = stream.set_nodelay(true);
+        tokio::spawn(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service_fn(answer)));
+    }
+}
+
+async fn answer(request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
+    let path = request.uri().path().to_owned();
+    let number = |name: &str| -> Option<u64> {
+        let query = request.uri().query()?.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
+        query?.parse().ok()
+    };
+    let streamed = number("chunks").zip(number("every_ms"));
+    let destination = request.headers().get("x-gateway-destination-endpoint").cloned();
+    let mut body = request.into_body();
+    while let Some(Ok(_)) = body.frame().await {}
+    let (kind, body) = match (path.as_str(), streamed) {
+        ("/metrics", _) => ("text/plain; version=0.0.4", client::full(metrics())),
+        (_, Some((chunks, every_ms))) => ("text/event-stream", events(chunks, every_ms)),
+        _ => {
+            WORKED_MS.store(now_ms(), Ordering::Relaxed);
+            ("application/json", client::full(REPLY))
+        }
+    };
+    let mut response = Response::new(body);
+    response.headers_mut().insert("content-type", http::HeaderValue::from_static(kind));
+    if let Some(destination) = destination {
+        response.headers_mut().insert("x-destination", destination);
+    }
+    Ok(response)
+}
+
+fn events(chunks: u64, every_ms: u64) -> Body {
+    let event = move |_| async move {
+        tokio::time::sleep(Duration::from_millis(every_ms)).await;
+        WORKED_MS.store(now_ms(), Ordering::Relaxed);
+        Ok(Frame::data(Bytes::from_static(EVENT.as_bytes())))
+    };
+    BodyExt::boxed(StreamBody::new(stream::iter(0..chunks).then(event)))
+}

@@ -1,0 +1,199 @@
+//! What it costs to be there: scraping while nothing is asked, memory, the time from start to the first pick and from a change to its effect.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use http::Request;
+use serde::{Deserialize, Serialize};
+use testbed::ports::Port;
+use testbed::process::Process;
+use testbed::{Result, client, root};
+
+use crate::load::cpu_ns;
+use crate::stats::{median, quantile};
+use crate::world::{Way, World, addresses};
+use crate::{Args, sink, write_result};
+
+/// Scraping settles in the first seconds, and is measured over these.
+const SETTLE: Duration = Duration::from_secs(3);
+/// With a tenth of jitter either way and the time of a page, no metric is older than a second.
+const SCRAPE_INTERVAL: &str = "900ms";
+const SCRAPE_WINDOWS: usize = 3;
+/// Starts with each number of workers.
+const MEMORY_ROUNDS: usize = 3;
+const SCRAPE_WINDOW: Duration = Duration::from_secs(8);
+
+/// 6,600 blocks for each of 100 endpoints, in prompts so short that the index has an entry for each of their blocks.
+const PROMPTS: usize = 5_500;
+const BLOCKS: usize = 120;
+const BLOCK_BYTES: usize = 256;
+
+/// How often a change is timed.
+const CHANGES: usize = 20;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// One figure.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct Row {
+    pub(crate) what: String,
+    pub(crate) unit: String,
+    pub(crate) value: f64,
+    /// Of several, the worst; null of one.
+    pub(crate) worst: Option<f64>,
+}
+
+pub(crate) async fn bench(args: &Args) -> Result<()> {
+    let mut rows = Vec::new();
+    for endpoints in [10, 100, 1_000] {
+        rows.push(scraping(endpoints).await?);
+    }
+    rows.extend(memory(args).await?);
+    rows.extend(starts(args).await?);
+    rows.push(changes(args).await?);
+    for row in &rows {
+        println!(
+            "{}: {:.3} {}{}",
+            row.what,
+            row.value,
+            row.unit,
+            row.worst.map(|worst| format!(" (worst {worst:.3})")).unwrap_or_default()
+        );
+    }
+    write_result("standing", &rows)
+}
+
+fn row(what: impl Into<String>, unit: &str, values: &[f64]) -> Row {
+    let worst = (values.len() > 1).then(|| quantile(values, 1.0));
+    Row { what: what.into(), unit: unit.to_owned(), value: median(values), worst }
+}
+
+/// CPU of a daemon that nobody asks, each page as long as an engine's.
+#[expect(clippy::cast_precision_loss, reason = "nanoseconds of some seconds")]
+async fn scraping(endpoints: usize) -> Result<Row> {
+    let (folder, servers) = (tempfile::tempdir()?, Port::lease()?);
+    let _sink = sink::start(&[format!("0.0.0.0:{}", servers.number())], folder.path())?;
+    let listen = [Port::lease()?, Port::lease()?];
+    let mut command = Command::new(root().join("target/release/switchpointd"));
+    command.arg("serve").args(addresses(endpoints, servers.number()).iter().flat_map(|e| ["--endpoint".to_owned(), e.clone()]));
+    command.args(["--listen-ext-proc", "none", "--listen-health", "none", "--scrape-interval", SCRAPE_INTERVAL]);
+    command.arg("--listen-state").arg(listen[0].address().to_string()).arg("--listen-admin").arg(listen[1].address().to_string());
+    let mut daemon = Process::spawn("switchpointd", &mut command, folder.path())?;
+    tokio::time::sleep(SETTLE).await;
+    daemon.check_running()?;
+    let mut cores = Vec::new();
+    for _ in 0..SCRAPE_WINDOWS {
+        let (before, began) = (cpu_ns(daemon.id())?, Instant::now());
+        tokio::time::sleep(SCRAPE_WINDOW).await;
+        cores.push((cpu_ns(daemon.id())? - before) as f64 / began.elapsed().as_nanos() as f64);
+    }
+    let often = if endpoints > 450 { "at the limit of 500 pages per second" } else { "each every 0.8 to 1 s" };
+    Ok(row(format!("scraping {endpoints} endpoints, {often}, pages of 38 KB"), "cores", &cores))
+}
+
+/// Resident memory, MiB.
+fn resident_mb(pid: u32) -> Result<f64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;
+    let kb: f64 = line.trim().trim_end_matches("kB").trim().parse()?;
+    Ok(kb / 1024.0)
+}
+
+/// Of Envoy with one worker and with three, before and after prompts that fill the index.
+async fn memory(args: &Args) -> Result<Vec<Row>> {
+    let mut seen: [[Vec<f64>; 2]; 2] = Default::default();
+    let mut daemon_mb = Vec::new();
+    for (at, workers) in [1, 3].into_iter().enumerate().cycle().take(2 * MEMORY_ROUNDS) {
+        let mut world = World::start(100, workers, &args.daemon_argument).await?;
+        client::get(world.address(Way::Filter), "/v1/models").await?;
+        let [envoy, daemon] = world.processes(Way::Filter);
+        let fresh = resident_mb(envoy)?;
+        for prompt in 0..PROMPTS {
+            let text: String = (0..BLOCKS).map(|block| format!("{prompt:>8} {block:>width$}", width = BLOCK_BYTES - 9)).collect();
+            let body = format!(r#"{{"model":"m","messages":[{{"role":"user","content":"{text}"}}]}}"#);
+            let reply = client::post(world.address(Way::Filter), "/v1/chat/completions", body).await?;
+            if reply.status != 200 {
+                return Err(format!("{} {}", reply.status, reply.text()).into());
+            }
+        }
+        tokio::time::sleep(SETTLE).await;
+        seen[at][0].push(fresh);
+        seen[at][1].push(resident_mb(envoy)?);
+        daemon_mb.push(resident_mb(daemon)?);
+        world.stop().await?;
+    }
+    let [one, three] = &seen;
+    let each = |moment: usize| three[moment].iter().zip(&one[moment]).map(|(three, one)| (three - one) / 2.0).collect::<Vec<f64>>();
+    Ok(vec![
+        row("Envoy with one worker, 100 endpoints, fresh", "MiB", &one[0]),
+        row("Envoy with one worker, after 5,500 prompts of 120 blocks", "MiB", &one[1]),
+        row("each further worker and its VM, fresh", "MiB", &each(0)),
+        row("each further worker and its VM, after those prompts", "MiB", &each(1)),
+        row("the daemon, 100 endpoints, after those prompts", "MiB", &daemon_mb),
+    ])
+}
+
+/// From the start of the daemon and Envoy to the first request that is picked.
+async fn starts(args: &Args) -> Result<Vec<Row>> {
+    let mut seconds = Vec::new();
+    for _ in 0..3 {
+        let began = Instant::now();
+        let world = World::start(10, 1, &args.daemon_argument).await?;
+        let body = r#"{"model":"m","messages":[]}"#;
+        let reply = client::post(world.address(Way::Filter), "/v1/chat/completions", body).await?;
+        if reply.header("x-destination").is_empty() {
+            return Err(format!("not picked: {} {}", reply.status, reply.text()).into());
+        }
+        seconds.push(began.elapsed().as_secs_f64());
+        world.stop().await?;
+    }
+    Ok(vec![row("from start to the first pick, with compilation of the module", "s", &seconds)])
+}
+
+/// From a rewritten endpoints file to a pick by it.
+async fn changes(args: &Args) -> Result<Row> {
+    let folder = tempfile::tempdir()?;
+    let (file, servers) = (folder.path().join("endpoints.yaml"), Port::lease()?);
+    let addresses = addresses(2, servers.number());
+    write_endpoints(&file, &addresses)?;
+    let arguments = args.daemon_argument.iter().cloned().chain(["--endpoints-file".to_owned(), file.display().to_string()]);
+    let world = World::start_at(servers, &[], 2, 1, &arguments.collect::<Vec<_>>()).await?;
+    let target = world.address(Way::Filter);
+    let mut ms = Vec::new();
+    for change in 0..CHANGES {
+        let (whole, left) = (&addresses[..], &addresses[change % 2..=change % 2]);
+        write_endpoints(&file, left)?;
+        let began = Instant::now();
+        until_named(target, left.len()).await?;
+        ms.push(began.elapsed().as_secs_f64() * 1e3);
+        write_endpoints(&file, whole)?;
+        until_named(target, whole.len()).await?;
+    }
+    world.stop().await?;
+    Ok(row("from a changed endpoints file to a pick without the removed endpoint", "ms", &ms))
+}
+
+async fn until_named(target: SocketAddr, endpoints: usize) -> Result<()> {
+    let end = Instant::now() + LIMIT;
+    while Instant::now() < end {
+        let request = Request::get("/v1/models").body(client::empty())?;
+        let reply = client::send(target, request).await?;
+        if reply.header("x-destination").split(',').filter(|name| !name.is_empty()).count() == endpoints {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    Err("the change never shows".into())
+}
+
+fn write_endpoints(file: &Path, addresses: &[String]) -> Result<()> {
+    let entry = |address: &String| {
+        let (host, port) = address.split_once(':').unwrap_or_default();
+        format!("- {{name: '{address}', address: {host}, port: '{port}'}}\n")
+    };
+    let draft = file.with_extension("draft");
+    std::fs::write(&draft, format!("endpoints:\n{}", addresses.iter().map(entry).collect::<String>()))?;
+    Ok(std::fs::rename(draft, file)?)
+}

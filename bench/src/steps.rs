@@ -1,0 +1,284 @@
+//! Where CPU and time go: listeners of one Envoy that do one thing more each, from plain to the filter, and from plain to ext_proc; for a request and
+//! for a streamed chunk.
+//!
+//! What the steps between plain and ours add is what any picker pays that speaks the protocol that way; only the last is ours to make cheaper.
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use testbed::envoy::Config;
+use testbed::front::{Front, More};
+use testbed::ports::Port;
+use testbed::process::Process;
+use testbed::{Result, root};
+
+use crate::load::{Load, Measured};
+use crate::overhead::write_bodies;
+use crate::stats::{Paired, median};
+use crate::streams::{self, Ran};
+use crate::world::{Asked, add_ext_proc, add_plain, addresses, listeners, wait_until_asked};
+use crate::{Args, go_on, sink, write_result};
+
+/// Compiled by `make bench` from `filter/examples/steps.rs`.
+const MODULE: &str = "target/wasm32-wasip1/release/examples/steps.wasm";
+
+const ENDPOINTS: usize = 100;
+
+/// One, where what a step needs is no longer in the caches when the next request comes, and many.
+const CONNECTIONS: [usize; 2] = [1, 16];
+
+const BODIES: [usize; 2] = [10_000, 220_000];
+
+/// What a listener does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Plain,
+    Told,
+    Retries,
+    Wasm(&'static str),
+    Filter,
+    /// Asks a server that decides nothing.
+    GoesOn,
+    ExtProc,
+}
+
+/// Each beyond the one before it.
+type Ladder = &'static [(Step, &'static str)];
+
+const PLAIN: (Step, &str) = (Step::Plain, "plain Envoy, round robin");
+
+const FILTER: Ladder = &[
+    PLAIN,
+    (Step::Told, "the endpoint in a header, copied to metadata, used by `override_host`"),
+    (Step::Retries, "retries enabled by headers: Envoy keeps the request until the response"),
+    (Step::Wasm("passes"), "a wasm filter that does nothing"),
+    (Step::Wasm("reads"), "the filter waits for the body and copies it out"),
+    (Step::Wasm("speaks"), "the filter reads all headers, sets three, and reads three properties"),
+    (Step::Filter, "the picker: parse, hash, look up, score, count, publish load, read the reply"),
+];
+
+const EXT_PROC: Ladder = &[
+    PLAIN,
+    (Step::GoesOn, "ext_proc to a server that reads nothing and always answers the same endpoint"),
+    (Step::ExtProc, "the picker: parse, hash, look up, score, count, read the reply"),
+];
+
+const CHUNKS: Ladder = &[
+    PLAIN,
+    (Step::Wasm("passes"), "a wasm filter that does nothing"),
+    (Step::Wasm("follows"), "the filter copies out each piece of the reply"),
+    (Step::Filter, "the picker: find the events, recognise tokens and usage, count and time them"),
+];
+
+/// One row of `steps.json`.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct Row {
+    pub(crate) step: String,
+    pub(crate) body_bytes: usize,
+    pub(crate) connections: usize,
+    /// Of Envoy and whoever is asked, for each request.
+    pub(crate) cpu_us: f64,
+    /// Over the step before.
+    pub(crate) added_cpu_us: f64,
+    pub(crate) iqr_us: f64,
+    pub(crate) p50_us: f64,
+    /// Over the step before.
+    pub(crate) added_p50_us: f64,
+    pub(crate) iqr_p50_us: f64,
+}
+
+/// One row of `chunk-steps.json`: CPU of a chunk, µs.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct ChunkRow {
+    pub(crate) step: String,
+    /// Of Envoy's workers, of the rest of Envoy, of the daemon.
+    pub(crate) cpu_us: [f64; 3],
+    /// Over the step before, of the workers.
+    pub(crate) added_us: f64,
+    pub(crate) iqr_us: f64,
+}
+
+/// Every listener, and whoever stands behind.
+struct Steps {
+    front: Front,
+    asked: Asked,
+    goes_on: Process,
+    places: Vec<(Step, Port)>,
+    _servers: (Port, Process),
+}
+
+pub(crate) async fn bench(args: &Args) -> Result<()> {
+    if !root().join(MODULE).exists() {
+        return Err(format!("{MODULE} is missing: `make bench` compiles it").into());
+    }
+    let folder = tempfile::tempdir()?;
+    let mut steps = Steps::start(args, folder.path()).await?;
+    let mut rows = Vec::new();
+    for ladder in [FILTER, EXT_PROC] {
+        for (body_bytes, connections) in BODIES.into_iter().flat_map(|bytes| CONNECTIONS.map(|connections| (bytes, connections))) {
+            rows.extend(requests(&mut steps, args, ladder, (body_bytes, connections), folder.path()).await?);
+        }
+    }
+    write_result("steps", &rows)?;
+    let mut runs: Vec<Vec<Ran>> = vec![Vec::new(); CHUNKS.len()];
+    for round in 0..args.rounds {
+        for turn in 0..CHUNKS.len() {
+            let at = (round + turn) % CHUNKS.len();
+            runs[at].push(streams::run(steps.address(CHUNKS[at].0), steps.processes(CHUNKS[at].0)).await?);
+        }
+    }
+    steps.front.stop().await?;
+    steps.asked.stop().await?;
+    write_result("chunk-steps", &compare_chunks(&runs))
+}
+
+async fn requests(steps: &mut Steps, args: &Args, ladder: Ladder, case: (usize, usize), folder: &Path) -> Result<Vec<Row>> {
+    let (body_bytes, connections) = case;
+    let bodies = write_bodies(body_bytes, false, folder)?;
+    let mut runs: Vec<Vec<Measured>> = vec![Vec::new(); ladder.len()];
+    for round in 0..args.rounds {
+        for turn in 0..ladder.len() {
+            let at = (round + turn) % ladder.len();
+            let (target, processes) = (steps.address(ladder[at].0), steps.processes(ladder[at].0));
+            let (bodies, seconds) = (bodies.clone(), args.seconds);
+            let load = Load { target, bodies, connections, seconds, rate: None, processes, headers: &[] };
+            runs[at].push(load.run(folder).await?);
+        }
+    }
+    Ok(compare(ladder, case, &runs))
+}
+
+fn compare(ladder: Ladder, (body_bytes, connections): (usize, usize), runs: &[Vec<Measured>]) -> Vec<Row> {
+    let of = |figure: fn(&Measured) -> f64, at: usize| runs[at].iter().map(figure).collect::<Vec<f64>>();
+    let row = |at: usize| {
+        let added = |figure| Paired::of(&of(figure, at), &of(figure, at.saturating_sub(1)));
+        let (cpu, p50) = (added(|run| run.cpu_us), added(|run| run.p50_us));
+        Row {
+            step: ladder[at].1.to_owned(),
+            body_bytes,
+            connections,
+            cpu_us: median(&of(|run| run.cpu_us, at)),
+            added_cpu_us: cpu.median,
+            iqr_us: cpu.iqr,
+            p50_us: median(&of(|run| run.p50_us, at)),
+            added_p50_us: p50.median,
+            iqr_p50_us: p50.iqr,
+        }
+    };
+    let rows: Vec<Row> = (0..ladder.len()).map(row).collect();
+    for row in &rows {
+        let Row { step, cpu_us, added_cpu_us, iqr_us, p50_us, added_p50_us, iqr_p50_us, .. } = row;
+        println!(
+            "{body_bytes:>7} B c={connections:<2} cpu {cpu_us:>6.1} + {added_cpu_us:.1} ({iqr_us:.1})  p50 {p50_us:>6.1} + {added_p50_us:.1} ({iqr_p50_us:.1})  {step}"
+        );
+    }
+    rows
+}
+
+fn compare_chunks(runs: &[Vec<Ran>]) -> Vec<ChunkRow> {
+    let of = |part: usize, at: usize| runs[at].iter().map(|run| run.cpu_us[part]).collect::<Vec<f64>>();
+    let row = |(at, (_, step)): (usize, &(Step, &str))| {
+        let added = Paired::of(&of(0, at), &of(0, at.saturating_sub(1)));
+        let cpu_us = [0, 1, 2].map(|part| median(&of(part, at)));
+        println!(
+            "a chunk: workers {:>5.2} + {:.2} ({:.2})  rest of Envoy {:.2}  daemon {:.2}  {step}",
+            cpu_us[0], added.median, added.iqr, cpu_us[1], cpu_us[2]
+        );
+        ChunkRow { step: (*step).to_owned(), cpu_us, added_us: added.median, iqr_us: added.iqr }
+    };
+    CHUNKS.iter().enumerate().map(row).collect()
+}
+
+// === impl Steps ===
+
+impl Steps {
+    async fn start(args: &Args, folder: &Path) -> Result<Self> {
+        let servers = Port::lease()?;
+        let sink = sink::start(&[format!("0.0.0.0:{}", servers.number())], folder)?;
+        let endpoints = addresses(ENDPOINTS, servers.number());
+        let asked = Asked::start(&endpoints, &args.daemon_argument, folder)?;
+        let silent = Port::lease()?;
+        let goes_on = go_on::start(silent.address(), endpoints.first().ok_or("no endpoints")?, folder)?;
+        let mut places: Vec<(Step, Port)> = Vec::new();
+        for (step, _) in FILTER.iter().chain(EXT_PROC).chain(CHUNKS) {
+            if *step != Step::Filter && places.iter().all(|(known, _)| known != step) {
+                places.push((*step, Port::lease()?));
+            }
+        }
+        let more = More { daemon: &args.daemon_argument, envoy: &["--concurrency", "1"] };
+        let front = Front::start(&endpoints, more, |config| {
+            places.iter().try_for_each(|(step, port)| match step {
+                Step::Plain => add_plain(config, port.address(), &endpoints),
+                Step::GoesOn => add_ext_proc(config, "goes_on", port.address(), silent.number()),
+                Step::ExtProc => add_ext_proc(config, "ext_proc", port.address(), asked.port()),
+                step => add(config, *step, port, &endpoints),
+            })
+        });
+        let steps = Self { front: front.await?, asked, goes_on, places, _servers: (servers, sink) };
+        wait_until_asked(steps.address(Step::ExtProc)).await?;
+        Ok(steps)
+    }
+
+    fn address(&self, step: Step) -> SocketAddr {
+        self.places.iter().find(|(known, _)| *known == step).map_or(Front::address(), |(_, port)| port.address())
+    }
+
+    /// Envoy, and whoever has a part in it.
+    fn processes(&mut self, step: Step) -> [u32; 2] {
+        let other = match step {
+            Step::GoesOn => self.goes_on.id(),
+            Step::ExtProc => self.asked.id(),
+            _ => self.front.daemon().id(),
+        };
+        [self.front.envoy().id(), other]
+    }
+}
+
+/// A listener for this step of those between plain and the filter.
+fn add(config: &mut Config, step: Step, port: &Port, endpoints: &[String]) -> Result<()> {
+    let endpoint = endpoints.first().ok_or("no endpoints")?;
+    let filters = match step {
+        Step::Told => vec![orders(endpoint, false)],
+        Step::Wasm("speaks") => vec![module("speaks", endpoint)],
+        Step::Wasm(depth) => vec![orders(endpoint, true), module(depth, endpoint)],
+        _ => vec![orders(endpoint, true)],
+    };
+    let listeners = listeners(config)?;
+    let mut listener = listeners.first().cloned().ok_or("the config has no listener")?;
+    listener["name"] = format!("{step:?}").into();
+    listener["address"]["socket_address"]["port_value"] = port.number().into();
+    let shipped = listener.pointer_mut("/filter_chains/0/filters/0/typed_config/http_filters").and_then(Value::as_array_mut);
+    let shipped = shipped.ok_or("no HTTP filters")?;
+    let at = shipped.iter().position(|filter| filter["name"] == "switchpoint").ok_or("no picker")?;
+    shipped.splice(at..=at, filters);
+    listeners.push(listener);
+    Ok(())
+}
+
+/// Sets the headers of a picker that always says the same, those of retries on request.
+fn orders(endpoint: &str, retries: bool) -> Value {
+    let headers = [
+        ("x-gateway-destination-endpoint", endpoint),
+        ("x-envoy-retry-on", "connect-failure,reset,retriable-status-codes"),
+        ("x-envoy-max-retries", "2"),
+    ];
+    let mutation = |(key, value): &(&str, &str)| json!({"append": {"header": {"key": key, "value": value}}});
+    let mutations: Vec<Value> = headers.iter().take(if retries { 3 } else { 1 }).map(mutation).collect();
+    json!({"name": "orders", "typed_config": {
+        "@type": "type.googleapis.com/envoy.extensions.filters.http.header_mutation.v3.HeaderMutation",
+        "mutations": {"request_mutations": mutations},
+    }})
+}
+
+fn module(depth: &str, endpoint: &str) -> Value {
+    json!({"name": "steps", "typed_config": {
+        "@type": "type.googleapis.com/envoy.extensions.filters.http.wasm.v3.Wasm",
+        "config": {
+            "name": depth, "root_id": depth, "allow_on_headers_stop_iteration": true,
+            "vm_config": {"vm_id": "steps", "runtime": "envoy.wasm.runtime.v8", "code": {"local": {"filename": MODULE}}},
+            "configuration": {"@type": "type.googleapis.com/google.protobuf.StringValue", "value": format!("{depth} {endpoint}")},
+        },
+    }})
+}

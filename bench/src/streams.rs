@@ -1,0 +1,115 @@
+//! What a streamed chunk costs: many slow streams at once, the same through each way, CPU by chunk.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use http::Request;
+use http_body_util::BodyExt;
+use serde::{Deserialize, Serialize};
+use testbed::{Result, client};
+use tokio::task::JoinSet;
+
+use crate::load::{cpu_ns, cpu_ns_of};
+use crate::stats::{Paired, median};
+use crate::world::{Way, World};
+use crate::{Args, write_result};
+
+/// Streams at once, the chunks of each, and the pause between two: 5,000 chunks/s for some 3 s.
+const STREAMS: u64 = 50;
+const CHUNKS: u64 = 300;
+const EVERY_MS: u64 = 10;
+
+/// A run that has not ended by then hangs.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// One row of the result file.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct Row {
+    pub(crate) front: String,
+    pub(crate) chunks: u64,
+    pub(crate) chunks_per_s: f64,
+    /// Of Envoy and the daemon.
+    pub(crate) cpu_us: f64,
+    pub(crate) added_cpu_us: f64,
+    pub(crate) iqr_us: f64,
+}
+
+pub(crate) async fn bench(args: &Args) -> Result<()> {
+    let mut world = World::start(10, 1, &args.daemon_argument).await?;
+    let mut runs: [Vec<Ran>; 3] = Default::default();
+    for round in 0..args.rounds {
+        for turn in 0..Way::ALL.len() {
+            let at = (round + turn) % Way::ALL.len();
+            runs[at].push(run(world.address(Way::ALL[at]), world.processes(Way::ALL[at])).await?);
+        }
+    }
+    world.stop().await?;
+    let cpu = |runs: &[Ran]| runs.iter().map(Ran::sum_us).collect::<Vec<_>>();
+    let rows: Vec<Row> = Way::ALL
+        .iter()
+        .zip(&runs)
+        .map(|(way, ours)| {
+            let added = Paired::of(&cpu(ours), &cpu(&runs[0]));
+            let rates: Vec<f64> = ours.iter().map(|run| run.chunks_per_s).collect();
+            Row {
+                front: way.name().to_owned(),
+                chunks: STREAMS * CHUNKS,
+                chunks_per_s: median(&rates),
+                cpu_us: median(&cpu(ours)),
+                added_cpu_us: added.median,
+                iqr_us: added.iqr,
+            }
+        })
+        .collect();
+    for row in &rows {
+        println!(
+            "{:>8} {:.0} chunks/s: {:.2} us a chunk, + {:.2} ({:.2})",
+            row.front, row.chunks_per_s, row.cpu_us, row.added_cpu_us, row.iqr_us
+        );
+    }
+    write_result("streams", &rows)
+}
+
+/// What one run gave.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ran {
+    /// CPU of a chunk, µs: of Envoy's workers, of the rest of Envoy, of the daemon.
+    pub(crate) cpu_us: [f64; 3],
+    chunks_per_s: f64,
+}
+
+impl Ran {
+    pub(crate) fn sum_us(&self) -> f64 {
+        self.cpu_us.iter().sum()
+    }
+}
+
+/// Lets the streams run through `target`, by this Envoy and this daemon.
+#[expect(clippy::cast_precision_loss, reason = "counts of one run")]
+pub(crate) async fn run(target: SocketAddr, [envoy, daemon]: [u32; 2]) -> Result<Ran> {
+    let worker = |name: &str| name.starts_with("wrk:");
+    let cpu = || -> Result<[u64; 3]> { Ok([cpu_ns_of(envoy, worker)?, cpu_ns_of(envoy, |name| !worker(name))?, cpu_ns(daemon)?]) };
+    let (before, began) = (cpu()?, tokio::time::Instant::now());
+    let mut streams = JoinSet::new();
+    for number in 0..STREAMS {
+        streams.spawn(async move {
+            let body = format!(r#"{{"model":"m","stream":true,"messages":[{{"role":"user","content":"stream {number}"}}]}}"#);
+            let path = format!("/v1/chat/completions?chunks={CHUNKS}&every_ms={EVERY_MS}");
+            let request = Request::post(path).header("content-type", "application/json").body(client::full(body))?;
+            let mut reply = client::start(target, request).await?.into_body();
+            let mut bytes = 0;
+            while let Some(frame) = reply.frame().await {
+                bytes += frame?.data_ref().map_or(0, |data| data.len());
+            }
+            Ok::<usize, testbed::Error>(bytes)
+        });
+    }
+    let ended = tokio::time::timeout(LIMIT, streams.join_all()).await.map_err(|_| "the streams do not end")?;
+    let bytes: Vec<usize> = ended.into_iter().collect::<Result<_>>()?;
+    if bytes.iter().any(|got| *got != bytes[0] || *got == 0) {
+        return Err("a stream was cut".into());
+    }
+    let (chunks, after) = ((STREAMS * CHUNKS) as f64, cpu()?);
+    let cpu_us = [0, 1, 2].map(|part| (after[part] - before[part]) as f64 / 1e3 / chunks);
+    Ok(Ran { cpu_us, chunks_per_s: chunks / began.elapsed().as_secs_f64() })
+}

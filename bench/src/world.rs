@@ -1,0 +1,243 @@
+//! Three ways to the same servers through one Envoy: plain, with the filter, asking by ext_proc.
+//!
+//! One process, so that what differs is the way and nothing else; listeners as shipped, but that the plain one has no picker and balances by
+//! round robin. By ext_proc another daemon is asked than the filter's: a proxy has one of the two, and only proxies of one daemon tell each other how it goes.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use testbed::envoy::Config;
+use testbed::front::{DAEMON_ADMIN, Front, More};
+use testbed::ports::Port;
+use testbed::process::Process;
+use testbed::{Result, client, root, wait_for};
+
+use crate::sink;
+
+/// For a daemon to have state, and to end.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// The way a request takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Way {
+    Plain,
+    Filter,
+    ExtProc,
+}
+
+/// Everything that runs.
+#[derive(Debug)]
+pub(crate) struct World {
+    pub(crate) front: Front,
+    pub(crate) folder: TempDir,
+    asked: Asked,
+    plain: Port,
+    ext_proc: Port,
+    _servers: Port,
+    _sink: Process,
+}
+
+/// A daemon that ext_proc listeners ask, and nobody else.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    daemon: Process,
+    ports: [Port; 4],
+}
+
+// === impl Way ===
+
+impl Way {
+    pub(crate) const ALL: [Self; 3] = [Self::Plain, Self::Filter, Self::ExtProc];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Filter => "filter",
+            Self::ExtProc => "ext_proc",
+        }
+    }
+}
+
+// === impl World ===
+
+impl World {
+    /// Starts it all in front of so many endpoints, with these further arguments of the daemon and workers of Envoy.
+    ///
+    /// # Errors
+    /// If a part does not come up.
+    pub(crate) async fn start(endpoints: usize, workers: u32, daemon: &[String]) -> Result<Self> {
+        let servers = Port::lease()?;
+        let told = addresses(endpoints, servers.number());
+        Self::start_at(servers, &told, endpoints, workers, daemon).await
+    }
+
+    /// The same with servers at this port, of which the daemon is told `told` by its command line.
+    ///
+    /// # Errors
+    /// If a part does not come up.
+    pub(crate) async fn start_at(servers: Port, told: &[String], endpoints: usize, workers: u32, daemon: &[String]) -> Result<Self> {
+        let (plain, ext_proc) = (Port::lease()?, Port::lease()?);
+        let folder = tempfile::tempdir()?;
+        // One socket for all: every address of 127.0.0.0/8 is this machine.
+        let sink = sink::start(&[format!("0.0.0.0:{}", servers.number())], folder.path())?;
+        let addresses = addresses(endpoints, servers.number());
+        let asked = Asked::start(told, daemon, folder.path())?;
+        let concurrency = workers.to_string();
+        let more = More { daemon, envoy: &["--concurrency", &concurrency] };
+        let front = Front::start(told, more, |config| {
+            add_ext_proc(config, "ext_proc", ext_proc.address(), asked.port())?;
+            add_plain(config, plain.address(), &addresses)
+        });
+        let front = front.await?;
+        wait_until_asked(ext_proc.address()).await?;
+        Ok(Self { front, folder, asked, plain, ext_proc, _servers: servers, _sink: sink })
+    }
+
+    pub(crate) fn address(&self, way: Way) -> SocketAddr {
+        match way {
+            Way::Plain => self.plain.address(),
+            Way::Filter => Front::address(),
+            Way::ExtProc => self.ext_proc.address(),
+        }
+    }
+
+    /// The way, and the admin page of the daemon that decides there.
+    pub(crate) fn pickers(&self) -> [(SocketAddr, SocketAddr); 2] {
+        let filter = SocketAddr::from((Ipv4Addr::LOCALHOST, DAEMON_ADMIN));
+        [(self.address(Way::Filter), filter), (self.address(Way::ExtProc), self.asked.ports[3].address())]
+    }
+
+    /// Whose CPU a request costs: Envoy's, and the daemon's that is asked, or else that of the filter.
+    pub(crate) fn processes(&mut self, way: Way) -> [u32; 2] {
+        let daemon = if way == Way::ExtProc { self.asked.id() } else { self.front.daemon().id() };
+        [self.front.envoy().id(), daemon]
+    }
+
+    /// Ends Envoy and both daemons.
+    ///
+    /// # Errors
+    /// If one does not end when asked.
+    pub(crate) async fn stop(self) -> Result<()> {
+        self.front.stop().await?;
+        self.asked.stop().await
+    }
+}
+
+// === impl Asked ===
+
+impl Asked {
+    /// Starts it with these endpoints and further arguments.
+    ///
+    /// # Errors
+    /// If there is no release build.
+    pub(crate) fn start(endpoints: &[String], arguments: &[String], folder: &Path) -> Result<Self> {
+        let ports = [Port::lease()?, Port::lease()?, Port::lease()?, Port::lease()?];
+        let mut command = Command::new(root().join("target/release/switchpointd"));
+        command
+            .arg("serve")
+            .args(endpoints.iter().flat_map(|endpoint| ["--endpoint", endpoint]))
+            .args(arguments)
+            .arg("--ext-proc-plaintext");
+        for (name, port) in ["ext-proc", "health", "state", "admin"].into_iter().zip(&ports) {
+            command.args([format!("--listen-{name}"), port.address().to_string()]);
+        }
+        Ok(Self { daemon: Process::spawn("asked", &mut command, folder)?, ports })
+    }
+
+    /// Where it is asked.
+    pub(crate) fn port(&self) -> u16 {
+        self.ports[0].number()
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.daemon.id()
+    }
+
+    /// Ends it.
+    ///
+    /// # Errors
+    /// If it does not end when asked.
+    pub(crate) async fn stop(mut self) -> Result<()> {
+        self.daemon.stop(LIMIT).await.map(drop)
+    }
+}
+
+/// Until a listener's picker, or who is asked for it, has state.
+///
+/// # Errors
+/// If that takes too long.
+pub(crate) async fn wait_until_asked(listener: SocketAddr) -> Result<()> {
+    let ready = || async { (client::get(listener, "/switchpoint/ready").await.ok()?.status == 200).then_some(()) };
+    wait_for(LIMIT, "the daemon that is asked", ready).await
+}
+
+/// So many endpoints behind one port.
+pub(crate) fn addresses(count: usize, port: u16) -> Vec<String> {
+    let address = |n: usize| Ipv4Addr::new(127, 1, u8::try_from(n / 250).unwrap_or(u8::MAX), u8::try_from(n % 250).unwrap_or_default() + 1);
+    (0..count).map(|n| format!("{}:{port}", address(n))).collect()
+}
+
+fn clusters(config: &mut Config) -> Result<&mut Vec<Value>> {
+    Ok(config.value().pointer_mut("/static_resources/clusters").and_then(Value::as_array_mut).ok_or("the config has no clusters")?)
+}
+
+pub(crate) fn listeners(config: &mut Config) -> Result<&mut Vec<Value>> {
+    Ok(config.value().pointer_mut("/static_resources/listeners").and_then(Value::as_array_mut).ok_or("the config has no listeners")?)
+}
+
+/// The listener of `ext_proc.yaml`, and a cluster of whom it asks. Without TLS: that is the reference's cost, and not the picker's.
+pub(crate) fn add_ext_proc(config: &mut Config, name: &str, address: SocketAddr, asked: u16) -> Result<()> {
+    const SHIPPED: &str = "switchpoint-ext-proc";
+    let mut other = Config::shipped("ext_proc.yaml")?;
+    let mut listener = listeners(&mut other)?.first().cloned().ok_or("ext_proc.yaml has no listener")?;
+    listener["name"] = name.into();
+    listener["address"]["socket_address"]["port_value"] = address.port().into();
+    let filters = listener.pointer_mut("/filter_chains/0/filters/0/typed_config/http_filters").and_then(Value::as_array_mut);
+    let filter = filters.ok_or("no HTTP filters")?.iter_mut().find(|filter| filter["name"] == "switchpoint").ok_or("no picker")?;
+    *filter.pointer_mut("/typed_config/grpc_service/envoy_grpc/cluster_name").ok_or("it asks nobody")? = name.into();
+    let mut cluster =
+        clusters(&mut other)?.iter().find(|cluster| cluster["name"] == SHIPPED).cloned().ok_or("ext_proc.yaml asks nobody")?;
+    cluster["name"] = name.into();
+    cluster["load_assignment"] = json!({"cluster_name": name, "endpoints": [{"lb_endpoints": [
+        {"endpoint": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": asked}}}}
+    ]}]});
+    cluster.as_object_mut().ok_or("a cluster is an object")?.remove("transport_socket");
+    listeners(config)?.push(listener);
+    clusters(config)?.push(cluster);
+    Ok(())
+}
+
+/// A listener as shipped but for the picker, over the same endpoints by round robin.
+pub(crate) fn add_plain(config: &mut Config, address: SocketAddr, endpoints: &[String]) -> Result<()> {
+    let hosts: Vec<Value> = endpoints
+        .iter()
+        .filter_map(|endpoint| {
+            let (host, port) = endpoint.split_once(':')?;
+            Some(json!({"endpoint": {"address": {"socket_address": {"address": host, "port_value": port.parse::<u16>().ok()?}}}}))
+        })
+        .collect();
+    let clusters = clusters(config)?;
+    let mut cluster = clusters.first().cloned().ok_or("the config has no cluster")?;
+    let fields = cluster.as_object_mut().ok_or("a cluster is an object")?;
+    fields.retain(|key, _| !["type", "eds_cluster_config", "load_balancing_policy"].contains(&key.as_str()));
+    fields.insert("name".into(), "plain".into());
+    fields.insert("type".into(), "STATIC".into());
+    fields.insert("load_assignment".into(), json!({"cluster_name": "plain", "endpoints": [{"lb_endpoints": hosts}]}));
+    clusters.push(cluster);
+    let mut listener = listeners(config)?.first().cloned().ok_or("the config has no listener")?;
+    listener["name"] = "plain".into();
+    listener["address"]["socket_address"]["port_value"] = address.port().into();
+    let hcm = listener.pointer_mut("/filter_chains/0/filters/0/typed_config").ok_or("the listener has no HTTP filter chain")?;
+    let routes = hcm["route_config"]["virtual_hosts"][0]["routes"].as_array_mut().ok_or("no routes")?;
+    // Without the picker, no route can turn it off.
+    routes.retain(|route| route["route"].is_object());
+    routes.iter_mut().for_each(|route| route["route"]["cluster"] = "plain".into());
+    let filters = hcm["http_filters"].as_array_mut().ok_or("no HTTP filters")?;
+    filters.retain(|filter| filter["name"] != "switchpoint" && filter["name"] != "header_to_metadata");
+    listeners(config)?.push(listener);
+    Ok(())
+}

@@ -1,0 +1,205 @@
+//! `docs/reference/engines.md`, from the measurements in `docs/data/engines.json`.
+
+use std::fmt::Write as _;
+
+use serde::{Deserialize, Serialize};
+
+use crate::broken_pools::Sent;
+use crate::engine_matrix::{BOUNDS, BUSIEST_MAX, Bounds, Found};
+
+/// What stands above the tables. The bounds come after it.
+const HEAD: &str = "# Engines of every kind
+
+The tests print this page from `docs/data/engines.json`; do not edit it. `target/release/bench engines` (part of `make
+bench`) measures and writes `target/bench/engines.json`. Copy that to `docs/data/` and print this page by
+`UPDATE_DOCS=1 cargo test -p testbed --lib engine_page`.
+
+How the default configuration spreads requests over unusual engines, and over pools with a broken engine. All engines
+are HTTP servers with an OpenAI API behind one real Envoy:
+
+| engine | behaviour |
+|---|---|
+| `constant-0.3-s` | the whole reply after 0.3 s |
+| `constant-per-token` | 150 ms to the first token, 20 ms per further token, at any load |
+| `no-metrics` | the same; `/metrics` is 404 |
+| `frozen-metrics` | the same; `/metrics` always says that the engine is idle |
+| `no-usage` | the same; replies do not report token counts |
+| `four-at-once` | four requests at a time, 0.2 s each; the others wait in a queue |
+| `grows-with-prompt` | 0.1 ms per prompt token, at any load |
+| `at-once` | replies at once |
+| `embeddings`, `rerank` | those APIs; each reply after 20 ms |
+
+";
+
+/// What stands between the two tables of the page.
+const BROKEN: &str = "
+One of four engines is broken: it answers at once as its name says, and its metrics look healthy. The other three take
+0.5 s. 32 clients, counted for 6 s, starting 2 s after the first request. Bound: at most 2 % of requests at the broken
+engine.
+
+";
+
+/// One row of the data. What does not apply to it is null.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    engine: String,
+    #[serde(flatten)]
+    shape: Shape,
+    worst_burst: Option<u64>,
+    servers_used: Option<usize>,
+    returned: Option<f64>,
+    busiest_over_mean: Option<f64>,
+    new_after_s: Option<f64>,
+    share_of_broken: Option<f64>,
+}
+
+/// How many proxies were asked, and with which prompts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shape {
+    /// Workers of each proxy.
+    pub workers: u32,
+    /// Proxies.
+    pub proxies: u32,
+    /// Seed of the prompts.
+    pub seed: u64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Data {
+    host: String,
+    cores: usize,
+    envoy: String,
+    rows: Vec<Row>,
+}
+
+// === impl Row ===
+
+impl Row {
+    /// Of an engine that works.
+    #[must_use]
+    pub fn of_engine(shape: Shape, found: &Found) -> Self {
+        Self {
+            engine: found.engine.to_owned(),
+            shape,
+            worst_burst: Some(found.worst_burst),
+            servers_used: found.servers_used,
+            returned: found.returned,
+            busiest_over_mean: Some(found.busiest_over_mean),
+            new_after_s: found.new_after.map(|after| after.as_secs_f64()),
+            share_of_broken: None,
+        }
+    }
+
+    /// Of a pool with a broken engine.
+    #[must_use]
+    pub fn of_broken(shape: Shape, sent: &Sent) -> Self {
+        Self {
+            engine: sent.fault.clone(),
+            shape,
+            worst_burst: None,
+            servers_used: None,
+            returned: None,
+            busiest_over_mean: None,
+            new_after_s: None,
+            share_of_broken: Some(sent.share_of_broken()),
+        }
+    }
+
+    fn misses_a_bound(&self) -> bool {
+        self.worst_burst.is_some_and(|burst| burst > BOUNDS.burst_max)
+            || self.servers_used.is_some_and(|used| used < BOUNDS.servers_used_min)
+            || self.returned.is_some_and(|returned| returned < BOUNDS.returned_min)
+            || self.busiest_over_mean.is_some_and(|busiest| busiest > BUSIEST_MAX)
+            || (self.share_of_broken.is_none() && self.new_after_s.is_none_or(|after| after > 1.0))
+            || self.share_of_broken.is_some_and(|share| share > 0.02)
+    }
+}
+
+/// The page of this data.
+///
+/// # Errors
+/// If it is not what [`Row`]s are written as.
+pub fn page(data: &str) -> Result<String, serde_json::Error> {
+    let data: Data = serde_json::from_str(data)?;
+    let mut page = HEAD.to_owned();
+    let Bounds { burst_max, servers_used_min, returned_min } = BOUNDS;
+    let _ = write!(
+        page,
+        "| column | meaning | bound |\n|---|---|---|\n\
+         | burst | two bursts of 64 long distinct prompts within 200 ms over 16 idle servers: the most at one server; 4 is even | at most {burst_max} |\n\
+         | returned | 16 distinct long prefixes in turn over 8 servers, 6 turns each, 20 ms apart: share of later turns at the server of the first | at least {returned_min} |\n\
+         | servers used | how many of those 8 had a first turn | at least {servers_used_min} |\n\
+         | busiest / mean | 1,000 requests at concurrency 32 over 8 servers | at most {BUSIEST_MAX} |\n\
+         | new after, s | from the change of the endpoints file to the first request at a ninth server under that load | at most 1 |\n\n\
+         Each figure is the worst of four set-ups: 4, 1 and 2 workers with one proxy, and 2 workers with two proxies. `misses`\n\
+         lists the set-ups (workers x proxies) that break a bound, known faults. On a busy machine more break one, because load\n\
+         reports arrive later. `-`: the prompt of `rerank` is not read, so it cannot return.\n\n\
+         Measured on {} ({} cores, Envoy {}), one run each with seed {}.\n\n\
+         | engine | burst | returned | servers used | busiest / mean | new after, s | misses |\n|---|---|---|---|---|---|---|\n",
+        data.host,
+        data.cores,
+        data.envoy,
+        data.rows.first().map_or(0, |row| row.shape.seed),
+    );
+    let (broken, whole): (Vec<&Row>, Vec<&Row>) = data.rows.iter().partition(|row| row.share_of_broken.is_some());
+    for (engine, rows) in by_engine(&whole) {
+        let greatest = |figure: fn(&Row) -> Option<f64>| rows.iter().copied().filter_map(figure).reduce(f64::max);
+        let least = |figure: fn(&Row) -> Option<f64>| rows.iter().copied().filter_map(figure).reduce(f64::min);
+        let figures = [
+            number(greatest(|row| row.worst_burst.map(|burst| burst as f64)), 0),
+            number(least(|row| row.returned), 3),
+            number(least(|row| row.servers_used.map(|used| used as f64)), 0),
+            number(greatest(|row| row.busiest_over_mean), 2),
+            number(greatest(|row| row.new_after_s), 2),
+        ];
+        let _ = writeln!(page, "| {engine} | {} | {} |", figures.join(" | "), misses(&rows));
+    }
+    page.push_str(BROKEN);
+    page.push_str("| broken engine | share of requests | misses |\n|---|---|---|\n");
+    for (engine, rows) in by_engine(&broken) {
+        let share = rows.iter().filter_map(|row| row.share_of_broken).reduce(f64::max);
+        let _ = writeln!(page, "| {engine} | {} % | {} |", number(share.map(|share| share * 100.0), 2), misses(&rows));
+    }
+    Ok(page)
+}
+
+fn number(value: Option<f64>, digits: usize) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
+}
+
+/// The rows of each engine, in the order of the data.
+fn by_engine<'a>(rows: &[&'a Row]) -> Vec<(&'a str, Vec<&'a Row>)> {
+    let mut engines: Vec<(&str, Vec<&Row>)> = Vec::new();
+    for &row in rows {
+        match engines.iter_mut().find(|(name, _)| *name == row.engine) {
+            Some((_, of)) => of.push(row),
+            None => engines.push((&row.engine, vec![row])),
+        }
+    }
+    engines
+}
+
+/// The shapes in which a bound is broken.
+fn misses(rows: &[&Row]) -> String {
+    let shapes = rows.iter().filter(|row| row.misses_a_bound()).map(|row| row.shape);
+    shapes.map(|Shape { workers, proxies, .. }| format!("{workers} x {proxies}")).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root;
+
+    #[test]
+    fn the_page_of_engines_says_what_the_data_says() {
+        let page = page(&std::fs::read_to_string(root().join("docs/data/engines.json")).unwrap()).unwrap();
+        let file = root().join("docs/reference/engines.md");
+        if std::env::var_os("UPDATE_DOCS").is_some() {
+            std::fs::write(&file, &page).unwrap();
+        }
+        assert!(
+            std::fs::read_to_string(&file).unwrap_or_default() == page,
+            "docs/reference/engines.md is stale; its head says how to print it again"
+        );
+    }
+}

@@ -1,0 +1,64 @@
+//! A real Envoy with the real filter, the real daemon, and simulated model servers: the parts that tests, benches and the
+//! demo put together.
+//!
+//! [`stack::Stack`] stands it all up for one test; the other modules are its parts, usable alone.
+
+pub mod broken_pools;
+pub mod cable;
+pub mod certificates;
+pub mod client;
+pub mod daemon;
+pub mod drill;
+pub mod engine_matrix;
+pub mod engine_page;
+pub mod envoy;
+pub mod fleet;
+pub mod front;
+pub mod load;
+pub mod model_server;
+pub mod plain_engine;
+pub mod plain_pools;
+pub mod ports;
+pub mod process;
+pub mod replay;
+pub mod scorers;
+pub mod second;
+pub mod stack;
+pub mod trace;
+
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// What went wrong, for the person who reads a failing test; nothing here is handled by kind.
+pub type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// A result for people.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// How often a condition is looked at.
+const POLL: Duration = Duration::from_millis(10);
+
+/// The root of the repository, where the shipped files are relative to. Cargo's word at run time counts more than that at compile time: a copy of
+/// the repository that shares a target folder has its own files.
+pub fn root() -> PathBuf {
+    let us = std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    us.parent().map_or_else(PathBuf::new, Path::to_owned)
+}
+
+/// Looks at a condition until it gives a value.
+///
+/// # Errors
+/// If it has given none after `limit`, naming `what`.
+pub async fn wait_for<T, F: Future<Output = Option<T>>>(limit: Duration, what: &str, mut look: impl FnMut() -> F) -> Result<T> {
+    let end = Instant::now() + limit;
+    loop {
+        if let Some(value) = look().await {
+            return Ok(value);
+        }
+        if Instant::now() > end {
+            return Err(format!("waited {limit:?} for {what}").into());
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}
