@@ -11,7 +11,7 @@ use discovery::content::Follow;
 use scheduler::PipelineSpec;
 use serde::Serialize;
 
-use crate::feed::Scraping;
+use crate::pool::event_loop::Scraping;
 use crate::scrape::MetricsLocation;
 use crate::scrape::engine::Engines;
 

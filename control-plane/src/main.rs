@@ -4,10 +4,11 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
-use control_plane::args::{Cli, Command, Explain};
-use control_plane::explain::{self, Ask, Question};
-use control_plane::signals::Signals;
-use control_plane::{check, logging, registration, run};
+use control_plane::cli::args::{Cli, Command, Explain};
+use control_plane::cli::explain::{self, Ask, Question};
+use control_plane::cli::{check, logging, register};
+use control_plane::daemon;
+use control_plane::daemon::signals::Signals;
 
 /// The daemon could not start or had to stop. (2 is clap's, for a command line it cannot read.)
 const EXIT_FAILED: u8 = 1;
@@ -17,7 +18,7 @@ async fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Serve(args) => {
             logging::init(&args.log);
-            match run::serve(*args).await {
+            match daemon::serve(*args).await {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(fatal) => {
                     tracing::error!("{fatal}");
@@ -29,13 +30,13 @@ async fn main() -> ExitCode {
             logging::init(&args.log);
             ended(match Signals::listen() {
                 Ok(mut signals) => tokio::select! {
-                    ended = registration::register(*args) => ended,
+                    ended = register::register(*args) => ended,
                     _ = signals.received() => Ok(()),
                 },
                 Err(error) => Err(format!("cannot listen for signals: {error}")),
             })
         }
-        Command::Instances(args) => ended(registration::instances(args, std::io::stdout()).await),
+        Command::Instances(args) => ended(register::instances(args, std::io::stdout()).await),
         Command::Check(args) => {
             let (printed, verdict) = check::check(args).await;
             // Whoever closed our output does not want to read it; the exit code still says how it ended.

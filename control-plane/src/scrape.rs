@@ -12,6 +12,7 @@ pub mod engine;
 pub mod exposition;
 pub mod extract;
 mod fetch;
+pub mod http_client;
 mod metric_spec;
 mod pace;
 mod stats;

@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use control_plane::objects::{Selection, of_pool, read};
+use control_plane::pool::objects::{Selection, of_pool, read};
 use discovery::content::Files;
 use libfuzzer_sys::fuzz_target;
 use scheduler::objects::{Asked, Objects};

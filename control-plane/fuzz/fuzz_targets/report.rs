@@ -2,9 +2,9 @@
 
 #![no_main]
 
-use control_plane::counters::{Counted, Counters};
-use control_plane::peer::{Peer, Remote};
-use control_plane::persist::Saved;
+use control_plane::state::counters::{Counted, Counters};
+use control_plane::state::peer::{Peer, Remote};
+use control_plane::state::snapshot_file::Saved;
 use libfuzzer_sys::fuzz_target;
 use prost::Message;
 use proto::state::VmCounters;

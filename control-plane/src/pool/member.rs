@@ -7,8 +7,8 @@ use discovery::Instance;
 use scheduler::{Endpoint, EndpointRef, Readiness};
 use tokio::time::Instant;
 
-use super::Now;
-use super::said::Said;
+use super::capabilities::Said;
+use super::writer::Now;
 
 /// An endpoint in the pool.
 #[derive(Clone, Debug, PartialEq)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use reqwest::{Certificate, Client, Identity, redirect};
 
-use crate::http_client;
+use crate::scrape::http_client;
 
 /// Idle connections are dropped before uvicorn does (5 s), so that none is picked up in the moment it closes.
 const IDLE_CONNECTION_MAX: Duration = Duration::from_secs(4);

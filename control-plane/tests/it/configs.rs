@@ -5,8 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
-use control_plane::args::{Check, Checked, Format};
-use control_plane::check::{Verdict, check};
+use control_plane::cli::args::{Check, Checked, Format};
+use control_plane::cli::check::{Verdict, check};
 use control_plane::config;
 use serde_json::Value;
 

@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use clap::Parser;
-use control_plane::args::{Cli, Command, Serve};
-use control_plane::health::{LEADING, LIVENESS};
-use control_plane::ports;
+use control_plane::cli::args::{Cli, Command, Serve};
+use control_plane::serve::exposure;
+use control_plane::serve::health::{LEADING, LIVENESS};
 use serde_json::{Value, json};
 
 fn objects(file: &str) -> Vec<Value> {
@@ -38,7 +38,7 @@ fn health_port(serve: &Serve) -> u16 {
 #[test]
 fn no_listener_is_exposed_without_protection() {
     for file in ["daemon.yaml", "sidecar.yaml", "inference-pool.yaml"] {
-        assert_eq!(ports::check(&arguments(&objects(file))), Ok(Vec::new()), "{file}");
+        assert_eq!(exposure::check(&arguments(&objects(file))), Ok(Vec::new()), "{file}");
     }
 }
 

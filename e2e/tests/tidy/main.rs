@@ -60,7 +60,7 @@ rules! {
     documented_verbs_exist: ["README.md" => "Type `make dinner`.", "Makefile" => "lint:\n\ttrue\n"];
     documented_flags_exist: [
         "README.md" => "    switchpointd serve --endpoint 127.0.0.1:8000 --dry-run\n",
-        "control-plane/src/args.rs" => "pub endpoint: Vec<String>,",
+        "control-plane/src/cli/args.rs" => "pub endpoint: Vec<String>,",
     ];
     documented_drills_exist: [
         "docs/reference/failure-drills.md" => "| killed | `daemon_faults::nobody_wrote_this` | 1, 0 |\n",

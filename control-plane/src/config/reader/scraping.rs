@@ -6,7 +6,7 @@ use super::plugins::Declared;
 use super::{Reader, below, unknown};
 use crate::config::Status;
 use crate::config::yaml::{Node, Value};
-use crate::feed::Scraping;
+use crate::pool::event_loop::Scraping;
 use crate::scrape::engine::{CustomMetric, EngineConfig, Engines};
 
 /// Parameters of `metrics-data-source`.

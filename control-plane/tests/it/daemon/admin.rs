@@ -4,8 +4,8 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use control_plane::args::Format;
-use control_plane::explain::{Ask, Question, ask};
+use control_plane::cli::args::Format;
+use control_plane::cli::explain::{Ask, Question, ask};
 use prost::Message;
 use proto::state::{self, proxy_message};
 use serde_json::json;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing;
-use control_plane::run::Following;
+use control_plane::daemon::Following;
 use discovery::State;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -56,7 +56,8 @@ async fn processes_that_register_are_in_the_pool_while_they_are_well() {
     let members = || async {
         let pools = daemon.shared.pools.borrow().clone();
         let role = |labels: &[(String, String)]| labels.iter().find(|(key, _)| key == "llm-d.ai/role").map(|(_, role)| role.clone());
-        let row = |m: &control_plane::pool::Member| format!("{} {} {:?}", m.instance.name, m.instance.address, role(&m.instance.labels));
+        let row =
+            |m: &control_plane::pool::writer::Member| format!("{} {} {:?}", m.instance.name, m.instance.address, role(&m.instance.labels));
         let mut rows: Vec<String> = pools.get("p").into_iter().flat_map(|view| view.members.iter().map(row)).collect();
         rows.sort();
         rows.join(", ")

@@ -17,7 +17,7 @@ async fn the_set_is_named_after_the_pool_and_can_be_failed_open() {
     let rig = Rig::start(vec![instance("a", 1), instance("b", 2)]).await;
     let mut envoy = Envoy::connect(rig.address, "n").await;
     let response = envoy.next().await.unwrap();
-    assert_eq!(response.type_url, control_plane::eds::TYPE_URL);
+    assert_eq!(response.type_url, control_plane::serve::eds::TYPE_URL);
     let set = assignment(&response);
     assert_eq!(set.cluster_name, "default");
     for endpoint in set.endpoints.iter().flat_map(|l| &l.lb_endpoints) {

@@ -3,7 +3,7 @@
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use control_plane::run::Daemon;
+use control_plane::daemon::Daemon;
 use serde_json::Value;
 use tempfile::TempDir;
 

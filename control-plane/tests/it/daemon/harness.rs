@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
-use control_plane::args::{Cli, Command, Serve};
+use control_plane::cli::args::{Cli, Command, Serve};
 use control_plane::config::PoolConfig;
-use control_plane::feed::Feed;
-use control_plane::listen::{Listener, listen};
-use control_plane::pool::{Pool, Settings};
-use control_plane::run::{Daemon, serve_state};
+use control_plane::daemon::{Daemon, serve_state};
+use control_plane::pool::event_loop::Feed;
+use control_plane::pool::writer::{Pool, Settings};
 use control_plane::scrape::{ScrapeConfig, ScrapeEvent, Scraper};
-use control_plane::shared::{ScraperHandle, Shared};
+use control_plane::serve::listen::{Listener, listen};
 use control_plane::shutdown::{self, Trigger};
+use control_plane::state::shared::{ScraperHandle, Shared};
 use discovery::{Change, Changes, Instance};
 use envoy_types::pb::envoy::config::core::v3::Node;
 use envoy_types::pb::envoy::config::endpoint::v3::{ClusterLoadAssignment, LbEndpoint};
@@ -250,7 +250,7 @@ impl Envoy {
     pub(crate) async fn send(&self, nonce: &str, refused: Option<&str>, names: &[&str]) {
         let request = DiscoveryRequest {
             node: Some(Node { id: self.node_id.clone(), ..Node::default() }),
-            type_url: control_plane::eds::TYPE_URL.to_owned(),
+            type_url: control_plane::serve::eds::TYPE_URL.to_owned(),
             resource_names: names.iter().map(|&n| n.to_owned()).collect(),
             response_nonce: nonce.to_owned(),
             error_detail: refused.map(|why| rpc::Status { message: why.to_owned(), ..rpc::Status::default() }),

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use control_plane::pool::EDS_REMOVAL_GRACE;
-use control_plane::push::EDS_ABSENT_GRACE;
+use control_plane::pool::writer::EDS_REMOVAL_GRACE;
+use control_plane::serve::state_stream::EDS_ABSENT_GRACE;
 
 use super::harness::{Envoy, Filter, Rig, instance, names, ports, until};
 

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::routing::get as route;
-use control_plane::health::{EXT_PROC, LEADING, LIVENESS, READINESS};
-use control_plane::listen::raise_descriptors;
+use control_plane::serve::health::{EXT_PROC, LEADING, LIVENESS, READINESS};
+use control_plane::serve::listen::raise_descriptors;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use control_plane::relay::SHARE_INTERVAL;
 use control_plane::scrape::{FailReason, Observed, ScrapeEvent};
+use control_plane::state::peer_relay::SHARE_INTERVAL;
 use prost::Message as _;
 use proto::state::{self, daemon_message::Message, proxy_message};
 use scheduler::{EndpointMetrics, EndpointRef, Incarnation, Slot};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use control_plane::eds::EDS_ACK_WAIT_MAX;
+use control_plane::serve::eds::EDS_ACK_WAIT_MAX;
 
 use proto::state;
 

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use control_plane::pool::Member;
+use control_plane::pool::writer::Member;
 use exchange::Time;
 use pool_state::{Ejection, PeerRow, Sum};
 use proto::state::daemon_message::Message;

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use control_plane::config::{Latency, PoolConfig};
-use control_plane::peer::{Origin, Remote};
-use control_plane::pool::{Now, Pool, Settings};
-use control_plane::push::{Conversation, FIRST_ROSTER_WAIT};
-use control_plane::relay::ACTIVE_PER_ORIGIN_MAX;
+use control_plane::pool::writer::{Now, Pool, Settings};
 use control_plane::scrape::{ScrapeConfig, Scraper};
-use control_plane::shared::{EdsAck, EdsStream, ScraperHandle, Shared};
+use control_plane::serve::state_stream::{Conversation, FIRST_ROSTER_WAIT};
+use control_plane::state::peer::{Origin, Remote};
+use control_plane::state::peer_relay::ACTIVE_PER_ORIGIN_MAX;
+use control_plane::state::shared::{EdsAck, EdsStream, ScraperHandle, Shared};
 use discovery::Instance;
 use pool_state::{PeerRow, Sum, TOLD_MS_MAX};
 use prost::Message as _;

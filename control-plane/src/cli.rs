@@ -1,0 +1,8 @@
+//! What an operator types: the command line, and the commands beside `serve`.
+
+pub mod args;
+pub mod check;
+pub mod etcd_access;
+pub mod explain;
+pub mod logging;
+pub mod register;

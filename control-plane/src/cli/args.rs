@@ -1,0 +1,492 @@
+//! The command line: every option, every default, each also as an environment variable.
+
+mod ports;
+mod values;
+pub use ports::{AdminTls, StateTls};
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use self::values::{duration, header_name, listen};
+use crate::cli::register::{Instances, Register};
+use crate::config::STRATEGY_VARIABLE;
+use crate::daemon::lease::LeaseArgs;
+
+const EXAMPLES: &str = "\
+Examples:
+  Two model servers on this machine:
+    switchpointd serve --endpoint 127.0.0.1:8000 --endpoint 127.0.0.1:8001
+
+  A list that may change while running (names, labels; the format of llm-d's file-discovery):
+    switchpointd serve --endpoints-file endpoints.yaml --snapshot-file state.json
+
+      endpoints:
+      - {name: gpu-0, address: 10.0.0.1, port: 8000}
+      - {name: gpu-1, address: 10.0.0.2, port: 8000, labels: {llm-d.ai/engine-type: sglang}}
+
+  See what it knows:
+    curl -s 127.0.0.1:9090/debug/endpoints
+
+  Is a configuration of llm-d's picker good here, and does a model server report what is needed?
+    switchpointd check config.yaml
+    switchpointd check --endpoint 10.0.0.1:8000
+
+Every option is also an environment variable: --listen-admin is SWITCHPOINT_LISTEN_ADMIN.
+";
+
+const EXPLAIN_EXAMPLES: &str = "\
+Examples:
+    switchpointd explain --request body.json
+    switchpointd explain --request body.json --without 10.0.0.1:8000 --config other.yaml
+    jq -r 'select(.decision) | .decision' access.log | head -1 > decision.json
+    switchpointd explain --request decision.json --format json
+";
+
+/// Discovers model servers, scrapes them, and tells the Switchpoint filters in Envoy about them.
+#[derive(Debug, Parser)]
+#[command(name = "switchpointd", version, after_help = EXAMPLES, disable_help_subcommand = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the daemon.
+    ///
+    /// Exit code: 0 after SIGTERM or SIGINT, 1 if it could not start or had to stop, 2 for a command line that cannot be read.
+    #[command(after_help = EXAMPLES)]
+    Serve(Box<Serve>),
+    /// Check a configuration file, or whether a model server reports what is needed.
+    ///
+    /// Exit code: 0 fine, 1 invalid (or the server lacks something), 2 the file asks for something that is refused here.
+    #[command(after_help = EXAMPLES)]
+    Check(Check),
+    /// Register a process of any language, until this one ends.
+    Register(Box<Register>),
+    /// List the instances that may get traffic, or watch them come and go.
+    Instances(Instances),
+    /// Say why a request goes where it goes: a request, or a recorded decision, is put to the live state of a running daemon.
+    ///
+    /// The file holds the body of a request, or a decision record (the field `decision` of the access log, with decision_log_one_in in the
+    /// filter's configuration). A record is decided again with all that it was decided by, so it gives the same list while the configuration is
+    /// the same.
+    ///
+    /// Exit code: 0 answered, 1 the file cannot be read or the daemon not asked.
+    #[command(after_help = EXPLAIN_EXAMPLES)]
+    Explain(Explain),
+}
+
+/// Options of `explain`.
+#[derive(Debug, Args)]
+pub struct Explain {
+    /// The daemon's admin listener.
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9090")]
+    pub admin: String,
+
+    /// The token of that listener, where the daemon has --admin-token-file.
+    #[arg(long, env = "SWITCHPOINT_ADMIN_TOKEN_FILE", value_name = "FILE")]
+    pub admin_token_file: Option<PathBuf>,
+
+    /// The request's body, or a decision record.
+    #[arg(long, value_name = "FILE")]
+    pub request: PathBuf,
+
+    /// Whose endpoints; needed where there are several pools.
+    #[arg(long, value_name = "NAME")]
+    pub pool: Option<String>,
+
+    /// Path of the request, which tells its API.
+    #[arg(long, value_name = "PATH", default_value = "/v1/chat/completions")]
+    pub path: String,
+
+    /// A header of the request; may be repeated.
+    #[arg(long = "header", value_name = "NAME: VALUE", value_parser = header)]
+    pub headers: Vec<(String, String)>,
+
+    /// The subset hint that a gateway would give: addresses, comma-separated.
+    #[arg(long, value_name = "IP:PORT,...")]
+    pub subset: Option<String>,
+
+    /// What if this endpoint were not there? May be repeated.
+    #[arg(long, value_name = "IP:PORT")]
+    pub without: Vec<String>,
+
+    /// What if this EndpointPickerConfig were in force?
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// For people, or one JSON object.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+}
+
+fn header(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once(':').ok_or("a header is NAME: VALUE")?;
+    Ok((name.trim().to_ascii_lowercase(), value.trim().to_owned()))
+}
+
+/// Options of `check`.
+#[derive(Debug, Args)]
+pub struct Check {
+    /// What to check.
+    #[command(flatten)]
+    pub what: Checked,
+
+    /// The engine of that server, as in its label llm-d.ai/engine-type; found out by its metrics if not given.
+    #[arg(long, value_name = "NAME", requires = "endpoint")]
+    pub engine: Option<String>,
+
+    /// For people, or one JSON object.
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+}
+
+/// What to check: exactly one of these.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct Checked {
+    /// An EndpointPickerConfig, or objects as --objects takes them.
+    #[arg(value_name = "FILE")]
+    pub file: Option<PathBuf>,
+
+    /// A model server: its /metrics is fetched once and looked through.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub endpoint: Option<String>,
+}
+
+/// How `check` and `explain` print.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people.
+    Text,
+    /// One JSON object.
+    Json,
+}
+
+/// Options of `serve`.
+#[derive(Debug, Args)]
+pub struct Serve {
+    /// Who is in the pool.
+    #[command(flatten)]
+    pub endpoints: EndpointsFrom,
+
+    /// Name of the pool; Envoy's EDS service_name and the filter's pool must be the same.
+    #[arg(long, env = "SWITCHPOINT_POOL", value_name = "NAME", default_value = "default")]
+    pub pool: String,
+
+    /// How requests are scheduled: an EndpointPickerConfig as llm-d's; read again when its content changes.
+    #[arg(long, env = "SWITCHPOINT_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// What is configured about requests.
+    #[command(flatten)]
+    pub objects: ObjectsArgs,
+
+    /// Who leads, where there are several daemons.
+    #[command(flatten)]
+    pub lease: LeaseArgs,
+
+    /// Where to keep what the next start must know (slots, incarnations, hash secret); without it a restart costs proxies their prefix state.
+    #[arg(long, env = "SWITCHPOINT_SNAPSHOT_FILE", value_name = "FILE")]
+    pub snapshot_file: Option<PathBuf>,
+
+    /// Where filters get their state and Envoys their EDS, by gRPC.
+    #[arg(long, env = "SWITCHPOINT_LISTEN_STATE", value_name = "IP:PORT", default_value = "127.0.0.1:9004")]
+    pub listen_state: SocketAddr,
+
+    /// The admin listener: /livez /readyz /metrics /debug/endpoints /debug/running /debug/state /debug/config /debug/model.
+    #[arg(long, env = "SWITCHPOINT_LISTEN_ADMIN", value_name = "IP:PORT", default_value = "127.0.0.1:9090")]
+    pub listen_admin: SocketAddr,
+
+    /// A read-only listener for Prometheus, in clear: /metrics /livez /readyz and nothing else. Usually 0.0.0.0:9091; `none`: not opened.
+    #[arg(long, env = "SWITCHPOINT_LISTEN_METRICS", value_name = "IP:PORT", default_value = "none", value_parser = listen)]
+    pub listen_metrics: Listen,
+
+    /// The picker for gateways without our filter.
+    #[command(flatten)]
+    pub ext_proc: ExtProcArgs,
+
+    /// What Envoy's clusters of the pools speak to model servers; an InferencePool whose appProtocol is another is warned of.
+    #[arg(long, env = "SWITCHPOINT_MODEL_SERVERS_SPEAK", value_enum, default_value_t = Speak::Http1)]
+    pub model_servers_speak: Speak,
+
+    /// How endpoints are asked for their load.
+    #[command(flatten)]
+    pub scrape: ScrapeArgs,
+
+    /// What is predicted of requests.
+    #[command(flatten)]
+    pub latency: LatencyArgs,
+
+    /// TLS of the state listener.
+    #[command(flatten)]
+    pub state_tls: StateTls,
+
+    /// TLS of the admin listener.
+    #[command(flatten)]
+    pub admin_tls: AdminTls,
+
+    /// How to log.
+    #[command(flatten)]
+    pub log: Log,
+}
+
+/// The picker for gateways that speak the Endpoint Picker Protocol (Envoy's ext_proc).
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Endpoint Picker Protocol (ext_proc)")]
+pub struct ExtProcArgs {
+    /// Where gateways without our filter ask by ext_proc; `none`: nowhere.
+    #[arg(long, env = "SWITCHPOINT_LISTEN_EXT_PROC", value_name = "IP:PORT", default_value = "127.0.0.1:9002", value_parser = listen)]
+    pub listen_ext_proc: Listen,
+
+    /// gRPC health, in clear, served while standing by too. Services: liveness, leading, readiness,
+    /// envoy.service.ext_proc.v3.ExternalProcessor; `none`: not opened.
+    #[arg(long, env = "SWITCHPOINT_LISTEN_HEALTH", value_name = "IP:PORT", default_value = "127.0.0.1:9003", value_parser = listen)]
+    pub listen_health: Listen,
+
+    /// Certificate with its chain, PEM, read again when it changes; one is made at each start when not given.
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_TLS_CERT", value_name = "FILE", requires = "ext_proc_tls_key")]
+    pub ext_proc_tls_cert: Option<PathBuf>,
+
+    /// Its key, PEM.
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_TLS_KEY", value_name = "FILE", requires = "ext_proc_tls_cert")]
+    pub ext_proc_tls_key: Option<PathBuf>,
+
+    /// Demand client certificates signed by this CA, PEM.
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_TLS_CLIENT_CA", value_name = "FILE", requires = "ext_proc_tls_cert")]
+    pub ext_proc_tls_client_ca: Option<PathBuf>,
+
+    /// No TLS. Beyond loopback this needs --insecure-ext-proc too.
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_PLAINTEXT", conflicts_with = "ext_proc_tls_cert")]
+    pub ext_proc_plaintext: bool,
+
+    /// Allow --ext-proc-plaintext beyond loopback. At stake: any machine on the path between gateway and daemon can read every prompt and
+    /// reply, and change where requests go and what they say.
+    #[arg(long, env = "SWITCHPOINT_INSECURE_EXT_PROC")]
+    pub insecure_ext_proc: bool,
+
+    /// How the destination is told, unless the stream's gRPC metadata x-switchpoint-destination-format says otherwise.
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_DESTINATION_FORMAT", value_enum, default_value_t = DestinationFormat::Single)]
+    pub ext_proc_destination_format: DestinationFormat,
+
+    /// Whether the objective header of a request counts.
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_OBJECTIVE_HEADER", value_enum, default_value_t = ObjectiveHeader::Ignore)]
+    pub ext_proc_objective_header: ObjectiveHeader,
+
+    /// Tell clients that ask (x-switchpoint-explain: 1) the reasons of a decision.
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_EXPLAIN")]
+    pub ext_proc_explain: bool,
+
+    /// What else exchanges are handled by; the filter's configuration has the same under these names.
+    #[command(flatten)]
+    pub exchanges: ExchangeArgs,
+}
+
+/// Settings of exchanges, each as shipped (`exchange::Settings`) unless given.
+#[derive(Args, Clone, Debug, Default)]
+#[command(next_help_heading = "Endpoint Picker Protocol (ext_proc)")]
+pub struct ExchangeArgs {
+    /// Header that names the model where a gateway does not show the body [default: x-gateway-model-name].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_MODEL_HEADER", value_name = "NAME", value_parser = header_name)]
+    pub ext_proc_model_header: Option<String>,
+
+    /// Header, and metadata key, of the destination [default: x-gateway-destination-endpoint].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_DESTINATION_HEADER", value_name = "NAME", value_parser = header_name)]
+    pub ext_proc_destination_header: Option<String>,
+
+    /// Metadata namespace of the destination and of the endpoint that served [default: envoy.lb].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_DESTINATION_NAMESPACE", value_name = "NAME")]
+    pub ext_proc_destination_namespace: Option<String>,
+
+    /// Metadata namespace of the subset hint [default: envoy.lb.subset_hint].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_SUBSET_NAMESPACE", value_name = "NAME")]
+    pub ext_proc_subset_namespace: Option<String>,
+
+    /// Key of the subset hint in it [default: x-gateway-destination-endpoint-subset].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_SUBSET_KEY", value_name = "NAME")]
+    pub ext_proc_subset_key: Option<String>,
+
+    /// What becomes of a request while there has never been state: refused, or any endpoint [default: close].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_FAILURE_MODE", value_enum)]
+    pub ext_proc_failure_mode: Option<FailureMode>,
+
+    /// How long a request may wait for the first state; keep `message_timeout` of the gateway above it [default: 2s].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_COLD_START_WAIT", value_name = "DURATION", value_parser = duration)]
+    pub ext_proc_cold_start_wait: Option<Duration>,
+
+    /// Largest request body on an inference path, in bytes [default: 25165824].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_BODY_LIMIT_BYTES", value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1_024..=BODY_LIMIT_BYTES_MAX))]
+    pub ext_proc_body_limit_bytes: Option<u32>,
+
+    /// Time one attempt of a streamed request may take to its response headers [default: no limit].
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_PER_TRY_TIMEOUT", value_name = "DURATION", value_parser = duration)]
+    pub ext_proc_per_try_timeout: Option<Duration>,
+
+    /// Failed attempts do not go on to the next ranked endpoint.
+    #[arg(long, env = "SWITCHPOINT_EXT_PROC_NO_RETRY")]
+    pub ext_proc_no_retry: bool,
+}
+
+/// A body is one message of ext_proc, and those end at 33 MiB ([`crate::serve::ext_proc::MESSAGE_BYTES_MAX`]).
+const BODY_LIMIT_BYTES_MAX: i64 = 32 << 20;
+
+/// What Envoy's clusters speak to model servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Speak {
+    /// HTTP/1.1, as the files are shipped.
+    Http1,
+    /// HTTP/2 in clear, as with h2c.yaml.
+    H2c,
+}
+
+/// What becomes of a request while there has never been state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FailureMode {
+    /// It is refused (503).
+    Close,
+    /// Any endpoint may have it.
+    Open,
+}
+
+/// An address to listen on, if any.
+#[derive(Clone, Copy, Debug)]
+pub struct Listen(pub Option<SocketAddr>);
+
+/// How the ranked list is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DestinationFormat {
+    /// The best, and the second under x-gateway-destination-endpoint-fallback: what ORIGINAL_DST clusters take.
+    Single,
+    /// All of it, comma-separated, for clusters that try one after the other (`override_host`).
+    List,
+}
+
+/// Whose word an objective header is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ObjectiveHeader {
+    /// The client's, who may not choose how important it is: it is removed.
+    Ignore,
+    /// That of something in front of the gateway that sets it, and removes the client's own.
+    Trust,
+}
+
+/// What is configured about requests.
+#[derive(Clone, Debug, Args)]
+pub struct ObjectsArgs {
+    /// InferenceObjective, InferenceModel and InferenceModelRewrite objects in YAML: all files of a folder, or one file; read again when they change.
+    /// Those whose poolRef names the pool count.
+    #[arg(long, env = "SWITCHPOINT_OBJECTS", value_name = "DIR")]
+    pub objects: Option<PathBuf>,
+
+    /// The same objects from this namespace of the Kubernetes cluster around us, or of the kubeconfig.
+    #[arg(long, env = "SWITCHPOINT_OBJECTS_KUBERNETES", value_name = "NAMESPACE", conflicts_with = "objects")]
+    pub objects_kubernetes: Option<String>,
+
+    /// Answer 404 to a model that no object names, even without any InferenceModel.
+    #[arg(long, env = "SWITCHPOINT_STRICT_MODELS")]
+    pub strict_models: bool,
+}
+
+/// What is predicted of requests.
+#[derive(Clone, Debug, Args)]
+pub struct LatencyArgs {
+    /// Predict TTFT and TPOT of requests, so that their SLOs (x-slo-ttft-ms, x-slo-tpot-ms) count. With the slo-aware-profile-handler every inference
+    /// request must then have one (400), unless that says sloMissing: default; with any other handler none needs one.
+    #[arg(long, env = "SWITCHPOINT_LATENCY_PREDICTION")]
+    pub latency_prediction: bool,
+
+    /// Where what was learned of engines is kept, written every 30 s while anything is new: the next start, or another daemon's, begins with it.
+    #[arg(long, env = "SWITCHPOINT_LATENCY_MODEL_FILE", value_name = "FILE")]
+    pub latency_model_file: Option<PathBuf>,
+
+    /// Which headroom is best where the configuration does not say: least (or lowest), or most (or highest).
+    #[arg(long, env = STRATEGY_VARIABLE, value_name = "WHICH")]
+    pub headroom_selection_strategy: Option<String>,
+}
+
+/// How endpoints are asked for their load.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Scraping")]
+pub struct ScrapeArgs {
+    /// How often an idle endpoint is scraped.
+    #[arg(long, env = "SWITCHPOINT_SCRAPE_INTERVAL", value_name = "DURATION", default_value = "1s", value_parser = duration)]
+    pub scrape_interval: Duration,
+
+    /// How often an endpoint with work is scraped.
+    #[arg(long, env = "SWITCHPOINT_SCRAPE_INTERVAL_BUSY", value_name = "DURATION", default_value = "100ms", value_parser = duration)]
+    pub scrape_interval_busy: Duration,
+
+    /// Metrics older than this count as unknown (which is neither idle nor full).
+    #[arg(long, env = "SWITCHPOINT_STALENESS_MAX", value_name = "DURATION", default_value = "5s", value_parser = duration)]
+    pub staleness_max: Duration,
+
+    /// TLS towards endpoints.
+    #[command(flatten)]
+    pub endpoint_tls: EndpointTlsArgs,
+}
+
+/// TLS towards endpoints whose metrics are served by https (`metrics: {scheme: https}`, or `metrics-data-source` in --config).
+#[derive(Debug, Args)]
+#[command(next_help_heading = "TLS towards endpoints")]
+pub struct EndpointTlsArgs {
+    /// Trust servers signed by this CA, PEM; the system's CAs when not given.
+    #[arg(long, env = "SWITCHPOINT_ENDPOINT_TLS_CA", value_name = "FILE")]
+    pub endpoint_tls_ca: Option<PathBuf>,
+
+    /// Certificate to show to servers, PEM.
+    #[arg(long, env = "SWITCHPOINT_ENDPOINT_TLS_CERT", value_name = "FILE", requires = "endpoint_tls_key")]
+    pub endpoint_tls_cert: Option<PathBuf>,
+
+    /// Its key, PEM.
+    #[arg(long, env = "SWITCHPOINT_ENDPOINT_TLS_KEY", value_name = "FILE", requires = "endpoint_tls_cert")]
+    pub endpoint_tls_key: Option<PathBuf>,
+
+    /// Do not check servers' certificates.
+    #[arg(long, env = "SWITCHPOINT_ENDPOINT_TLS_INSECURE")]
+    pub endpoint_tls_insecure: bool,
+}
+
+/// Where endpoints come from: exactly one of these.
+#[derive(Clone, Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct EndpointsFrom {
+    /// YAML list of endpoints; read again when its content changes.
+    #[arg(long, env = "SWITCHPOINT_ENDPOINTS_FILE", value_name = "FILE")]
+    pub endpoints_file: Option<PathBuf>,
+
+    /// A model server; repeat for more. A host name is resolved once, at start.
+    #[arg(long, env = "SWITCHPOINT_ENDPOINT", value_name = "HOST:PORT", value_delimiter = ',')]
+    pub endpoint: Vec<String>,
+
+    /// YAML list of pools, each with its own endpoints and configuration; --pool and --config then do not count.
+    #[arg(long, env = "SWITCHPOINT_POOLS", value_name = "FILE", conflicts_with_all = ["pool", "config"])]
+    pub pools: Option<PathBuf>,
+}
+
+/// How to log, to stderr.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Log, to stderr")]
+pub struct Log {
+    /// How log lines look.
+    #[arg(long, env = "SWITCHPOINT_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+
+    /// What is logged: error, warn, info, debug, trace, or directives as in RUST_LOG (which counts when this is not given).
+    #[arg(long, env = "SWITCHPOINT_LOG_LEVEL", value_name = "LEVEL")]
+    pub log_level: Option<String>,
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}

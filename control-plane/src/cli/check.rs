@@ -1,0 +1,280 @@
+//! `switchpointd check`: will this configuration do, and does this model server report what is needed?
+
+use std::fmt::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::cli::args::{Check, Checked, Format};
+use crate::config::{self, Report, Resolved, Status};
+use crate::pool::endpoint_source;
+use crate::pool::objects;
+use crate::scrape::engine::{EngineSpec, Engines, Meaning};
+use crate::scrape::exposition::Parser;
+use crate::scrape::extract::{Extraction, Reading};
+use crate::scrape::http_client;
+use crate::scrape::{MetricsLocation, PAGE_BYTES_MAX};
+
+/// How long a model server may take to answer; a scrape gets less, a person wants to know.
+const FETCH_MAX: Duration = Duration::from_secs(5);
+
+/// How a check ended. The numbers are the process's exit codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Verdict {
+    /// All is well.
+    Fine = 0,
+    /// Invalid, out of reach, or short of something.
+    Invalid = 1,
+    /// Valid, but it asks for something that is refused here.
+    Refused = 2,
+}
+
+/// What a server says of one thing that is needed.
+#[derive(Debug, Serialize)]
+struct Found {
+    meaning: &'static str,
+    status: &'static str,
+    /// The series it is read from.
+    name: Option<String>,
+    value: Option<String>,
+    /// What does not work without it.
+    consequence: Option<&'static str>,
+}
+
+/// What is said of a file, and the pipeline it makes when it can be used.
+#[derive(Debug, Serialize)]
+struct FileReport {
+    #[serde(flatten)]
+    report: Report,
+    pipeline: Option<Resolved>,
+}
+
+#[derive(Debug, Serialize)]
+struct EndpointReport {
+    endpoint: String,
+    url: String,
+    engine: String,
+    metrics: Vec<Found>,
+}
+
+/// What is needed, in the order printed; whether a pick is blind without it; and what does not work then.
+const NEEDED: [(Meaning, &str, bool, &str); 8] = [
+    (Meaning::Queued, "requests waiting", true, "queue-scorer does not tell this server from others"),
+    (Meaning::Running, "requests running", true, "running-requests-size-scorer does not tell this server from others"),
+    (
+        Meaning::KvUtilization,
+        "KV-cache utilisation",
+        true,
+        "kv-cache-utilization-scorer does not tell this server from others, marginal-cost-scorer not whether a prompt finds memory",
+    ),
+    (Meaning::BlockTokens, "tokens of a KV block", false, "the prefix index takes its default block size"),
+    (
+        Meaning::Blocks,
+        "KV blocks",
+        false,
+        "the prefix index takes its default capacity, and marginal-cost-scorer cannot tell whether a prompt finds memory",
+    ),
+    (Meaning::Lora, "LoRA adapters", false, "lora-affinity-scorer does not tell this server from others (fine without adapters)"),
+    (Meaning::ProcessStart, "start of the process", false, "a restart is noticed only by a counter that fell"),
+    (Meaning::Counter, "a counter", false, "a restart is noticed only by the start of the process"),
+];
+
+/// Runs the check; what is to be printed, and how it ended.
+pub async fn check(args: Check) -> (String, Verdict) {
+    let Check { what: Checked { file, endpoint }, engine, format } = args;
+    match (file, endpoint) {
+        (Some(path), _) => check_file(&path, format).await,
+        (None, Some(endpoint)) => check_endpoint(&endpoint, engine.as_deref(), format)
+            .await
+            .unwrap_or_else(|why| (error_text(&endpoint, &why, format), Verdict::Invalid)),
+        (None, None) => ("give a FILE or --endpoint\n".to_owned(), Verdict::Invalid), // clap does not let this happen
+    }
+}
+
+fn error_text(what: &str, why: &str, format: Format) -> String {
+    match format {
+        Format::Text => format!("{what}: {why}\n"),
+        Format::Json => format!("{}\n", serde_json::json!({ "error": why })),
+    }
+}
+
+async fn check_file(path: &Path, format: Format) -> (String, Verdict) {
+    let file = path.display().to_string();
+    let text = match discovery::content::read(path).await {
+        Ok(text) => text,
+        Err(error) => return (error_text(&file, &error.why, format), Verdict::Invalid),
+    };
+    let (report, config) = if objects::holds_objects(&text) { (objects::report(&text), None) } else { config::read(&text) };
+    let pipeline = config.map(|config| Resolved::of(&config.pipeline));
+    let verdict = match (report.errors.is_empty(), report.refuses()) {
+        (false, _) => Verdict::Invalid,
+        (true, true) => Verdict::Refused,
+        (true, false) => Verdict::Fine,
+    };
+    let printed = match format {
+        Format::Json => serde_json::to_string_pretty(&FileReport { report, pipeline }).unwrap_or_default() + "\n",
+        Format::Text => file_text(&report, pipeline.as_ref(), &file, verdict),
+    };
+    (printed, verdict)
+}
+
+fn file_text(report: &Report, pipeline: Option<&Resolved>, file: &str, verdict: Verdict) -> String {
+    let mut text = String::new(); // writing to it cannot fail
+    for problem in &report.errors {
+        let _ = writeln!(text, "{file}:{}: error: {}{}", problem.line, path_prefix(&problem.path), problem.message);
+    }
+    for item in &report.items {
+        let status = match item.status {
+            Status::Implemented => "implemented",
+            Status::NoEffect => "no effect",
+            Status::Refused => "refused",
+        };
+        let _ = write!(text, "{file}:{}: {status}: {}{}", item.line, path_prefix(&item.path), item.reason);
+        let _ = match &item.substitute {
+            Some(substitute) => writeln!(text, "; instead: {substitute}"),
+            None => writeln!(text),
+        };
+    }
+    if let Some(pipeline) = pipeline {
+        let _ = writeln!(text, "\n{}", pipeline.to_text());
+    }
+    let _ = match verdict {
+        Verdict::Fine => writeln!(text, "{file}: fine"),
+        Verdict::Invalid => writeln!(text, "{file}: invalid"),
+        Verdict::Refused => writeln!(text, "{file}: asks for something that is refused here"),
+    };
+    text
+}
+
+fn path_prefix(path: &str) -> String {
+    if path.is_empty() { String::new() } else { format!("{path}: ") }
+}
+
+async fn check_endpoint(given: &str, engine: Option<&str>, format: Format) -> Result<(String, Verdict), String> {
+    let address = endpoint_source::resolve(given).await.map_err(|e| e.to_string())?;
+    let engines = Engines::try_new(&[], "", "").map_err(|e| e.to_string())?;
+    let known = || engines.all().iter().map(|e| e.name.to_string()).collect::<Vec<_>>().join(", ");
+    let candidates: Vec<&EngineSpec> = match engine {
+        None => engines.all().into_iter().map(AsRef::as_ref).collect(),
+        Some(name) => vec![engines.get(name).ok_or_else(|| format!("unknown engine {name:?}; known are {}", known()))?],
+    };
+    // Of engines that keep their metrics at the same place one fetch tells them apart; others are asked one by one.
+    let mut best: Option<EndpointReport> = None;
+    let mut last_error = String::new();
+    for spec in candidates {
+        let url = MetricsLocation::default().url(&address.to_string(), spec).map_err(|e| e.to_string())?.to_string();
+        match fetch(&url).await {
+            Ok(page) => {
+                let report = look_through(given, &url, spec, &page);
+                if best.as_ref().is_none_or(|b| found(&report) > found(b)) {
+                    best = Some(report);
+                }
+            }
+            Err(error) => last_error = format!("{url}: {error}"),
+        }
+    }
+    let report = best.ok_or(last_error)?;
+    let lacks = report.metrics.iter().zip(NEEDED).any(|(found, (_, _, needed, _))| needed && found.status == "missing");
+    let verdict = if lacks { Verdict::Invalid } else { Verdict::Fine };
+    let printed = match format {
+        Format::Json => serde_json::to_string_pretty(&report).unwrap_or_default() + "\n",
+        Format::Text => endpoint_text(&report, verdict),
+    };
+    Ok((printed, verdict))
+}
+
+fn found(report: &EndpointReport) -> usize {
+    report.metrics.iter().filter(|m| m.status == "found").count()
+}
+
+async fn fetch(url: &str) -> Result<Vec<u8>, String> {
+    let client = http_client::build(|| reqwest::Client::builder().no_proxy().timeout(FETCH_MAX)).map_err(|e| e.to_string())?;
+    let mut response = client.get(url).send().await.map_err(|e| cause(&e))?;
+    if !response.status().is_success() {
+        return Err(format!("answered {}", response.status()));
+    }
+    let mut page = Vec::new();
+    while let Some(chunk) = response.chunk().await.map_err(|e| cause(&e))? {
+        page.extend_from_slice(&chunk);
+        if page.len() > PAGE_BYTES_MAX {
+            return Err(format!("page longer than {PAGE_BYTES_MAX} bytes"));
+        }
+    }
+    Ok(page)
+}
+
+/// The innermost cause: the outer ones repeat the URL.
+pub(crate) fn cause(error: &reqwest::Error) -> String {
+    let mut innermost: &dyn std::error::Error = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    innermost.to_string()
+}
+
+fn look_through(endpoint: &str, url: &str, engine: &EngineSpec, page: &[u8]) -> EndpointReport {
+    let mut extraction = Extraction::whole(engine);
+    let mut parser = Parser::default();
+    parser.feed(page, &mut extraction);
+    parser.finish(&mut extraction);
+    let reading = extraction.finish();
+    let metrics = NEEDED
+        .iter()
+        .map(|(meaning, label, _, consequence)| {
+            let name = engine.looked_for().filter(|(m, _)| m == meaning).map(|(_, name)| name).find(|name| on_page(page, name));
+            let value = name.and_then(|_| value(&reading, *meaning));
+            let known = name.is_some() && (value.is_some() || *meaning == Meaning::Counter);
+            Found {
+                meaning: label,
+                status: if known { "found" } else { "missing" },
+                name: name.map(str::to_owned),
+                value,
+                consequence: (!known).then_some(*consequence),
+            }
+        })
+        .collect();
+    EndpointReport { endpoint: endpoint.to_owned(), url: url.to_owned(), engine: engine.name.to_string(), metrics }
+}
+
+fn value(reading: &Reading, meaning: Meaning) -> Option<String> {
+    let metrics = &reading.metrics;
+    match meaning {
+        Meaning::Queued => metrics.queue_depth.map(|v| v.to_string()),
+        Meaning::Running => metrics.running_requests.map(|v| v.to_string()),
+        Meaning::KvUtilization => metrics.kv_cache_utilization.map(|v| v.to_string()),
+        Meaning::BlockTokens => metrics.kv_block_tokens.map(|v| v.to_string()),
+        Meaning::Blocks => metrics.kv_blocks.map(|v| v.to_string()),
+        Meaning::Lora => metrics.lora.as_ref().map(|l| format!("{} running, at most {}", l.running.len(), l.max)),
+        Meaning::ProcessStart => reading.process_start.map(|v| v.to_string()),
+        Meaning::Counter | Meaning::Custom(_) => None,
+    }
+}
+
+/// Is there a series of that name?
+fn on_page(page: &[u8], name: &str) -> bool {
+    page.split(|b| *b == b'\n')
+        .any(|line| line.strip_prefix(name.as_bytes()).is_some_and(|rest| matches!(rest.first(), Some(b'{' | b' ' | b'\t'))))
+}
+
+fn endpoint_text(report: &EndpointReport, verdict: Verdict) -> String {
+    let mut text = String::new(); // writing to it cannot fail
+    let _ = writeln!(text, "{} as {} ({})", report.endpoint, report.engine, report.url);
+    for Found { meaning, name, value, consequence, .. } in &report.metrics {
+        let _ = match (consequence, name) {
+            (None, Some(name)) => {
+                writeln!(text, "  found    {meaning}: {name}{}", value.as_ref().map(|v| format!(" = {v}")).unwrap_or_default())
+            }
+            (consequence, name) => {
+                let why = name.as_ref().map(|n| format!(" ({n} is there, but its value cannot be used)")).unwrap_or_default();
+                writeln!(text, "  missing  {meaning}{why}: {}", consequence.unwrap_or_default())
+            }
+        };
+    }
+    let _ = match verdict {
+        Verdict::Fine => writeln!(text, "fine"),
+        _ => writeln!(text, "lacks metrics of load: requests are routed to it by what the proxies know alone"),
+    };
+    text
+}

@@ -1,0 +1,299 @@
+//! Why this endpoint? A request, or a decision that was recorded, is put to the live state of a pool, or to a variation of it.
+//!
+//! The daemon answers (`POST /debug/explain`), with the same exchange and scheduler as its proxies; the command asks and prints. What the
+//! daemon does not have is the proxies' prefix index: a fresh request is explained as one nobody holds a prefix of, and the answer says so. A
+//! decision record brings its own matches.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use exchange::record::Recorded;
+use exchange::{Exchange, HeadersStep, ObjectiveHeader, Pool, Settings, Step, Time};
+use scheduler::in_flight::Load;
+use scheduler::objects::Objects;
+use scheduler::{EndpointRef, Pipeline, PipelineSpec, Snapshot, Version};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use tokio::time::Instant;
+
+use crate::cli::args::Format;
+use crate::cli::check::cause;
+use crate::config;
+use crate::pool::writer::PoolView;
+use crate::scrape::http_client;
+use crate::state::shared::Shared;
+
+/// The largest question, in bytes: a request of the largest body that proxies take, escaped once more.
+pub const QUESTION_BYTES_MAX: usize = 64 << 20;
+
+/// How long the daemon may take to answer.
+const ANSWER_MAX: Duration = Duration::from_secs(30);
+
+/// What is asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Question {
+    /// Whose endpoints; may be left out where there is one pool.
+    pub pool: Option<String>,
+    /// The body of a request, or a decision record.
+    pub request: String,
+    /// The request's path.
+    pub path: String,
+    /// The request's headers.
+    pub headers: Vec<(String, String)>,
+    /// The subset hint, as a proxy would give it.
+    pub subset: Option<String>,
+    /// Addresses to be taken for absent.
+    pub without: Vec<String>,
+    /// Text of an EndpointPickerConfig to use instead of the one in force.
+    pub config: Option<String>,
+}
+
+/// Answers from the state of the moment.
+///
+/// # Errors
+/// A sentence for whoever asked: no such pool, no state yet, or a question that cannot be read.
+pub fn answer(shared: &Shared, question: &Question) -> Result<Value, String> {
+    let pools = shared.pools.borrow().clone();
+    let name = match (&question.pool, shared.pool_names.as_slice()) {
+        (Some(name), _) => name.as_str(),
+        (None, [only]) => only,
+        (None, names) => return Err(format!("which pool? There are {}", names.join(", "))),
+    };
+    let known = shared.pool_names.iter().any(|known| **known == *name);
+    let view =
+        pools.get(name).ok_or_else(|| if known { format!("pool {name} has no endpoints yet") } else { format!("no pool {name}") })?;
+    let live = live(view, question)?;
+    let mut answer = match Recorded::from_json(&question.request) {
+        Ok(record) => replay(&record, &live, question)?,
+        Err(_) => {
+            all_there(view, &question.without)?;
+            let totals = shared.counters().totals(name, Instant::now());
+            let loads = totals.endpoints.iter().map(|(&(incarnation, slot), row)| {
+                let load = Load {
+                    requests: u32::try_from(row.requests).unwrap_or(u32::MAX),
+                    prefill_tokens: row.prefill_tokens,
+                    decode_tokens: row.decode_tokens,
+                    ..Load::default()
+                };
+                (EndpointRef { slot, incarnation }, load)
+            });
+            let learned = shared.learned.borrow().get(name).and_then(|learned| proto::learned((**learned).clone()).ok());
+            fresh(live, learned, loads, question)?
+        }
+    };
+    answer.insert("pool".to_owned(), name.into());
+    Ok(Value::Object(answer))
+}
+
+/// The pool as it is now, but for what the question changes.
+fn live(view: &PoolView, question: &Question) -> Result<Snapshot, String> {
+    let other = question.config.as_deref().map(other_pipeline).transpose()?;
+    let other = other.map(|other| PipelineSpec { latency_prediction: view.pipeline.latency_prediction, ..other });
+    let pipeline = Pipeline::build(other.as_ref().unwrap_or(&view.pipeline)).map_err(|e| e.to_string())?;
+    let now = Instant::now();
+    let present = view.members.iter().zip(view.metrics.iter());
+    let kept = present.filter(|(member, _)| !question.without.contains(&member.instance.address.to_string()));
+    let (endpoints, metrics) = kept.map(|(member, metrics)| (member.endpoint(now), metrics.clone())).unzip();
+    let objects = Objects::build(&view.objects).map_err(|e| e.to_string())?;
+    let version = Version { term: 0, sequence: view.generation };
+    Snapshot::try_new(version, endpoints, metrics, pipeline).map(|s| s.with_objects(objects)).map_err(|e| e.to_string())
+}
+
+/// To take away what is not there would change nothing, and look as if it made no difference.
+fn all_there(view: &PoolView, addresses: &[String]) -> Result<(), String> {
+    let there = |address: &String| view.members.iter().any(|member| member.instance.address.to_string() == *address);
+    addresses.iter().find(|address| !there(address)).map_or(Ok(()), |address| Err(format!("no endpoint {address} in pool {}", view.name)))
+}
+
+fn other_pipeline(text: &str) -> Result<PipelineSpec, String> {
+    let (report, config) = config::read(text);
+    config.map(|config| config.pipeline).ok_or_else(|| report.complaints("config"))
+}
+
+/// A decision made again.
+fn replay(record: &Recorded, live: &Snapshot, question: &Question) -> Result<Map<String, Value>, String> {
+    let replay = record.replay(live, &question.without).map_err(|e| e.to_string())?;
+    let mut answer = members(&exchange::explain::reasons(&replay.snapshot, &replay.decision, &replay.explanation, usize::MAX));
+    answer.insert("was_picked".to_owned(), record.was_picked().into());
+    Ok(answer)
+}
+
+/// A request that has just come.
+fn fresh(
+    live: Snapshot,
+    learned: Option<proto::Learned>,
+    loads: impl Iterator<Item = (EndpointRef, Load)>,
+    question: &Question,
+) -> Result<Map<String, Value>, String> {
+    let now = Time(0);
+    let mut pool = Pool::new(rand::random(), 0);
+    let metrics = live.metrics().to_vec();
+    let refreshed = live.with_metrics(live.version(), metrics).map_err(|e| e.to_string())?;
+    pool.install(live, 0, u32::MAX);
+    pool.refresh(refreshed, now);
+    if let Some(learned) = learned {
+        pool.learned(learned.step, learned.latency);
+    }
+    pool.others(loads);
+    let settings = Settings { objective_header: ObjectiveHeader::Trust, ..Settings::default() };
+    let mut exchange = Exchange::new(now).explaining();
+    let pairs = || {
+        let pseudo = [(":method", "POST"), (":path", question.path.as_str())].into_iter();
+        let given = question.headers.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        pseudo.chain(given).map(|(name, value)| (name.as_bytes(), value.as_bytes()))
+    };
+    if let HeadersStep::Ready = exchange.request_headers(&settings, pairs(), false) {
+        return Err(format!("{} asks whether the proxy is ready", question.path));
+    }
+    exchange.capture(&pool, pairs());
+    let step = exchange.decide(&settings, &mut pool, question.subset.as_deref().map(str::as_bytes), question.request.as_bytes(), now);
+    let mut answer = exchange.reasons().map(members).unwrap_or_default();
+    if let Step::Reply(reply) = step {
+        let body = serde_json::from_slice(&reply.body).unwrap_or(Value::Null);
+        answer.insert("reply".to_owned(), json!({"status": reply.status, "body": body}));
+    }
+    answer.insert(
+        "note".to_owned(),
+        "the proxies' prefix index is not known here: explained as if nobody held a prefix of this prompt".into(),
+    );
+    Ok(answer)
+}
+
+fn members(json: &str) -> Map<String, Value> {
+    serde_json::from_str(json).unwrap_or_default()
+}
+
+/// What the command is given.
+#[derive(Debug)]
+pub struct Ask {
+    /// Base address of the daemon's admin listener.
+    pub admin: String,
+    /// A file with the token that the listener wants.
+    pub token: Option<PathBuf>,
+    /// The file with the request.
+    pub file: PathBuf,
+    /// A file with a configuration to use instead.
+    pub config: Option<PathBuf>,
+    /// All else.
+    pub question: Question,
+    /// How to print.
+    pub format: Format,
+}
+
+/// Asks, and returns what is to be printed.
+///
+/// # Errors
+/// A sentence that says which file cannot be read, or what the daemon said.
+pub async fn ask(ask: Ask) -> Result<String, String> {
+    let read = |path: &PathBuf| std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()));
+    let question = Question { request: read(&ask.file)?, config: ask.config.as_ref().map(read).transpose()?, ..ask.question };
+    let base = if ask.admin.contains("://") { ask.admin.clone() } else { format!("http://{}", ask.admin) };
+    let url = format!("{}/debug/explain", base.trim_end_matches('/'));
+    let client = http_client::build(|| reqwest::Client::builder().no_proxy().timeout(ANSWER_MAX)).map_err(|e| e.to_string())?;
+    let mut request = client.post(&url).json(&question);
+    if let Some(token) = &ask.token {
+        request = request.bearer_auth(read(token)?.trim());
+    }
+    let response = request.send().await.map_err(|e| format!("{url}: {}", cause(&e)))?;
+    let status = response.status();
+    let text = response.text().await.map_err(|e| format!("{url}: {}", cause(&e)))?;
+    if !status.is_success() {
+        return Err(format!("{url}: {}", text.trim()));
+    }
+    match ask.format {
+        Format::Json => Ok(text + "\n"),
+        Format::Text => serde_json::from_str(&text).map(|answer| table(&answer)).map_err(|e| format!("{url}: {e}")),
+    }
+}
+
+/// For people: who was picked, and a table of candidates for each profile that ran.
+fn table(answer: &Value) -> String {
+    let mut out = String::new();
+    // Writing to a String cannot fail.
+    let list = |name: &str| -> Vec<&str> { answer[name].as_array().into_iter().flatten().filter_map(Value::as_str).collect() };
+    match list("picked").as_slice() {
+        [] => {}
+        picked => {
+            let _ = writeln!(out, "picked: {}", picked.join(", then "));
+        }
+    }
+    for stage in ["prefill", "encode", "data_parallel", "was_picked"] {
+        let addresses = list(stage);
+        if !addresses.is_empty() {
+            let _ = writeln!(out, "{}: {}", stage.replace('_', " "), addresses.join(", "));
+        }
+    }
+    if let Some(reply) = answer.get("reply") {
+        let message = reply["body"]["error"]["message"].as_str().unwrap_or_default();
+        let _ = writeln!(out, "answered {}: {message}", reply["status"]);
+    }
+    if let Some(refused) = answer["refused"].as_str() {
+        let _ = writeln!(out, "refused: {refused}");
+    }
+    let none = Vec::new();
+    let profiles = answer["profiles"].as_array().unwrap_or(&none).iter();
+    let first = [(answer["profile"].as_str().unwrap_or("default"), &answer["candidates"])].into_iter();
+    for (name, candidates) in first.chain(profiles.map(|p| (p["name"].as_str().unwrap_or_default(), &p["candidates"]))) {
+        let rows = candidates.as_array().unwrap_or(&none);
+        if !rows.is_empty() {
+            let _ = writeln!(out, "\nprofile {name}\n{}", candidates_table(rows));
+        }
+        if let Some(costs) = costs_table(rows) {
+            let _ = writeln!(out, "\ncost in ms, lowest is best\n{costs}");
+        }
+    }
+    if let Some(note) = answer["note"].as_str() {
+        let _ = writeln!(out, "\nnote: {note}");
+    }
+    out
+}
+
+/// A row for each candidate: its score by scorer, its total, and the plugin that dropped it.
+fn candidates_table(rows: &[Value]) -> comfy_table::Table {
+    let scorers = names_in(rows, "scores");
+    let mut table = empty_table();
+    table.set_header(["endpoint"].into_iter().chain(scorers.iter().copied()).chain(["total", "dropped by"]));
+    for row in rows {
+        let scores = scorers.iter().map(|scorer| text(&row["scores"][*scorer]));
+        table.add_row([text(&row["endpoint"])].into_iter().chain(scores).chain([text(&row["total"]), text(&row["dropped_by"])]));
+    }
+    table
+}
+
+/// A row for each candidate whose scorer compared costs: the terms of the cost. `None` where no scorer did.
+fn costs_table(rows: &[Value]) -> Option<comfy_table::Table> {
+    let terms = names_in(rows, "cost");
+    let mut table = empty_table();
+    table.set_header(["endpoint"].into_iter().chain(terms.iter().copied()));
+    for row in rows.iter().filter(|row| row["cost"].is_object()) {
+        table.add_row([text(&row["endpoint"])].into_iter().chain(terms.iter().map(|term| text(&row["cost"][*term]))));
+    }
+    (!terms.is_empty()).then_some(table)
+}
+
+/// The names in the object `member` of any row, in the order they first appear.
+fn names_in<'a>(rows: &'a [Value], member: &str) -> Vec<&'a str> {
+    let mut names: Vec<&str> = Vec::new();
+    for name in rows.iter().filter_map(|row| row[member].as_object()).flat_map(Map::keys) {
+        if !names.contains(&name.as_str()) {
+            names.push(name);
+        }
+    }
+    names
+}
+
+fn empty_table() -> comfy_table::Table {
+    let mut table = comfy_table::Table::new();
+    table.load_style(comfy_table::presets::ASCII_BORDERS_ONLY_CONDENSED);
+    table
+}
+
+fn text(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,313 @@
+//! `switchpointd register` and `switchpointd instances`: the two sides of discovery for processes of any language, and for people.
+//!
+//! A process that knows nothing of registries is registered by a sidecar that asks its health and registers what it finds; the sidecar's end, however it
+//! comes, is the end of the registration.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use comfy_table::{Table, presets};
+use discovery::content::Follow;
+use discovery::directory::{Directory, DirectoryRegistry};
+use discovery::etcd::{Etcd, EtcdRegistry};
+use discovery::kubernetes::{self, Kubernetes, KubernetesRegistry};
+use discovery::metadata::METADATA_BYTES_MAX;
+use discovery::{
+    Instance, InstanceEvent, InstanceHandle, InstanceStatus, MetadataPolicy, Registrant, ServiceDiscovery, ServiceRegistry, serve,
+};
+use futures::StreamExt;
+
+use crate::cli::args::Log;
+use crate::cli::etcd_access::EtcdAccess;
+use crate::scrape::http_client;
+
+/// How often the process is asked whether it is well.
+const PROBE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long an answer may take.
+const PROBE_DEADLINE: Duration = Duration::from_secs(2);
+
+/// How often metadata is asked of the process.
+const METADATA_INTERVAL: Duration = Duration::from_secs(5);
+
+/// After this many bad answers on end it is not ready: one may be a garbage collection, as a kubelet holds too.
+const PROBE_FAILURES_MAX: u32 = 3;
+
+/// Where instances are registered: exactly one of these.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub struct Registry {
+    /// In this directory.
+    #[arg(long, value_name = "FOLDER")]
+    pub directory: Option<PathBuf>,
+
+    /// In etcd, at these members: http://host:port or https://host:port.
+    #[arg(long, value_name = "URL", value_delimiter = ',')]
+    pub etcd: Vec<String>,
+
+    /// In this namespace of the Kubernetes cluster around us, or of the kubeconfig.
+    #[arg(long, value_name = "NAMESPACE")]
+    pub kubernetes: Option<String>,
+}
+
+/// Options of `instances`.
+#[derive(Debug, Args)]
+pub struct Instances {
+    /// Where to look.
+    #[command(flatten)]
+    pub registry: Registry,
+
+    /// How etcd is reached.
+    #[command(flatten)]
+    pub access: EtcdAccess,
+
+    /// Namespace of the serving system.
+    #[arg(long, value_name = "NAME")]
+    pub namespace: String,
+
+    /// Component of it.
+    #[arg(long, value_name = "NAME")]
+    pub component: String,
+
+    /// Go on, one line for each change.
+    #[arg(long)]
+    pub watch: bool,
+}
+
+/// Options of `register`.
+#[derive(Debug, Args)]
+pub struct Register {
+    /// Where to register.
+    #[command(flatten)]
+    pub registry: Registry,
+
+    /// How etcd is reached.
+    #[command(flatten)]
+    pub access: EtcdAccess,
+
+    /// Namespace of the serving system.
+    #[arg(long, value_name = "NAME")]
+    pub namespace: String,
+
+    /// Component of it.
+    #[arg(long, value_name = "NAME")]
+    pub component: String,
+
+    /// Where the process takes requests; in Kubernetes its slice says so.
+    #[arg(long, value_name = "IP:PORT", required_unless_present = "kubernetes")]
+    pub address: Option<SocketAddr>,
+
+    /// Its instance id; made up when not given, in Kubernetes the name of the pod.
+    #[arg(long, env = "POD_NAME", value_name = "NAME", required_unless_present_any = ["directory", "etcd"])]
+    pub name: Option<String>,
+
+    /// Ready as long as this answers 200; at once when not given.
+    #[arg(long, value_name = "URL")]
+    pub probe: Option<String>,
+
+    /// What the process says of itself, a JSON object; read again when its content changes.
+    #[arg(long, value_name = "FILE")]
+    pub metadata_file: Option<PathBuf>,
+
+    /// The same, asked of the process itself every five seconds.
+    #[arg(long, value_name = "URL", conflicts_with = "metadata_file")]
+    pub metadata_url: Option<String>,
+
+    /// Serve /metadata and /health here, which is what a readiness probe in Kubernetes asks.
+    #[arg(long, value_name = "IP:PORT", required_unless_present_any = ["directory", "etcd"])]
+    pub listen: Option<SocketAddr>,
+
+    /// How to log.
+    #[command(flatten)]
+    pub log: Log,
+}
+
+// === instances ===
+
+/// Lists, and with `watch` goes on for ever.
+///
+/// # Errors
+/// Says what could not be done.
+pub async fn instances(args: Instances, mut out: impl Write) -> Result<(), String> {
+    let Instances { registry, access, namespace, component, watch } = args;
+    let discovery = discovery_of(registry, access).await?;
+    let mut write = |text: String| writeln!(out, "{text}").map_err(|e| e.to_string());
+    if !watch {
+        let all = discovery.list_instances(&namespace, &component).await.map_err(|e| e.to_string())?;
+        return write(table(&all));
+    }
+    let mut events = discovery.watch(&namespace, &component).map_err(|e| e.to_string())?;
+    while let Some(event) = events.next().await {
+        write(match event {
+            InstanceEvent::Added(instance) => format!("+ {} {} {}", instance.name, instance.address, models(&instance)),
+            InstanceEvent::Removed(id) => format!("- {id}"),
+        })?;
+    }
+    Ok(())
+}
+
+fn table(all: &[Arc<Instance>]) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(["NAME", "ADDRESS", "MODELS", "LABELS"]);
+    for instance in all {
+        let labels: Vec<String> = instance.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        table.add_row([instance.name.clone(), instance.address.to_string(), models(instance), labels.join(",")]);
+    }
+    table.to_string()
+}
+
+fn models(instance: &Instance) -> String {
+    instance.metadata().models().into_iter().map(|model| model.name).collect::<Vec<_>>().join(",")
+}
+
+async fn discovery_of(registry: Registry, access: EtcdAccess) -> Result<Box<dyn ServiceDiscovery>, String> {
+    let Registry { directory, etcd, kubernetes } = registry;
+    Ok(match (directory, kubernetes) {
+        (Some(folder), _) => Box::new(Directory::new(folder).discovery()),
+        (_, Some(namespace)) => Box::new(Kubernetes::new(kubernetes::connect().await?, namespace).discovery(MetadataPolicy::Wanted)),
+        (None, None) => Box::new(Etcd::new(access.config(etcd).await?)?.discovery()),
+    })
+}
+
+// === register ===
+
+/// Registers a process, and keeps its readiness and metadata up to date until dropped.
+///
+/// # Errors
+/// Says what could not be done.
+pub async fn register(args: Register) -> Result<(), String> {
+    let Register { registry, access, namespace, component, address, name, probe, metadata_file, metadata_url, listen, log: _ } = args;
+    let registry = registry_of(registry, access, address, name).await?;
+    let handle = registry.register_instance(&namespace, &component).await.map_err(|e| e.to_string())?;
+    tracing::info!(id = handle.instance_id(), "registered");
+    let routes = async {
+        match listen {
+            Some(address) => {
+                let listener = tokio::net::TcpListener::bind(address).await.map_err(|e| format!("{address}: {e}"))?;
+                serve::serve(listener, &handle).await.map_err(|e| e.to_string())
+            }
+            None => std::future::pending().await,
+        }
+    };
+    let client = probing_client()?;
+    // Metadata first, so that nobody is ready before it is known what it is.
+    let mut metadata = match (metadata_file, metadata_url) {
+        (Some(file), _) => Told::File(Follow::new(file)),
+        (None, Some(url)) => Told::Url(url, client.clone()),
+        (None, None) => Told::Never,
+    };
+    metadata.first(&handle).await?;
+    tokio::select! {
+        ended = routes => ended,
+        () = keep_ready(&handle, probe, &client) => Ok(()),
+        () = metadata.keep(&handle) => Ok(()),
+    }
+}
+
+/// Where metadata comes from.
+enum Told {
+    File(Follow),
+    /// Asked of the process; how.
+    Url(String, reqwest::Client),
+    Never,
+}
+
+async fn keep_ready(handle: &InstanceHandle, probe: Option<String>, client: &reqwest::Client) {
+    let Some(url) = probe else {
+        handle.set_ready(InstanceStatus::Ready);
+        return std::future::pending().await;
+    };
+    let mut failures = 0;
+    loop {
+        let well = client.get(&url).send().await.is_ok_and(|answer| answer.status() == 200);
+        failures = if well { 0 } else { failures + 1 };
+        if well {
+            handle.set_ready(InstanceStatus::Ready);
+        } else if failures >= PROBE_FAILURES_MAX {
+            handle.set_ready(InstanceStatus::NotReady);
+        }
+        tokio::time::sleep(PROBE_INTERVAL).await;
+    }
+}
+
+/// For what is a machine's own business: no proxy, no redirect.
+fn probing_client() -> Result<reqwest::Client, String> {
+    let described = || reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).timeout(PROBE_DEADLINE);
+    http_client::build(described).map_err(|e| e.to_string())
+}
+
+impl Told {
+    /// What is said first. A file must be right; a process may still be starting, and is waited for.
+    async fn first(&mut self, handle: &InstanceHandle) -> Result<(), String> {
+        match self {
+            Self::File(file) => take_metadata(handle, &file.changed().await.map_err(|e| e.to_string())?),
+            Self::Url(url, client) => {
+                while let Err(why) = ask(handle, url, client).await {
+                    tracing::info!(why, "metadata cannot be had yet");
+                    tokio::time::sleep(PROBE_INTERVAL).await;
+                }
+                Ok(())
+            }
+            Self::Never => Ok(()),
+        }
+    }
+
+    async fn keep(mut self, handle: &InstanceHandle) {
+        loop {
+            let taken = match &mut self {
+                Self::File(file) => match file.changed().await {
+                    Ok(text) => take_metadata(handle, &text),
+                    Err(unreadable) => Err(unreadable.to_string()),
+                },
+                Self::Url(url, client) => {
+                    tokio::time::sleep(METADATA_INTERVAL).await;
+                    ask(handle, url, client).await
+                }
+                Self::Never => return std::future::pending().await,
+            };
+            if let Err(why) = taken {
+                tracing::error!(why, "metadata cannot be used; what was said before stays");
+            }
+        }
+    }
+}
+
+async fn ask(handle: &InstanceHandle, url: &str, client: &reqwest::Client) -> Result<(), String> {
+    let mut answer = client.get(url).send().await.and_then(reqwest::Response::error_for_status).map_err(|e| e.to_string())?;
+    let mut body = Vec::new();
+    while let Some(piece) = answer.chunk().await.map_err(|e| e.to_string())? {
+        body.extend_from_slice(&piece);
+        if body.len() > METADATA_BYTES_MAX {
+            return Err(format!("metadata of more than {METADATA_BYTES_MAX} bytes"));
+        }
+    }
+    take_metadata(handle, &String::from_utf8(body).map_err(|e| e.to_string())?)
+}
+
+fn take_metadata(handle: &InstanceHandle, text: &str) -> Result<(), String> {
+    let map = serde_json::from_str(text).map_err(|e| format!("metadata is not a JSON object: {e}"))?;
+    handle.set_metadata(map).map_err(|e| e.to_string())
+}
+
+async fn registry_of(
+    registry: Registry,
+    access: EtcdAccess,
+    address: Option<SocketAddr>,
+    name: Option<String>,
+) -> Result<Box<dyn ServiceRegistry>, String> {
+    let Registry { directory, etcd, kubernetes } = registry;
+    if let Some(namespace) = kubernetes {
+        let pod = name.ok_or("--name, or POD_NAME, is needed in Kubernetes")?;
+        return Ok(Box::new(KubernetesRegistry::new(kubernetes::connect().await?, namespace, pod)));
+    }
+    let registrant = Registrant::from(address.ok_or("--address is needed")?);
+    let registrant = name.into_iter().fold(registrant, Registrant::with_name);
+    Ok(match directory {
+        Some(folder) => Box::new(DirectoryRegistry::new(folder, registrant)),
+        None => Box::new(EtcdRegistry::new(access.config(etcd).await?, registrant)?),
+    })
+}

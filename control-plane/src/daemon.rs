@@ -1,0 +1,325 @@
+//! The wiring: which task feeds which, and who stops whom.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use discovery::Followed;
+use envoy_types::pb::envoy::service::endpoint::v3::endpoint_discovery_service_server::EndpointDiscoveryServiceServer;
+use proto::state::state_service_server::StateServiceServer;
+use proto::{MESSAGE_BYTES_MAX, PROXY_MESSAGE_BYTES_MAX};
+use tokio::task::JoinSet;
+use tonic::service::Routes;
+
+use crate::cli::args::{EndpointTlsArgs, ObjectsArgs, ScrapeArgs, Serve, StateTls};
+use crate::config::Latency;
+use crate::learn::latency;
+use crate::pool::backends;
+use crate::pool::endpoint_source::{self, Components, Source};
+use crate::pool::objects::{ObjectsSource, PoolName};
+use crate::pool::pools_file::PoolSource;
+use crate::pool::startup::{PoolTask, Scrape};
+use crate::scrape::{EndpointTls, Intervals};
+use crate::serve::admin::Admin;
+use crate::serve::eds::{self, EdsServer};
+use crate::serve::exposure;
+use crate::serve::ext_proc;
+use crate::serve::listen::{Incoming, Listener, TlsFiles, identify, raise_descriptors};
+use crate::serve::monitoring::{Monitoring, ended, open, server};
+use crate::serve::state_stream::{self, StateServer};
+use crate::shutdown::{self, Shutdown};
+use crate::state::shared::{ScraperHandle, Shared};
+use crate::state::snapshot_file::{Saved, SnapshotFile};
+
+pub mod lease;
+pub mod signals;
+
+use signals::Signals;
+
+/// How often a silent connection is asked whether it lives, and how long it may take to answer: a proxy that vanished without a word is
+/// noticed within the sum, well before the removal of an endpoint stops waiting for it.
+pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+/// See [`KEEPALIVE_INTERVAL`].
+pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long tasks may take to stop. Streams end at once; only a scrape or a write to disk takes time.
+const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Why the daemon could not start, or had to stop.
+#[derive(Debug, thiserror::Error)]
+pub enum Fatal {
+    /// Somebody asked for what cannot be: whoever wrote the command line or a file it names is at fault.
+    #[error("{0}")]
+    Usage(String),
+    /// A listener could not be opened.
+    #[error("cannot listen on {address} (--listen-{what}): {source}")]
+    Listen {
+        /// Which.
+        what: &'static str,
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// The snapshot file cannot be written, so a later life could not tell itself from this one.
+    #[error("cannot write the snapshot file: {0}")]
+    Snapshot(io::Error),
+    /// Signals cannot be heard.
+    #[error("cannot listen for signals: {0}")]
+    Signals(io::Error),
+    /// Another daemon may lead from now on.
+    #[error("the lease is lost")]
+    LeaseLost,
+    /// A task ended that never should.
+    #[error("{0} ended unexpectedly")]
+    TaskEnded(&'static str),
+}
+
+/// Runs the daemon until a signal tells it to stop.
+///
+/// # Errors
+/// [`Fatal`] says why it could not start, or had to stop.
+pub async fn serve(args: Serve) -> Result<(), Fatal> {
+    let mut signals = Signals::listen().map_err(Fatal::Signals)?;
+    raise_descriptors();
+    let wanted = args.lease.clone();
+    let following = Following::begin(args).await?;
+    let mut lease = wanted.want().await?;
+    if let Some(lease) = &mut lease {
+        tokio::select! {
+            won = lease.won() => won?,
+            _ = signals.received() => return Ok(()),
+        }
+    }
+    let mut daemon = following.lead().await?;
+    let ended = tokio::select! {
+        signal = signals.received() => {
+            tracing::info!(signal, "stopping");
+            Ok(())
+        }
+        task = daemon.task_ended() => Err(Fatal::TaskEnded(task)),
+        () = lease::lost(&mut lease) => Err(Fatal::LeaseLost),
+    };
+    daemon.stop().await;
+    if let Some(lease) = lease {
+        lease.give_back().await;
+    }
+    ended
+}
+
+/// A daemon that follows its endpoints and what they say of themselves, and answers probes, but no proxy yet: when it leads, it knows them.
+pub struct Following {
+    args: Serve,
+    pools: Vec<(PoolSource, Source)>,
+    /// What is open already.
+    pub monitoring: Monitoring,
+    tasks: JoinSet<&'static str>,
+    trigger: shutdown::Trigger,
+    shutdown: Shutdown,
+}
+
+/// A running daemon.
+#[derive(Debug)]
+pub struct Daemon {
+    /// Where state and EDS are served.
+    pub state_address: SocketAddr,
+    /// Where the admin routes are.
+    pub admin_address: SocketAddr,
+    /// Where metrics are, if anywhere but there.
+    pub metrics_address: Option<SocketAddr>,
+    /// Where gateways without our filter ask, if anywhere.
+    pub ext_proc_address: Option<SocketAddr>,
+    /// Where health is asked for, if anywhere.
+    pub health_address: Option<SocketAddr>,
+    /// What its tasks share.
+    pub shared: Arc<Shared>,
+    tasks: JoinSet<&'static str>,
+    trigger: shutdown::Trigger,
+}
+
+// === impl Following ===
+
+impl Following {
+    /// Begins to follow.
+    ///
+    /// # Errors
+    /// [`Fatal::Usage`] when pools or sources cannot be what they are said to be, or a listener would be exposed without protection; [`Fatal::Listen`] when one
+    /// cannot be opened.
+    pub async fn begin(args: Serve) -> Result<Self, Fatal> {
+        for warning in exposure::check(&args).map_err(Fatal::Usage)? {
+            tracing::warn!("{warning}");
+        }
+        let (endpoints, pool, config) = (args.endpoints.clone(), args.pool.clone(), args.config.clone());
+        let mut pools = Vec::new();
+        for pool in endpoint_source::pools(endpoints, pool, config, objects_of(args.objects.clone())).await? {
+            let source = endpoint_source::open(pool.endpoints.clone()).await?;
+            pools.push((pool, source));
+        }
+        let (trigger, shutdown) = shutdown::channel();
+        let mut tasks = JoinSet::new();
+        let monitoring = Monitoring::open(&args, &mut tasks, &shutdown).await?;
+        Ok(Self { args, pools, monitoring, tasks, trigger, shutdown })
+    }
+
+    /// What it follows, where that is discovered.
+    pub fn components(&self) -> impl Iterator<Item = &Followed> {
+        self.pools.iter().flat_map(|(_, source)| source.components.iter().map(|(_, followed)| followed))
+    }
+
+    /// Starts everything else; serves before it returns. Files are read and the term begins now, not when it began to follow.
+    ///
+    /// # Errors
+    /// [`Fatal`] says why it cannot.
+    pub async fn lead(self) -> Result<Daemon, Fatal> {
+        Daemon::of(self).await
+    }
+}
+
+// === impl Daemon ===
+
+impl Daemon {
+    /// Starts everything; serves before it returns.
+    ///
+    /// # Errors
+    /// [`Fatal`] says why it cannot.
+    pub async fn start(args: Serve) -> Result<Self, Fatal> {
+        Following::begin(args).await?.lead().await
+    }
+
+    async fn of(following: Following) -> Result<Self, Fatal> {
+        let Following { args, pools: followed, monitoring, mut tasks, trigger, shutdown } = following;
+        let Serve { snapshot_file, listen_state, ext_proc, scrape, latency, state_tls, model_servers_speak, .. } = args;
+        let snapshot = snapshot_file.map(|path| Arc::new(SnapshotFile::new(path)));
+        let before = snapshot.as_ref().and_then(|file| file.load());
+        let life = Life::after(before.as_ref());
+
+        let scrape = scraping(scrape);
+        let learning = (latency.latency_prediction, latency.latency_model_file);
+        let latency = Latency::new(latency.latency_prediction, latency.headroom_selection_strategy).map_err(Fatal::Usage)?;
+        let served: Arc<[PoolName]> = followed.iter().map(|(pool, _)| pool.named()).collect();
+        let mut pools = Vec::new();
+        for pool in followed {
+            let saved = before.as_ref().and_then(|saved| saved.pools.get(&pool.0.name));
+            pools.push(PoolTask::prepare(pool, saved, (&scrape, &latency), &served, life.incarnation_first).await?);
+        }
+        let scrapers: BTreeMap<Arc<str>, ScraperHandle> = pools.iter().map(PoolTask::scraper).collect();
+        let components: Arc<BTreeMap<Arc<str>, Components>> = Arc::new(pools.iter().map(PoolTask::components).collect());
+        let shared = Shared::new(life.term, life.hash_secret, scrapers);
+        let _ = shared.components.set(Arc::clone(&components)); // a daemon is started once
+        backends::compare_protocols(&shared, &components, model_servers_speak);
+
+        let state = open(Listener::State, listen_state, state_files(state_tls), &shutdown).await?;
+        let ext_proc = ext_proc::Listening::open(ext_proc, &shutdown).await?;
+        let state_address = state.address();
+        let ext_proc_address = ext_proc.as_ref().map(ext_proc::Listening::address);
+        if let Some(file) = &snapshot {
+            let first = Saved::of(&shared, &shared.pools.borrow(), &before.map(|saved| saved.pools).unwrap_or_default());
+            file.store(&first).map_err(Fatal::Snapshot)?;
+            let keep = Arc::clone(file).keep(Arc::clone(&shared), first, shutdown.clone());
+            tasks.spawn(async {
+                keep.await;
+                "snapshot file"
+            });
+        }
+        for pool in pools {
+            pool.spawn(&mut tasks, &shared, &shutdown);
+        }
+        latency::spawn(&mut tasks, &shared, learning, &shutdown);
+        let health = monitoring.health.clone();
+        if let Some(front) = ext_proc {
+            front.spawn(&mut tasks, &shared, health, &shutdown);
+        } else {
+            let readiness = health.follow(Arc::clone(&shared), shutdown.clone());
+            tasks.spawn(async {
+                readiness.await;
+                "readiness"
+            });
+        }
+        tasks.spawn(serve_state(state, Arc::clone(&shared), shutdown));
+        monitoring.leads(Admin { shared: Arc::clone(&shared), snapshot, components }).await;
+        let Monitoring { admin_address, metrics_address, health_address, .. } = monitoring;
+        let shown = ext_proc_address.map(tracing::field::display);
+        tracing::info!(state = %state_address, admin = %admin_address, ext_proc = shown, term = shared.term, pools = ?shared.pool_names, "serving");
+        Ok(Self { state_address, admin_address, metrics_address, ext_proc_address, health_address, shared, tasks, trigger })
+    }
+
+    /// Waits for a task to end, which none should; says which.
+    pub async fn task_ended(&mut self) -> &'static str {
+        match self.tasks.join_next().await {
+            Some(Ok(name)) => name,
+            Some(Err(_)) => "a task that panicked",
+            None => "everything",
+        }
+    }
+
+    /// Stops all tasks; those that take too long are left.
+    pub async fn stop(mut self) {
+        self.trigger.pull();
+        let all = async { while self.tasks.join_next().await.is_some() {} };
+        if tokio::time::timeout(SHUTDOWN_DEADLINE, all).await.is_err() {
+            tracing::warn!(after = ?SHUTDOWN_DEADLINE, "some tasks did not stop in time; leaving them");
+        }
+    }
+}
+
+/// What tells this life of the daemon from others.
+struct Life {
+    term: u64,
+    hash_secret: u128,
+    incarnation_first: u32,
+}
+
+impl Life {
+    /// Larger than the one before by its file, and, should that be lost or old, by the clock.
+    fn after(before: Option<&Saved>) -> Self {
+        let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let unix_ms = u64::try_from(unix.as_millis()).unwrap_or(u64::MAX);
+        Self {
+            term: before.map_or(0, |saved| saved.term.saturating_add(1)).max(unix_ms),
+            hash_secret: before.map_or_else(rand::random, |saved| saved.hash_secret),
+            incarnation_first: u32::try_from(unix.as_secs()).unwrap_or(1),
+        }
+    }
+}
+
+fn objects_of(args: ObjectsArgs) -> ObjectsSource {
+    let ObjectsArgs { objects, objects_kubernetes, strict_models } = args;
+    ObjectsSource { path: objects, kubernetes: objects_kubernetes, strict_models }
+}
+
+fn state_files(args: StateTls) -> Option<TlsFiles> {
+    let StateTls { state_tls_cert, state_tls_key, state_tls_client_ca, .. } = args;
+    Some(TlsFiles { cert: state_tls_cert?, key: state_tls_key?, client_ca: state_tls_client_ca })
+}
+
+fn scraping(args: ScrapeArgs) -> Scrape {
+    let ScrapeArgs { scrape_interval, scrape_interval_busy, staleness_max, endpoint_tls } = args;
+    let EndpointTlsArgs { endpoint_tls_ca, endpoint_tls_cert, endpoint_tls_key, endpoint_tls_insecure } = endpoint_tls;
+    let tls = EndpointTls {
+        ca_file: endpoint_tls_ca,
+        identity: endpoint_tls_cert.zip(endpoint_tls_key),
+        insecure_skip_verify: endpoint_tls_insecure,
+    };
+    Scrape { intervals: Intervals { idle: scrape_interval, busy: scrape_interval_busy }, tls, staleness_max }
+}
+
+/// Serves state and EDS until `shutdown`.
+pub async fn serve_state(incoming: Incoming, shared: Arc<Shared>, mut shutdown: Shutdown) -> &'static str {
+    let state = StateServer::new(Arc::clone(&shared), shutdown.clone());
+    let calls = state_stream::calls::router(state.clone());
+    let state =
+        StateServiceServer::new(state).max_decoding_message_size(PROXY_MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let eds = EndpointDiscoveryServiceServer::new(EdsServer::new(shared, shutdown.clone()));
+    let eds = eds.max_decoding_message_size(eds::REQUEST_BYTES_MAX);
+    let served = server()
+        .accept_http1(true) // calls may come either way
+        .layer(identify())
+        .add_routes(Routes::from(calls))
+        .add_service(state)
+        .add_service(eds)
+        .serve_with_incoming_shutdown(incoming, async move { shutdown.begun().await })
+        .await;
+    ended(served, "state listener")
+}

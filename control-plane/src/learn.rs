@@ -1,0 +1,3 @@
+//! What the daemon learns from finished requests.
+
+pub mod latency;

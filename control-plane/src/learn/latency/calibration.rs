@@ -1,0 +1,234 @@
+//! How good predictions were: what a proxy predicted at the pick against what came of it.
+//!
+//! Of each endpoint the newest outcomes are kept, so that what is told is of now, not of all time, and a drift shows. MAPE alone proves little (a
+//! constant does well where little varies), so beside it stand the pinball loss at 0.9, which a ninth decile is made to keep small, and how often the
+//! outcome lay within that decile, which should be nine times of ten.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use pool_state::Observed;
+use scheduler::EndpointRef;
+
+use crate::state::counters::Histogram;
+
+/// Outcomes kept of an endpoint and target: enough for a coverage of 90 % to be known to 3 %, few enough to show a drift, and its end.
+const RECENT_MAX: usize = 100;
+
+/// What is predicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Target {
+    /// Time to the first token.
+    Ttft,
+    /// Time for each further token.
+    Tpot,
+}
+
+/// The largest ratio that is added up: one prediction of nearly nothing must not be the whole mean.
+const RATIO_MAX: f64 = 100.0;
+
+/// Upper bounds of buckets of what came relative to what was predicted; a last bucket is unbounded. Close around 1, where good predictions are.
+pub const RATIO_BOUNDS: [f64; 10] = [0.25, 0.5, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0];
+
+/// Of one pool.
+#[derive(Debug, Default)]
+pub struct Calibration {
+    rows: BTreeMap<(EndpointRef, Target), Outcomes>,
+    /// In the order of [`Target::ALL`].
+    compared: [Compared; 2],
+}
+
+/// All predictions ever made of one target that an outcome is known of, and those outcomes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Compared {
+    /// What was predicted, ms.
+    pub predicted_ms: Histogram,
+    /// What came, ms.
+    pub actual_ms: Histogram,
+    /// What came relative to what was predicted: counts by bucket of [`RATIO_BOUNDS`].
+    pub ratios: [u64; RATIO_BOUNDS.len() + 1],
+    /// Sum of those.
+    pub ratio_sum: f64,
+}
+
+/// Of one endpoint and target.
+#[derive(Debug, Default)]
+struct Outcomes {
+    count: u64,
+    recent: VecDeque<Outcome>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Outcome {
+    relative_error: f64,
+    pinball_ms: f64,
+    covered: bool,
+}
+
+/// How good predictions are, of the newest outcomes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Score {
+    /// Predictions ever held against an outcome.
+    pub count: u64,
+    /// The newest of them, which the rest is of.
+    pub recent: usize,
+    /// Mean absolute error relative to the outcome.
+    pub mape: f64,
+    /// Pinball loss at 0.9, ms.
+    pub pinball90_ms: f64,
+    /// Share of outcomes within the predicted ninth decile.
+    pub coverage90: f64,
+}
+
+// === impl Target ===
+
+impl Target {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Ttft, Self::Tpot];
+
+    /// As metrics and pages call it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ttft => "ttft",
+            Self::Tpot => "tpot",
+        }
+    }
+
+    /// What was predicted, its ninth decile, and what came; `None` where one of them is not known.
+    fn of(self, observed: &Observed) -> Option<(f64, f64, f64)> {
+        let predicted = observed.predicted?;
+        let (middle, decile, seen) = match self {
+            Self::Ttft => (predicted.ttft_ms, predicted.ttft_p90_ms, observed.observation.ttft_ms?),
+            Self::Tpot => (predicted.tpot_ms, predicted.tpot_p90_ms, observed.observation.tpot_ms?),
+        };
+        (seen > 0.0).then_some((f64::from(middle), f64::from(decile), f64::from(seen)))
+    }
+}
+
+// === impl Calibration ===
+
+impl Calibration {
+    /// A request ended well. Nothing, where nothing was predicted of it.
+    pub fn note(&mut self, observed: &Observed) {
+        for (target, compared) in Target::ALL.into_iter().zip(&mut self.compared) {
+            let Some((middle, decile, seen)) = target.of(observed) else { continue };
+            compared.note(middle, seen);
+            let over = seen - decile;
+            let outcome = Outcome {
+                relative_error: (middle - seen).abs() / seen,
+                pinball_ms: if over >= 0.0 { 0.9 * over } else { -0.1 * over },
+                covered: over <= 0.0,
+            };
+            self.rows.entry((observed.observation.endpoint, target)).or_default().note(outcome);
+        }
+    }
+
+    /// Only these lives of endpoints are of interest from now on.
+    pub fn keep(&mut self, is_present: impl Fn(EndpointRef) -> bool) {
+        self.rows.retain(|(endpoint, _), _| is_present(*endpoint));
+    }
+
+    /// All that was ever compared, in the order of [`Target::ALL`].
+    #[must_use]
+    pub fn compared(&self) -> [Compared; 2] {
+        self.compared
+    }
+
+    /// Of one endpoint.
+    #[must_use]
+    pub fn of_endpoint(&self, endpoint: EndpointRef, target: Target) -> Score {
+        Score::of(self.rows.get(&(endpoint, target)))
+    }
+
+    /// Of all together.
+    #[must_use]
+    pub fn of_pool(&self, target: Target) -> Score {
+        Score::of(self.rows.iter().filter(|((_, of), _)| *of == target).map(|(_, row)| row))
+    }
+}
+
+// === impl Compared ===
+
+impl Compared {
+    fn note(&mut self, predicted_ms: f64, actual_ms: f64) {
+        self.predicted_ms.record(predicted_ms);
+        self.actual_ms.record(actual_ms);
+        // A prediction of nothing is wrong by as much as can be said.
+        let ratio = if predicted_ms > 0.0 { actual_ms / predicted_ms } else { RATIO_MAX };
+        if let Some(count) = self.ratios.get_mut(RATIO_BOUNDS.partition_point(|bound| *bound < ratio)) {
+            *count += 1;
+        }
+        self.ratio_sum += ratio.min(RATIO_MAX);
+    }
+}
+
+// === impl Outcomes ===
+
+impl Outcomes {
+    fn note(&mut self, outcome: Outcome) {
+        self.count += 1;
+        if self.recent.len() >= RECENT_MAX {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(outcome);
+    }
+}
+
+// === impl Score ===
+
+impl Score {
+    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+    fn of<'o>(rows: impl IntoIterator<Item = &'o Outcomes>) -> Self {
+        let (mut score, mut covered) = (Self::default(), 0_usize);
+        for row in rows {
+            score.count += row.count;
+            score.recent += row.recent.len();
+            for outcome in &row.recent {
+                score.mape += outcome.relative_error;
+                score.pinball90_ms += outcome.pinball_ms;
+                covered += usize::from(outcome.covered);
+            }
+        }
+        let of = score.recent.max(1) as f64;
+        Self { mape: score.mape / of, pinball90_ms: score.pinball90_ms / of, coverage90: covered as f64 / of, ..score }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{endpoint, observed};
+    use super::*;
+    use scheduler::latency::Prediction;
+
+    fn predicted(ttft_ms: f32) -> Option<Prediction> {
+        Some(Prediction { ttft_ms, tpot_ms: 10.0, ttft_p90_ms: 2.0 * ttft_ms, tpot_p90_ms: 12.0 })
+    }
+
+    #[test]
+    fn errors_are_of_what_was_predicted_at_the_pick() {
+        let mut calibration = Calibration::default();
+        for (at, seen, predicted) in [(1, 100.0, predicted(80.0)), (1, 200.0, predicted(80.0)), (2, 50.0, predicted(50.0)), (2, 50.0, None)]
+        {
+            calibration.note(&Observed { predicted, ..observed(at, seen) });
+        }
+        let score = calibration.of_endpoint(endpoint(1), Target::Ttft);
+        assert_eq!((score.count, score.recent, score.coverage90), (2, 2, 0.5));
+        assert!((score.mape - (0.2 + 0.6) / 2.0).abs() < 1e-6, "{score:?}");
+        assert!((score.pinball90_ms - (0.1 * 60.0 + 0.9 * 40.0) / 2.0).abs() < 1e-6, "{score:?}");
+        assert_eq!(calibration.of_endpoint(endpoint(2), Target::Ttft).count, 1, "nothing was predicted of the other");
+        assert_eq!((calibration.of_pool(Target::Ttft).count, calibration.of_pool(Target::Tpot).count), (3, 3));
+        calibration.keep(|at| at == endpoint(2));
+        assert_eq!((calibration.of_pool(Target::Ttft).count, calibration.of_endpoint(endpoint(1), Target::Ttft).count), (1, 0));
+    }
+
+    #[test]
+    fn the_past_is_forgotten() {
+        let mut calibration = Calibration::default();
+        let mut note =
+            |seen, times| (0..times).for_each(|_| calibration.note(&Observed { predicted: predicted(100.0), ..observed(1, seen) }));
+        note(300.0, 1_000);
+        note(100.0, RECENT_MAX);
+        let score = calibration.of_pool(Target::Ttft);
+        assert_eq!((score.count, score.recent, score.mape), (1_000 + RECENT_MAX as u64, RECENT_MAX, 0.0));
+    }
+}

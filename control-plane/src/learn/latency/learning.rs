@@ -1,0 +1,279 @@
+//! The task of one pool that learns: takes observations, and once a second says what it knows by now.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use pool_state::Observed;
+use proto::Learned;
+use scheduler::EndpointRef;
+use scheduler::latency::learn::{Learner, Standing, Verdict};
+use scheduler::latency::{Abstention, FEATURES, SAMPLES_MIN};
+use serde_json::{Value, json};
+use tokio::time::{Instant, MissedTickBehavior};
+
+use super::calibration::{Calibration, Target};
+use super::file::{ModelFile, SavedModel};
+use super::intake::Intake;
+use super::{Desk, Page, Told};
+use crate::shutdown::Shutdown;
+use crate::state::shared::Shared;
+
+/// How often what is new is told: a proxy takes a model over in well under a millisecond, and a drift should be known within seconds.
+const PUBLISH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often what is new is kept in the file.
+const KEEP_INTERVAL: Duration = Duration::from_secs(30);
+
+/// What is said of a request while there is no model at all.
+const TOO_LITTLE: Abstention = Abstention::TooLittleData;
+
+/// Messages taken at once, before anything else gets a turn.
+const BATCH_MAX: usize = 64;
+
+/// What a pool's learner begins with.
+#[derive(Debug)]
+pub struct Settings {
+    /// Its pool.
+    pub pool: Arc<str>,
+    /// Are latencies predicted?
+    pub predict: bool,
+    /// Where models are kept.
+    pub file: Option<Arc<ModelFile>>,
+}
+
+/// One pool's learner.
+#[derive(Debug)]
+pub struct Learning {
+    settings: Settings,
+    shared: Arc<Shared>,
+    desk: Desk,
+    intake: Intake,
+    overrun: u64,
+    calibration: Calibration,
+    abstained: BTreeMap<&'static str, u64>,
+    learner: Learner,
+    /// What is in force.
+    model: SavedModel,
+    began: Instant,
+    kept_at: Instant,
+    kept: SavedModel,
+    published: u64,
+    oversized: u64,
+    bytes: usize,
+}
+
+// === impl Learning ===
+
+impl Learning {
+    /// Begins with what the file knows.
+    #[must_use]
+    pub fn new(settings: Settings, shared: Arc<Shared>, desk: Desk) -> Self {
+        let saved = settings.file.as_ref().and_then(|file| file.of(&settings.pool)).unwrap_or_default();
+        let model = SavedModel { latency: saved.latency.filter(|_| settings.predict), step: saved.step };
+        let now = Instant::now();
+        Self {
+            learner: Learner::starting_from(&model.step, model.latency.as_ref()),
+            kept: model.clone(),
+            model,
+            settings,
+            shared,
+            desk,
+            intake: Intake::default(),
+            overrun: 0,
+            calibration: Calibration::default(),
+            abstained: BTreeMap::new(),
+            began: now,
+            kept_at: now,
+            published: 0,
+            oversized: 0,
+            bytes: 0,
+        }
+    }
+
+    /// Learns until `shutdown`.
+    pub async fn run(mut self, mut shutdown: Shutdown) {
+        // Proxies tell nothing before they know that somebody learns.
+        self.publish();
+        self.write_page();
+        let mut tick = tokio::time::interval(PUBLISH_INTERVAL);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut batch = Vec::new();
+        loop {
+            tokio::select! {
+                count = self.desk.inbox.recv_many(&mut batch, BATCH_MAX) => {
+                    if count == 0 {
+                        return;
+                    }
+                    for told in batch.drain(..) {
+                        self.take(&told);
+                    }
+                }
+                _ = tick.tick() => {
+                    let mut this = self;
+                    // Training takes its time, on a thread of its own.
+                    self = match tokio::task::spawn_blocking(move || { this.turn(); this }).await {
+                        Ok(this) => this,
+                        Err(error) => {
+                            tracing::error!(%error, "a learner failed; its pool keeps the model it has");
+                            return shutdown.begun().await;
+                        }
+                    };
+                }
+                () = shutdown.begun() => {
+                    self.keep();
+                    return;
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, told: &Told) {
+        let rows = self.intake.take(told.process_id, &told.message);
+        let pools = self.shared.pools.borrow().clone();
+        let Some(view) = pools.get(&self.settings.pool) else { return };
+        for observed in rows {
+            let endpoint = observed.observation.endpoint;
+            // Members are few hundred at most and sorted by slot.
+            let at = view.members.binary_search_by_key(&endpoint.slot, |member| member.id.slot);
+            let is_present = at.is_ok_and(|at| view.members.get(at).is_some_and(|member| member.id == endpoint));
+            if self.intake.count(&observed, is_present) {
+                self.learn(&observed);
+            }
+        }
+    }
+
+    fn learn(&mut self, observed: &Observed) {
+        let observation = &observed.observation;
+        if self.learner.observe(observation, observed.predicted.as_ref()) == Verdict::Refused {
+            self.intake.counts.learned -= 1;
+            self.intake.counts.refused += 1;
+            return;
+        }
+        self.calibration.note(observed);
+        if observed.predicted.is_none() && self.settings.predict {
+            let why = match &self.model.latency {
+                None => TOO_LITTLE.reason(),
+                // A retry was predicted of another endpoint; a proxy may be a model behind.
+                Some(model) => {
+                    model.predict(observation.endpoint, &observation.conditions).err().map_or("at the pick alone", Abstention::reason)
+                }
+            };
+            *self.abstained.entry(why).or_default() += 1;
+        }
+    }
+
+    /// What is due every second.
+    fn turn(&mut self) {
+        let overrun = self.desk.overrun.load(Ordering::Relaxed);
+        self.intake.counts.lost += overrun - std::mem::replace(&mut self.overrun, overrun);
+        let now_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let latency = if self.settings.predict { self.learner.publish(now_ms) } else { None };
+        let step = self.learner.step();
+        let is_new = latency.is_some() || step != self.model.step;
+        self.model.step = step;
+        self.model.latency = latency.or(self.model.latency.take());
+        if is_new {
+            self.publish();
+        }
+        let present: Vec<EndpointRef> = self.members().into_iter().map(|(endpoint, _)| endpoint).collect();
+        self.calibration.keep(|endpoint| present.contains(&endpoint));
+        if self.kept_at.elapsed() >= KEEP_INTERVAL {
+            self.keep();
+        }
+        self.write_page();
+    }
+
+    /// Puts what is known before all proxies of the pool.
+    fn publish(&mut self) {
+        let SavedModel { step, latency } = self.model.clone();
+        let learned = Learned { pool: self.settings.pool.to_string(), version: self.shared.next_version(), step, latency };
+        let Some(message) = proto::encode_learned(&learned) else {
+            self.oversized += 1;
+            tracing::error!(pool = &*self.settings.pool, "what was learned is too large to be told; proxies keep what they have");
+            return;
+        };
+        self.bytes = prost::Message::encoded_len(&message);
+        self.published += 1;
+        self.shared.learned.send_modify(|learned| {
+            learned.insert(Arc::clone(&self.settings.pool), Arc::new(message));
+        });
+    }
+
+    fn keep(&mut self) {
+        self.kept_at = Instant::now();
+        let Some(file) = self.settings.file.as_ref().filter(|_| self.kept != self.model) else { return };
+        match file.keep(&self.settings.pool, self.model.clone()) {
+            Ok(()) => self.kept = self.model.clone(),
+            Err(error) => tracing::error!(pool = &*self.settings.pool, %error, "models not kept; trying again"),
+        }
+    }
+
+    fn members(&self) -> Vec<(EndpointRef, String)> {
+        let pools = self.shared.pools.borrow().clone();
+        let members = pools.get(&self.settings.pool).map(|view| Arc::clone(&view.members)).unwrap_or_default();
+        members.iter().map(|member| (member.id, member.instance.name.clone())).collect()
+    }
+
+    fn write_page(&self) {
+        let members = self.members();
+        let of = |endpoint| Target::ALL.map(|target| self.calibration.of_endpoint(endpoint, target));
+        let page = Page {
+            counts: self.intake.counts,
+            abstained: self.abstained.clone(),
+            pool: Target::ALL.map(|target| self.calibration.of_pool(target)),
+            compared: self.calibration.compared(),
+            endpoints: members.iter().map(|(endpoint, name)| (name.clone(), of(*endpoint))).collect(),
+            published: self.published,
+            oversized: self.oversized,
+            bytes: self.bytes,
+            predicts: self.model.latency.is_some(),
+            shown: self.shown(&members),
+        };
+        *self.desk.page.lock().unwrap_or_else(PoisonError::into_inner) = page;
+    }
+
+    /// The models, for people.
+    fn shown(&self, members: &[(EndpointRef, String)]) -> Value {
+        let Standing { window, adopted, rejected, drifts, .. } = self.learner.standing();
+        let step = &self.model.step;
+        let speeds = members.iter().map(|(endpoint, name)| {
+            let (prefill, decode) = step.speed(*endpoint);
+            (name.clone(), json!({ "prefill": prefill, "decode": decode }))
+        });
+        json!({
+            "step": {
+                "prefill": step.prefill(),
+                "decode": step.decode(),
+                "output_tokens": step.output_tokens(),
+                "speeds": speeds.collect::<serde_json::Map<_, _>>(),
+            },
+            "latency": self.shown_latency(members),
+            "learning": { "window": window, "adopted": adopted, "rejected": rejected, "drifts": drifts },
+        })
+    }
+
+    fn shown_latency(&self, members: &[(EndpointRef, String)]) -> Value {
+        if !self.settings.predict {
+            return json!({ "abstains": "latency prediction is off (--latency-prediction)" });
+        }
+        let Some(model) = &self.model.latency else { return json!({ "abstains": TOO_LITTLE.reason() }) };
+        let abstains = (model.samples() < SAMPLES_MIN).then(|| TOO_LITTLE.reason());
+        let (ttft_trees, tpot_trees) = model.trees();
+        let limits = FEATURES.iter().zip(model.limits()).map(|(feature, limit)| (feature.name.to_owned(), json!(limit)));
+        // Of this life: what is known of one before it says nothing of it.
+        let named = |known: EndpointRef| members.iter().find(|(endpoint, _)| *endpoint == known).map(|(_, name)| name.clone());
+        let endpoints = model.endpoints().filter_map(|factor| {
+            let name = named(factor.endpoint)?;
+            Some((name, json!({ "ttft_factor": factor.ttft, "tpot_factor": factor.tpot })))
+        });
+        json!({
+            "abstains": abstains,
+            "samples": model.samples(),
+            "trees": { "ttft": ttft_trees, "tpot": tpot_trees },
+            "seen_up_to": limits.collect::<serde_json::Map<_, _>>(),
+            "endpoints": endpoints.collect::<serde_json::Map<_, _>>(),
+        })
+    }
+}

@@ -1,0 +1,298 @@
+//! Pools whose endpoints are discovered: how the pools file says so, and what is opened for it.
+//!
+//! ```yaml
+//! kubernetes: {namespace: dynamo, components: [{name: decode, role: decode}, {name: prefill, role: prefill}], kubeNamespace: prod, portName: http}
+//! inferencePool: {name: llama, kubeNamespace: prod}
+//! etcd: {endpoints: ["https://etcd-0:2379"], namespace: dynamo, components: [{name: decode}], access: {user: u, passwordFile: f, caFile: ca.pem}}
+//! directory: {path: /run/switchpoint, namespace: dynamo, components: [{name: decode}]}
+//! ```
+//! `metadata` is `wanted` (asked for; an instance that has none is routed all the same), `required` or `ignored`; a plain InferencePool ignores it unless told
+//! otherwise, since its pods are plain model servers. A component's `role` becomes the label that the disaggregation plugins read.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use discovery::backend::{AppProtocol, Backend, FailureMode, PickerService};
+use discovery::directory::Directory;
+use discovery::etcd::Etcd;
+use discovery::kubernetes::{self, InferencePools, Kubernetes, PoolGroup, PortRule};
+use discovery::merge::{Part, merge};
+use discovery::{Discovery, MetadataPolicy, State, Status};
+use serde::Deserialize;
+use tokio::sync::watch;
+
+use crate::cli::args::Speak;
+use crate::cli::etcd_access::EtcdAccess;
+use crate::pool::endpoint_source::{Components, Source};
+use crate::pool::objects::PoolName;
+use crate::state::shared::Shared;
+
+/// The label that says what an endpoint is there for, as llm-d names it.
+const ROLE_LABEL: &str = "llm-d.ai/role";
+
+/// The Kubernetes namespace where none is given.
+const KUBE_NAMESPACE_DEFAULT: &str = "default";
+
+/// The most components of one pool: encode, prefill, decode and their variants.
+const COMPONENTS_MAX: usize = 16;
+
+/// Where a pool's endpoints are discovered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Discovered {
+    /// In the EndpointSlices of Services.
+    Kubernetes(KubernetesSource),
+    /// Among the pods an InferencePool selects.
+    InferencePool(InferencePoolSource),
+    /// In a directory.
+    Directory(DirectorySource),
+    /// In etcd.
+    Etcd(EtcdSource),
+}
+
+/// In the EndpointSlices of Services that select components.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct KubernetesSource {
+    kube_namespace: Option<String>,
+    namespace: String,
+    components: Vec<ComponentRow>,
+    port_name: Option<String>,
+    port: Option<u16>,
+    metadata: Option<Metadata>,
+}
+
+/// Among the pods an InferencePool selects.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct InferencePoolSource {
+    // There is but one kind of namespace here.
+    #[serde(alias = "namespace")]
+    kube_namespace: Option<String>,
+    name: String,
+    api_version: Option<ApiVersion>,
+    metadata: Option<Metadata>,
+}
+
+/// In a directory.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct DirectorySource {
+    path: PathBuf,
+    namespace: String,
+    components: Vec<ComponentRow>,
+}
+
+/// In etcd.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct EtcdSource {
+    endpoints: Vec<String>,
+    access: Option<EtcdAccess>,
+    namespace: String,
+    components: Vec<ComponentRow>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct ComponentRow {
+    name: String,
+    role: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+enum Metadata {
+    Wanted,
+    Required,
+    Ignored,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+enum ApiVersion {
+    #[serde(rename = "inference.networking.k8s.io/v1")]
+    V1,
+    #[serde(rename = "inference.networking.x-k8s.io/v1alpha2")]
+    V1Alpha2,
+}
+
+/// Opens a source. Needs a runtime; whether anybody is there at the other end is seen later.
+///
+/// # Errors
+/// Says what is wrong with what was asked for.
+pub async fn open(source: Discovered) -> Result<Source, String> {
+    match source {
+        Discovered::Kubernetes(KubernetesSource { kube_namespace, namespace, components, port_name, port, metadata }) => {
+            let kube_namespace = kube_namespace.unwrap_or_else(|| KUBE_NAMESPACE_DEFAULT.to_owned());
+            let backend = Kubernetes::new(kubernetes::connect().await?, kube_namespace);
+            let backend = backend.with_ports(PortRule { name: port_name, fallback: port });
+            follow(&backend.discovery(policy(metadata, Metadata::Wanted)), &namespace, components)
+        }
+        Discovered::InferencePool(InferencePoolSource { kube_namespace, name, api_version, metadata }) => {
+            let group = match api_version {
+                None | Some(ApiVersion::V1) => PoolGroup::V1,
+                Some(ApiVersion::V1Alpha2) => PoolGroup::V1Alpha2,
+            };
+            let backend = InferencePools::new(kubernetes::connect().await?, group);
+            let discovery = backend.discovery(policy(metadata, Metadata::Ignored));
+            let namespace = kube_namespace.unwrap_or_else(|| KUBE_NAMESPACE_DEFAULT.to_owned());
+            let source = follow(&discovery, &namespace, vec![ComponentRow { name, role: None }])?;
+            for (name, followed) in &source.components {
+                tokio::spawn(tell_failure_mode(name.clone(), followed.status()));
+            }
+            Ok(source)
+        }
+        Discovered::Directory(DirectorySource { path, namespace, components }) => {
+            follow(&Directory::new(path).discovery(), &namespace, components)
+        }
+        Discovered::Etcd(EtcdSource { endpoints, access, namespace, components }) => {
+            let config = access.unwrap_or_default().config(endpoints).await?;
+            follow(&Etcd::new(config)?.discovery(), &namespace, components)
+        }
+    }
+}
+
+// === impl Discovered ===
+
+impl Discovered {
+    /// The Kubernetes namespace of what is discovered, where it is discovered in one.
+    #[must_use]
+    pub fn kube_namespace(&self) -> Option<&str> {
+        let (Self::Kubernetes(KubernetesSource { kube_namespace, .. }) | Self::InferencePool(InferencePoolSource { kube_namespace, .. })) =
+            self
+        else {
+            return None;
+        };
+        Some(kube_namespace.as_deref().unwrap_or(KUBE_NAMESPACE_DEFAULT))
+    }
+
+    /// The name of the InferencePool, where it is one: what objects call the pool.
+    #[must_use]
+    pub fn inference_pool(&self) -> Option<PoolName> {
+        let Self::InferencePool(InferencePoolSource { name, .. }) = self else { return None };
+        Some(PoolName { name: name.as_str().into(), namespace: self.kube_namespace().map(Into::into) })
+    }
+}
+
+fn follow<B: Backend>(discovery: &Discovery<B>, namespace: &str, components: Vec<ComponentRow>) -> Result<Source, String> {
+    if components.is_empty() || components.len() > COMPONENTS_MAX {
+        return Err(format!("{} components; 1 to {COMPONENTS_MAX} are allowed", components.len()));
+    }
+    let (mut parts, mut followed) = (Vec::new(), Vec::new());
+    for ComponentRow { name, role } in components {
+        let changes = discovery.changes(namespace, &name).map_err(|e| e.to_string())?;
+        parts.push(Part { changes, labels: role.into_iter().map(|role| (ROLE_LABEL.to_owned(), role)).collect() });
+        let follows = discovery.follow(namespace, &name).map_err(|e| e.to_string())?;
+        tokio::spawn(tell_warnings(name.clone(), follows.status()));
+        followed.push((name, follows));
+    }
+    Ok(Source { changes: merge(parts), components: followed })
+}
+
+fn policy(given: Option<Metadata>, default: Metadata) -> MetadataPolicy {
+    match given.unwrap_or(default) {
+        Metadata::Wanted => MetadataPolicy::Wanted,
+        Metadata::Required => MetadataPolicy::Required,
+        Metadata::Ignored => MetadataPolicy::Ignored,
+    }
+}
+
+/// Says what an InferencePool asks of its gateway, whenever it asks for something else. Ends when it is followed no more.
+async fn tell_failure_mode(inference_pool: String, mut status: watch::Receiver<Status>) {
+    let mut told = None;
+    let mode = |status: &Status| status.asked.as_ref().map(|asked| asked.failure_mode);
+    while let Ok(asks) = status.wait_for(|status| mode(status) != told).await.map(|status| mode(&status)) {
+        told = asks;
+        let failure_mode = asks.map(failure_mode);
+        match asks {
+            Some(FailureMode::Open) => tracing::warn!(
+                inference_pool,
+                failure_mode,
+                "gateways must be told: with the filter by `failure_mode` \"open\" of its configuration, with ext_proc by its own and --ext-proc-failure-mode"
+            ),
+            _ => tracing::info!(inference_pool, failure_mode, "requests are refused without a pick, unless gateways are told otherwise"),
+        }
+    }
+}
+
+/// Warns, from now on, of each component whose registry says that its servers speak another protocol than clusters do. Clusters are the gateway's, so only
+/// the operator can say what they speak.
+pub fn compare_protocols(shared: &Shared, components: &BTreeMap<Arc<str>, Components>, speak: Speak) {
+    let cluster = match speak {
+        Speak::Http1 => AppProtocol::Http,
+        Speak::H2c => AppProtocol::H2c,
+    };
+    let _ = shared.cluster_protocol.set(cluster); // a daemon is started once
+    for (pool, components) in components {
+        for (name, followed) in components {
+            tokio::spawn(tell_protocol((pool.to_string(), name.clone()), followed.status(), cluster));
+        }
+    }
+}
+
+async fn tell_protocol((pool, inference_pool): (String, String), mut status: watch::Receiver<Status>, cluster: AppProtocol) {
+    let mut told = None;
+    let asked = |status: &Status| status.asked.as_ref().map(|asked| asked.protocol);
+    while let Ok(asks) = status.wait_for(|status| asked(status) != told).await.map(|status| asked(&status)) {
+        told = asks;
+        if let Some(asks) = asks.filter(|asks| *asks != cluster) {
+            tracing::warn!(
+                pool,
+                inference_pool,
+                app_protocol = app_protocol(asks),
+                cluster = app_protocol(cluster),
+                "the InferencePool's servers speak another protocol than its cluster: see h2c.yaml, and --model-servers-speak"
+            );
+        }
+    }
+}
+
+/// As an InferencePool says it.
+#[must_use]
+pub fn app_protocol(protocol: AppProtocol) -> &'static str {
+    match protocol {
+        AppProtocol::Http => "http",
+        AppProtocol::H2c => "kubernetes.io/h2c",
+    }
+}
+
+/// Says what of use cannot be had of a component. Ends when it is followed no more.
+async fn tell_warnings(component: String, mut status: watch::Receiver<Status>) {
+    let mut told = None;
+    while let Ok(warning) = status.wait_for(|status| status.warning != told).await.map(|status| status.warning.clone()) {
+        if let Some(why) = &warning {
+            tracing::warn!(component, why, "discovery goes on without");
+        }
+        told = warning;
+    }
+}
+
+/// As people write it.
+#[must_use]
+pub fn picker(service: &PickerService) -> String {
+    let PickerService { namespace, name, port } = service;
+    port.map_or_else(|| format!("{namespace}/{name}"), |port| format!("{namespace}/{name}:{port}"))
+}
+
+/// As an InferencePool says it.
+#[must_use]
+pub fn failure_mode(mode: FailureMode) -> &'static str {
+    match mode {
+        FailureMode::Close => "FailClose",
+        FailureMode::Open => "FailOpen",
+    }
+}
+
+/// A state in a word, and why.
+#[must_use]
+pub fn said(state: &State) -> (&'static str, &str) {
+    match state {
+        State::Ready => ("ready", ""),
+        State::Stale(why) => ("ready", why),
+        State::Held => ("held", "its source lacks it after an outage; kept for a while"),
+        State::NotReady(why) => ("not_ready", why),
+        State::Pending(why) => ("pending", why),
+        State::Refused(why) => ("refused", why),
+        State::Gone => ("gone", "its source knows it no more"),
+    }
+}

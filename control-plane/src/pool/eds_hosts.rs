@@ -1,0 +1,68 @@
+//! Which endpoints Envoy is to know as hosts: all, unless the pipeline splits requests by role. Then those that only encode or prefill are
+//! called by others' sidecars and are no destination of the proxy's.
+//!
+//! A new pipeline that needs more hosts gets them at once, and the roster waits for EDS as for any new endpoint. One that needs fewer lets go
+//! of them as departed endpoints are let go of: a proxy may still schedule by the pipeline before.
+
+use std::time::Duration;
+
+use discovery::Instance;
+use scheduler::{Pipeline, PipelineSpec, ROLE_LABEL, decodes};
+use tokio::time::Instant;
+
+use super::writer::{ACK_WAIT_MAX, EDS_REMOVAL_GRACE};
+
+/// Who is a host.
+#[derive(Debug)]
+pub(super) struct Hosts {
+    /// By the pipeline in force: only those that decode?
+    decoders_only: bool,
+    /// The others, too, until every proxy has the roster of this generation.
+    all_until: Option<(Instant, u64)>,
+}
+
+// === impl Hosts ===
+
+impl Hosts {
+    pub(super) fn of(pipeline: &PipelineSpec) -> Self {
+        Self { decoders_only: disaggregates(pipeline), all_until: None }
+    }
+
+    /// A new pipeline is in force from the roster of `generation` on.
+    pub(super) fn follow(&mut self, pipeline: &PipelineSpec, generation: u64, now: Instant) {
+        let decoders_only = disaggregates(pipeline);
+        if decoders_only && !self.decoders_only {
+            self.all_until = Some((now, generation));
+        } else if !decoders_only {
+            self.all_until = None;
+        }
+        self.decoders_only = decoders_only;
+    }
+
+    /// Says whether there are fewer hosts from now on.
+    pub(super) fn settle(&mut self, acknowledged: impl Fn(u64) -> bool, now: Instant) -> bool {
+        let done = self.all_until.is_some_and(|(at, generation)| is_over(now.saturating_duration_since(at), || acknowledged(generation)));
+        if done {
+            self.all_until = None;
+        }
+        done
+    }
+
+    pub(super) fn is_settled(&self) -> bool {
+        self.all_until.is_none()
+    }
+
+    pub(super) fn admits(&self, instance: &Instance) -> bool {
+        let role = instance.labels.iter().find(|(key, _)| key == ROLE_LABEL).map(|(_, role)| role.as_str());
+        !self.decoders_only || self.all_until.is_some() || decodes(role)
+    }
+}
+
+/// May what left the roster so long ago leave EDS, too?
+pub(super) fn is_over(elapsed: Duration, acknowledged: impl FnOnce() -> bool) -> bool {
+    elapsed >= EDS_REMOVAL_GRACE && (elapsed >= ACK_WAIT_MAX || acknowledged())
+}
+
+fn disaggregates(pipeline: &PipelineSpec) -> bool {
+    Pipeline::build(pipeline).is_ok_and(|pipeline| pipeline.disaggregates())
+}

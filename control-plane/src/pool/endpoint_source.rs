@@ -1,0 +1,87 @@
+//! Where pools and their endpoints come from: the command line or the pools file, names resolved.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use discovery::{Changes, Followed, Instance};
+
+use crate::cli::args::EndpointsFrom;
+use crate::daemon::Fatal;
+use crate::pool::backends;
+use crate::pool::objects::ObjectsSource;
+use crate::pool::pools_file::{self, EndpointsSource, PoolSource};
+
+/// The pools asked for.
+///
+/// # Errors
+/// [`Fatal::Usage`] when the pools file cannot be used.
+pub async fn pools(from: EndpointsFrom, pool: String, config: Option<PathBuf>, objects: ObjectsSource) -> Result<Vec<PoolSource>, Fatal> {
+    let EndpointsFrom { endpoints_file, endpoint, pools } = from;
+    if let Some(path) = pools {
+        return pools_file::read(&path, &objects).await.map_err(Fatal::Usage);
+    }
+    let endpoints = endpoints_file.map_or(EndpointsSource::List(endpoint), EndpointsSource::File);
+    Ok(vec![PoolSource { name: pool, endpoints, config, objects }])
+}
+
+/// What a pool is told of its endpoints.
+pub struct Source {
+    /// Who they are.
+    pub changes: Changes,
+    /// Its components and what is known of each, where they are discovered.
+    pub components: Components,
+}
+
+/// The components of a pool, by name.
+pub type Components = Vec<(String, Followed)>;
+
+impl Source {
+    fn plain(changes: Changes) -> Self {
+        Self { changes, components: Vec::new() }
+    }
+}
+
+/// Opens the source of a pool's endpoints.
+///
+/// # Errors
+/// [`Fatal::Usage`] when a host name cannot be resolved or the list breaks a rule, or a source of discovery cannot be set up. A file is followed, whatever
+/// it says now, and a cluster whether it is there or not.
+pub async fn open(source: EndpointsSource) -> Result<Source, Fatal> {
+    let given = match source {
+        EndpointsSource::File(path) => return Ok(Source::plain(discovery::file::follow(path))),
+        EndpointsSource::Discovered(discovered) => return backends::open(discovered).await.map_err(Fatal::Usage),
+        EndpointsSource::List(given) => given,
+    };
+    let mut instances = Vec::with_capacity(given.len());
+    for name in given {
+        let address = resolve(&name).await?;
+        instances.push(Instance::new(name, address));
+    }
+    discovery::validate(&instances).map_err(Fatal::Usage)?;
+    Ok(Source::plain(discovery::fixed(instances)))
+}
+
+/// Envoy is handed addresses, never names, so that header and host are the same bytes. A name with several addresses is several servers,
+/// or one by two ways: which, nobody here can tell, so that is refused.
+///
+/// # Errors
+/// [`Fatal::Usage`] says what is wrong with it.
+pub async fn resolve(given: &str) -> Result<SocketAddr, Fatal> {
+    let unusable = |why: String| Fatal::Usage(format!("endpoint {given:?}: {why}"));
+    if !given.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok()) {
+        return Err(unusable("give HOST:PORT, IPv6 in brackets".to_owned()));
+    }
+    let found = tokio::net::lookup_host(given).await.map_err(|e| unusable(e.to_string()))?;
+    let all: BTreeSet<SocketAddr> = found.collect();
+    // Both loopbacks of one machine are the same server.
+    let wanted: Vec<SocketAddr> = match all.iter().filter(|a| a.is_ipv4()).copied().collect::<Vec<_>>() {
+        v4 if v4.is_empty() => all.into_iter().collect(),
+        v4 => v4,
+    };
+    match wanted.as_slice() {
+        [] => Err(unusable("the name has no address".to_owned())),
+        [one] => Ok(*one),
+        several => Err(unusable(format!("the name has {} addresses ({several:?}); give the one that is meant", several.len()))),
+    }
+}

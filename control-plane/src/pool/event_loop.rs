@@ -1,0 +1,204 @@
+//! Drives one pool: whatever discovery, the scraper, the configuration file and the proxies say becomes a verb of [`Pool`], and what
+//! comes of it is published.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use discovery::{Change, Changes, MetricsLocation as Located, Scheme};
+use futures::StreamExt;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, MissedTickBehavior};
+
+use crate::config::{ConfigFile, PoolConfig};
+use crate::pool::objects::{ObjectsFile, PoolObjects};
+use crate::pool::writer::{Member, Now, Pool, PoolView};
+use crate::scrape::engine::Engines;
+use crate::scrape::{MetricsLocation, ScrapeEvent, Target};
+use crate::shutdown::Shutdown;
+use crate::state::shared::Shared;
+
+/// How often ageing is looked at: departures and staleness are measured in seconds.
+const AGEING_INTERVAL: Duration = Duration::from_millis(100);
+
+/// New metrics alone are published at most this often: half of what a proxy is sent, so that this adds little to their age.
+const METRICS_PUBLISH_INTERVAL: Duration = Duration::from_millis(25);
+
+/// Scrape events that may wait: those of every endpoint of a pool at once. A full queue slows the scraper down.
+pub const SCRAPE_EVENTS_MAX: usize = 1024;
+
+/// A pool with what feeds it.
+#[derive(Debug)]
+pub struct Feed {
+    /// The pool.
+    pub pool: Pool,
+    /// Where it is published.
+    pub shared: Arc<Shared>,
+    /// To the scraper: who is to be asked.
+    pub targets: watch::Sender<Arc<[Target]>>,
+    /// How endpoints' metrics are found.
+    pub scraping: Scraping,
+    /// The pool's configuration file, if it has one.
+    pub config: Option<ConfigFile>,
+    /// The pool's objects, if they come from files.
+    pub objects: Option<ObjectsFile>,
+}
+
+/// How endpoints' metrics are found, when discovery says nothing else.
+#[derive(Clone, Debug)]
+pub struct Scraping {
+    /// By engine.
+    pub engines: Arc<Engines>,
+    /// Where.
+    pub location: MetricsLocation,
+}
+
+// === impl Feed ===
+
+impl Feed {
+    /// Runs until `shutdown`.
+    pub async fn run(mut self, mut changes: Changes, mut scrapes: mpsc::Receiver<ScrapeEvent>, mut shutdown: Shutdown) {
+        let mut proxies = self.shared.proxies.subscribe();
+        let mut ageing = tokio::time::interval(AGEING_INTERVAL);
+        ageing.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut batch = Vec::new();
+        let mut published = Published::default();
+        loop {
+            self.publish(&mut published);
+            tokio::select! {
+                Some(change) = changes.next() => self.discovered(change),
+                count = scrapes.recv_many(&mut batch, SCRAPE_EVENTS_MAX), if published.metrics_due() => {
+                    for event in batch.drain(..) {
+                        self.pool.observe(event, Now::read());
+                    }
+                    if count == 0 {
+                        tracing::error!("the scraper ended; metrics will be unknown");
+                        return;
+                    }
+                }
+                () = tokio::time::sleep_until(published.metrics_after), if !published.metrics_due() => {}
+                config = changed(self.config.as_mut()) => self.configured(config, &mut published),
+                objects = objects_changed(self.objects.as_mut()) => self.objects(objects),
+                Ok(()) = proxies.changed(), if !self.pool.is_settled() => self.settle(),
+                _ = ageing.tick() => {
+                    self.settle();
+                    self.pool.expire(Now::read());
+                }
+                () = shutdown.begun() => return,
+            }
+        }
+    }
+
+    fn discovered(&mut self, change: Change) {
+        match change {
+            Change::Reset(instances) => {
+                tracing::info!(pool = &**self.pool.name(), endpoints = instances.len(), "endpoints discovered");
+                self.pool.reset(instances, Now::read());
+            }
+            Change::Unreadable(why) => {
+                tracing::error!(pool = &**self.pool.name(), why, "endpoints cannot be read; the last good set stays");
+                self.pool.discovery_failed(why);
+            }
+        }
+    }
+
+    fn configured(&mut self, config: Result<PoolConfig, String>, published: &mut Published) {
+        match config {
+            Ok(PoolConfig { pipeline, scraping }) => {
+                tracing::info!(
+                    pool = &**self.pool.name(),
+                    profiles = pipeline.profiles.len(),
+                    plugins = pipeline.plugins.len(),
+                    "configuration in force"
+                );
+                self.scraping = scraping;
+                published.generation = 0; // whoever is scraped may now be scraped otherwise
+                self.pool.configure(Ok(pipeline), Now::read());
+            }
+            Err(why) => {
+                tracing::error!(pool = &**self.pool.name(), why, "configuration cannot be used; the last good one stays");
+                self.pool.configure(Err(why), Now::read());
+            }
+        }
+    }
+
+    fn objects(&mut self, objects: Result<PoolObjects, String>) {
+        let name = Arc::clone(self.pool.name());
+        match objects {
+            Ok(objects) => {
+                objects.log(&name);
+                self.pool.set_objects(Ok(objects), Now::read());
+            }
+            Err(why) => {
+                tracing::error!(pool = &*name, why, "objects cannot be used; the last good ones stay");
+                self.pool.set_objects(Err(why), Now::read());
+            }
+        }
+    }
+
+    fn settle(&mut self) {
+        let (shared, name) = (&self.shared, Arc::clone(self.pool.name()));
+        self.pool.settle(|generation| shared.acknowledged(&name, generation), Now::read());
+    }
+
+    fn publish(&mut self, published: &mut Published) {
+        let Some(view) = self.pool.take_view() else { return };
+        published.metrics_after = Instant::now() + METRICS_PUBLISH_INTERVAL;
+        if view.generation != published.generation {
+            published.generation = view.generation;
+            self.targets.send_replace(targets(&view, &self.scraping));
+        }
+        self.shared.publish(view);
+    }
+}
+
+/// What was published last.
+#[derive(Debug)]
+struct Published {
+    generation: u64,
+    metrics_after: Instant,
+}
+
+impl Default for Published {
+    fn default() -> Self {
+        Self { generation: 0, metrics_after: Instant::now() }
+    }
+}
+
+impl Published {
+    fn metrics_due(&self) -> bool {
+        Instant::now() >= self.metrics_after
+    }
+}
+
+async fn changed(config: Option<&mut ConfigFile>) -> Result<PoolConfig, String> {
+    match config {
+        Some(config) => config.changed().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn objects_changed(objects: Option<&mut ObjectsFile>) -> Result<PoolObjects, String> {
+    match objects {
+        Some(objects) => objects.changed().await,
+        None => std::future::pending().await,
+    }
+}
+
+fn targets(view: &PoolView, scraping: &Scraping) -> Arc<[Target]> {
+    view.members.iter().filter_map(|member| target(member, scraping)).collect()
+}
+
+fn target(member: &Member, scraping: &Scraping) -> Option<Target> {
+    let Member { id, instance, .. } = member;
+    let labels: Vec<(Box<str>, Box<str>)> = instance.labels.iter().map(|(k, v)| (k.as_str().into(), v.as_str().into())).collect();
+    let engine = scraping.engines.of_labels(&labels);
+    let Located { scheme, port, path } = &instance.metrics;
+    let location = MetricsLocation {
+        https: scheme.map_or(scraping.location.https, |s| s == Scheme::Https),
+        port: port.or(scraping.location.port),
+        path: path.clone().or_else(|| scraping.location.path.clone()),
+    };
+    let url = location.url(&instance.address.to_string(), &engine);
+    let url = url.inspect_err(|why| tracing::error!(endpoint = instance.name, %why, "endpoint cannot be scraped")).ok()?;
+    Some(Target { id: *id, name: instance.name.as_str().into(), url, engine })
+}

@@ -1,0 +1,133 @@
+//! One pool made ready and set going: its state, its scraper, and the feed between them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use scheduler::objects::ObjectsSpec;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+
+use crate::config::{ConfigFile, Latency, PoolConfig};
+use crate::daemon::Fatal;
+use crate::pool::endpoint_source::{Components, Source};
+use crate::pool::event_loop::{Feed, SCRAPE_EVENTS_MAX, Scraping};
+use crate::pool::objects::{ObjectsFile, ObjectsSource, PoolName, PoolObjects, Selection};
+use crate::pool::pools_file::PoolSource;
+use crate::pool::writer::{Now, Pool, Settings};
+use crate::scrape::{EndpointTls, Intervals, ScrapeConfig, Scraper};
+use crate::shutdown::Shutdown;
+use crate::state::shared::{ScraperHandle, Shared};
+use crate::state::snapshot_file::SavedPool;
+
+/// How long the first objects of a cluster are waited for: an API server answers in milliseconds, or it is not there.
+const FIRST_OBJECTS_WAIT: Duration = Duration::from_secs(3);
+
+/// How all pools are scraped.
+#[derive(Clone, Debug)]
+pub struct Scrape {
+    /// How often.
+    pub intervals: Intervals,
+    /// TLS towards endpoints.
+    pub tls: EndpointTls,
+    /// Metrics older than this are unknown.
+    pub staleness_max: Duration,
+}
+
+/// A pool ready to be set going.
+pub struct PoolTask {
+    pool: Pool,
+    source: Source,
+    scraping: Scraping,
+    config: Option<ConfigFile>,
+    objects: Option<ObjectsFile>,
+    scraper: Scraper,
+    handle: ScraperHandle,
+}
+
+// === impl PoolTask ===
+
+impl PoolTask {
+    /// Reads what must be right at start: a configuration that cannot be used now is an error, later it is not.
+    ///
+    /// # Errors
+    /// [`Fatal::Usage`] says what is wrong.
+    pub async fn prepare(
+        (pool, source): (PoolSource, Source),
+        saved: Option<&SavedPool>,
+        (scrape, latency): (&Scrape, &Latency),
+        served: &Arc<[PoolName]>,
+        incarnation_first: u32,
+    ) -> Result<Self, Fatal> {
+        let selection = Selection { pool: pool.named(), served: Arc::clone(served), strict_models: pool.objects.strict_models };
+        let PoolSource { name, config, objects, .. } = pool;
+        let mut config = config.map(|path| ConfigFile::new(path, latency.clone()));
+        let PoolConfig { pipeline, scraping } = match &mut config {
+            Some(file) => file.changed().await,
+            None => PoolConfig::default_config(latency),
+        }
+        .map_err(Fatal::Usage)?;
+        let (objects, found) = first_objects(objects, &name, selection).await?;
+        let config_file = config.as_ref().map(|file| file.path().display().to_string().into());
+        let incarnation_first = saved.map_or(0, |s| s.incarnation_next).max(incarnation_first);
+        let settings = Settings { name: name.into(), pipeline, config_file, staleness_max: scrape.staleness_max, incarnation_first };
+        let objects_file = objects.as_ref().map(|file| file.described().into());
+        let mut pool = Pool::new(settings).with_objects(objects_file, found);
+        if let Some(saved) = saved {
+            let endpoints = saved.endpoints();
+            tracing::info!(pool = &**pool.name(), endpoints = endpoints.len(), "restored from the snapshot file");
+            pool.restore(endpoints, Now::read());
+        }
+        let config_of_scraper = ScrapeConfig { intervals: scrape.intervals, tls: scrape.tls.clone(), ..ScrapeConfig::default() };
+        let (scraper, busy, stats) = Scraper::try_new(&config_of_scraper).map_err(|e| Fatal::Usage(e.to_string()))?;
+        Ok(Self { pool, source, scraping, config, objects, scraper, handle: ScraperHandle { busy, stats } })
+    }
+
+    /// What others need of its scraper, under its name.
+    #[must_use]
+    pub fn scraper(&self) -> (Arc<str>, ScraperHandle) {
+        (Arc::clone(self.pool.name()), self.handle.clone())
+    }
+
+    /// What is known of its components, under its name.
+    #[must_use]
+    pub fn components(&self) -> (Arc<str>, Components) {
+        (Arc::clone(self.pool.name()), self.source.components.clone())
+    }
+
+    /// Sets it going.
+    pub fn spawn(self, tasks: &mut JoinSet<&'static str>, shared: &Arc<Shared>, shutdown: &Shutdown) {
+        let Self { pool, source, scraping, config, objects, scraper, handle: _ } = self;
+        let (targets, targets_seen) = watch::channel(Arc::from([]));
+        let (events, scrapes) = mpsc::channel(SCRAPE_EVENTS_MAX);
+        let feed = Feed { pool, shared: Arc::clone(shared), targets, scraping, config, objects };
+        let stop = shutdown.clone();
+        tasks.spawn(async move {
+            feed.run(source.changes, scrapes, stop).await;
+            "a pool"
+        });
+        tasks.spawn(async move {
+            scraper.run(targets_seen, events).await;
+            "a scraper"
+        });
+    }
+}
+
+/// The objects a pool begins with, and the files they come from.
+async fn first_objects(source: ObjectsSource, pool: &str, selection: Selection) -> Result<(Option<ObjectsFile>, PoolObjects), Fatal> {
+    let ObjectsSource { path, kubernetes, strict_models } = source;
+    let none = || PoolObjects { spec: ObjectsSpec { strict_models, ..ObjectsSpec::default() }, ..PoolObjects::default() };
+    if let Some(namespace) = kubernetes {
+        let mut objects = ObjectsFile::in_cluster(namespace, pool.into(), selection).await.map_err(Fatal::Usage)?;
+        // Requests need not wait for a cluster that cannot be reached.
+        let found = tokio::time::timeout(FIRST_OBJECTS_WAIT, objects.changed()).await;
+        let found = found.unwrap_or_else(|_| Err("no answer yet".to_owned()));
+        let found = found.inspect_err(|why| tracing::error!(pool, why, "objects cannot be had yet; there are none for now"));
+        let found = found.inspect(|found| found.log(pool));
+        return Ok((Some(objects), found.unwrap_or_else(|_| none())));
+    }
+    let Some(path) = path else { return Ok((None, none())) };
+    let mut files = ObjectsFile::new(path, pool.into(), selection);
+    let found = files.changed().await.map_err(Fatal::Usage)?;
+    found.log(pool);
+    Ok((Some(files), found))
+}

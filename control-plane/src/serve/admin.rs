@@ -1,0 +1,380 @@
+//! The admin listener, for people, probes and Prometheus. On loopback by default; it changes nothing. The metrics listener serves a part of these routes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use axum::extract::{DefaultBodyLimit, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use scheduler::objects::{ObjectsSpec, TargetSpec};
+use scheduler::{EndpointMetrics, Incarnation, Slot, Version};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use crate::cli::explain::{self, QUESTION_BYTES_MAX, Question};
+use crate::config::{ConfigStatus, Resolved};
+use crate::learn::latency::Learners;
+use crate::pool::backends;
+use crate::pool::endpoint_source::Components;
+use crate::pool::writer::{Absence, Absentee, Member, MetricsStatus, PoolView};
+use crate::serve::metrics;
+use crate::state::counters::Totals;
+use crate::state::shared::{EdsStream, Proxy, ProxyPool, Shared};
+use crate::state::snapshot_file::SnapshotFile;
+
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// What the routes look at.
+#[derive(Clone, Debug)]
+pub struct Admin {
+    /// All the state there is.
+    pub shared: Arc<Shared>,
+    /// The snapshot file, if there is one.
+    pub snapshot: Option<Arc<SnapshotFile>>,
+    /// What discovery knows, by pool.
+    pub components: Arc<BTreeMap<Arc<str>, Components>>,
+}
+
+/// While another daemon leads. The page of metrics is empty: to Prometheus a standby is up.
+pub fn standing_by() -> Router {
+    let waits = || async { (StatusCode::SERVICE_UNAVAILABLE, "standing by: another daemon leads\n") };
+    let metrics = || async { ([(header::CONTENT_TYPE, OPEN_METRICS)], "# EOF\n") };
+    Router::new().route("/livez", get(|| async { "ok\n" })).route("/metrics", get(metrics)).route("/readyz", get(waits)).fallback(waits)
+}
+
+/// The routes of the metrics listener: counts, and whether the daemon is well.
+pub fn metrics_router(admin: Admin) -> Router {
+    Router::new()
+        .route("/livez", get(|| async { "ok\n" }))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(prometheus))
+        .with_state(admin)
+}
+
+/// The routes of the admin listener.
+pub fn router(admin: Admin) -> Router {
+    metrics_router(admin.clone()).merge(debug_router(admin))
+}
+
+fn debug_router(admin: Admin) -> Router {
+    Router::new()
+        .route("/debug/endpoints", get(endpoints))
+        .route("/debug/instances", get(instances))
+        .route("/debug/state", get(state))
+        .route("/debug/config", get(config))
+        .route("/debug/model", get(model))
+        .route("/debug/running", get(running))
+        .route("/debug/explain", post(why).layer(DefaultBodyLimit::max(QUESTION_BYTES_MAX)))
+        .with_state(admin)
+}
+
+/// Ready once every pool has a complete set: what is served before would be taken for the truth.
+async fn readyz(State(Admin { shared, .. }): State<Admin>) -> Response {
+    let pools = shared.pools.borrow().clone();
+    let waiting: Vec<String> = shared
+        .pool_names
+        .iter()
+        .filter(|name| pools.get(name).is_none())
+        .map(|name| {
+            let error = pools.iter().find(|v| v.name == *name).and_then(|v| v.sources.discovery_error.clone());
+            format!("pool {name}: {}\n", error.unwrap_or_else(|| "no complete set of endpoints yet".to_owned()))
+        })
+        .collect();
+    if waiting.is_empty() { "ready\n".into_response() } else { (StatusCode::SERVICE_UNAVAILABLE, waiting.concat()).into_response() }
+}
+
+/// What a question about a decision comes to. A POST for its body's sake alone: it changes nothing.
+async fn why(State(Admin { shared, .. }): State<Admin>, Json(question): Json<Question>) -> Response {
+    match explain::answer(&shared, &question) {
+        Ok(answer) => Json(answer).into_response(),
+        Err(complaint) => (StatusCode::BAD_REQUEST, complaint + "\n").into_response(),
+    }
+}
+
+async fn prometheus(State(Admin { shared, snapshot, .. }): State<Admin>) -> Response {
+    match metrics::page(&shared, snapshot.as_deref()) {
+        Ok(page) => ([(header::CONTENT_TYPE, OPEN_METRICS)], page).into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+async fn endpoints(State(Admin { shared, .. }): State<Admin>) -> Json<Value> {
+    let pools = shared.pools.borrow().clone();
+    let now = Instant::now();
+    let rows: Vec<Value> = pools
+        .iter()
+        .flat_map(|view| {
+            let totals = shared.counters().totals(&view.name, now);
+            let members = view.members.iter().zip(view.metrics.iter()).map(|(m, metrics)| member_row(view, m, metrics, &totals));
+            members.chain(view.absent.iter().map(|a| absentee_row(view, a, &totals))).collect::<Vec<_>>()
+        })
+        .collect();
+    Json(json!({ "endpoints": rows }))
+}
+
+/// Every instance that discovery saw lately: what is held of it, and why. One that is not ready here is in no pool.
+async fn instances(State(Admin { components, .. }): State<Admin>) -> Json<Value> {
+    let all = || components.iter().flat_map(|(pool, all)| all.iter().map(move |(name, followed)| (pool, name, followed)));
+    let rows = all().flat_map(|(pool, name, followed)| {
+        followed.seen().into_iter().map(move |seen| {
+            let (state, reason) = backends::said(&seen.state);
+            json!({
+                "name": &*seen.id,
+                "address": seen.address.to_string(),
+                "pool": &**pool,
+                "component": name,
+                "incarnation": seen.incarnation,
+                "state": state,
+                "reason": reason,
+                "since": rfc3339(seen.since),
+            })
+        })
+    });
+    let sources = all().map(|(pool, name, followed)| {
+        let status = followed.status().borrow().clone();
+        let age = status.heard.and_then(|at| at.elapsed().ok()).map(|age| age.as_secs_f64());
+        let asked = status.asked.as_ref();
+        let failure_mode = asked.map(|asked| backends::failure_mode(asked.failure_mode));
+        let app_protocol = asked.map(|asked| backends::app_protocol(asked.protocol));
+        let picker = asked.and_then(|asked| asked.picker.as_ref()).map(backends::picker);
+        json!({
+            "pool": &**pool,
+            "component": name,
+            "synced": status.synced,
+            "error": status.error,
+            "warning": status.warning,
+            "age_seconds": age,
+            "failure_mode": failure_mode,
+            "app_protocol": app_protocol,
+            "picker": picker,
+        })
+    });
+    Json(json!({ "instances": rows.collect::<Vec<_>>(), "sources": sources.collect::<Vec<_>>() }))
+}
+
+fn member_row(view: &PoolView, member: &Member, metrics: &EndpointMetrics, totals: &Totals) -> Value {
+    let reason = match &member.metrics {
+        MetricsStatus::Fresh => String::new(),
+        MetricsStatus::Awaited => "metrics not known yet".to_owned(),
+        MetricsStatus::Failing(why) => format!("last scrape failed: {why}"),
+        MetricsStatus::Unknown(why) => format!("metrics unknown: {why}"),
+    };
+    let counts = totals.endpoints.get(&(member.id.incarnation, member.id.slot)).copied().unwrap_or_default();
+    let lora = metrics.lora.as_ref().map(|l| json!({ "running": l.running, "waiting": l.waiting, "max": l.max }));
+    json!({
+        "name": member.instance.name,
+        "namespace": member.instance.namespace,
+        "address": member.instance.address.to_string(),
+        "pool": &*view.name,
+        "state": "ready",
+        "reason": reason,
+        "since": rfc3339(member.since),
+        "incarnation": member.id.incarnation.0,
+        "slot": member.id.slot.0,
+        "in_flight": counts.requests,
+        "in_flight_prefill_tokens": counts.prefill_tokens,
+        "in_flight_decode_tokens": counts.decode_tokens,
+        "in_flight_prompts": counts.prompts,
+        "in_flight_with_slo": counts.tracked,
+        "picked": counts.picked,
+        "served": counts.served,
+        "models": &*member.said.models,
+        "failed": counts.failed,
+        "metrics": {
+            "queue_depth": metrics.queue_depth,
+            "running_requests": metrics.running_requests,
+            "kv_cache_utilization": metrics.kv_cache_utilization,
+            "kv_block_tokens": metrics.kv_block_tokens,
+            "kv_blocks": metrics.kv_blocks,
+            "lora": lora,
+            "attributes": metrics.attributes.iter().map(|(key, value)| (key.to_string(), json!(value))).collect::<serde_json::Map<_, _>>(),
+        },
+    })
+}
+
+fn absentee_row(view: &PoolView, absentee: &Absentee, totals: &Totals) -> Value {
+    let (state, reason, id) = match absentee.absence {
+        Absence::Departing(id) => ("departing", "left discovery; waiting for the proxies to acknowledge that", Some(id)),
+        Absence::NoFreeSlot => ("waiting", "every slot of the pool is taken", None),
+        Absence::TooManyModels => ("waiting", "with the names of its models the pool's would be longer than a proxy can be told", None),
+    };
+    let counts = id.and_then(|id| totals.endpoints.get(&(id.incarnation, id.slot))).copied().unwrap_or_default();
+    json!({
+        "name": absentee.instance.name,
+        "namespace": absentee.instance.namespace,
+        "address": absentee.instance.address.to_string(),
+        "pool": &*view.name,
+        "state": state,
+        "reason": reason,
+        "since": rfc3339(absentee.since),
+        "incarnation": id.map(|id| id.incarnation.0),
+        "slot": id.map(|id| id.slot.0),
+        "in_flight": counts.requests,
+        "in_flight_prefill_tokens": counts.prefill_tokens,
+        "in_flight_decode_tokens": counts.decode_tokens,
+        "in_flight_prompts": counts.prompts,
+        "in_flight_with_slo": counts.tracked,
+    })
+}
+
+async fn state(State(Admin { shared, snapshot, .. }): State<Admin>) -> Json<Value> {
+    let pools = shared.pools.borrow().clone();
+    let proxies = shared.proxies.borrow().clone();
+    let eds = shared.eds.borrow().clone();
+    let written = snapshot.as_ref().map(|s| s.written_unix_ms()).filter(|&ms| ms > 0);
+    Json(json!({
+        "release": env!("CARGO_PKG_VERSION"),
+        "schema": proto::SCHEMA,
+        "term": shared.term,
+        "snapshot_written": written.map(|ms| rfc3339(SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(ms))),
+        "pools": pools.iter().map(|view| pool_row(view, &shared.counters().totals(&view.name, Instant::now()))).collect::<Vec<_>>(),
+        "proxies": proxies.values().map(proxy_row).collect::<Vec<_>>(),
+        "eds_streams": eds.open.values().map(eds_row).collect::<Vec<_>>(),
+    }))
+}
+
+/// What was learned of each pool, how good it is, and why nothing is predicted where nothing is.
+async fn model(State(Admin { shared, .. }): State<Admin>) -> Json<Value> {
+    Json(shared.learners.get().map_or_else(|| json!({ "pools": [] }), Learners::shown))
+}
+
+/// Requests with an SLO that run now, by endpoint and VM, the strictest of each first: what each asked for, what was predicted of it, what it saw so far.
+async fn running(State(Admin { shared, .. }): State<Admin>) -> Json<Value> {
+    let pools = shared.pools.borrow().clone();
+    let now = Instant::now();
+    let queues = pools.iter().flat_map(|view| {
+        let told = shared.counters().totals(&view.name, now).running;
+        let rows = told.iter().filter_map(|text| serde_json::from_str::<Vec<Value>>(text).ok()).flatten();
+        rows.map(|row| running_row(view, row)).collect::<Vec<_>>()
+    });
+    Json(json!({ "queues": queues.collect::<Vec<_>>() }))
+}
+
+fn running_row(view: &PoolView, mut row: Value) -> Value {
+    let is_it = |m: &&Member| row["slot"] == m.id.slot.0 && row["incarnation"] == m.id.incarnation.0;
+    let name = view.members.iter().find(is_it).map(|m| m.instance.name.clone());
+    json!({ "pool": &*view.name, "endpoint": name, "running": row.get_mut("running").map(Value::take) })
+}
+
+async fn config(State(Admin { shared, .. }): State<Admin>) -> Json<Value> {
+    let pools = shared.pools.borrow().clone();
+    Json(json!({ "pools": pools.iter().map(config_row).collect::<Vec<_>>() }))
+}
+
+fn config_row(view: &PoolView) -> Value {
+    let mut row = status_row(&view.sources.config);
+    row["pool"] = json!(&*view.name);
+    row["pipeline"] = json!(Resolved::of(&view.pipeline));
+    row["objects"] = objects_row(view);
+    row
+}
+
+fn status_row(status: &ConfigStatus) -> Value {
+    let ConfigStatus { file, since, taken_at, taken, refused, error } = status;
+    json!({
+        "file": file.as_deref(),
+        "since": rfc3339(*since),
+        "last_success": rfc3339(*taken_at),
+        "taken": taken,
+        "refused": refused,
+        "error": error.as_ref().map(|e| json!({ "message": e.why, "at": rfc3339(e.at) })),
+    })
+}
+
+fn objects_row(view: &PoolView) -> Value {
+    let ObjectsSpec { objectives, models, rewrites, strict_models } = &*view.objects;
+    let targets = |targets: &[TargetSpec]| targets.iter().map(|t| json!({ "model": t.model, "weight": t.weight })).collect::<Vec<_>>();
+    let mut row = status_row(&view.sources.objects);
+    row["strict_models"] = json!(strict_models);
+    row["without_pool"] = json!(&*view.sources.objects_without_pool);
+    row["objectives"] = objectives.iter().map(|o| json!({ "name": o.name, "priority": o.priority })).collect();
+    row["models"] = models.iter().map(|m| json!({ "name": m.name, "priority": m.priority, "targets": targets(&m.targets) })).collect();
+    row["rewrites"] = rewrites.iter().map(|r| json!({ "models": r.models, "targets": targets(&r.targets) })).collect();
+    row
+}
+
+fn pool_row(view: &PoolView, totals: &Totals) -> Value {
+    let is_member = |at: &(Incarnation, Slot)| view.members.iter().any(|member| (member.id.incarnation, member.id.slot) == *at);
+    json!({
+        "name": &*view.name,
+        "complete": view.complete,
+        "generation": view.generation,
+        "endpoints": view.members.len(),
+        "in_flight_at_former_endpoints": totals.endpoints.iter().filter(|(at, _)| !is_member(at)).map(|(_, row)| row.requests).sum::<u64>(),
+        "departing": view.absent.iter().filter(|a| matches!(a.absence, Absence::Departing(_))).count(),
+        "waiting": view.absent.iter().filter(|a| !matches!(a.absence, Absence::Departing(_))).count(),
+        "eds_generation": view.eds.generation,
+        "staleness_max_ms": view.staleness_max.as_millis(),
+        "profiles": view.pipeline.profiles.iter().map(|profile| &profile.name).collect::<Vec<_>>(),
+        "discovery": { "synced": view.sources.synced, "error": view.sources.discovery_error },
+        "config": { "error": view.sources.config.error.as_ref().map(|e| &e.why) },
+        "objects": { "error": view.sources.objects.error.as_ref().map(|e| &e.why) },
+    })
+}
+
+fn proxy_row(proxy: &Proxy) -> Value {
+    let version =
+        |v: Option<(Version, u64)>| v.map(|(v, generation)| json!({ "term": v.term, "sequence": v.sequence, "generation": generation }));
+    let pool = |(name, pool): (&String, &ProxyPool)| {
+        json!({
+            "pool": name,
+            "sent": version(pool.sent),
+            "acked": version(pool.acked),
+            "withheld": pool.withheld,
+            "refused": pool.refused,
+        })
+    };
+    json!({
+        "node_id": proxy.peer.node_id,
+        "process_id": format!("{:016x}", proxy.peer.process_id),
+        "peer": proxy.peer.remote.to_string(),
+        "certificate": proxy.peer.remote.origin.certificate.as_deref(),
+        "since": rfc3339(proxy.since),
+        "pools": proxy.pools.iter().map(pool).collect::<Vec<_>>(),
+    })
+}
+
+fn eds_row(stream: &EdsStream) -> Value {
+    let pools: Vec<Value> = stream
+        .pools
+        .iter()
+        .map(|(name, ack)| json!({ "pool": name, "acked_generation": ack.acked, "refused": ack.refused, "late": ack.late }))
+        .collect();
+    json!({ "node_id": stream.node_id, "peer": stream.remote.to_string(), "certificate": stream.remote.origin.certificate.as_deref(), "since": rfc3339(stream.since), "pools": pools })
+}
+
+/// `2026-11-21T15:06:35.123Z`. Days to civil date: Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`.
+fn rfc3339(time: SystemTime) -> String {
+    let since_epoch = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let (seconds, millis) = (since_epoch.as_secs(), since_epoch.subsec_millis());
+    let (days, of_day) = (seconds / 86_400 + 719_468, seconds % 86_400);
+    let (era, of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_shifted = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * month_shifted + 2) / 5 + 1;
+    let month = if month_shifted < 10 { month_shifted + 3 } else { month_shifted - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    let (hour, minute, second) = (of_day / 3_600, of_day / 60 % 60, of_day % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn times_are_written_as_date_does() {
+        let check = |millis, expected| assert_eq!(rfc3339(SystemTime::UNIX_EPOCH + Duration::from_millis(millis)), expected);
+        check(0, "1970-01-01T00:00:00.000Z");
+        check(951_782_400_000, "2000-02-29T00:00:00.000Z");
+        check(1_795_273_595_123, "2026-11-21T15:06:35.123Z");
+        check(4_107_542_399_999, "2100-02-28T23:59:59.999Z");
+        check(4_107_542_400_000, "2100-03-01T00:00:00.000Z");
+    }
+}

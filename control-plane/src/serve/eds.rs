@@ -1,0 +1,385 @@
+//! EDS for the pools, on the listener of the state stream: a cluster's `eds_config` names this daemon and its `service_name` the pool.
+//!
+//! Both variants, state of the world and incremental, are thin adapters of [`Subscription`]. Every endpoint carries the metadata
+//! `envoy.lb: {open: "1"}`, by which a subset load balancer that refuses everything else can be told to fail open for one request.
+//! Health is not told: Envoy ignores it for hosts that a header names.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use envoy_types::pb::envoy::config::core::v3::address::Address as AddressKind;
+use envoy_types::pb::envoy::config::core::v3::socket_address::{PortSpecifier, Protocol};
+use envoy_types::pb::envoy::config::core::v3::{Address, Metadata, SocketAddress};
+use envoy_types::pb::envoy::config::endpoint::v3::lb_endpoint::HostIdentifier;
+use envoy_types::pb::envoy::config::endpoint::v3::{ClusterLoadAssignment, Endpoint, LbEndpoint, LocalityLbEndpoints};
+use envoy_types::pb::envoy::service::discovery::v3::{
+    DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse, Resource,
+};
+use envoy_types::pb::envoy::service::endpoint::v3::endpoint_discovery_service_server::EndpointDiscoveryService;
+use envoy_types::pb::google::protobuf::value::Kind;
+use envoy_types::pb::google::protobuf::{Any, Struct, Value};
+use envoy_types::pb::google::rpc;
+use futures::Stream;
+use prost::Message;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::pool::writer::PoolView;
+use crate::serve::state_stream::admission::{NAME_BYTES_MAX, REASON_BYTES_MAX};
+use crate::serve::state_stream::refusal;
+use crate::shutdown::Shutdown;
+use crate::state::peer::{self, EDS_REQUEST_COST, Remote, Seat};
+use crate::state::shared::{EdsStream, Pools, Shared};
+
+mod subscription;
+pub use subscription::{Answer, Due, Subscription};
+
+/// The type of the one resource served here.
+pub const TYPE_URL: &str = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment";
+
+/// The most names one stream may subscribe to: a guard against nonsense, above the pools one Envoy serves.
+const NAMES_MAX: usize = 256;
+
+/// How long rosters wait for an Envoy to take over what it was sent by EDS. Envoys do so in milliseconds, a busy one within a second; what takes longer is
+/// no Envoy, or one that is ill, and must not keep endpoints from its proxy for ever.
+pub const EDS_ACK_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// The largest request taken, in bytes: Envoy's first names all of its extensions, some 100 KB.
+pub const REQUEST_BYTES_MAX: usize = 512 << 10;
+
+/// How long a new stream may take to ask for anything.
+const FIRST_REQUEST_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// Serves EDS.
+#[derive(Clone, Debug)]
+pub struct EdsServer {
+    shared: Arc<Shared>,
+    shutdown: Shutdown,
+}
+
+/// A request of either variant, as far as it matters.
+struct Asked {
+    node_id: Option<String>,
+    type_url: String,
+    names: Names,
+    nonce: String,
+    error: Option<String>,
+}
+
+enum Names {
+    /// All there are.
+    Whole(Vec<String>),
+    /// More and fewer than before.
+    Delta { more: Vec<String>, fewer: Vec<String> },
+}
+
+/// The two variants differ only in how they wrap what is asked and told.
+trait Variant: Send + 'static {
+    type Asked: Send + 'static;
+    type Told: Send + 'static;
+
+    fn bytes(request: &Self::Asked) -> usize;
+    fn asked(request: Self::Asked) -> Asked;
+    fn told(due: &Due, names: &BTreeSet<String>, pools: &Pools, version: String) -> Self::Told;
+}
+
+struct StateOfTheWorld;
+struct Incremental;
+
+/// A stream's row in the table, gone when the stream is.
+struct Row {
+    shared: Arc<Shared>,
+    stream_id: u64,
+    node_id: String,
+    remote: Remote,
+}
+
+type Told<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+// === impl EdsServer ===
+
+impl EdsServer {
+    /// Serves what `shared` holds until `shutdown`.
+    #[must_use]
+    pub fn new(shared: Arc<Shared>, shutdown: Shutdown) -> Self {
+        Self { shared, shutdown }
+    }
+
+    fn open<V: Variant>(&self, request: Request<Streaming<V::Asked>>) -> Result<Response<Told<V::Told>>, Status> {
+        let remote = Remote::of(request.extensions());
+        let seat = self.shared.origins.seat(peer::Kind::EdsStream, &remote.origin, Instant::now()).map_err(refusal)?;
+        let inbound = request.into_inner();
+        let (outbound, messages) = mpsc::channel(1);
+        let server = self.clone();
+        tokio::spawn(async move {
+            if let Err(status) = server.serve::<V>(inbound, &outbound, remote, seat).await {
+                let _ = outbound.send(Err(status)).await;
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
+    }
+
+    async fn serve<V: Variant>(
+        mut self,
+        mut inbound: Streaming<V::Asked>,
+        outbound: &mpsc::Sender<Result<V::Told, Status>>,
+        remote: Remote,
+        seat: Seat,
+    ) -> Result<(), Status> {
+        let first = tokio::time::timeout(FIRST_REQUEST_WAIT_MAX, inbound.message());
+        let Some(first) = first.await.map_err(|_| Status::deadline_exceeded("no request came"))?? else { return Ok(()) };
+        // What comes faster than its origin may speak waits in the network.
+        let pay = |bytes: usize| seat.message(bytes.saturating_add(EDS_REQUEST_COST), Instant::now());
+        let mut read_at = pay(V::bytes(&first));
+        let first = V::asked(first);
+        let row = Row::insert(&self.shared, &first, remote)?;
+        let mut subscription = Subscription::default();
+        let mut pools = self.shared.pools.subscribe();
+        self.receive(&mut subscription, first, &row)?;
+        loop {
+            let views = pools.borrow_and_update().clone();
+            if let Some(due) = subscription.due(&views, Instant::now()) {
+                let version = self.shared.next_version();
+                let version = format!("{}.{}", version.term, version.sequence);
+                if outbound.send(Ok(V::told(&due, subscription.names(), &views, version))).await.is_err() {
+                    return Ok(());
+                }
+                continue;
+            }
+            let may_read = read_at <= Instant::now();
+            let late_at = subscription.late_at();
+            tokio::select! {
+                request = inbound.message(), if may_read => {
+                    let Some(request) = request? else { return Ok(()) };
+                    read_at = pay(V::bytes(&request));
+                    self.receive(&mut subscription, V::asked(request), &row)?;
+                }
+                () = tokio::time::sleep_until(read_at), if !may_read => {}
+                () = tokio::time::sleep_until(late_at.unwrap_or(read_at)), if late_at.is_some() => self.late(&mut subscription, &row),
+                changed = pools.changed() => changed.map_err(|_| Status::unavailable("shutting down"))?,
+                () = outbound.closed() => return Ok(()),
+                () = self.shutdown.begun() => return Err(Status::unavailable("the daemon is shutting down")),
+            }
+        }
+    }
+
+    fn receive(&self, subscription: &mut Subscription, asked: Asked, row: &Row) -> Result<(), Status> {
+        if !asked.type_url.is_empty() && asked.type_url != TYPE_URL {
+            return Err(Status::invalid_argument(format!("{} is not served here, only {TYPE_URL}", asked.type_url)));
+        }
+        if !asked.nonce.is_empty() {
+            let answer = asked.error.map_or(Answer::Accepted, Answer::Refused);
+            let counts = subscription.answer(&asked.nonce, &answer);
+            if let Answer::Refused(why) = &answer
+                && counts
+            {
+                tracing::error!(why, names = ?subscription.names(), "Envoy refused an EDS response; it keeps the hosts it had");
+                self.shared.counters().eds_refused += 1;
+            }
+        }
+        let names: BTreeSet<String> = match asked.names {
+            Names::Whole(names) => names.into_iter().collect(),
+            Names::Delta { more, fewer } => {
+                let mut names = subscription.names().clone();
+                names.extend(more);
+                names.retain(|name| !fewer.contains(name));
+                names
+            }
+        };
+        if names.len() > NAMES_MAX {
+            return Err(Status::invalid_argument(format!("{} names subscribed to, at most {NAMES_MAX}", names.len())));
+        }
+        // Only names that can be answered are kept, and those that cannot are said once for each stream: an Envoy may ask again and again.
+        let is_served = |name: &String| self.shared.pool_names.iter().any(|known| **known == **name);
+        let (names, unknown): (BTreeSet<String>, BTreeSet<String>) = names.into_iter().partition(is_served);
+        if !unknown.is_empty() && subscription.is_first_unknown() {
+            let unknown: Vec<&str> = unknown.iter().filter_map(|name| name.get(..name.floor_char_boundary(NAME_BYTES_MAX))).collect();
+            tracing::warn!(?unknown, pools = ?self.shared.pool_names, "an Envoy asks for the endpoints of pools that are not configured here");
+        }
+        subscription.set_names(names);
+        row.update(subscription);
+        Ok(())
+    }
+
+    /// It does not answer: rosters wait for it no longer.
+    fn late(&self, subscription: &mut Subscription, row: &Row) {
+        subscription.mark_late();
+        row.update(subscription);
+        self.shared.counters().eds_unanswered += 1;
+        let peer = row.remote.to_string();
+        tracing::warn!(peer, node = row.node_id, names = ?subscription.names(), "an Envoy has not taken over its hosts for {EDS_ACK_WAIT_MAX:?}; endpoints are no longer kept from its proxy");
+    }
+}
+
+#[tonic::async_trait]
+impl EndpointDiscoveryService for EdsServer {
+    type StreamEndpointsStream = Told<DiscoveryResponse>;
+    type DeltaEndpointsStream = Told<DeltaDiscoveryResponse>;
+
+    async fn stream_endpoints(
+        &self,
+        request: Request<Streaming<DiscoveryRequest>>,
+    ) -> Result<Response<Self::StreamEndpointsStream>, Status> {
+        self.open::<StateOfTheWorld>(request)
+    }
+
+    async fn delta_endpoints(
+        &self,
+        request: Request<Streaming<DeltaDiscoveryRequest>>,
+    ) -> Result<Response<Self::DeltaEndpointsStream>, Status> {
+        self.open::<Incremental>(request)
+    }
+
+    async fn fetch_endpoints(&self, _request: Request<DiscoveryRequest>) -> Result<Response<DiscoveryResponse>, Status> {
+        Err(Status::unimplemented("EDS is served by stream only: StreamEndpoints or DeltaEndpoints"))
+    }
+}
+
+// === impl StateOfTheWorld ===
+
+impl Variant for StateOfTheWorld {
+    type Asked = DiscoveryRequest;
+    type Told = DiscoveryResponse;
+
+    fn bytes(request: &DiscoveryRequest) -> usize {
+        request.encoded_len()
+    }
+
+    fn asked(request: DiscoveryRequest) -> Asked {
+        Asked {
+            node_id: request.node.map(|n| n.id),
+            type_url: request.type_url,
+            names: Names::Whole(request.resource_names),
+            nonce: request.response_nonce,
+            error: request.error_detail.map(reason),
+        }
+    }
+
+    fn told(due: &Due, names: &BTreeSet<String>, pools: &Pools, version: String) -> DiscoveryResponse {
+        let resources = names.iter().filter_map(|name| pools.get(name)).map(resource).collect();
+        DiscoveryResponse {
+            version_info: version,
+            resources,
+            type_url: TYPE_URL.to_owned(),
+            nonce: due.nonce.clone(),
+            ..DiscoveryResponse::default()
+        }
+    }
+}
+
+// === impl Incremental ===
+
+impl Variant for Incremental {
+    type Asked = DeltaDiscoveryRequest;
+    type Told = DeltaDiscoveryResponse;
+
+    fn bytes(request: &DeltaDiscoveryRequest) -> usize {
+        request.encoded_len()
+    }
+
+    fn asked(request: DeltaDiscoveryRequest) -> Asked {
+        Asked {
+            node_id: request.node.map(|n| n.id),
+            type_url: request.type_url,
+            names: Names::Delta { more: request.resource_names_subscribe, fewer: request.resource_names_unsubscribe },
+            nonce: request.response_nonce,
+            error: request.error_detail.map(reason),
+        }
+    }
+
+    fn told(due: &Due, _names: &BTreeSet<String>, pools: &Pools, version: String) -> DeltaDiscoveryResponse {
+        let resources = due
+            .changed
+            .iter()
+            .filter_map(|name| pools.get(name))
+            .map(|view| Resource {
+                name: view.name.to_string(),
+                version: version.clone(),
+                resource: Some(resource(view)),
+                ..Resource::default()
+            })
+            .collect();
+        DeltaDiscoveryResponse {
+            system_version_info: version,
+            resources,
+            type_url: TYPE_URL.to_owned(),
+            nonce: due.nonce.clone(),
+            ..DeltaDiscoveryResponse::default()
+        }
+    }
+}
+
+// === impl Row ===
+
+impl Row {
+    fn insert(shared: &Arc<Shared>, asked: &Asked, remote: Remote) -> Result<Self, Status> {
+        let node_id = asked.node_id.clone().unwrap_or_default();
+        if node_id.len() > NAME_BYTES_MAX {
+            return Err(Status::invalid_argument(format!("a node id is longer than {NAME_BYTES_MAX} bytes")));
+        }
+        let stream_id = shared.next_stream_id();
+        let pools = std::collections::BTreeMap::new();
+        let stream = EdsStream { node_id: node_id.clone(), remote: remote.clone(), since: SystemTime::now(), pools };
+        shared.eds.send_modify(|eds| eds.open(stream_id, stream));
+        Ok(Self { shared: Arc::clone(shared), stream_id, node_id, remote })
+    }
+
+    fn update(&self, subscription: &Subscription) {
+        self.shared.eds.send_if_modified(|eds| {
+            let Some(stream) = eds.open.get_mut(&self.stream_id) else { return false };
+            let changed = stream.pools != *subscription.acks();
+            stream.pools.clone_from(subscription.acks());
+            changed
+        });
+    }
+}
+
+impl Drop for Row {
+    fn drop(&mut self) {
+        self.shared.eds.send_modify(|eds| eds.close(self.stream_id, Instant::now()));
+    }
+}
+
+/// Why Envoy refused a response, as far as it is kept.
+fn reason(error: rpc::Status) -> String {
+    let rpc::Status { mut message, .. } = error;
+    message.truncate(message.floor_char_boundary(REASON_BYTES_MAX));
+    message
+}
+
+fn resource(view: &PoolView) -> Any {
+    let assignment = ClusterLoadAssignment {
+        cluster_name: view.name.to_string(),
+        endpoints: vec![LocalityLbEndpoints {
+            lb_endpoints: view.eds.addresses.iter().map(|&address| lb_endpoint(address)).collect(),
+            ..LocalityLbEndpoints::default()
+        }],
+        ..ClusterLoadAssignment::default()
+    };
+    Any { type_url: TYPE_URL.to_owned(), value: assignment.encode_to_vec() }
+}
+
+fn lb_endpoint(address: SocketAddr) -> LbEndpoint {
+    let socket_address = SocketAddress {
+        protocol: Protocol::Tcp.into(),
+        address: address.ip().to_string(),
+        port_specifier: Some(PortSpecifier::PortValue(u32::from(address.port()))),
+        ..SocketAddress::default()
+    };
+    let address = Address { address: Some(AddressKind::SocketAddress(socket_address)) };
+    let open = Value { kind: Some(Kind::StringValue("1".to_owned())) };
+    let metadata = Metadata {
+        filter_metadata: HashMap::from([("envoy.lb".to_owned(), Struct { fields: HashMap::from([("open".to_owned(), open)]) })]),
+        ..Metadata::default()
+    };
+    LbEndpoint {
+        metadata: Some(metadata),
+        host_identifier: Some(HostIdentifier::Endpoint(Endpoint { address: Some(address), ..Endpoint::default() })),
+        ..LbEndpoint::default()
+    }
+}

@@ -1,0 +1,131 @@
+//! What one EDS stream is to be sent next: pure, the same for both variants of the protocol.
+//!
+//! One response is out at a time; the next, when its acknowledgement or refusal is in, carries the newest set, whatever came between.
+//! A refused set is not sent again: Envoy keeps its last good one until the set changes. Envoys answer at once; one that has not taken over what it was
+//! sent for [`EDS_ACK_WAIT_MAX`] is marked late, until it has.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tokio::time::Instant;
+
+use super::EDS_ACK_WAIT_MAX;
+use crate::state::shared::{EdsAck, Pools};
+
+/// A stream's subscriptions.
+#[derive(Debug, Default)]
+pub struct Subscription {
+    names: BTreeSet<String>,
+    in_flight: Option<InFlight>,
+    /// Generations sent, by pool; answered or not.
+    sent: BTreeMap<String, u64>,
+    acks: BTreeMap<String, EdsAck>,
+    nonce: u64,
+    /// The log already has the unknown names that this stream asked for.
+    unknown: bool,
+    /// Since when something sent is not taken over.
+    waits: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct InFlight {
+    nonce: String,
+    generations: Vec<(String, u64)>,
+}
+
+/// What is to be sent.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Due {
+    /// Comes back with the answer.
+    pub nonce: String,
+    /// Pools to be told, those that changed.
+    pub changed: Vec<String>,
+}
+
+/// How Envoy answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It took the response over.
+    Accepted,
+    /// It did not, for this reason.
+    Refused(String),
+}
+
+// === impl Subscription ===
+
+impl Subscription {
+    /// Replaces the names subscribed to. What is subscribed to anew is sent anew.
+    pub fn set_names(&mut self, names: BTreeSet<String>) {
+        self.sent.retain(|name, _| names.contains(name));
+        self.acks.retain(|name, _| names.contains(name));
+        for name in &names {
+            self.acks.entry(name.clone()).or_default();
+        }
+        self.names = names;
+    }
+
+    /// Are unknown names asked for for the first time?
+    pub fn is_first_unknown(&mut self) -> bool {
+        !std::mem::replace(&mut self.unknown, true)
+    }
+
+    /// The names subscribed to.
+    #[must_use]
+    pub fn names(&self) -> &BTreeSet<String> {
+        &self.names
+    }
+
+    /// What was acknowledged, by pool.
+    #[must_use]
+    pub fn acks(&self) -> &BTreeMap<String, EdsAck> {
+        &self.acks
+    }
+
+    /// Envoy answered the response with `nonce`. An answer to any other but the last is out of date and says nothing.
+    pub fn answer(&mut self, nonce: &str, answer: &Answer) -> bool {
+        let Some(in_flight) = self.in_flight.take_if(|f| f.nonce == nonce) else { return false };
+        for (name, generation) in in_flight.generations {
+            let Some(ack) = self.acks.get_mut(&name) else { continue };
+            match answer {
+                Answer::Accepted => *ack = EdsAck { acked: generation, ..EdsAck::default() },
+                Answer::Refused(why) => ack.refused = Some(why.clone()),
+            }
+        }
+        if *answer == Answer::Accepted {
+            self.waits = None;
+        }
+        true
+    }
+
+    /// When it will be late, if it is not already and does not answer.
+    #[must_use]
+    pub fn late_at(&self) -> Option<Instant> {
+        self.waits.filter(|_| self.acks.values().all(|ack| !ack.late)).map(|since| since + EDS_ACK_WAIT_MAX)
+    }
+
+    /// The time has come that [`Self::late_at`] told.
+    pub fn mark_late(&mut self) {
+        let behind = |(name, ack): &(&String, &mut EdsAck)| self.sent.get(*name).is_some_and(|sent| *sent > ack.acked);
+        self.acks.iter_mut().filter(behind).for_each(|(_, ack)| ack.late = true);
+    }
+
+    /// What to send now, if anything; it counts as sent.
+    pub fn due(&mut self, pools: &Pools, now: Instant) -> Option<Due> {
+        if self.in_flight.is_some() {
+            return None;
+        }
+        let current = |name: &String| pools.get(name).map(|view| (name.clone(), view.eds.generation));
+        let known: Vec<(String, u64)> = self.names.iter().filter_map(current).collect();
+        let generations: Vec<(String, u64)> =
+            known.into_iter().filter(|(name, generation)| self.sent.get(name) != Some(generation)).collect();
+        if generations.is_empty() {
+            return None;
+        }
+        self.nonce += 1;
+        self.waits = self.waits.or(Some(now));
+        let nonce = self.nonce.to_string();
+        self.sent.extend(generations.iter().cloned());
+        let changed = generations.iter().map(|(name, _)| name.clone()).collect();
+        self.in_flight = Some(InFlight { nonce: nonce.clone(), generations });
+        Some(Due { nonce, changed })
+    }
+}

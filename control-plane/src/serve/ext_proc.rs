@@ -1,0 +1,258 @@
+//! The picker for gateways that speak the Endpoint Picker Protocol over Envoy's external processing service.
+//!
+//! ```text
+//!  gateway ── one gRPC stream an HTTP exchange ──▶ Conversation ──▶ exchange::Exchange ──▶ scheduler
+//!                                                       │ one step under its lock
+//!                                                     Front ◀── push::Session ◀── pools of the daemon
+//! ```
+//! The same exchange and the same scheduler as in the wasm filter: no rule of the protocol is written here, only how Envoy's messages bring in
+//! what happens and take out what is to be done.
+
+mod answers;
+mod authority;
+mod conversation;
+mod framing;
+mod front;
+mod held;
+mod memory;
+mod peers;
+mod refusal;
+mod serve;
+mod talk;
+mod wire;
+
+pub use conversation::{Conversation, Next};
+pub use framing::{ENVELOPE_BYTES_MAX, MESSAGE_BYTES_MAX};
+pub use front::{Front, FrontPool, Inner, Streams};
+pub use memory::{Account, Full, HELD_BYTES_MAX, Memory};
+pub use serve::Listening;
+pub use talk::{Act, BODY_MS_MAX, SILENCE_MS_MAX, Talk};
+
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use exchange::{DestinationFormat, Settings, Time};
+use futures::stream;
+use http::{HeaderMap, HeaderValue};
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody};
+use prost::bytes::Bytes;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::Service;
+use tonic::metadata::{GRPC_CONTENT_TYPE, MetadataMap};
+use tonic::server::NamedService;
+
+use crate::serve::health;
+use crate::shutdown::Shutdown;
+
+/// Names the pool of a stream, among its gRPC metadata (`initial_metadata` in Envoy's `grpc_service`); not needed where there is but one, nor where the
+/// stream's authority is the Service that the pool's InferencePool names.
+pub const POOL: &str = "x-switchpoint-pool";
+
+/// How the destination is told on a stream, likewise: `list` or `single`.
+pub const DESTINATION_FORMAT: &str = "x-switchpoint-destination-format";
+
+/// The most streams at once, of all connections: one for each exchange that any gateway has under way. Each takes some KiB besides what it is accounted for.
+pub const STREAMS_MAX: u64 = 16_384;
+
+/// The most streams of one connection, so that one does not take all. An Envoy that has more under way opens another connection.
+pub const STREAMS_PER_CONNECTION_MAX: u32 = 4_096;
+
+/// Read-ahead of one stream, in bytes: some pieces of a body. A stream is read as soon as anything comes, unless its proxy takes no answers.
+pub const STREAM_WINDOW_BYTES: u32 = 256 << 10;
+
+/// Read-ahead of a connection, in bytes: a gigabyte a second where a round trip takes a millisecond. This much memory a connection can take that we
+/// do not account for.
+pub const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
+
+/// The longest header list of a gRPC request, in bytes: its metadata is two short names. Each open stream may send that much.
+pub const METADATA_BYTES_MAX: u32 = 16 << 10;
+
+/// The method that there is.
+const METHOD: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
+
+/// Serves ext_proc streams.
+#[derive(Clone, Debug)]
+pub struct ExtProcServer {
+    front: Arc<Front>,
+    single: Arc<Settings>,
+    list: Arc<Settings>,
+    format: DestinationFormat,
+    shutdown: Shutdown,
+}
+
+/// A stream and what brings its bytes.
+struct Line {
+    talk: Arc<Talk>,
+    front: Arc<Front>,
+    pool: Arc<FrontPool>,
+    inbound: Body,
+    shutdown: Shutdown,
+    ended: bool,
+}
+
+// === impl ExtProcServer ===
+
+impl ExtProcServer {
+    /// Decides by what `front` knows.
+    #[must_use]
+    pub fn new(front: Arc<Front>, settings: &Settings, shutdown: Shutdown) -> Self {
+        let with = |destination_format| Arc::new(Settings { destination_format, ..settings.clone() });
+        let (single, list) = (with(DestinationFormat::Single), with(DestinationFormat::List));
+        Self { front, single, list, format: settings.destination_format, shutdown }
+    }
+
+    fn pool(&self, metadata: &MetadataMap, authority: &str) -> Result<Arc<FrontPool>, Status> {
+        let name = word(metadata, POOL)?;
+        let why = || match name {
+            Some(name) => format!("there is no pool {name:?} here"),
+            None => format!(
+                "which pool? There are several, and not one of them alone has an InferencePool whose picker is {authority:?}: give each a \
+                 Service or a port of its own, or name the pool in the gRPC metadata {POOL}"
+            ),
+        };
+        let pool = self.front.pool(name).or_else(|| if name.is_none() { self.front.asked(authority) } else { None });
+        pool.cloned().ok_or_else(|| Status::invalid_argument(why()))
+    }
+
+    fn settings(&self, metadata: &MetadataMap) -> Result<&Arc<Settings>, Status> {
+        let format = match word(metadata, DESTINATION_FORMAT)? {
+            None => self.format,
+            Some("single") => DestinationFormat::Single,
+            Some("list") => DestinationFormat::List,
+            Some(other) => {
+                return Err(Status::invalid_argument(format!("the gRPC metadata {DESTINATION_FORMAT} is \"{other}\", not single or list")));
+            }
+        };
+        Ok(match format {
+            DestinationFormat::Single => &self.single,
+            DestinationFormat::List => &self.list,
+        })
+    }
+}
+
+fn word<'m>(metadata: &'m MetadataMap, name: &str) -> Result<Option<&'m str>, Status> {
+    let value = metadata.get(name).map(|value| value.to_str());
+    value.transpose().map_err(|_| Status::invalid_argument(format!("the gRPC metadata {name} is no text")))
+}
+
+impl ExtProcServer {
+    fn stream(&self, request: http::Request<Body>) -> Result<Line, Status> {
+        let (parts, inbound) = request.into_parts();
+        if parts.uri.path() != METHOD {
+            return Err(Status::unimplemented("the method is Process"));
+        }
+        if self.front.streams().open() >= STREAMS_MAX {
+            return Err(Status::resource_exhausted(format!("the picker serves {STREAMS_MAX} streams already")));
+        }
+        let metadata = MetadataMap::from_headers(parts.headers);
+        let pool = self.pool(&metadata, parts.uri.authority().map_or("", |authority| authority.as_str()))?;
+        let talk = Talk::new(&self.front, &pool, self.settings(&metadata)?);
+        Ok(Line { talk, front: Arc::clone(&self.front), pool, inbound, shutdown: self.shutdown.clone(), ended: false })
+    }
+}
+
+impl NamedService for ExtProcServer {
+    const NAME: &'static str = "envoy.service.ext_proc.v3.ExternalProcessor";
+}
+
+impl Service<http::Request<Body>> for ExtProcServer {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Ready<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        ready(Ok(match self.stream(request) {
+            Ok(line) => {
+                let mut response = http::Response::new(Body::new(StreamBody::new(stream::unfold(line, Line::next))));
+                response.headers_mut().insert(http::header::CONTENT_TYPE, GRPC_CONTENT_TYPE);
+                response
+            }
+            Err(status) => status.into_http(),
+        }))
+    }
+}
+
+// === impl Line ===
+
+impl Line {
+    /// The next frame, and what comes after it. No task and no queue of its own: a stream that is dropped is a conversation that is over.
+    async fn next(mut self) -> Option<(Result<Frame<Bytes>, Status>, Self)> {
+        if self.ended {
+            return None;
+        }
+        loop {
+            match self.talk.next() {
+                Act::Send(bytes) => return Some((Ok(Frame::data(bytes)), self)),
+                Act::Listen => self.listen().await,
+                Act::Wait(deadline) => {
+                    let mut next = Next::Wait(deadline);
+                    while let Next::Wait(deadline) = next {
+                        next = self.park(deadline).await;
+                    }
+                }
+                Act::End(status) => {
+                    self.ended = true;
+                    return Some((Ok(Frame::trailers(trailers(&status))), self));
+                }
+            }
+        }
+    }
+
+    async fn listen(&mut self) {
+        tokio::select! {
+            frame = self.inbound.frame() => match frame.and_then(Result::ok) {
+                Some(frame) => if let Some(bytes) = frame.data_ref() { self.talk.receive(bytes) },
+                // An end in error is one too: the proxy has left.
+                None => self.talk.close(),
+            },
+            () = self.talk.woken() => {}
+            // A clean end of the stream lets the proxy go on without the picker.
+            () = self.shutdown.begun(), if self.talk.is_dispensable() => self.talk.close(),
+        }
+    }
+
+    async fn park(&mut self, deadline: Time) -> Next {
+        // No room to wait in: what the deadline would bring comes now.
+        let Ok(_place) = self.front.parking.try_acquire() else { return self.talk.retry(deadline) };
+        let waited = tokio::time::timeout_at(self.front.instant(deadline), self.pool.state()).await;
+        self.talk.retry(if waited.is_ok() { self.front.now() } else { self.front.now().max(deadline) })
+    }
+}
+
+/// How a stream ends.
+fn trailers(status: &Status) -> HeaderMap {
+    let mut trailers = HeaderMap::new();
+    if status.add_header(&mut trailers).is_err() {
+        trailers.insert("grpc-status", HeaderValue::from_static("13")); // its words do not fit a header
+    }
+    trailers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shutdown;
+
+    #[tokio::test]
+    async fn more_streams_than_are_served_are_refused_at_once() {
+        let front = Front::new(&["p".into()]);
+        let mut server = ExtProcServer::new(Arc::clone(&front), &Settings::default(), shutdown::channel().1);
+        let mut status = async || {
+            let request = http::Request::post(METHOD).body(Body::empty()).unwrap();
+            Status::from_header_map(server.call(request).await.unwrap().headers())
+        };
+        assert!(status().await.is_none());
+        for _ in 0..STREAMS_MAX {
+            front.streams().begin();
+        }
+        assert_eq!(status().await.unwrap().code(), tonic::Code::ResourceExhausted);
+    }
+}

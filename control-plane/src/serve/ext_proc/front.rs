@@ -1,0 +1,427 @@
+//! What the front knows: one [`exchange::Pool`] for each pool, as each worker of a proxy has one.
+//!
+//! The front is a proxy of the daemon's own. It is told what proxies are told, by the same [`Session`], refuses what they would refuse, acknowledges
+//! as they do (so no slot is lent anew while it is still in use here), and counts as they count. Since no Envoy's EDS stream is known to be
+//! the one that asks, it hears of a new endpoint after the delay that stands in for an acknowledgement.
+//!
+//! A pool is behind a lock that is held for one step of one exchange, some tens of µs, and never while anything is waited for.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use discovery::Status;
+use exchange::Time;
+use pool_state::{DURATION_BOUNDS_MS, Histogram, Observed};
+use proto::state::{self, daemon_message};
+use scheduler::prefix::ENTRIES_DEFAULT;
+use tokio::sync::{Semaphore, watch};
+use tokio::time::{Instant, MissedTickBehavior};
+
+use super::authority::Asked;
+use super::health::Health;
+use super::memory::Memory;
+use super::peers::Peers;
+use super::talk::Talk;
+use super::wire;
+use crate::pool::endpoint_source::Components;
+use crate::serve::state_stream::Session;
+use crate::shutdown::Shutdown;
+use crate::state::counters::Totals;
+use crate::state::peer::{Origin, Peer};
+use crate::state::peer_relay::SHARE_INTERVAL;
+use crate::state::shared::Shared;
+
+/// The most requests that wait for a pool's first state at once, each with its body; beyond it they are answered at once.
+const PARKED_MAX: usize = 1_024;
+
+/// How often a pool is tidied: its prefix index in slices, its ejections.
+const TICK: Duration = Duration::from_millis(100);
+
+/// How often what was counted is told: as the filters do.
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A moment beyond anything that happens here.
+fn far() -> Instant {
+    Instant::now() + Duration::from_secs(3600)
+}
+
+/// What the front goes by among the proxies; no Envoy has this node id.
+const NODE: &str = "switchpointd/ext_proc";
+
+/// The front, shared by its streams.
+#[derive(Debug)]
+pub struct Front {
+    pools: BTreeMap<Arc<str>, Arc<FrontPool>>,
+    destination_namespace: String,
+    /// By pool: what its source asks of gateways, where it is discovered.
+    sources: OnceLock<Vec<(Arc<FrontPool>, watch::Receiver<Status>)>>,
+    began: Instant,
+    /// Places to wait in.
+    pub(super) parking: Semaphore,
+    streams: Arc<Streams>,
+    /// Open streams, each by its number.
+    talks: Mutex<HashMap<u64, Weak<Talk>>>,
+}
+
+/// How many streams there are, and what they hold.
+#[derive(Debug, Default)]
+pub struct Streams {
+    begun: AtomicU64,
+    ended: AtomicU64,
+    refused: AtomicU64,
+    memory: Arc<Memory>,
+}
+
+/// One pool of it.
+#[derive(Debug)]
+pub struct FrontPool {
+    inner: Mutex<Inner>,
+    has_state: watch::Sender<bool>,
+}
+
+/// What is behind the lock.
+#[derive(Debug)]
+pub struct Inner {
+    /// What requests are decided with.
+    pub pool: exchange::Pool,
+    /// Time a pick took, in µs.
+    pick_us: Histogram,
+    peers: Peers,
+    used: bool,
+}
+
+// === impl Front ===
+
+impl Front {
+    /// Nothing is known yet of these pools.
+    #[must_use]
+    pub fn new(pools: &[Arc<str>]) -> Arc<Self> {
+        Self::of_namespace(pools, None)
+    }
+
+    /// A front that tells destinations in this metadata namespace, where one is given.
+    #[must_use]
+    pub fn of_namespace(pools: &[Arc<str>], destination_namespace: Option<String>) -> Arc<Self> {
+        let pools = pools.iter().map(|name| (Arc::clone(name), Arc::new(FrontPool::new()))).collect();
+        Arc::new(Self {
+            pools,
+            destination_namespace: destination_namespace.unwrap_or_else(|| wire::DESTINATION_NAMESPACE.to_owned()),
+            sources: OnceLock::new(),
+            began: Instant::now(),
+            parking: Semaphore::new(PARKED_MAX),
+            streams: Arc::default(),
+            talks: Mutex::default(),
+        })
+    }
+
+    /// The metadata namespace of destinations, and of the endpoint that served.
+    #[must_use]
+    pub fn destination_namespace(&self) -> &str {
+        &self.destination_namespace
+    }
+
+    /// The pool of that name; without a name the only one.
+    #[must_use]
+    pub fn pool(&self, name: Option<&str>) -> Option<&Arc<FrontPool>> {
+        match name {
+            Some(name) => self.pools.get(name),
+            None if self.pools.len() == 1 => self.pools.values().next(),
+            None => None,
+        }
+    }
+
+    /// From now on a pool is also found by the Service that its InferencePool names.
+    pub fn follow(&self, components: &BTreeMap<Arc<str>, Components>) {
+        let of_pool = |(name, pool): (&Arc<str>, &Arc<FrontPool>)| {
+            let components = components.get(name).into_iter().flatten();
+            components.map(|(_, followed)| (Arc::clone(pool), followed.status())).collect::<Vec<_>>()
+        };
+        let _ = self.sources.set(self.pools.iter().flat_map(of_pool).collect()); // there is one daemon
+    }
+
+    /// The pool whose picker is the Service of this authority, if that is one pool's alone.
+    #[must_use]
+    pub fn asked(&self, authority: &str) -> Option<&Arc<FrontPool>> {
+        let asked = Asked::parse(authority)?;
+        let is_asked = |status: &watch::Receiver<Status>| {
+            status.borrow().asked.as_ref().and_then(|of_pool| of_pool.picker.as_ref()).is_some_and(|service| asked.is(service))
+        };
+        let mut pools = self.sources.get()?.iter().filter(|(_, status)| is_asked(status)).map(|(pool, _)| pool);
+        pools.next().filter(|_| pools.next().is_none())
+    }
+
+    /// Is anything known of every pool?
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.pools.values().all(|pool| pool.has_state())
+    }
+
+    /// This moment, as exchanges know time.
+    #[must_use]
+    pub fn now(&self) -> Time {
+        Time(u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    /// The moment of the runtime's clock that is `time`.
+    #[must_use]
+    pub fn instant(&self, time: Time) -> Instant {
+        self.began + Duration::from_nanos(time.0)
+    }
+
+    /// Its streams, counted.
+    #[must_use]
+    pub fn streams(&self) -> &Arc<Streams> {
+        &self.streams
+    }
+
+    /// Has `talk` looked after by [`Self::expire`], under this number.
+    pub(super) fn register(&self, number: u64, talk: Weak<Talk>) {
+        self.talks().insert(number, talk);
+    }
+
+    /// It is over.
+    pub(super) fn forget(&self, number: u64) {
+        self.talks().remove(&number);
+    }
+
+    /// Ends the streams whose time is up.
+    pub fn expire(&self) {
+        let now = self.now();
+        let talks: Vec<Arc<Talk>> = self.talks().values().filter_map(Weak::upgrade).collect();
+        talks.iter().for_each(|talk| talk.expire(now));
+    }
+
+    fn talks(&self) -> MutexGuard<'_, HashMap<u64, Weak<Talk>>> {
+        self.talks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Follows the daemon's state until `shutdown`, and tells `health` whether every pool has some.
+    pub async fn keep(self: Arc<Self>, shared: Arc<Shared>, mut shutdown: Shutdown, health: Health) {
+        // 0 is nobody among processes.
+        let process_id = rand::random::<u64>().max(1);
+        let mut session = Session::new(Peer::front(NODE, process_id), self.pools.keys().map(ToString::to_string), Instant::now());
+        let (mut pools, mut relayed) = (shared.pools.subscribe(), shared.relayed.subscribe());
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut reported, mut ready) = (Instant::now(), false);
+        loop {
+            let views = pools.borrow_and_update().clone();
+            // Only when it may be passed on: what came too soon wakes us then.
+            if session.relay_at(Instant::now()) <= Instant::now() {
+                relayed.borrow_and_update();
+            }
+            while let Some(message) = session.next(&shared, Instant::now()) {
+                if let Some(ack) = self.told(message) {
+                    session.ack(ack);
+                }
+                shared.front_has(session.status());
+            }
+            if self.is_ready() != ready {
+                ready = !ready;
+                health.ready(ready).await;
+            }
+            let relay_at = session.relay_at(Instant::now());
+            let share_at = if self.tell(&shared, process_id) { Instant::now() + SHARE_INTERVAL } else { far() };
+            tokio::select! {
+                changed = pools.changed() => if changed.is_err() { return },
+                // Others tell hundreds of times a second: no look at any of it before it may be passed on.
+                changed = async { tokio::time::sleep_until(relay_at).await; relayed.changed().await } => if changed.is_err() { return },
+                () = tokio::time::sleep_until(share_at) => {}
+                () = tokio::time::sleep_until(session.wake_at(&views, Instant::now())) => {}
+                _ = tick.tick() => {
+                    self.tidy(&shared, process_id);
+                    if reported.elapsed() >= REPORT_INTERVAL {
+                        reported = Instant::now();
+                        self.report(&shared);
+                        self.expire();
+                    }
+                }
+                () = shutdown.begun() => return,
+            }
+        }
+    }
+
+    /// Takes over a message as a proxy does: whole, or not at all. The answer to it, if it wants one.
+    pub fn told(&self, message: state::DaemonMessage) -> Option<state::Ack> {
+        match message.message? {
+            daemon_message::Message::Roster(roster) => {
+                let (name, version) = (roster.pool.clone(), roster.version);
+                let refused = match (self.pools.get(name.as_str()), proto::roster(roster)) {
+                    (Some(pool), Ok(roster)) => {
+                        let Inner { pool: inner, peers, .. } = &mut *pool.lock();
+                        inner.install(roster.snapshot, roster.hash_secret, roster.staleness_max_ms);
+                        peers.count_anew(inner);
+                        pool.has_state.send_replace(true);
+                        String::new()
+                    }
+                    (None, _) => "no such pool here".to_owned(),
+                    (_, Err(why)) => why.to_string(),
+                };
+                if !refused.is_empty() {
+                    tracing::error!(pool = name, why = refused, "the ext_proc front cannot use a roster; it keeps the one it had");
+                }
+                Some(state::Ack { pool: name, version, refused, held: None })
+            }
+            daemon_message::Message::Metrics(metrics) => {
+                let mut pool = self.pools.get(metrics.pool.as_str())?.lock();
+                let measured = proto::metrics(&metrics, pool.pool.snapshot()?);
+                match measured {
+                    Ok(snapshot) => pool.pool.refresh(snapshot, self.now()),
+                    Err(why) => tracing::error!(pool = metrics.pool, %why, "the ext_proc front cannot use metrics"),
+                }
+                None
+            }
+            daemon_message::Message::Peers(told) => {
+                let Inner { pool, peers, .. } = &mut *self.pools.get(told.pool.as_str())?.lock();
+                peers.heard(pool, told, self.now());
+                None
+            }
+            daemon_message::Message::Learned(learned) => {
+                let mut pool = self.pools.get(learned.pool.as_str())?.lock();
+                match proto::learned(learned) {
+                    Ok(learned) => pool.pool.learned(learned.step, learned.latency),
+                    Err(why) => tracing::error!(%why, "the ext_proc front cannot use what was learned; it keeps what it had"),
+                }
+                None
+            }
+            daemon_message::Message::Welcome(_) => None,
+        }
+    }
+
+    fn tidy(&self, shared: &Shared, process_id: u64) {
+        let now = self.now();
+        for (name, pool) in &self.pools {
+            let Inner { pool, peers, used, .. } = &mut *pool.lock();
+            pool.tick(now);
+            peers.expire(pool, now);
+            observed(name, pool).into_iter().for_each(|observations| shared.observed(process_id, observations));
+            // Proxies share only with those who pick: not with a front that nobody asks.
+            if *used && peers.join() {
+                shared.relay().join(name, (process_id, &Origin::default()), Instant::now());
+                shared.relayed.send_replace(());
+            }
+        }
+    }
+
+    /// Tells the proxies of each pool what changed here. Says whether any of them hears.
+    fn tell(&self, shared: &Shared, process_id: u64) -> bool {
+        let mut heard = false;
+        for (name, pool) in &self.pools {
+            let share = {
+                let Inner { pool, peers, .. } = &mut *pool.lock();
+                heard |= peers.has_listeners();
+                peers.share(name, pool, self.now())
+            };
+            if let Some(share) = share {
+                shared.relay().told(process_id, share, Instant::now());
+                shared.relayed.send_replace(());
+            }
+        }
+        heard
+    }
+
+    fn report(&self, shared: &Shared) {
+        for (name, pool) in &self.pools {
+            let totals = {
+                let inner = pool.lock();
+                inner.used.then(|| Totals::of_pool(&inner.pool, &inner.pick_us))
+            };
+            if let Some(totals) = totals {
+                shared.front_counted(name, totals, Instant::now());
+            }
+        }
+    }
+}
+
+/// What ended requests of the front saw since the last time. It counts as one VM of its process.
+fn observed(name: &str, pool: &mut exchange::Pool) -> Option<state::Observations> {
+    let (first, rows) = pool.take_observed();
+    let rows: Vec<u8> = rows.iter().flat_map(Observed::to_bytes).collect();
+    (!rows.is_empty()).then(|| state::Observations { pool: name.to_owned(), vm_id: 0, first, rows })
+}
+
+// === impl Streams ===
+
+impl Streams {
+    /// Counts one more. Its number.
+    pub(super) fn begin(&self) -> u64 {
+        self.begun.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(super) fn end(&self) {
+        self.ended.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn refuse(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What they hold.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    /// Requests answered because there was no memory for them or no end of their bodies, since the start.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Since the start.
+    #[must_use]
+    pub fn begun(&self) -> u64 {
+        self.begun.load(Ordering::Relaxed)
+    }
+
+    /// Now.
+    #[must_use]
+    pub fn open(&self) -> u64 {
+        let ended = self.ended.load(Ordering::Relaxed);
+        self.begun().saturating_sub(ended)
+    }
+}
+
+// === impl FrontPool ===
+
+impl FrontPool {
+    fn new() -> Self {
+        let pool = exchange::Pool::new(rand::random(), 0);
+        let inner = Mutex::new(Inner { pool, pick_us: Histogram::default(), peers: Peers::default(), used: false });
+        Self { inner, has_state: watch::Sender::new(false) }
+    }
+
+    /// For one step.
+    pub fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Is anything known of it?
+    #[must_use]
+    pub fn has_state(&self) -> bool {
+        *self.has_state.borrow()
+    }
+
+    /// Waits until something is.
+    pub async fn state(&self) {
+        let _ = self.has_state.subscribe().wait_for(|has| *has).await; // we hold the sender, so it cannot be gone
+    }
+}
+
+// === impl Inner ===
+
+impl Inner {
+    /// Before the first exchange that is decided here: the index of a pool that is never used costs nothing.
+    pub(super) fn use_it(&mut self) {
+        self.used = true;
+        self.pool.reserve_prefixes(ENTRIES_DEFAULT);
+    }
+
+    /// Notes that a pick took `us` microseconds.
+    #[expect(clippy::cast_precision_loss, reason = "a pick is far below 2^52 µs")]
+    pub(super) fn pick_took(&mut self, us: u64) {
+        self.pick_us.record(us as f64, &DURATION_BOUNDS_MS);
+    }
+}

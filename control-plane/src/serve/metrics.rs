@@ -1,0 +1,495 @@
+//! `/metrics`: what Prometheus is told, in OpenMetrics.
+//!
+//! Names of the reference (`llm_d_epp_*`, llm-d-router `docs/metrics.md`) where the meaning is the same; all else is `switchpoint_*`.
+//! Requests carry one label more than at the reference, `pool`: one daemon serves several. Histograms of tokens have but the one unbounded
+//! bucket: proxies report sums, which is what rates and means are made of.
+
+mod page;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use discovery::Status;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::registry::Registry;
+use scheduler::EndpointMetrics;
+use tokio::time::Instant;
+
+use self::page::{Buckets, Labels, Page};
+use crate::learn::latency::{Page as Learner, RATIO_BOUNDS, Score, Target};
+use crate::pool::writer::PoolView;
+use crate::scrape::{DURATION_BUCKETS_MS, ScrapeCounts};
+use crate::state::counters::{Histogram, ModelTotals, Totals};
+use crate::state::shared::{Proxy, ProxyEds, Shared};
+use crate::state::snapshot_file::SnapshotFile;
+
+/// Everything at one moment.
+#[derive(Debug)]
+struct Exposition {
+    shared: Arc<Shared>,
+    pools: Vec<PoolCounts>,
+    snapshot_written_unix_ms: Option<u64>,
+}
+
+#[derive(Debug)]
+struct PoolCounts {
+    view: PoolView,
+    totals: Totals,
+    scrapes: Option<ScrapeCounts>,
+    learner: Option<Learner>,
+}
+
+type Time = fn(&ModelTotals) -> &Histogram;
+type Sum = fn(&ModelTotals) -> u64;
+type Gauge = fn(&EndpointMetrics) -> Option<f32>;
+/// Name, help and value.
+type LatencyGauge = (&'static str, &'static str, fn(&Score) -> f64);
+
+/// The text of `/metrics`.
+///
+/// # Errors
+/// Never, as it is written to memory; the encoder's signature says otherwise.
+pub fn page(shared: &Arc<Shared>, snapshot: Option<&SnapshotFile>) -> Result<String, fmt::Error> {
+    let now = Instant::now();
+    let views: Vec<PoolView> = shared.pools.borrow().iter().cloned().collect();
+    let counters = shared.counters();
+    let pools = views.into_iter().map(|view| PoolCounts {
+        totals: counters.totals(&view.name, now),
+        scrapes: shared.scrape_stats(&view.name).map(|stats| stats.counts()),
+        learner: shared.learners.get().and_then(|learners| learners.page(&view.name)),
+        view,
+    });
+    let pools = pools.collect();
+    drop(counters);
+    let exposition =
+        Exposition { shared: Arc::clone(shared), pools, snapshot_written_unix_ms: snapshot.map(SnapshotFile::written_unix_ms) };
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(exposition));
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+impl Collector for Exposition {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let mut page = Page(encoder);
+        self.requests(&mut page)?;
+        self.pools(&mut page)?;
+        self.scheduler(&mut page)?;
+        self.endpoints(&mut page)?;
+        self.scrapes(&mut page)?;
+        self.latency(&mut page)?;
+        self.relayed(&mut page)?;
+        self.daemon(&mut page)
+    }
+}
+
+// === impl Exposition ===
+
+impl Exposition {
+    fn requests(&self, page: &mut Page<'_>) -> fmt::Result {
+        let rows = || {
+            self.pools.iter().flat_map(|pool| {
+                pool.totals.models.iter().map(|(label, totals)| {
+                    let labels = vec![
+                        ("pool", pool.view.name.to_string()),
+                        ("model_name", label.model.clone()),
+                        ("target_model_name", label.target.clone()),
+                        ("priority", label.priority.to_string()),
+                    ];
+                    (labels, totals)
+                })
+            })
+        };
+        page.counter("llm_d_epp_request", "Requests.", rows().map(|(labels, m)| (labels, m.requests)))?;
+        let errors = rows().flat_map(|(labels, m)| m.errors.iter().map(move |(code, count)| (with(&labels, "error_code", code), *count)));
+        page.counter("llm_d_epp_request_error", "Requests answered with an error, by HTTP status.", errors)?;
+        page.gauge("llm_d_epp_request_running", "Requests outstanding.", rows().map(|(labels, m)| (labels, float(m.running))))?;
+        let times: [(&str, &str, Time); 3] = [
+            ("llm_d_epp_request_duration_seconds", "Whole exchanges.", |m| &m.duration_ms),
+            ("llm_d_epp_request_ttft_seconds", "Time to the first token.", |m| &m.ttft_ms),
+            ("llm_d_epp_request_streaming_tpot_seconds", "Time for each token after the first.", |m| &m.tpot_ms),
+        ];
+        for (name, help, of) in times {
+            page.histogram(name, help, rows().map(|(labels, m)| (labels, Buckets::scaled(of(m), 1e-3))))?;
+        }
+        let slos = rows().filter(|(_, m)| m.slo.iter().any(|count| *count > 0)).flat_map(|(labels, m)| {
+            ["met", "missed", "shed"].into_iter().zip(m.slo).map(move |(outcome, count)| (with(&labels, "outcome", outcome), count))
+        });
+        page.counter("switchpoint_slo_requests", "Requests with an SLO: met, missed, or shed.", slos)?;
+        let sums: [(&str, &str, Sum); 5] = [
+            ("llm_d_epp_request_size_bytes", "Request bodies.", |m| m.request_bytes),
+            ("llm_d_epp_response_size_bytes", "Response bodies.", |m| m.response_bytes),
+            ("llm_d_epp_request_input_tokens", "Tokens of prompts.", |m| m.prompt_tokens),
+            ("llm_d_epp_request_output_tokens", "Tokens generated.", |m| m.completion_tokens),
+            ("llm_d_epp_request_cached_tokens", "Tokens of prompts that the engine had cached.", |m| m.cached_tokens),
+        ];
+        for (name, help, of) in sums {
+            page.histogram(name, help, rows().map(|(labels, m)| (labels, Buckets::sum_only(of(m), m.requests))))?;
+        }
+        Ok(())
+    }
+
+    /// How old what discovery knows is: an outage of its backend shows here, while the last known set goes on.
+    fn discovery(&self, page: &mut Page<'_>) -> fmt::Result {
+        let components = self.shared.components.get().into_iter().flat_map(|pools| pools.iter());
+        let all: Vec<(Labels, Status)> = components
+            .flat_map(|(pool, components)| {
+                let labels = |name: &String| vec![("pool", pool.to_string()), ("component", name.clone())];
+                components.iter().map(move |(name, followed)| (labels(name), followed.status().borrow().clone()))
+            })
+            .collect();
+        let age = |status: &Status| status.heard.and_then(|at| at.elapsed().ok()).map(|age| age.as_secs_f64());
+        let ages = all.iter().filter_map(|(labels, status)| Some((labels.clone(), age(status)?)));
+        page.gauge("switchpoint_discovery_age_seconds", "Since the backend of a component was last heard of.", ages)?;
+        let cluster = self.shared.cluster_protocol.get().copied().unwrap_or_default();
+        let others = all.iter().filter_map(|(labels, status)| Some((labels.clone(), flag(status.asked.as_ref()?.protocol != cluster))));
+        page.gauge("switchpoint_protocol_mismatch", "1 where servers speak another protocol than the pool's cluster.", others)?;
+        let connected = all.iter().map(|(labels, status)| (labels.clone(), flag(status.synced && status.error.is_none())));
+        page.gauge("switchpoint_discovery_connected", "0 while the backend of a component cannot be reached or read.", connected)
+    }
+
+    fn pools(&self, page: &mut Page<'_>) -> fmt::Result {
+        let columns: [(&str, &str, Gauge); 3] = [
+            ("kv_cache_utilization", "KV-cache utilisation, 0 to 1", |m| m.kv_cache_utilization),
+            ("queue_size", "requests waiting in the engines", |m| m.queue_depth),
+            ("running_requests", "requests running in the engines", |m| m.running_requests),
+        ];
+        for (name, help, of) in columns {
+            let moments =
+                || self.pools.iter().filter_map(|pool| Some((name_label(pool), moments(pool.view.metrics.iter().filter_map(of))?)));
+            page.gauge(
+                &format!("llm_d_epp_average_{name}"),
+                &format!("Mean over endpoints: {help}."),
+                moments().map(|(l, (mean, _))| (l, mean)),
+            )?;
+            page.gauge(
+                &format!("llm_d_epp_std_dev_{name}"),
+                &format!("Standard deviation over endpoints: {help}."),
+                moments().map(|(l, (_, deviation))| (l, deviation)),
+            )?;
+        }
+        let ready = self.pools.iter().map(|pool| (name_label(pool), count(pool.view.members.len())));
+        page.gauge("llm_d_epp_ready_endpoints", "Endpoints that may be picked.", ready)?;
+        let queues = self.pools.iter().flat_map(|pool| {
+            pool.view.members.iter().zip(pool.view.metrics.iter()).filter_map(|(member, metrics)| {
+                let labels = with(&name_label(pool), "model_server_endpoint", &member.instance.name);
+                Some((labels, f64::from(metrics.queue_depth?)))
+            })
+        });
+        page.gauge("llm_d_epp_per_endpoint_queue_size", "Requests waiting in an engine.", queues)
+    }
+
+    fn scheduler(&self, page: &mut Page<'_>) -> fmt::Result {
+        let picks = self.pools.iter().map(|pool| (pool_label(pool), Buckets::scaled(&pool.totals.pick_us, 1e-6)));
+        page.histogram("llm_d_epp_scheduler_e2e_duration_seconds", "Time of a pick.", picks)?;
+        let attempt = |status: &str, endpoint: &str, namespace: &str, port: &str| {
+            vec![
+                ("status", status.to_owned()),
+                ("target_model_name", String::new()),
+                ("endpoint_name", endpoint.to_owned()),
+                ("namespace", namespace.to_owned()),
+                ("port", port.to_owned()),
+            ]
+        };
+        let attempts = self.pools.iter().flat_map(|pool| {
+            let picked = pool.view.members.iter().map(move |m| {
+                let port = m.instance.address.port().to_string();
+                let labels = attempt("success", &m.instance.name, &m.instance.namespace, &port);
+                (with(&labels, "pool", &pool.view.name), pool.endpoint(m.id).picked)
+            });
+            let dropped = pool.totals.dropped.values().sum();
+            picked.chain([(with(&attempt("failure", "", "", ""), "pool", &pool.view.name), dropped)]).collect::<Vec<_>>()
+        });
+        page.counter("llm_d_epp_scheduler_attempts", "Picks, by first endpoint of the ranked list.", attempts)?;
+        let plugin = |pool: &PoolCounts| {
+            let plugin = ("plugin_type", "prefix-cache-scorer".to_owned());
+            vec![("pool", pool.view.name.to_string()), ("plugin_name", plugin.1.clone()), plugin]
+        };
+        let entries = self.pools.iter().map(|pool| (plugin(pool), float(pool.totals.prefix_entries)));
+        page.gauge("llm_d_epp_prefix_indexer_size", "Entries of the fullest prefix index.", entries)?;
+        let evictions = self.pools.iter().map(|pool| (pool_label(pool), pool.totals.prefix_evictions));
+        page.counter("switchpoint_prefix_evictions", "Entries evicted from prefix indexes.", evictions)?;
+        let dropped = self
+            .pools
+            .iter()
+            .flat_map(|pool| pool.totals.dropped.iter().map(move |(reason, count)| (with(&pool_label(pool), "reason", reason), *count)));
+        page.counter("switchpoint_requests_dropped", "Requests refused by the filters, by reason.", dropped)
+    }
+
+    fn endpoints(&self, page: &mut Page<'_>) -> fmt::Result {
+        let rows = || {
+            self.pools.iter().flat_map(|pool| {
+                pool.view.members.iter().map(move |m| {
+                    let labels = vec![
+                        ("pool", pool.view.name.to_string()),
+                        ("endpoint_name", m.instance.name.clone()),
+                        ("namespace", m.instance.namespace.clone()),
+                        ("producer_name", "inflight-load-producer".to_owned()),
+                    ];
+                    (labels, pool.endpoint(m.id))
+                })
+            })
+        };
+        page.gauge("llm_d_epp_inflight_requests", "Requests outstanding at an endpoint.", rows().map(|(l, e)| (l, float(e.requests))))?;
+        let tokens = rows().map(|(l, e)| (l, float(e.prefill_tokens.saturating_add(e.decode_tokens))));
+        page.gauge("llm_d_epp_inflight_tokens", "Tokens outstanding at an endpoint.", tokens)?;
+        let bare = |mut labels: Labels| {
+            labels.pop();
+            labels
+        };
+        page.counter("switchpoint_endpoint_served", "Requests an endpoint answered.", rows().map(|(l, e)| (bare(l), e.served)))?;
+        page.counter(
+            "switchpoint_endpoint_failed",
+            "Requests an endpoint refused or reset before a response.",
+            rows().map(|(l, e)| (bare(l), e.failed)),
+        )
+    }
+
+    fn scrapes(&self, page: &mut Page<'_>) -> fmt::Result {
+        let rows = || self.pools.iter().filter_map(|pool| Some((pool_label(pool), pool.scrapes.as_ref()?)));
+        let failures = rows().map(|(_, s)| s.failures.iter().map(|(_, count)| count).sum::<u64>()).sum();
+        let source = vec![("source_type", "metrics-data-source".to_owned())];
+        page.counter("llm_d_epp_datalayer_poll_errors", "Scrapes that failed.", [(source, failures)])?;
+        page.counter("switchpoint_scrapes", "Scrapes.", rows().map(|(l, s)| (l, s.polls)))?;
+        let by_reason = rows().flat_map(|(l, s)| s.failures.iter().map(move |(reason, count)| (with(&l, "reason", reason), *count)));
+        page.counter("switchpoint_scrape_failures", "Scrapes that failed, by reason.", by_reason)?;
+        let pages = rows().flat_map(|(l, s)| {
+            [("filtered", s.pages_filtered), ("whole", s.pages_whole)].map(|(kind, count)| (with(&l, "kind", kind), count))
+        });
+        page.counter("switchpoint_scrape_pages", "Pages asked for: only what is needed, or whole.", pages)?;
+        page.counter("switchpoint_scrape_bytes", "Bytes of pages read.", rows().map(|(l, s)| (l, s.bytes)))?;
+        page.counter("switchpoint_scrape_lines_skipped", "Lines that could not be read.", rows().map(|(l, s)| (l, s.lines_skipped)))?;
+        page.counter("switchpoint_endpoint_restarts", "Restarts of engines noticed.", rows().map(|(l, s)| (l, s.restarts)))?;
+        let durations = rows().map(|(labels, s)| {
+            let bounds = DURATION_BUCKETS_MS.iter().map(|&ms| float(ms) / 1e3).chain([f64::INFINITY]);
+            (labels, Buckets { counts: bounds.zip(s.duration_buckets.iter().copied()).collect(), sum: float(s.duration_us) / 1e6 })
+        });
+        page.histogram("switchpoint_scrape_duration_seconds", "Scrapes, from the request to the page read.", durations)
+    }
+
+    /// What was predicted against what came, of the same requests.
+    fn compared(&self, page: &mut Page<'_>) -> fmt::Result {
+        let rows = || {
+            self.pools.iter().filter_map(|pool| Some((pool_label(pool), pool.learner.as_ref()?))).flat_map(|(labels, p)| {
+                Target::ALL.into_iter().zip(p.compared).map(move |(target, compared)| (with(&labels, "target", target.name()), compared))
+            })
+        };
+        let predicted = rows().map(|(labels, c)| (labels, Buckets::scaled(&c.predicted_ms, 1e-3)));
+        page.histogram("switchpoint_latency_predicted_seconds", "What was predicted at the pick, where it is known what came.", predicted)?;
+        let actual = rows().map(|(labels, c)| (labels, Buckets::scaled(&c.actual_ms, 1e-3)));
+        page.histogram("switchpoint_latency_actual_seconds", "What came of the same requests.", actual)?;
+        let ratios = rows().map(|(labels, c)| {
+            let bounds = RATIO_BOUNDS.into_iter().chain([f64::INFINITY]);
+            (labels, Buckets { counts: bounds.zip(c.ratios).collect(), sum: c.ratio_sum })
+        });
+        page.histogram("switchpoint_latency_actual_to_predicted_ratio", "What came relative to what was predicted.", ratios)
+    }
+
+    fn latency(&self, page: &mut Page<'_>) -> fmt::Result {
+        let rows = || self.pools.iter().filter_map(|pool| Some((pool_label(pool), pool.learner.as_ref()?)));
+        let observations = rows().flat_map(|(l, p)| p.counts.rows().map(|(result, count)| (with(&l, "result", result), count)));
+        page.counter("switchpoint_latency_observations", "What proxies told of ended requests, by what became of it.", observations)?;
+        let abstained = rows().flat_map(|(l, p)| p.abstained.iter().map(move |(reason, count)| (with(&l, "reason", reason), *count)));
+        page.counter("switchpoint_latency_abstentions", "Requests of which no latency was predicted, by reason.", abstained)?;
+        page.counter("switchpoint_latency_models", "Models told to proxies.", rows().map(|(l, p)| (l, p.published)))?;
+        page.counter("switchpoint_latency_models_oversized", "Models too large to be told.", rows().map(|(l, p)| (l, p.oversized)))?;
+        page.gauge("switchpoint_latency_model_bytes", "Size of the model told last.", rows().map(|(l, p)| (l, count(p.bytes))))?;
+        page.gauge("switchpoint_latency_predicts", "1 while there is a latency model.", rows().map(|(l, p)| (l, flag(p.predicts))))?;
+        // An empty endpoint is all of the pool.
+        let scores = || {
+            rows().flat_map(|(labels, p)| {
+                let endpoints = p.endpoints.iter().map(|(name, scores)| (name.as_str(), scores));
+                let all = endpoints.chain([("", &p.pool)]).flat_map(move |(endpoint, scores)| {
+                    let labels = with(&labels, "endpoint_name", endpoint);
+                    Target::ALL.into_iter().zip(scores).map(move |(target, score)| (with(&labels, "target", target.name()), *score))
+                });
+                all.collect::<Vec<_>>()
+            })
+        };
+        let predicted = scores().map(|(labels, score)| (labels, score.count));
+        page.counter("switchpoint_latency_predictions", "Predictions that were held against what came of them.", predicted)?;
+        let gauges: [LatencyGauge; 3] = [
+            ("switchpoint_latency_mape", "Mean error of the newest predictions, relative to what came.", |s| s.mape),
+            ("switchpoint_latency_pinball90_milliseconds", "Pinball loss at 0.9 of the newest predictions.", |s| s.pinball90_ms),
+            ("switchpoint_latency_coverage90", "Share of the newest requests that took no longer than the predicted P90.", |s| {
+                s.coverage90
+            }),
+        ];
+        for (name, help, of) in gauges {
+            page.gauge(name, help, scores().filter(|(_, score)| score.recent > 0).map(|(labels, score)| (labels, of(&score))))?;
+        }
+        self.compared(page)
+    }
+
+    fn configs(&self, page: &mut Page<'_>) -> fmt::Result {
+        let rows = || self.pools.iter().map(|p| (pool_label(p), &p.view.sources.config)).filter(|(_, config)| config.file.is_some());
+        let taken = rows().map(|(labels, config)| (labels, flag(config.error.is_none())));
+        page.gauge("switchpoint_config_last_reload_successful", "0 while the newest content of the file cannot be used.", taken)?;
+        let seconds = |at: SystemTime| at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        let at = rows().map(|(labels, config)| (labels, seconds(config.taken_at)));
+        page.gauge("switchpoint_config_last_reload_success_timestamp_seconds", "When the file's content was last taken.", at)?;
+        let outcomes = rows().flat_map(|(labels, config)| {
+            [("success", config.taken), ("failure", config.refused)].map(|(result, count)| (with(&labels, "result", result), count))
+        });
+        page.counter("switchpoint_config_reloads", "New contents of the file, by what became of them; the first is the start.", outcomes)
+    }
+
+    fn relayed(&self, page: &mut Page<'_>) -> fmt::Result {
+        let relayed: Vec<u64> = self.pools.iter().map(|p| self.shared.relay().dropped(&p.view.name)).collect();
+        let untold = |(p, relayed): (&PoolCounts, u64)| (pool_label(p), p.totals.placements_dropped.saturating_add(relayed));
+        let dropped: Vec<(Labels, u64)> = self.pools.iter().zip(relayed).map(untold).collect();
+        page.counter(
+            "switchpoint_placements_dropped",
+            "Prompts placed by one worker that others were not told of, as there were too many.",
+            dropped,
+        )
+    }
+
+    /// Who is connected.
+    fn peers(&self, page: &mut Page<'_>) -> fmt::Result {
+        let (proxies, eds) = (self.shared.proxies.borrow().clone(), self.shared.eds.borrow().clone());
+        let per_pool = |of: &dyn Fn(&PoolCounts) -> f64| self.pools.iter().map(|p| (pool_label(p), of(p))).collect::<Vec<_>>();
+        let asks = |p: &PoolCounts| count(proxies.values().filter(|proxy| proxy.pools.contains_key(&*p.view.name)).count());
+        page.gauge("switchpoint_proxies", "State streams open.", per_pool(&asks))?;
+        let streams = |p: &PoolCounts| count(eds.open.values().filter(|s| s.pools.contains_key(&*p.view.name)).count());
+        page.gauge("switchpoint_eds_streams", "EDS streams open.", per_pool(&streams))?;
+        let late = |p: &PoolCounts| count(eds.open.values().filter_map(|s| s.pools.get(&*p.view.name)).filter(|ack| ack.late).count());
+        page.gauge(
+            "switchpoint_eds_streams_unanswered",
+            "EDS streams whose Envoy does not take over what it is sent: rosters no longer wait for it.",
+            per_pool(&late),
+        )?;
+        let has_no_eds =
+            |proxy: &&Proxy, pool: &str| proxy.pools.contains_key(pool) && eds.of(&proxy.peer, pool, Instant::now()) == ProxyEds::None;
+        let without = |p: &PoolCounts| count(proxies.values().filter(|proxy| has_no_eds(proxy, &p.view.name)).count());
+        page.gauge(
+            "switchpoint_proxies_without_eds",
+            "Proxies whose Envoy has no EDS stream here: its hosts come from elsewhere, perhaps from another daemon.",
+            per_pool(&without),
+        )?;
+        let withheld = |p: &PoolCounts| count(proxies.values().filter_map(|proxy| Some(proxy.pools.get(&*p.view.name)?.withheld)).sum());
+        page.gauge(
+            "switchpoint_endpoints_withheld",
+            "Endpoints kept from proxies whose Envoy does not know them yet.",
+            per_pool(&withheld),
+        )?;
+        let refused = self.shared.origins.refused().map(|(kind, count)| (vec![("kind", kind.name().to_owned())], count));
+        page.counter("switchpoint_streams_refused", "Streams and calls refused because there were too many.", refused)
+    }
+
+    fn daemon(&self, page: &mut Page<'_>) -> fmt::Result {
+        let release = vec![("commit", String::new()), ("build_ref", env!("CARGO_PKG_VERSION").to_owned())];
+        page.gauge("llm_d_epp_info", "The build.", [(release, 1.0)])?;
+        page.gauge("switchpoint_term", "This life of the daemon.", [(Labels::new(), float(self.shared.term))])?;
+        let streams = self.shared.front_streams.get();
+        let now = |of: fn(&crate::serve::ext_proc::Streams) -> f64| streams.map(|s| (Labels::new(), of(s)));
+        page.gauge("llm_d_epp_extproc_streams_inflight", "Streams of gateways that ask by ext_proc.", now(|s| float(s.open())))?;
+        page.gauge("switchpoint_ext_proc_held_bytes", "Bytes of bodies and answers they hold.", now(|s| count(s.memory().held())))?;
+        page.counter("llm_d_epp_extproc_streams", "The same, since the start.", streams.map(|s| (Labels::new(), s.begun())))?;
+        page.counter("switchpoint_ext_proc_refused", "Requests they refused.", streams.map(|s| (Labels::new(), s.refused())))?;
+        self.peers(page)?;
+        let per_pool = |of: &dyn Fn(&PoolCounts) -> f64| self.pools.iter().map(|p| (pool_label(p), of(p))).collect::<Vec<_>>();
+        page.gauge("switchpoint_roster_generation", "Grows with every change of a pool.", per_pool(&|p| float(p.view.generation)))?;
+        page.gauge("switchpoint_vms", "Filter VMs that reported lately.", per_pool(&|p| float(p.totals.vms)))?;
+        page.gauge("switchpoint_pool_complete", "1 once a pool has a complete set of endpoints.", per_pool(&|p| flag(p.view.complete)))?;
+        let sources = self.pools.iter().flat_map(|p| {
+            let sources = &p.view.sources;
+            let ok = [
+                ("discovery", sources.discovery_error.is_none()),
+                ("config", sources.config.error.is_none()),
+                ("objects", sources.objects.error.is_none()),
+            ];
+            ok.map(|(source, ok)| (with(&pool_label(p), "source", source), flag(ok)))
+        });
+        page.gauge("switchpoint_source_ok", "0 while the newest of a source cannot be used and the last good stays.", sources)?;
+        let errors = self.pools.iter().map(|p| (pool_label(p), p.view.sources.errors));
+        page.counter("switchpoint_source_errors", "Contents of sources that could not be used.", errors)?;
+        let without_pool = |p: &PoolCounts| count(p.view.sources.objects_without_pool.values().sum());
+        page.gauge(
+            "switchpoint_objects_without_pool",
+            "Objects read that name no pool of this daemon: they count nowhere.",
+            per_pool(&without_pool),
+        )?;
+        self.discovery(page)?;
+        self.configs(page)?;
+        let plain = {
+            let c = self.shared.counters();
+            [
+                ("switchpoint_rosters_refused", "Rosters that a proxy refused.", c.rosters_refused),
+                ("switchpoint_eds_refused", "EDS responses that an Envoy refused.", c.eds_refused),
+                ("switchpoint_reports", "Reports of proxies.", c.reports),
+                (
+                    "switchpoint_reports_invalid",
+                    "Parts of reports that could not be read, or were of no pool of the proxy.",
+                    c.reports_invalid,
+                ),
+                (
+                    "switchpoint_peer_messages_refused",
+                    "Other messages of proxies that were too large, or of no pool of theirs.",
+                    c.said_refused,
+                ),
+                ("switchpoint_eds_unanswered", "EDS responses that an Envoy did not take over in time.", c.eds_unanswered),
+                ("switchpoint_snapshot_write_errors", "Writes of the snapshot file that failed.", c.snapshot_write_errors),
+            ]
+        };
+        for (name, help, value) in plain {
+            page.counter(name, help, [(Labels::new(), value)])?;
+        }
+        let age = self.snapshot_written_unix_ms.map(|written| {
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            (Labels::new(), (now.as_secs_f64() - float(written) / 1e3).max(0.0))
+        });
+        page.gauge("switchpoint_snapshot_age_seconds", "Since the snapshot file was written; it is written on change.", age)
+    }
+}
+
+// === impl PoolCounts ===
+
+impl PoolCounts {
+    fn endpoint(&self, id: scheduler::EndpointRef) -> crate::state::counters::EndpointTotals {
+        self.totals.endpoints.get(&(id.incarnation, id.slot)).copied().unwrap_or_default()
+    }
+}
+
+fn pool_label(pool: &PoolCounts) -> Labels {
+    vec![("pool", pool.view.name.to_string())]
+}
+
+/// The reference calls the label of its pool metrics so.
+fn name_label(pool: &PoolCounts) -> Labels {
+    vec![("name", pool.view.name.to_string())]
+}
+
+fn with(labels: &Labels, key: &'static str, value: &str) -> Labels {
+    let mut labels = labels.clone();
+    labels.push((key, value.to_owned()));
+    labels
+}
+
+/// Mean and standard deviation of the known values; `None` when none is.
+fn moments(values: impl Iterator<Item = f32>) -> Option<(f64, f64)> {
+    let values: Vec<f64> = values.map(f64::from).collect();
+    let n = count(values.len());
+    if values.is_empty() {
+        return None;
+    }
+    let mean = values.iter().sum::<f64>() / n;
+    let variance = values.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
+    Some((mean, variance.sqrt()))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "Prometheus values are floats")]
+fn float(value: u64) -> f64 {
+    value as f64
+}
+
+fn count(value: usize) -> f64 {
+    float(u64::try_from(value).unwrap_or(u64::MAX))
+}
+
+fn flag(value: bool) -> f64 {
+    f64::from(u8::from(value))
+}

@@ -1,0 +1,80 @@
+//! Families of metrics, written one after the other in OpenMetrics.
+
+use std::fmt;
+
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use proto::HISTOGRAM_BOUNDS;
+
+use super::float;
+use crate::state::counters::Histogram;
+
+/// Names and values of labels.
+pub(super) type Labels = Vec<(&'static str, String)>;
+
+/// A histogram as it is written: bounds with counts, and the sum.
+pub(super) struct Buckets {
+    pub(super) counts: Vec<(f64, u64)>,
+    pub(super) sum: f64,
+}
+
+/// Writes families one after the other.
+pub(super) struct Page<'e>(pub(super) DescriptorEncoder<'e>);
+
+// === impl Buckets ===
+
+impl Buckets {
+    pub(super) fn scaled(histogram: &Histogram, scale: f64) -> Self {
+        let bounds = HISTOGRAM_BOUNDS.iter().map(|bound| bound * scale).chain([f64::INFINITY]);
+        Self { counts: bounds.zip(histogram.counts).collect(), sum: histogram.sum * scale }
+    }
+
+    pub(super) fn sum_only(sum: u64, count: u64) -> Self {
+        Self { counts: vec![(f64::INFINITY, count)], sum: float(sum) }
+    }
+}
+
+impl EncodeMetric for Buckets {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
+        let count = self.counts.iter().fold(0, |sum, (_, count)| count.saturating_add(sum));
+        encoder.encode_histogram::<NoLabelSet>(self.sum, count, &self.counts, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
+    }
+}
+
+// === impl Page ===
+
+impl Page<'_> {
+    /// The name is given without `_total`, which the encoder appends.
+    pub(super) fn counter(&mut self, name: &str, help: &str, rows: impl IntoIterator<Item = (Labels, u64)>) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (labels, value) in rows {
+            labelled(&mut family, &labels, |row| row.encode_counter::<NoLabelSet, _, f64>(&value, None))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn gauge(&mut self, name: &str, help: &str, rows: impl IntoIterator<Item = (Labels, f64)>) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (labels, value) in rows {
+            labelled(&mut family, &labels, |row| row.encode_gauge(&value))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn histogram(&mut self, name: &str, help: &str, rows: impl IntoIterator<Item = (Labels, Buckets)>) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, None, MetricType::Histogram)?;
+        for (labels, buckets) in rows {
+            buckets.encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+}
+
+/// One row; without labels also without their braces.
+fn labelled(family: &mut MetricEncoder<'_>, labels: &Labels, write: impl FnOnce(&mut MetricEncoder<'_>) -> fmt::Result) -> fmt::Result {
+    if labels.is_empty() { write(family) } else { write(&mut family.encode_family(labels)?) }
+}

@@ -1,0 +1,163 @@
+//! The listeners for probes, Prometheus and operators: health, admin and metrics. They are open from the start, also while another daemon leads.
+//!
+//! They stay open when this daemon becomes the leader; only their answers change, so a probe never finds the port closed.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tonic::codegen::Service;
+use tonic::service::Routes;
+use tonic::transport::Server;
+
+use crate::cli::args::{AdminTls, Serve};
+use crate::daemon::{Fatal, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT};
+use crate::serve::admin::{self, Admin};
+use crate::serve::admin_token::{self, Token};
+use crate::serve::health::Health;
+use crate::serve::listen::{Incoming, Listener, Tls, TlsFiles, identify, listen};
+use crate::shutdown::Shutdown;
+
+/// How long a request may take, its body included; the slowest page takes milliseconds.
+const REQUEST_MAX: Duration = Duration::from_secs(30);
+
+/// The listeners, and what they answer.
+#[derive(Debug)]
+pub struct Monitoring {
+    /// Where the admin routes are.
+    pub admin_address: SocketAddr,
+    /// Where metrics are, if anywhere but there.
+    pub metrics_address: Option<SocketAddr>,
+    /// Where gRPC health is, if anywhere.
+    pub health_address: Option<SocketAddr>,
+    /// What health says.
+    pub health: Health,
+    admin: watch::Sender<Router>,
+    metrics: watch::Sender<Router>,
+}
+
+// === impl Monitoring ===
+
+impl Monitoring {
+    /// Opens the listeners. Health says that this daemon lives and is not ready; the others say that another leads.
+    ///
+    /// # Errors
+    /// [`Fatal`] says which cannot be opened, or that the token cannot be read.
+    pub async fn open(args: &Serve, tasks: &mut JoinSet<&'static str>, shutdown: &Shutdown) -> Result<Self, Fatal> {
+        let tls = admin_tls(&args.admin_tls);
+        let token = match args.admin_tls.admin_token_file.clone() {
+            Some(file) => {
+                Some(Token::follow(file, shutdown.clone()).await.map_err(|why| Fatal::Usage(format!("--admin-token-file: {why}")))?)
+            }
+            None => None,
+        };
+        let (admin, admin_pages) = watch::channel(admin::standing_by());
+        let (metrics, metrics_pages) = watch::channel(admin::standing_by());
+        let health = Health::new().await;
+
+        let incoming = open(Listener::Admin, args.listen_admin, tls, shutdown).await?;
+        let admin_address = incoming.address();
+        tasks.spawn(serve_pages(incoming, guarded(current(admin_pages), token), "admin listener", shutdown.clone()));
+        let metrics_address = match args.listen_metrics.0 {
+            None => None,
+            Some(address) => {
+                let incoming = open(Listener::Metrics, address, Tls::Off, shutdown).await?;
+                let address = incoming.address();
+                tasks.spawn(serve_pages(incoming, current(metrics_pages), "metrics listener", shutdown.clone()));
+                Some(address)
+            }
+        };
+        let health_address = match args.ext_proc.listen_health.0 {
+            None => None,
+            Some(address) => {
+                let incoming = open(Listener::Health, address, Tls::Off, shutdown).await?;
+                let address = incoming.address();
+                tasks.spawn(serve_health(incoming, health.clone(), shutdown.clone()));
+                Some(address)
+            }
+        };
+        let shown = |address: Option<SocketAddr>| address.map(tracing::field::display);
+        tracing::info!(admin = %admin_address, metrics = shown(metrics_address), health = shown(health_address), "answering probes");
+        Ok(Self { admin_address, metrics_address, health_address, health, admin, metrics })
+    }
+
+    /// This daemon leads: from now on its state is shown.
+    pub async fn leads(&self, state: Admin) {
+        let _standing_by = self.metrics.send_replace(admin::metrics_router(state.clone()));
+        let _standing_by = self.admin.send_replace(admin::router(state));
+        self.health.leads().await;
+    }
+}
+
+/// The routes of the moment.
+fn current(pages: watch::Receiver<Router>) -> Router {
+    Router::new().fallback(move |request: Request| {
+        let mut router = pages.borrow().clone();
+        async move { router.call(request).await }
+    })
+}
+
+fn guarded(router: Router, token: Option<Token>) -> Router {
+    match token {
+        Some(token) => router.layer(from_fn_with_state(token, admin_token::guard)),
+        None => router,
+    }
+}
+
+fn admin_tls(args: &AdminTls) -> Tls {
+    let AdminTls { admin_tls_cert, admin_tls_key, admin_tls_client_ca, .. } = args.clone();
+    admin_tls_cert.zip(admin_tls_key).map(|(cert, key)| TlsFiles { cert, key, client_ca: admin_tls_client_ca }).into()
+}
+
+/// Opens one listener of the daemon.
+///
+/// # Errors
+/// [`Fatal::Listen`] says which and why.
+pub async fn open(listener: Listener, address: SocketAddr, tls: impl Into<Tls>, shutdown: &Shutdown) -> Result<Incoming, Fatal> {
+    listen(listener, address, tls, shutdown.clone()).await.map_err(|source| Fatal::Listen { what: listener.name(), address, source })
+}
+
+async fn serve_pages(incoming: Incoming, router: Router, what: &'static str, mut shutdown: Shutdown) -> &'static str {
+    let served = server()
+        .accept_http1(true)
+        .layer(identify())
+        .add_routes(Routes::from(router.layer(from_fn(in_time))))
+        .serve_with_incoming_shutdown(incoming, async move { shutdown.begun().await })
+        .await;
+    ended(served, what)
+}
+
+async fn in_time(request: Request, next: Next) -> Response {
+    match tokio::time::timeout(REQUEST_MAX, next.run(request)).await {
+        Ok(response) => response,
+        Err(_) => (StatusCode::REQUEST_TIMEOUT, "the request did not come in time\n").into_response(),
+    }
+}
+
+async fn serve_health(incoming: Incoming, health: Health, mut shutdown: Shutdown) -> &'static str {
+    let served = server()
+        .layer(identify())
+        .add_service(health.service())
+        .serve_with_incoming_shutdown(incoming, async move { shutdown.begun().await })
+        .await;
+    ended(served, "health listener")
+}
+
+/// A server whose dead connections are noticed.
+pub fn server() -> Server {
+    Server::builder().http2_keepalive_interval(Some(KEEPALIVE_INTERVAL)).http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+}
+
+/// What a listener's task says at its end.
+pub fn ended(served: Result<(), tonic::transport::Error>, what: &'static str) -> &'static str {
+    if let Err(error) = served {
+        tracing::error!(%error, what, "failed");
+    }
+    what
+}

@@ -1,0 +1,165 @@
+//! The state stream: one for each Envoy process, opened by the VM that leads there.
+//!
+//! `Hello` -> `Welcome`, then a `Roster` for each pool asked for, then `Metrics`; `Ack` and `Report` come back. What comes in is held to bounds by
+//! [`admission`], what to send is [`Session`]'s to say, [`Conversation`] puts both together; here it meets the sockets. A newer stream of a process
+//! replaces the older one, whose connection may be long dead.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures::{Stream, StreamExt};
+use prost::Message as _;
+use proto::state::state_service_server::StateService;
+use proto::state::{self, proxy_message};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::shutdown::Shutdown;
+use crate::state::peer::{Full, Kind, Remote, Seat};
+use crate::state::shared::Shared;
+
+pub mod admission;
+pub mod calls;
+mod conversation;
+mod session;
+pub use conversation::Conversation;
+pub use session::{EDS_ABSENT_GRACE, FIRST_ROSTER_WAIT, METRICS_INTERVAL_MIN, RAISES_MAX, Session};
+
+/// How long a new stream may take to say hello.
+const HELLO_WAIT_MAX: std::time::Duration = std::time::Duration::from_secs(5);
+
+/// Serves state streams, and the calls that stand for them: see [`calls`].
+#[derive(Clone, Debug)]
+pub struct StateServer {
+    shared: Arc<Shared>,
+    shutdown: Shutdown,
+}
+
+/// What a proxy says, by whatever way it comes.
+trait Inbound: Stream<Item = Result<state::ProxyMessage, Status>> + Send + Unpin {}
+
+impl<S: Stream<Item = Result<state::ProxyMessage, Status>> + Send + Unpin> Inbound for S {}
+
+type Outbound = mpsc::Sender<Result<state::DaemonMessage, Status>>;
+
+// === impl StateServer ===
+
+impl StateServer {
+    /// Serves what `shared` holds until `shutdown`.
+    #[must_use]
+    pub fn new(shared: Arc<Shared>, shutdown: Shutdown) -> Self {
+        Self { shared, shutdown }
+    }
+
+    /// A place among the streams, which counts before a word is said.
+    fn seat(&self, remote: &Remote) -> Result<Seat, Status> {
+        self.shared.origins.seat(Kind::StateStream, &remote.origin, Instant::now()).map_err(refusal)
+    }
+
+    async fn serve(self, mut inbound: impl Inbound, outbound: Outbound, remote: Remote, seat: Seat) -> Result<(), Status> {
+        tokio::time::sleep_until(seat.begin(Instant::now())).await;
+        let hello =
+            tokio::time::timeout(HELLO_WAIT_MAX, hello(&mut inbound)).await.map_err(|_| Status::deadline_exceeded("no Hello came"))??;
+        let (mut conversation, welcome) = Conversation::begin(&self.shared, hello, remote, Instant::now())?;
+        let _ = outbound.send(Ok(welcome)).await;
+        let peer = conversation.peer();
+        let (node, process) = (peer.node_id.clone(), format!("{:016x}", peer.process_id));
+        tracing::info!(node, process, pools = ?conversation.pools(), "proxy connected");
+        let ended = self.run(&mut conversation, &mut inbound, &outbound, &seat).await;
+        tracing::info!(node, process, why = ?ended.as_ref().err().map(Status::message), "proxy left");
+        ended
+    }
+
+    async fn run(
+        &self,
+        conversation: &mut Conversation,
+        inbound: &mut impl Inbound,
+        outbound: &Outbound,
+        seat: &Seat,
+    ) -> Result<(), Status> {
+        let mut pools = self.shared.pools.subscribe();
+        let mut eds = self.shared.eds.subscribe();
+        let mut proxies = self.shared.proxies.subscribe();
+        let mut relayed = self.shared.relayed.subscribe();
+        let mut shutdown = self.shutdown.clone();
+        // What comes faster than its origin may speak waits in the network.
+        let mut read_at = Instant::now();
+        loop {
+            // Seen before it is read: a change meanwhile wakes us again.
+            eds.borrow_and_update();
+            // Only when it may be passed on: what came too soon wakes us then.
+            let relay_at = conversation.relay_at(Instant::now());
+            if relay_at <= Instant::now() {
+                relayed.borrow_and_update();
+            }
+            let views = pools.borrow_and_update().clone();
+            // Room first, then the message: what is sent is as new as the moment it can be.
+            if let Ok(permit) = outbound.try_reserve()
+                && let Some(message) = conversation.next(Instant::now())
+            {
+                permit.send(Ok(message));
+                continue;
+            }
+            let wake_at = conversation.wake_at(&views, Instant::now());
+            // Others tell hundreds of times a second: no look at any of it before it may be passed on.
+            let full = outbound.capacity() == 0;
+            let may_read = read_at <= Instant::now();
+            tokio::select! {
+                message = inbound.next(), if may_read => match message {
+                    Some(message) => {
+                        let message = message?;
+                        read_at = seat.message(message.encoded_len(), Instant::now());
+                        conversation.receive(message, Instant::now())?;
+                    }
+                    None => return Ok(()),
+                },
+                changed = pools.changed() => changed.map_err(|_| Status::unavailable("shutting down"))?,
+                changed = async { tokio::time::sleep_until(relay_at).await; relayed.changed().await } => {
+                    changed.map_err(|_| Status::unavailable("shutting down"))?;
+                }
+                changed = eds.changed() => changed.map_err(|_| Status::unavailable("shutting down"))?,
+                _ = proxies.changed() => if !proxies.borrow_and_update().contains_key(&conversation.stream_id()) {
+                    return Err(Status::aborted("a newer stream of this process took over"));
+                },
+                () = tokio::time::sleep_until(read_at), if !may_read => {}
+                _ = outbound.reserve(), if full => {}
+                () = tokio::time::sleep_until(wake_at), if !full => {}
+                () = outbound.closed() => return Ok(()),
+                () = shutdown.begun() => return Err(Status::unavailable("the daemon is shutting down")),
+            }
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl StateService for StateServer {
+    type StreamStream = Pin<Box<dyn Stream<Item = Result<state::DaemonMessage, Status>> + Send>>;
+
+    async fn stream(&self, request: Request<Streaming<state::ProxyMessage>>) -> Result<Response<Self::StreamStream>, Status> {
+        let remote = Remote::of(request.extensions());
+        let seat = self.seat(&remote)?;
+        let inbound = request.into_inner();
+        let (outbound, messages) = mpsc::channel(1);
+        let server = self.clone();
+        tokio::spawn(async move {
+            if let Err(status) = server.serve(inbound, outbound.clone(), remote, seat).await {
+                let _ = outbound.send(Err(status)).await;
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(messages))))
+    }
+}
+
+async fn hello(inbound: &mut impl Inbound) -> Result<state::Hello, Status> {
+    match inbound.next().await.transpose()?.and_then(|m| m.message) {
+        Some(proxy_message::Message::Hello(hello)) => Ok(hello),
+        _ => Err(Status::invalid_argument("the first message must be a Hello")),
+    }
+}
+
+/// The status that a stream beyond the limits ends with.
+pub(crate) fn refusal(full: Full) -> Status {
+    Status::resource_exhausted(full.to_string())
+}

@@ -1,0 +1,183 @@
+//! Where what a proxy says comes in, and is held to bounds: size and scope here, time where rows are read ([`pool_state::RowHead::receive`]).
+//!
+//! A proxy speaks for itself alone, and of pools that it asked for and that are served here. What is out of bounds is left out and counted, the rest of
+//! its message is taken: a filter with a fault should lose what is wrong, not its state.
+
+use std::sync::Arc;
+
+use pool_state::{OBSERVATION_BYTES, OBSERVATIONS_MAX};
+use prost::Message as _;
+use proto::state::{self, proxy_message};
+use proto::{PLACEMENTS_BYTES_MAX, PROXY_MESSAGE_BYTES_MAX};
+use tonic::Status;
+
+use crate::state::peer_relay::ROW_BYTES_MAX;
+
+/// The most pools one proxy may ask for: a guard against nonsense, above what one Envoy serves.
+const POOLS_ASKED_MAX: usize = 256;
+
+/// The longest node id and pool name taken, in bytes.
+pub const NAME_BYTES_MAX: usize = 1024;
+
+/// The longest reason for a refusal that is kept, in bytes: a person reads it in the log.
+pub const REASON_BYTES_MAX: usize = 1024;
+
+/// The most placements in one message from a proxy, in bytes: twice what a filter puts into one.
+const SHARE_PLACEMENTS_BYTES_MAX: usize = 2 * PLACEMENTS_BYTES_MAX;
+
+/// What a proxy may speak of.
+#[derive(Debug)]
+pub struct Scope {
+    pools: Vec<String>,
+}
+
+/// What a proxy said, within bounds.
+#[derive(Debug)]
+pub enum Said {
+    /// It took a roster over, or did not.
+    Ack(state::Ack),
+    /// What its VMs counted.
+    Report(Vec<state::VmCounters>),
+    /// What it has under way and placed.
+    Share(state::Share),
+    /// What ended requests saw.
+    Observations(state::Observations),
+}
+
+/// A message as admitted.
+#[derive(Debug)]
+pub struct Admitted {
+    /// What is taken, if anything.
+    pub said: Option<Said>,
+    /// Parts of it that were out of bounds.
+    pub refused: u64,
+}
+
+/// The first message of a stream: who it is. Of the pools asked for only those served stay, the others are returned beside.
+///
+/// # Errors
+/// Says which rule of the protocol it breaks.
+pub fn hello(mut hello: state::Hello, served: &[Arc<str>]) -> Result<(state::Hello, Vec<String>), Status> {
+    if hello.schema != proto::SCHEMA {
+        return Err(Status::failed_precondition(format!(
+            "the filter speaks state schema {}, this daemon (switchpointd {}) schema {}: run filter and daemon of one release",
+            hello.schema,
+            env!("CARGO_PKG_VERSION"),
+            proto::SCHEMA
+        )));
+    }
+    if hello.pools.len() > POOLS_ASKED_MAX {
+        return Err(Status::invalid_argument(format!("asked for {} pools, at most {POOLS_ASKED_MAX}", hello.pools.len())));
+    }
+    if hello.pools.iter().chain([&hello.node_id]).any(|name| name.len() > NAME_BYTES_MAX) {
+        return Err(Status::invalid_argument(format!("a node id or pool name is longer than {NAME_BYTES_MAX} bytes")));
+    }
+    let is_served = |name: &String| served.iter().any(|served| **served == **name);
+    let (known, unknown) = std::mem::take(&mut hello.pools).into_iter().partition(is_served);
+    hello.pools = known;
+    Ok((hello, unknown))
+}
+
+// === impl Scope ===
+
+impl Scope {
+    /// Of these pools, each served here.
+    #[must_use]
+    pub fn new(pools: Vec<String>) -> Self {
+        Self { pools }
+    }
+
+    /// Takes in a message.
+    ///
+    /// # Errors
+    /// [`Status::invalid_argument`] when no proxy says that at this place.
+    pub fn admit(&self, message: state::ProxyMessage) -> Result<Admitted, Status> {
+        let (said, refused) = match message.message {
+            Some(proxy_message::Message::Ack(ack)) => one(self.ack(ack).map(Said::Ack)),
+            Some(proxy_message::Message::Report(report)) => {
+                let parts = report.counters.len();
+                let counters: Vec<_> = report.counters.iter().filter_map(|bytes| self.counters(bytes)).collect();
+                let refused = parts - counters.len();
+                (Some(Said::Report(counters)), u64::try_from(refused).unwrap_or(u64::MAX))
+            }
+            Some(proxy_message::Message::Share(share)) => one(self.share(share).map(Said::Share)),
+            Some(proxy_message::Message::Observations(told)) => one(self.observations(told).map(Said::Observations)),
+            Some(proxy_message::Message::Hello(_)) => return Err(Status::invalid_argument("a second Hello")),
+            None => (None, 0), // a newer filter may say more than this daemon understands
+        };
+        Ok(Admitted { said, refused })
+    }
+
+    /// Which pools.
+    #[must_use]
+    pub fn pools(&self) -> &[String] {
+        &self.pools
+    }
+
+    fn has(&self, pool: &str) -> bool {
+        self.pools.iter().any(|name| name == pool)
+    }
+
+    fn ack(&self, mut ack: state::Ack) -> Option<state::Ack> {
+        ack.refused.truncate(ack.refused.floor_char_boundary(REASON_BYTES_MAX));
+        self.has(&ack.pool).then_some(ack)
+    }
+
+    fn counters(&self, bytes: &[u8]) -> Option<state::VmCounters> {
+        let counters = state::VmCounters::decode(bytes).ok()?;
+        self.has(&counters.pool).then_some(counters)
+    }
+
+    fn share(&self, share: state::Share) -> Option<state::Share> {
+        let fits = share.row.len() <= ROW_BYTES_MAX && share.placements.len() <= SHARE_PLACEMENTS_BYTES_MAX;
+        (fits && self.has(&share.pool)).then_some(share)
+    }
+
+    fn observations(&self, told: state::Observations) -> Option<state::Observations> {
+        let fits = told.rows.len() <= OBSERVATIONS_MAX * OBSERVATION_BYTES;
+        (fits && self.has(&told.pool)).then_some(told)
+    }
+}
+
+fn one(said: Option<Said>) -> (Option<Said>, u64) {
+    let refused = u64::from(said.is_none());
+    (said, refused)
+}
+
+const _: () = assert!(ROW_BYTES_MAX + SHARE_PLACEMENTS_BYTES_MAX < PROXY_MESSAGE_BYTES_MAX, "the largest share fits a message");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn admit(message: proxy_message::Message) -> Admitted {
+        Scope::new(vec!["p".to_owned()]).admit(state::ProxyMessage { message: Some(message) }).unwrap()
+    }
+
+    #[test]
+    fn what_is_of_another_pool_or_too_large_is_left_out() {
+        let vm = |pool: &str| state::VmCounters { pool: pool.to_owned(), ..Default::default() }.encode_to_vec();
+        let report = state::Report { counters: vec![vm("p"), vm("q"), vec![0xff; 9], vm("p")] };
+        let Admitted { said: Some(Said::Report(counters)), refused: 2 } = admit(proxy_message::Message::Report(report)) else { panic!() };
+        assert_eq!(counters.len(), 2);
+        let share = |pool: &str, row, placements| {
+            let (pool, row, placements) = (pool.to_owned(), vec![0; row], vec![0; placements]);
+            admit(proxy_message::Message::Share(state::Share { pool, row, placements, stamp: 0 })).said.is_some()
+        };
+        assert!(share("p", ROW_BYTES_MAX, SHARE_PLACEMENTS_BYTES_MAX));
+        assert!(!share("q", 0, 0) && !share("p", ROW_BYTES_MAX + 1, 0) && !share("p", 0, SHARE_PLACEMENTS_BYTES_MAX + 1));
+        let told = |pool: &str, rows| {
+            let (pool, rows) = (pool.to_owned(), vec![0; rows]);
+            admit(proxy_message::Message::Observations(state::Observations { pool, rows, ..Default::default() })).said.is_some()
+        };
+        let most = OBSERVATIONS_MAX * OBSERVATION_BYTES;
+        assert!(told("p", most) && !told("q", 0) && !told("p", most + 1));
+    }
+
+    #[test]
+    fn a_reason_is_cut_at_a_character() {
+        let ack = state::Ack { pool: "p".to_owned(), refused: "ä".repeat(REASON_BYTES_MAX), ..Default::default() };
+        let Some(Said::Ack(ack)) = admit(proxy_message::Message::Ack(ack)).said else { panic!() };
+        assert_eq!(ack.refused.len(), REASON_BYTES_MAX);
+    }
+}

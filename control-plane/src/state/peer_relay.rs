@@ -1,0 +1,500 @@
+//! What the proxies of a pool tell each other, by way of the daemon: what they have under way, and what they placed.
+//!
+//! ```text
+//!  Share of a process ──▶ its row (replaces the one before) ──▶ sum of all ──▶ Peers to every other process: the sum without its own row
+//!                    └──▶ placements, a bounded queue ────────▶ each once to every other process; the oldest go first when there are too many
+//! ```
+//! Rows are bytes that only [`pool_state::Sum`] reads; placements are passed on as they came. Nothing here survives the daemon, and nothing needs to: rows are
+//! absolute and told again, placements are beliefs. Moments in rows are by the clock of their process; they are taken over to the daemon's here,
+//! and to that of who hears them there.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use exchange::Time;
+use pool_state::{PeerRow, RowHead, Sum};
+use proto::{PLACEMENTS_BYTES_MAX, SHARE_EXPIRY_MS, placements, state};
+use scheduler::{ENDPOINTS_MAX, EndpointRef};
+use tokio::time::Instant;
+
+use crate::pool::writer::PoolView;
+use crate::state::peer::Origin;
+
+/// The least time between two messages to a proxy: load that is 10 ms old picks nearly as well as load of now, and each costs CPU twice.
+pub const SHARE_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Placements kept of a pool for proxies that have not taken them yet, in bytes: 300 prompts of 400 blocks twice over.
+const BYTES_KEPT_MAX: usize = 2 << 20;
+
+/// The longest row taken, in bytes: every endpoint there can be, and the SLOs of each.
+pub const ROW_BYTES_MAX: usize = 80 * ENDPOINTS_MAX + 64;
+
+/// At most so many processes of one origin count as others that pick meanwhile: each pick stands for one of each of them until it is known better. A host
+/// runs one Envoy, two while it restarts, and some run a handful; a host that says it runs hundreds should not make every pick weigh hundreds.
+pub const ACTIVE_PER_ORIGIN_MAX: u32 = 16;
+
+/// Placements kept of one origin, in bytes: more than that and its own oldest go first, so that no host takes the place of all others. A proxy is told of
+/// them within 120 ms.
+const BYTES_PER_ORIGIN_MAX: usize = BYTES_KEPT_MAX / 4;
+
+/// How long placements are kept: as long as anything a proxy tells counts. One that has not taken them since then is as good as gone.
+const KEPT_MAX: Duration = Duration::from_millis(SHARE_EXPIRY_MS);
+
+/// When the daemon's clock begins, in ms: later than anything in a row is old.
+const CLOCK_BEGINS_MS: u64 = 86_400_000;
+
+/// One daemon's relay.
+#[derive(Debug)]
+pub struct Relay {
+    began: Instant,
+    pools: BTreeMap<String, PoolRelay>,
+}
+
+/// How far a proxy was told of a pool.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cursor {
+    version: u64,
+    /// The number of the first placement it was not told.
+    placement: u64,
+    told_at: Option<Instant>,
+    /// There was more than fits a message.
+    more: bool,
+}
+
+#[derive(Debug, Default)]
+struct PoolRelay {
+    /// Of the view the sum was started for.
+    generation: u64,
+    sum: Sum,
+    processes: BTreeMap<u64, Process>,
+    origins: BTreeMap<Origin, OfOrigin>,
+    placements: VecDeque<Placed>,
+    /// Number of the next placement.
+    next_placement: u64,
+    bytes: usize,
+    /// Grows with everything there is to tell.
+    version: u64,
+    dropped: u64,
+}
+
+#[derive(Debug)]
+struct Process {
+    origin: Origin,
+    row: PeerRow,
+    heard: Instant,
+    /// Of the last share that had one.
+    stamp: u64,
+}
+
+/// What the processes of one origin are together.
+#[derive(Debug, Default)]
+struct OfOrigin {
+    processes: u32,
+    /// Those whose row counts.
+    active: u32,
+    /// Of the placements that are kept: how many bytes, and the first number of each piece, oldest first.
+    bytes: usize,
+    pieces: VecDeque<u64>,
+}
+
+/// Placements that came together, and go together.
+#[derive(Debug)]
+struct Placed {
+    process_id: u64,
+    origin: Origin,
+    at: Instant,
+    /// How many.
+    count: u64,
+    /// The number of the first.
+    first: u64,
+    /// Nothing, when its origin placed too much since.
+    bytes: Box<[u8]>,
+}
+
+// === impl Relay ===
+
+impl Default for Relay {
+    fn default() -> Self {
+        Self { began: Instant::now(), pools: BTreeMap::new() }
+    }
+}
+
+impl Relay {
+    /// A proxy asked for `pool`.
+    pub fn join(&mut self, pool: &str, (process_id, origin): (u64, &Origin), now: Instant) {
+        self.pools.entry(pool.to_owned()).or_default().join(process_id, origin, now);
+    }
+
+    /// A proxy is gone, and with it what it had under way.
+    pub fn leave(&mut self, pool: &str, process_id: u64) {
+        let Some(pool) = self.pools.get_mut(pool) else { return };
+        if let Some(mut process) = pool.processes.remove(&process_id) {
+            pool.set_active(&process.origin, process.row.counts(), false);
+            pool.sum.count(&mut process.row, false);
+            pool.version += 1;
+            if let Some(of) = pool.origins.get_mut(&process.origin) {
+                of.processes -= 1;
+                if of.processes == 0 {
+                    pool.origins.remove(&process.origin);
+                }
+            }
+        }
+    }
+
+    /// A proxy told something. Nothing of a proxy that never asked for the pool.
+    pub fn told(&mut self, process_id: u64, mut share: state::Share, now: Instant) {
+        let head = RowHead { vm: process_id, written: self.time(now), ring: 0 };
+        let Some(pool) = self.pools.get_mut(&share.pool) else { return };
+        let Some(process) = pool.processes.get_mut(&process_id) else { return };
+        process.heard = now;
+        process.stamp = if share.stamp == 0 { process.stamp } else { share.stamp };
+        let origin = process.origin.clone();
+        if share.row.len() <= ROW_BYTES_MAX && head.receive(&mut share.row) {
+            let counted = process.row.counts();
+            pool.sum.read(&mut process.row, share.row);
+            pool.set_active(&origin, counted, true);
+        }
+        for (piece, count) in placements::pieces(&share.placements, PLACEMENTS_BYTES_MAX) {
+            let first = pool.next_placement;
+            pool.next_placement += count;
+            pool.keep(Placed { process_id, origin: origin.clone(), at: now, count, first, bytes: piece.into() });
+        }
+        pool.tidy(now);
+        pool.version += 1;
+    }
+
+    /// What `process_id` is to be told of the pool, if anything is due.
+    pub fn next(&mut self, view: &PoolView, process_id: u64, cursor: &mut Cursor, now: Instant) -> Option<state::Peers> {
+        let written = self.time(now);
+        let pool = self.pools.get_mut(&*view.name)?;
+        if !cursor.is_due(now) {
+            return None;
+        }
+        pool.expire(now);
+        pool.follow(view);
+        if cursor.version == pool.version {
+            return None;
+        }
+        let (placements, all) = pool.placements_for(process_id, cursor);
+        cursor.told_at = Some(now);
+        cursor.version = if all { pool.version } else { cursor.version };
+        cursor.more = !all;
+        let proxies = u32::try_from(pool.processes.len()).unwrap_or(u32::MAX);
+        let stamp = pool.processes.get(&process_id).map_or(0, |process| process.stamp);
+        let active = pool.active_beside(process_id);
+        let row = pool.row_without(process_id, written);
+        Some(state::Peers { pool: view.name.to_string(), proxies, row, placements, stamp, active })
+    }
+
+    fn time(&self, now: Instant) -> Time {
+        let began = Time(0).plus_ms(CLOCK_BEGINS_MS);
+        let since = u64::try_from(now.saturating_duration_since(self.began).as_nanos()).unwrap_or(u64::MAX);
+        Time(began.0.saturating_add(since))
+    }
+
+    /// Placements of a pool that some proxy was never told.
+    #[must_use]
+    pub fn dropped(&self, pool: &str) -> u64 {
+        self.pools.get(pool).map_or(0, |pool| pool.dropped)
+    }
+}
+
+// === impl Cursor ===
+
+impl Cursor {
+    /// When the proxy may be told again.
+    #[must_use]
+    pub fn due_at(&self) -> Option<Instant> {
+        self.told_at.map(|at| at + SHARE_INTERVAL)
+    }
+
+    /// Is something due to it that nobody will tell again?
+    #[must_use]
+    pub fn has_more(&self) -> bool {
+        self.more
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        self.due_at().is_none_or(|at| at <= now)
+    }
+}
+
+// === impl Process ===
+
+impl Process {
+    fn new(origin: &Origin, now: Instant) -> Self {
+        Self { origin: origin.clone(), row: PeerRow::default(), heard: now, stamp: 0 }
+    }
+}
+
+// === impl PoolRelay ===
+
+impl PoolRelay {
+    fn join(&mut self, process_id: u64, origin: &Origin, now: Instant) {
+        self.version += 1;
+        if self.processes.contains_key(&process_id) {
+            return;
+        }
+        self.processes.insert(process_id, Process::new(origin, now));
+        self.origins.entry(origin.clone()).or_default().processes += 1;
+    }
+
+    /// The row of a process of `origin` begins or ceases to count.
+    fn set_active(&mut self, origin: &Origin, was: bool, is: bool) {
+        if let Some(of) = self.origins.get_mut(origin) {
+            of.active = of.active + u32::from(is) - u32::from(was);
+        }
+    }
+
+    /// How many others pick, as far as that is believed.
+    fn active_beside(&self, process_id: u64) -> u32 {
+        let own = self.processes.get(&process_id).filter(|own| own.row.counts()).map(|own| &own.origin);
+        let others = |(origin, of): (&Origin, &OfOrigin)| (of.active - u32::from(Some(origin) == own)).min(ACTIVE_PER_ORIGIN_MAX);
+        self.origins.iter().map(others).sum()
+    }
+
+    fn keep(&mut self, placed: Placed) {
+        let Some(of) = self.origins.get_mut(&placed.origin) else { return };
+        self.bytes += placed.bytes.len();
+        of.bytes += placed.bytes.len();
+        of.pieces.push_back(placed.first);
+        self.placements.push_back(placed);
+        while of.bytes > BYTES_PER_ORIGIN_MAX
+            && let Some(oldest) = of.pieces.pop_front()
+        {
+            let position = self.placements.partition_point(|placed| placed.first < oldest);
+            let Some(placed) = self.placements.get_mut(position) else { return };
+            let bytes = std::mem::take(&mut placed.bytes);
+            of.bytes -= bytes.len();
+            self.bytes -= bytes.len();
+        }
+    }
+
+    /// What is too old goes, and the oldest where there is too much.
+    fn tidy(&mut self, now: Instant) {
+        let is_over = |oldest: &mut Placed, bytes| bytes > BYTES_KEPT_MAX || now.saturating_duration_since(oldest.at) >= KEPT_MAX;
+        let bytes = &mut self.bytes;
+        while let Some(oldest) = self.placements.pop_front_if(|oldest| is_over(oldest, *bytes)) {
+            *bytes -= oldest.bytes.len();
+            if let Some(of) = self.origins.get_mut(&oldest.origin)
+                && of.pieces.pop_front_if(|first| *first == oldest.first).is_some()
+            {
+                of.bytes -= oldest.bytes.len();
+            }
+        }
+    }
+
+    /// What nobody told again is over.
+    fn expire(&mut self, now: Instant) {
+        for process in self.processes.values_mut() {
+            let silent = now.saturating_duration_since(process.heard) >= Duration::from_millis(SHARE_EXPIRY_MS);
+            if silent && process.row.counts() {
+                self.sum.count(&mut process.row, false);
+                if let Some(of) = self.origins.get_mut(&process.origin) {
+                    of.active -= 1;
+                }
+                self.version += 1;
+            }
+        }
+    }
+
+    /// Other lives of endpoints count when the pool has changed.
+    fn follow(&mut self, view: &PoolView) {
+        if self.generation != view.generation {
+            self.generation = view.generation;
+            let present: Vec<EndpointRef> = view.members.iter().map(|member| member.id).collect();
+            self.sum.start(present, self.processes.values().map(|process| &process.row));
+        }
+    }
+
+    fn row_without(&mut self, process_id: u64, written: Time) -> Vec<u8> {
+        let mut own = self.processes.remove(&process_id);
+        let counted = own.as_ref().is_some_and(|own| own.row.counts());
+        if let Some(own) = &mut own {
+            self.sum.count(&mut own.row, false);
+        }
+        let head = RowHead { vm: RowHead::OUTSIDE, written, ring: 0 };
+        let row = self.sum.row(head, self.processes.values().map(|process| &process.row), &[]);
+        if let Some(mut own) = own {
+            self.sum.count(&mut own.row, counted);
+            self.processes.insert(process_id, own);
+        }
+        row
+    }
+
+    /// As many as fit one message; whether those are all.
+    fn placements_for(&mut self, process_id: u64, cursor: &mut Cursor) -> (Vec<u8>, bool) {
+        let oldest = self.placements.front().map_or(self.next_placement, |placed| placed.first);
+        let lost = oldest.saturating_sub(cursor.placement);
+        // What a new proxy was never told, because it was not there, is no loss.
+        self.dropped += if cursor.told_at.is_some() { lost } else { 0 };
+        let mut placements = Vec::new();
+        let told = self.placements.partition_point(|placed| placed.first < cursor.placement);
+        let told = self.placements.range(told..).filter(|placed| placed.process_id != process_id);
+        for placed in told {
+            if placed.bytes.is_empty() {
+                self.dropped += placed.count;
+                continue;
+            }
+            if placements.len() + placed.bytes.len() > PLACEMENTS_BYTES_MAX {
+                cursor.placement = placed.first;
+                return (placements, false);
+            }
+            placements.extend_from_slice(&placed.bytes);
+        }
+        cursor.placement = self.next_placement;
+        (placements, true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn relay() -> (PoolRelay, Instant) {
+        let mut pool = PoolRelay::default();
+        let now = Instant::now();
+        for process_id in 1..=3 {
+            pool.join(process_id, &Origin::default(), now);
+        }
+        (pool, now)
+    }
+
+    fn placed(relay: &mut Relay, process_id: u64, block: u64, blocks: usize) {
+        let at = EndpointRef { slot: scheduler::Slot(1), incarnation: scheduler::Incarnation(1) };
+        let mut placements = Vec::new();
+        placements::push(&mut placements, at, &vec![block; blocks]);
+        let share = state::Share { pool: "p".to_owned(), placements, ..state::Share::default() };
+        relay.told(process_id, share, Instant::now());
+    }
+
+    fn firsts(placements: &[u8]) -> Vec<u64> {
+        placements::each(placements).map(|(_, blocks)| blocks[0]).collect()
+    }
+
+    #[test]
+    fn each_placement_goes_once_to_every_other_process() {
+        let (pool, now) = relay();
+        let mut relay = Relay { began: now, pools: BTreeMap::from([("p".to_owned(), pool)]) };
+        placed(&mut relay, 1, 10, 3);
+        placed(&mut relay, 2, 20, 3);
+        placed(&mut relay, 9, 90, 3);
+        let pool = relay.pools.get_mut("p").unwrap();
+        let mut cursors = [Cursor::default(); 4];
+        for (process_id, expected) in [(1, vec![20]), (2, vec![10]), (3, vec![10, 20])] {
+            let (placements, all) = pool.placements_for(process_id, &mut cursors[process_id as usize]);
+            assert_eq!((firsts(&placements), all), (expected, true), "a process that never asked is not heard");
+            assert_eq!(pool.placements_for(process_id, &mut cursors[process_id as usize]).0.len(), 0);
+        }
+    }
+
+    #[test]
+    fn the_oldest_of_an_origin_go_first_when_it_places_too_much_and_that_is_counted() {
+        let (pool, now) = relay();
+        let mut relay = Relay { began: now, pools: BTreeMap::from([("p".to_owned(), pool)]) };
+        relay.join("p", (4, &of(4)), now);
+        let mut cursor = Cursor { told_at: Some(now), ..Cursor::default() };
+        placed(&mut relay, 4, 1_000, 3);
+        // Each fills a message.
+        let kept = (BYTES_PER_ORIGIN_MAX / PLACEMENTS_BYTES_MAX) as u64;
+        for block in 0..kept + 500 {
+            placed(&mut relay, 1, block, PLACEMENTS_BYTES_MAX / 8 - 2);
+        }
+        let pool = relay.pools.get_mut("p").unwrap();
+        let mut got = Vec::new();
+        while let (placements, all) = pool.placements_for(2, &mut cursor)
+            && !placements.is_empty()
+        {
+            assert!(placements.len() <= PLACEMENTS_BYTES_MAX);
+            got.extend(firsts(&placements));
+            if all {
+                break;
+            }
+        }
+        assert_eq!(got, [1_000].into_iter().chain(500..500 + kept).collect::<Vec<_>>(), "another's is there still");
+        assert_eq!((pool.dropped, pool.bytes), (500, pool.placements.iter().map(|placed| placed.bytes.len()).sum()));
+    }
+
+    #[test]
+    fn placements_are_kept_for_no_longer_than_they_count() {
+        let (pool, now) = relay();
+        let mut relay = Relay { began: now, pools: BTreeMap::from([("p".to_owned(), pool)]) };
+        for block in 0..1_000 {
+            placed(&mut relay, 1, block, 3);
+        }
+        let pool = relay.pools.get_mut("p").unwrap();
+        pool.tidy(now);
+        assert_eq!(pool.placements.len(), 1_000);
+        pool.tidy(now + KEPT_MAX + Duration::from_secs(60));
+        assert_eq!((pool.placements.len(), pool.bytes, pool.origins[&Origin::default()].bytes), (0, 0, 0));
+        assert!(pool.origins[&Origin::default()].pieces.is_empty());
+    }
+
+    #[test]
+    fn each_gets_the_sum_of_the_others_until_they_are_silent_or_gone() {
+        let (mut pool, now) = relay();
+        let at = EndpointRef { slot: scheduler::Slot(4), incarnation: scheduler::Incarnation(1) };
+        pool.sum.start(vec![at], []);
+        for (process_id, requests) in [(1, 10), (2, 200), (3, 3_000)] {
+            let mut ledger = scheduler::in_flight::InFlight::default();
+            for _ in 0..requests {
+                drop(ledger.admit(at, 1));
+            }
+            let mut sum = Sum::default();
+            sum.start(vec![at], []);
+            ledger.rows().for_each(|(endpoint, load)| sum.add(endpoint, load));
+            let row = sum.row(RowHead::default(), [], &[]);
+            pool.sum.read(&mut pool.processes.get_mut(&process_id).unwrap().row, row);
+            pool.set_active(&Origin::default(), false, true);
+        }
+        let heard = |pool: &mut PoolRelay, process_id| {
+            let (mut sum, mut row) = (Sum::default(), PeerRow::default());
+            sum.start(vec![at], []);
+            sum.read(&mut row, pool.row_without(process_id, Time(0)));
+            sum.load(at).requests
+        };
+        assert_eq!([1, 2, 3].map(|process_id| heard(&mut pool, process_id)), [3_200, 3_010, 210]);
+        assert_eq!([1, 2, 3].map(|process_id| heard(&mut pool, process_id)), [3_200, 3_010, 210], "asking changes nothing");
+        pool.processes.get_mut(&2).unwrap().heard = now + Duration::from_secs(1);
+        pool.expire(now + Duration::from_millis(SHARE_EXPIRY_MS));
+        assert_eq!([1, 2, 3].map(|process_id| heard(&mut pool, process_id)), [200, 0, 200]);
+        let mut relay = Relay { began: now, pools: BTreeMap::from([("p".to_owned(), pool)]) };
+        relay.leave("p", 2);
+        assert_eq!(heard(relay.pools.get_mut("p").unwrap(), 1), 0);
+    }
+
+    fn of(last: u8) -> Origin {
+        Origin { certificate: None, address: Some([10, 0, 0, last].into()) }
+    }
+
+    #[test]
+    fn many_processes_of_one_origin_stand_for_a_few() {
+        let (mut relay, now) = (Relay::default(), Instant::now());
+        let row = || state::Share { pool: "p".to_owned(), row: vec![0; RowHead::BYTES], ..state::Share::default() };
+        for process_id in 1..=100 {
+            relay.join("p", (process_id, &of(if process_id <= 3 { 1 } else { 2 })), now);
+            relay.told(process_id, row(), now);
+        }
+        let active = |relay: &Relay, id| relay.pools["p"].active_beside(id);
+        assert_eq!(
+            [1, 4, 999].map(|id| active(&relay, id)),
+            [2 + ACTIVE_PER_ORIGIN_MAX, 3 + ACTIVE_PER_ORIGIN_MAX, 3 + ACTIVE_PER_ORIGIN_MAX]
+        );
+        (4..=90).for_each(|id| relay.leave("p", id));
+        assert_eq!([1, 91].map(|id| active(&relay, id)), [12, 12]);
+        relay.pools.get_mut("p").unwrap().expire(now + Duration::from_secs(3));
+        assert_eq!([1, 91].map(|id| active(&relay, id)), [0, 0]);
+        (1..=100).for_each(|id| relay.leave("p", id));
+        assert!(relay.pools["p"].origins.is_empty());
+    }
+
+    #[test]
+    fn what_is_no_row_counts_nothing() {
+        let (pool, now) = relay();
+        let mut relay = Relay { began: now, pools: BTreeMap::from([("p".to_owned(), pool)]) };
+        for row in [vec![0xff; 7], vec![0xff; ROW_BYTES_MAX], vec![0xff; ROW_BYTES_MAX + 1]] {
+            relay.told(1, state::Share { pool: "p".to_owned(), row, ..state::Share::default() }, now);
+        }
+        assert_eq!(relay.pools.get_mut("p").unwrap().row_without(2, Time(0)).len(), RowHead::BYTES);
+    }
+}

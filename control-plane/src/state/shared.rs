@@ -1,0 +1,440 @@
+//! What the daemon's tasks share: three tables in watch channels, each row with one writer.
+//!
+//! | table | a row is | written by | read by |
+//! |---|---|---|---|
+//! | [`Pools`] | a pool's newest view | that pool's task | state streams, EDS streams, admin, persistence |
+//! | [`EdsStreams`] | an Envoy's EDS stream | that stream | state streams (ordering), admin |
+//! | [`Proxies`] | a proxy's state stream | that stream | pools (slots of the departed), admin |
+//!
+//! Readers are woken only by change and always read whole rows, so nobody queues old state for anybody.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use discovery::backend::AppProtocol;
+use proto::state;
+use scheduler::Version;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::learn::latency::Learners;
+use crate::pool::endpoint_source::Components;
+use crate::pool::writer::PoolView;
+use crate::scrape::{BusyHint, ScrapeStats};
+use crate::serve::ext_proc::Streams;
+use crate::state::counters::{Counted, Counters, Totals};
+use crate::state::peer::{Origin, Origins, Peer, Remote};
+use crate::state::peer_relay::Relay;
+
+/// The newest view of every pool, by name.
+#[derive(Clone, Debug, Default)]
+pub struct Pools(BTreeMap<Arc<str>, Arc<PoolView>>);
+
+/// The connected state streams, by stream.
+pub type Proxies = BTreeMap<u64, Proxy>;
+
+/// The most streams of one kind served at once: far above the proxies of a cluster, far below what memory holds.
+pub const STREAMS_MAX: usize = 4096;
+
+/// How long the acknowledgements of a closed EDS stream stand for its Envoy: Envoy waits up to 30 s before it reconnects, and until then
+/// it keeps the hosts it had.
+pub const EDS_LINGER: Duration = Duration::from_secs(35);
+
+/// Everything the tasks share.
+#[derive(Debug)]
+pub struct Shared {
+    /// This life of the daemon.
+    pub term: u64,
+    /// Keys the hashes of prompt blocks; the same for all pools and proxies.
+    pub hash_secret: u128,
+    /// Names of the pools there are, whether or not they have a set yet.
+    pub pool_names: Vec<Arc<str>>,
+    /// Every pool.
+    pub pools: watch::Sender<Pools>,
+    /// Envoys' EDS streams.
+    pub eds: watch::Sender<EdsStreams>,
+    /// Proxies' state streams.
+    pub proxies: watch::Sender<Proxies>,
+    /// What each origin of streams has of the daemon.
+    pub origins: Arc<Origins>,
+    sequence: AtomicU64,
+    stream_id: AtomicU64,
+    counters: Mutex<Counters>,
+    /// What our own front has, as a proxy has it; nothing where there is no front.
+    front: Mutex<BTreeMap<String, ProxyPool>>,
+    /// Its streams, counted; nothing where there is no front.
+    pub front_streams: OnceLock<Arc<Streams>>,
+    relay: Mutex<Relay>,
+    /// What was learned of each pool, by the task that learns it.
+    pub learned: watch::Sender<BTreeMap<Arc<str>, Arc<state::Learned>>>,
+    /// Those who learn; nothing where nobody does.
+    pub learners: OnceLock<Learners>,
+    /// What Envoy's clusters speak to model servers, as the operator says; HTTP/1.1 where nothing is said.
+    pub cluster_protocol: OnceLock<AppProtocol>,
+    /// The components of pools that are discovered, once they are followed.
+    pub components: OnceLock<Arc<BTreeMap<Arc<str>, Components>>>,
+    /// Wakes those who have something to tell their proxies.
+    pub relayed: watch::Sender<()>,
+    scrapers: BTreeMap<Arc<str>, ScraperHandle>,
+}
+
+/// What others need of a pool's scraper.
+#[derive(Clone, Debug)]
+pub struct ScraperHandle {
+    /// Tells it who was picked.
+    pub busy: BusyHint,
+    /// Its counters.
+    pub stats: Arc<ScrapeStats>,
+}
+
+/// What a proxy's state stream is at.
+#[derive(Clone, Debug)]
+pub struct Proxy {
+    /// Who it is.
+    pub peer: Peer,
+    /// Since when.
+    pub since: SystemTime,
+    /// What it has, by pool asked for.
+    pub pools: BTreeMap<String, ProxyPool>,
+}
+
+/// What a proxy has of a pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProxyPool {
+    /// The roster sent last, and the pool generation it was made of.
+    pub sent: Option<(Version, u64)>,
+    /// The newest roster in force there, likewise.
+    pub acked: Option<(Version, u64)>,
+    /// Endpoints held back until its Envoy knows them.
+    pub withheld: usize,
+    /// Why it refused the last roster, if it did.
+    pub refused: Option<String>,
+}
+
+/// Every Envoy's EDS streams.
+///
+/// Envoy does not say which process an EDS stream is of. Those that share a connection with a state stream are of its process; where there is none,
+/// those of the same origin and node id are taken for it.
+#[derive(Clone, Debug, Default)]
+pub struct EdsStreams {
+    /// The open ones, by stream.
+    pub open: BTreeMap<u64, EdsStream>,
+    /// The open ones of each Envoy, as far as Envoys are told apart.
+    by_envoy: BTreeMap<(Origin, String), BTreeSet<u64>>,
+    closed: BTreeMap<(Origin, String, String), Closed>,
+}
+
+#[derive(Clone, Debug)]
+struct Closed {
+    at: Instant,
+    acked: u64,
+}
+
+/// What an Envoy's EDS stream is at.
+#[derive(Clone, Debug)]
+pub struct EdsStream {
+    /// Envoy's node id.
+    pub node_id: String,
+    /// Where it connects from.
+    pub remote: Remote,
+    /// Since when.
+    pub since: SystemTime,
+    /// What it has, by pool subscribed to.
+    pub pools: BTreeMap<String, EdsAck>,
+}
+
+/// What an Envoy has of a pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EdsAck {
+    /// The newest EDS generation it acknowledged; 0 is none.
+    pub acked: u64,
+    /// Why it refused the last, if it did.
+    pub refused: Option<String>,
+    /// It has not taken over the newest it was sent for longer than [`crate::serve::eds::EDS_ACK_WAIT_MAX`].
+    pub late: bool,
+}
+
+/// What the EDS streams of a proxy say about a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProxyEds {
+    /// None is subscribed, or none answers: Envoy gets its hosts from elsewhere, or has not asked yet.
+    None,
+    /// All acknowledged this generation, or a newer one.
+    Acked(u64),
+}
+
+// === impl Shared ===
+
+impl Shared {
+    /// Nothing connected, nothing known of the pools named by `scrapers`.
+    #[must_use]
+    pub fn new(term: u64, hash_secret: u128, scrapers: BTreeMap<Arc<str>, ScraperHandle>) -> Arc<Self> {
+        Arc::new(Self {
+            term,
+            hash_secret,
+            pool_names: scrapers.keys().map(Arc::clone).collect(),
+            pools: watch::Sender::new(Pools::default()),
+            eds: watch::Sender::new(EdsStreams::default()),
+            proxies: watch::Sender::new(Proxies::new()),
+            origins: Arc::default(),
+            sequence: AtomicU64::new(0),
+            stream_id: AtomicU64::new(0),
+            counters: Mutex::new(Counters::default()),
+            front: Mutex::default(),
+            front_streams: OnceLock::new(),
+            relay: Mutex::new(Relay::default()),
+            learned: watch::Sender::new(BTreeMap::new()),
+            learners: OnceLock::new(),
+            cluster_protocol: OnceLock::new(),
+            components: OnceLock::new(),
+            relayed: watch::Sender::new(()),
+            scrapers,
+        })
+    }
+
+    /// A version newer than every other of this term.
+    pub fn next_version(&self) -> Version {
+        Version { term: self.term, sequence: self.sequence.fetch_add(1, Ordering::Relaxed) + 1 }
+    }
+
+    /// A name for a stream.
+    pub fn next_stream_id(&self) -> u64 {
+        self.stream_id.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// What is counted.
+    pub fn counters(&self) -> MutexGuard<'_, Counters> {
+        self.counters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What proxies tell each other.
+    pub fn relay(&self) -> MutexGuard<'_, Relay> {
+        self.relay.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A process reported. Whoever was picked is looked at more often.
+    pub fn report(&self, peer: &Peer, report: Vec<state::VmCounters>, now: Instant) {
+        // What takes long is done before others are kept waiting.
+        let totals: Vec<_> = report.into_iter().map(Counted::of_vm).collect();
+        let picked = self.counters().report(peer, totals, now);
+        for (pool, id) in picked {
+            if let Some(scraper) = self.scrapers.get(&*pool) {
+                scraper.busy.picked(id);
+            }
+        }
+    }
+
+    /// A process told what ended requests saw. Never waits.
+    pub fn observed(&self, process_id: u64, observations: state::Observations) {
+        if let Some(learners) = self.learners.get() {
+            learners.told(process_id, observations);
+        }
+    }
+
+    /// Our own front counted this of a pool.
+    pub fn front_counted(&self, pool: &str, totals: Totals, now: Instant) {
+        let picked = self.counters().front(pool, totals, now);
+        if let Some(scraper) = self.scrapers.get(pool) {
+            picked.into_iter().for_each(|id| scraper.busy.picked(id));
+        }
+    }
+
+    /// Our own front has this of the pools.
+    pub fn front_has(&self, pools: BTreeMap<String, ProxyPool>) {
+        *self.front.lock().unwrap_or_else(PoisonError::into_inner) = pools;
+    }
+
+    /// Counters of a pool's scraper.
+    #[must_use]
+    pub fn scrape_stats(&self, pool: &str) -> Option<&ScrapeStats> {
+        self.scrapers.get(pool).map(|scraper| &*scraper.stats)
+    }
+
+    /// Puts a pool's new view before the readers.
+    pub fn publish(&self, view: PoolView) {
+        self.pools.send_modify(|pools| {
+            pools.0.insert(Arc::clone(&view.name), Arc::new(view));
+        });
+    }
+
+    /// Has every connected proxy that asked for `pool` a roster of `generation` or newer in force, our own front among them?
+    #[must_use]
+    pub fn acknowledged(&self, pool: &str, generation: u64) -> bool {
+        let (proxies, front) = (self.proxies.borrow(), self.front.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut rows = proxies.values().map(|proxy| &proxy.pools).chain([&*front]).filter_map(|pools| pools.get(pool));
+        rows.all(|row| row.acked.is_some_and(|(_, acked)| acked >= generation))
+    }
+}
+
+// === impl Pools ===
+
+impl Pools {
+    /// The pool of that name, once it has a complete set.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&PoolView> {
+        self.0.get(name).map(AsRef::as_ref).filter(|view| view.complete)
+    }
+
+    /// All of them, complete or not.
+    pub fn iter(&self) -> impl Iterator<Item = &PoolView> {
+        self.0.values().map(AsRef::as_ref)
+    }
+}
+
+// === impl EdsStreams ===
+
+impl EdsStreams {
+    /// What the streams of `peer` say about `pool`. Streams closed a moment ago count as they were.
+    #[must_use]
+    pub fn of(&self, peer: &Peer, pool: &str, now: Instant) -> ProxyEds {
+        let Peer { node_id, remote, .. } = peer;
+        let envoy = (remote.origin.clone(), node_id.clone());
+        let streams = self.by_envoy.get(&envoy).into_iter().flatten().filter_map(|id| self.open.get(id));
+        let acks = streams.filter_map(|stream| Some((stream.is_of(remote), stream.pools.get(pool)?)));
+        let [mut own, mut any] = [Acks::default(); 2];
+        for (is_own, ack) in acks {
+            if is_own {
+                // What its Envoy refused it does not have, however long ago.
+                own.add(ack, ack.late && ack.refused.is_none());
+            } else {
+                any.add(ack, ack.late);
+            }
+        }
+        let acks = if own.streams > 0 { own } else { any };
+        match (acks.least, self.closed.get(&(envoy.0, envoy.1, pool.to_owned()))) {
+            (Some(acked), _) => ProxyEds::Acked(acked),
+            (None, Some(closed)) if acks.streams == 0 && now.saturating_duration_since(closed.at) < EDS_LINGER => {
+                ProxyEds::Acked(closed.acked)
+            }
+            _ => ProxyEds::None,
+        }
+    }
+
+    /// Takes a stream in.
+    pub fn open(&mut self, stream_id: u64, stream: EdsStream) {
+        self.by_envoy.entry(stream.envoy()).or_default().insert(stream_id);
+        self.open.insert(stream_id, stream);
+    }
+
+    /// Takes a stream out, remembering for a while what it had acknowledged.
+    pub fn close(&mut self, stream_id: u64, now: Instant) {
+        self.closed.retain(|_, closed| now.saturating_duration_since(closed.at) < EDS_LINGER);
+        let Some(stream) = self.open.remove(&stream_id) else { return };
+        let envoy = stream.envoy();
+        if let Some(streams) = self.by_envoy.get_mut(&envoy) {
+            streams.remove(&stream_id);
+            if streams.is_empty() {
+                self.by_envoy.remove(&envoy);
+            }
+        }
+        // One that acknowledged nothing says nothing of what its Envoy has.
+        for (pool, ack) in stream.pools.into_iter().filter(|(_, ack)| ack.acked > 0 && !ack.late) {
+            if self.closed.len() < STREAMS_MAX {
+                self.closed.insert((envoy.0.clone(), envoy.1.clone(), pool), Closed { at: now, acked: ack.acked });
+            }
+        }
+    }
+}
+
+/// What some streams have acknowledged.
+#[derive(Clone, Copy, Debug, Default)]
+struct Acks {
+    streams: usize,
+    /// The least of those that count.
+    least: Option<u64>,
+}
+
+impl Acks {
+    fn add(&mut self, ack: &EdsAck, is_left_out: bool) {
+        self.streams += 1;
+        if !is_left_out {
+            self.least = Some(self.least.map_or(ack.acked, |least| least.min(ack.acked)));
+        }
+    }
+}
+
+// === impl EdsStream ===
+
+impl EdsStream {
+    fn envoy(&self) -> (Origin, String) {
+        (self.remote.origin.clone(), self.node_id.clone())
+    }
+
+    /// Is it on that very connection?
+    fn is_of(&self, remote: &Remote) -> bool {
+        self.remote.socket.is_some() && self.remote.socket == remote.socket
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NODE: &str = "n";
+
+    fn remote(last: u8, port: u16) -> Remote {
+        Remote::new(None, Some(([10, 0, 0, last], port).into()))
+    }
+
+    fn peer(remote: Remote) -> Peer {
+        Peer { node_id: NODE.to_owned(), process_id: 1, id: 1, remote }
+    }
+
+    fn stream(remote: Remote, acked: u64) -> EdsStream {
+        let pools = BTreeMap::from([("p".to_owned(), EdsAck { acked, ..EdsAck::default() })]);
+        EdsStream { node_id: NODE.to_owned(), remote, since: SystemTime::UNIX_EPOCH, pools }
+    }
+
+    #[test]
+    fn a_proxy_has_what_all_streams_of_its_connection_have_else_those_of_its_origin_and_node() {
+        let now = Instant::now();
+        let mut eds = EdsStreams::default();
+        assert_eq!(eds.of(&peer(remote(1, 1)), "p", now), ProxyEds::None);
+        eds.open(1, stream(remote(1, 1), 5));
+        eds.open(2, stream(remote(1, 1), 4));
+        eds.open(3, stream(remote(1, 2), 3));
+        eds.open(4, stream(remote(2, 1), 1));
+        eds.open(5, EdsStream { node_id: "other".to_owned(), ..stream(remote(1, 1), 0) });
+        assert_eq!(eds.of(&peer(remote(1, 1)), "p", now), ProxyEds::Acked(4));
+        assert_eq!(eds.of(&peer(remote(1, 9)), "p", now), ProxyEds::Acked(3));
+        assert_eq!(eds.of(&peer(remote(3, 1)), "p", now), ProxyEds::None);
+        assert_eq!(eds.of(&peer(remote(1, 1)), "another pool", now), ProxyEds::None);
+    }
+
+    #[test]
+    fn one_that_does_not_answer_counts_no_more_and_one_that_refuses_only_for_its_own_connection() {
+        let now = Instant::now();
+        let mut eds = EdsStreams::default();
+        let mut late = stream(remote(1, 1), 0);
+        late.pools.get_mut("p").unwrap().late = true;
+        eds.open(1, late.clone());
+        assert_eq!(eds.of(&peer(remote(1, 1)), "p", now), ProxyEds::None);
+        late.pools.get_mut("p").unwrap().refused = Some("no".to_owned());
+        eds.open(1, late);
+        assert_eq!(eds.of(&peer(remote(1, 1)), "p", now), ProxyEds::Acked(0));
+        assert_eq!(eds.of(&peer(remote(1, 2)), "p", now), ProxyEds::None);
+        eds.open(2, stream(remote(1, 2), 8));
+        assert_eq!(eds.of(&peer(remote(1, 3)), "p", now), ProxyEds::Acked(8));
+    }
+
+    #[test]
+    fn a_closed_stream_stands_for_its_envoy_until_envoy_must_be_back() {
+        let now = Instant::now();
+        let mut eds = EdsStreams::default();
+        let peer = peer(remote(1, 9));
+        eds.open(1, stream(remote(1, 1), 5));
+        eds.open(2, stream(remote(1, 2), 3));
+        eds.close(1, now);
+        assert_eq!(eds.of(&peer, "p", now), ProxyEds::Acked(3), "an open stream says more than a closed one");
+        eds.close(2, now);
+        assert_eq!(eds.of(&peer, "p", now + EDS_LINGER / 2), ProxyEds::Acked(3));
+        assert_eq!(eds.of(&peer, "p", now + EDS_LINGER), ProxyEds::None);
+        eds.open(3, stream(remote(1, 1), 0));
+        eds.close(3, now);
+        assert_eq!(eds.of(&peer, "p", now), ProxyEds::Acked(3), "one that acknowledged nothing says nothing");
+        eds.close(9, now); // never opened
+        assert!(eds.by_envoy.is_empty());
+    }
+}

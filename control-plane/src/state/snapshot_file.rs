@@ -1,0 +1,290 @@
+//! The snapshot file: what a later life of the daemon must know to go on as if nothing had been.
+//!
+//! Term, hash secret, and every pool's endpoints with slots and incarnations; no metrics, which would be stale. Written whole, by rename,
+//! whenever a roster changes. A file that cannot be read is moved aside and said so: state is worth less than a daemon that starts.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use discovery::{Instance, Metadata, MetricsLocation, Scheme};
+use scheduler::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::shutdown::Shutdown;
+use crate::state::shared::{Pools, Shared};
+
+/// The format written. A file of another is treated as unreadable.
+const SCHEMA: u32 = 1;
+
+/// Who may read the file: its owner, since the secret of the hashes is in it.
+const MODE: u32 = 0o600;
+
+/// The largest file read: several full pools with all their labels.
+const FILE_BYTES_MAX: u64 = 32 << 20;
+
+/// Changes that come within this time of each other are written once.
+const SETTLE: Duration = Duration::from_millis(50);
+
+/// What is saved.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Saved {
+    schema: u32,
+    /// The life of the daemon that wrote it.
+    pub term: u64,
+    /// Keys the hashes of prompt blocks. In hex: JSON numbers are not exact beyond 2^53.
+    #[serde(with = "hex")]
+    pub hash_secret: u128,
+    /// Pools by name.
+    pub pools: BTreeMap<String, SavedPool>,
+}
+
+/// A pool as saved.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedPool {
+    /// The incarnation to be given next.
+    pub incarnation_next: u32,
+    endpoints: Vec<SavedEndpoint>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SavedEndpoint {
+    slot: u16,
+    incarnation: u32,
+    name: String,
+    namespace: String,
+    /// Which life of the name, as discovery tells lives apart.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    instance_incarnation: String,
+    address: std::net::SocketAddr,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    labels: Vec<(String, String)>,
+    /// What is understood of it: the rest may be large, and comes again with discovery's first word.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    metadata: Map<String, Value>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    metrics_https: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    metrics_port: Option<u16>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    metrics_path: Option<String>,
+}
+
+/// A snapshot file and when it was last written.
+#[derive(Debug)]
+pub struct SnapshotFile {
+    path: PathBuf,
+    written_unix_ms: AtomicU64,
+}
+
+// === impl Saved ===
+
+impl Saved {
+    /// What `pools` hold now. Pools without a complete set are as in `before`: nothing is known of them that is newer.
+    #[must_use]
+    pub fn of(shared: &Shared, pools: &Pools, before: &BTreeMap<String, SavedPool>) -> Self {
+        let mut saved = before.clone();
+        saved.retain(|name, _| shared.pool_names.iter().any(|n| **n == **name));
+        for view in pools.iter().filter(|view| view.complete) {
+            let endpoints = view.members.iter().map(|m| SavedEndpoint::of(m.id, &m.instance)).collect();
+            saved.insert(view.name.to_string(), SavedPool { incarnation_next: view.incarnation_next, endpoints });
+        }
+        Self { schema: SCHEMA, term: shared.term, hash_secret: shared.hash_secret, pools: saved }
+    }
+
+    /// Reads the text of a snapshot file.
+    ///
+    /// # Errors
+    /// Says what is wrong with it.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        serde_json::from_str::<Self>(text).map_err(|e| e.to_string()).and_then(Self::validate)
+    }
+
+    /// Holds what was read to the rules that the pool relies on.
+    fn validate(self) -> Result<Self, String> {
+        if self.schema != SCHEMA {
+            return Err(format!("schema {}, this release reads {SCHEMA}", self.schema));
+        }
+        for (name, pool) in &self.pools {
+            let slots: BTreeSet<u16> = pool.endpoints.iter().map(|e| e.slot).collect();
+            if slots.len() != pool.endpoints.len() || slots.last().is_some_and(|&s| usize::from(s) >= ENDPOINTS_MAX) {
+                return Err(format!("pool {name:?}: slots are not distinct numbers below {ENDPOINTS_MAX}"));
+            }
+            let instances: Vec<Instance> = pool.endpoints.iter().map(SavedEndpoint::instance).collect();
+            discovery::validate(&instances).map_err(|why| format!("pool {name:?}: {why}"))?;
+        }
+        Ok(self)
+    }
+}
+
+// === impl SavedPool ===
+
+impl SavedPool {
+    /// Its endpoints.
+    #[must_use]
+    pub fn endpoints(&self) -> Vec<(EndpointRef, Instance)> {
+        let id = |e: &SavedEndpoint| EndpointRef { slot: Slot(e.slot), incarnation: Incarnation(e.incarnation) };
+        self.endpoints.iter().map(|e| (id(e), e.instance())).collect()
+    }
+}
+
+// === impl SavedEndpoint ===
+
+impl SavedEndpoint {
+    fn of(id: EndpointRef, instance: &Instance) -> Self {
+        let Instance { name, namespace, incarnation: instance_incarnation, address, labels, metrics, metadata } = instance.clone();
+        Self {
+            slot: id.slot.0,
+            incarnation: id.incarnation.0,
+            name,
+            namespace,
+            instance_incarnation,
+            address,
+            labels,
+            metadata: metadata.map_or_else(Map::new, |m| m.understood()),
+            metrics_https: metrics.scheme.map(|s| s == Scheme::Https),
+            metrics_port: metrics.port,
+            metrics_path: metrics.path,
+        }
+    }
+
+    fn instance(&self) -> Instance {
+        let scheme = |https| if https { Scheme::Https } else { Scheme::Http };
+        // What was once taken is taken again; should a later release be stricter, the source will tell it anew.
+        let metadata = Some(&self.metadata).filter(|m| !m.is_empty()).and_then(|m| Metadata::try_new(m.clone()).ok());
+        Instance {
+            namespace: self.namespace.clone(),
+            incarnation: self.instance_incarnation.clone(),
+            labels: self.labels.clone(),
+            metrics: MetricsLocation { scheme: self.metrics_https.map(scheme), port: self.metrics_port, path: self.metrics_path.clone() },
+            metadata: metadata.map(Arc::new),
+            ..Instance::new(self.name.clone(), self.address)
+        }
+    }
+}
+
+// === impl SnapshotFile ===
+
+impl SnapshotFile {
+    /// The file at `path`, which need not exist yet.
+    #[must_use]
+    pub fn new(path: PathBuf) -> Self {
+        Self { path, written_unix_ms: AtomicU64::new(0) }
+    }
+
+    /// What an earlier life left, if anything readable. What is unreadable is moved aside, as `<file>.corrupt`, for whoever wants to look.
+    #[must_use]
+    pub fn load(&self) -> Option<Saved> {
+        let loaded = match read(&self.path) {
+            Ok(None) => return None,
+            Ok(Some(text)) => Saved::parse(&text),
+            Err(error) => Err(error.to_string()),
+        };
+        loaded
+            .inspect_err(|why| {
+                let aside = with_suffix(&self.path, ".corrupt");
+                let moved = fs::rename(&self.path, &aside).is_ok();
+                let aside = aside.display().to_string();
+                tracing::warn!(file = %self.path.display(), why, moved_to = moved.then_some(aside), "snapshot file cannot be used; starting afresh");
+            })
+            .ok()
+    }
+
+    /// Puts `saved` in place of what is there, so that a reader, or the next life after a crash, finds one or the other whole.
+    ///
+    /// # Errors
+    /// Whatever the file system says. The old file is intact then.
+    pub fn store(&self, saved: &Saved) -> io::Result<()> {
+        let text = serde_json::to_string(saved).map_err(io::Error::other)?;
+        let temporary = with_suffix(&self.path, ".new");
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(MODE).open(&temporary)?;
+        // One that an earlier life left keeps its own mode.
+        file.set_permissions(Permissions::from_mode(MODE))?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&temporary, &self.path)?;
+        let folder = self.path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        File::open(folder)?.sync_all()?;
+        let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        self.written_unix_ms.store(u64::try_from(unix.as_millis()).unwrap_or(0), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// When it was last written, in ms since the epoch; 0 is never.
+    #[must_use]
+    pub fn written_unix_ms(&self) -> u64 {
+        self.written_unix_ms.load(Ordering::Relaxed)
+    }
+
+    /// Keeps the file up to date until `shutdown`, then writes a last time.
+    pub async fn keep(self: Arc<Self>, shared: Arc<Shared>, mut last: Saved, mut shutdown: Shutdown) {
+        let mut pools = shared.pools.subscribe();
+        let mut written = Vec::new();
+        loop {
+            let stopping = tokio::select! {
+                changed = pools.changed() => changed.is_err(),
+                () = shutdown.begun() => true,
+            };
+            if !stopping {
+                tokio::time::sleep(SETTLE).await;
+            }
+            let views = pools.borrow_and_update().clone();
+            // Most changes are of metrics, which are not saved.
+            let rosters: Vec<u64> = views.iter().filter(|v| v.complete).map(|v| v.generation).collect();
+            if rosters != written {
+                let now = Saved::of(&shared, &views, &last.pools);
+                let (file, saved) = (Arc::clone(&self), now.clone());
+                match tokio::task::spawn_blocking(move || file.store(&saved)).await.unwrap_or_else(|e| Err(io::Error::other(e))) {
+                    Ok(()) => (last, written) = (now, rosters),
+                    Err(error) => {
+                        shared.counters().snapshot_write_errors += 1;
+                        tracing::error!(file = %self.path.display(), %error, "snapshot file not written; trying again at the next change");
+                    }
+                }
+            }
+            if stopping {
+                return;
+            }
+        }
+    }
+}
+
+fn read(path: &Path) -> io::Result<Option<String>> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let mut text = String::new();
+    file.take(FILE_BYTES_MAX).read_to_string(&mut text)?;
+    Ok(Some(text))
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+mod hex {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(value: &u128, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&format!("{value:032x}"))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u128, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        u128::from_str_radix(&text, 16).map_err(D::Error::custom)
+    }
+}
