@@ -132,6 +132,14 @@ def without_tests(code: str) -> str:
     return "".join(out)
 
 
+def flat_modules(code: str) -> str:
+    """The code with each `super::` in an inline module as `self::`: both name this file."""
+    for match in list(re.finditer(r"\bmod \w+ ?\{", code)):
+        end = block_end(code, match.end() - 1)
+        code = code[: match.end()] + re.sub(r"\bsuper::", "self::", code[match.end() : end]) + code[end:]
+    return code
+
+
 def block_end(code: str, opening: int) -> int:
     """The position after the block that opens at `opening`."""
     depth = 0
@@ -185,7 +193,7 @@ def leaves(text: str, prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 def import_edges(tree: Tree, crate: str) -> dict[str, set[str]]:
     """File to the files it imports. A name that a module re-exports counts for the file that defines it; re-exports are no edge."""
     modules = modules_of(tree, crate)
-    codes = {path: without_tests(split(tree.text(name))[0]) for path, name in modules.items()}
+    codes = {path: flat_modules(without_tests(split(tree.text(name))[0])) for path, name in modules.items()}
     exports: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {path: {} for path in modules}
     globs: dict[tuple[str, ...], list[tuple[str, ...]]] = {path: [] for path in modules}
 

@@ -30,6 +30,9 @@ class Cycles(unittest.TestCase):
         test = "struct B; // crate::a::A\n#[cfg(test)]\nmod tests {\n use crate::a::A; fn f() { if true {} }\n}\n"
         self.assertEqual(self.cycles(c__src__lib="mod a; mod b;", c__src__a="use crate::b::B; struct A;", c__src__b=test), [])
 
+    def test_super_in_an_inline_module_is_the_file_itself(self):
+        self.assertEqual(self.cycles(c__src__lib="mod a; use a::A;", c__src__a="struct A; mod wasm { use super::A; struct B(A); }"), [])
+
     def test_a_child_that_uses_its_parent_is_a_cycle_with_it(self):
         self.assertEqual(len(self.cycles(c__src__lib="mod a;", c__src__a="mod b; use b::B; struct A;", c__src__a__b="use super::A; struct B;")), 1)
 

@@ -1,23 +1,16 @@
-//! Test builds only (feature `drill`): a VM traps when it reads [`TRAP`], as if it had the bug that it must not have.
+//! Faults for drills, in test builds only (feature `drill`).
 //!
-//! In a request header it is the VM that serves; in a message of the daemon the VM that leads, while it decodes. And the first VM of a process that
-//! is sent [`STALL`] by the daemon stands still, longer than a lease lasts. The shipped module has none of this: an end-to-end test looks for
-//! the word in it.
+//! - A VM traps when it reads [`TRAP`], as if it had a bug: in a request header the VM that serves the
+//!   request, in a message of the daemon the leader, while it decodes.
+//! - The first leader of a process that receives [`STALL`] from the daemon stands still for longer than
+//!   a lease lasts.
+//! - [`KEYS`] counts the keys of shared data, which the host never frees.
 //!
-//! And it measures what sharing costs a pick, where it costs it: in a worker's VM, on the real host's shared data; and counts the keys that are written
-//! there, which the host never frees, in [`KEYS`].
+//! The shipped module has none of this: an end-to-end test searches it for the word.
 
 use std::cell::RefCell;
 
-use exchange::{Exchange, Settings, Time};
-use pool_state::{OwnRow, RowHead};
-use scheduler::Version;
-
-use crate::fake::{endpoints, roster_message};
 use crate::host::{Expect, Host, MetricKind};
-use crate::state::replica::{Replica, Update, decode};
-use crate::state::roll::{self, Roll};
-use crate::state::sharing::{Me, Moment};
 
 /// What kills the VM that reads it.
 pub const TRAP: &[u8] = b"x-drill-trap";
@@ -28,73 +21,12 @@ pub const STALL: &[u8] = b"x-drill-stall";
 /// How long, in ms: a few leases of a drill.
 const STALL_MS: u64 = 4_000;
 
-/// Request header that asks for the cost of sharing, answered instead of the request; its value is `peers/endpoints`.
-pub const COST: &[u8] = b"x-drill-cost";
-
-/// In place of that value: what sharing cost the last picks of this VM, of real requests.
-const LIVE: &[u8] = b"live";
-/// So many of them.
-const PICKS_MAX: usize = 4_096;
-
 /// Gauge of the keys of shared data that each VM of the process has written, all together.
 const KEYS: &str = "switchpoint_drill_keys";
 
 thread_local! {
     /// Hashes of the keys that this VM has written, sorted.
     static WRITTEN: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
-    /// ns that sharing cost each of the last picks.
-    static PICKS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
-}
-
-/// How long a pick spends on sharing, without the time that a reading of the clock takes.
-#[derive(Debug)]
-pub struct Watch {
-    since: Time,
-    spent_ns: u64,
-    reading_ns: u64,
-}
-
-impl Watch {
-    /// Starts.
-    pub fn of<H: Host>(host: &H) -> Self {
-        let (before, since) = (host.now(), host.now());
-        Self { since, spent_ns: 0, reading_ns: since.0.saturating_sub(before.0) }
-    }
-
-    /// What follows does not count.
-    pub fn paused<H: Host>(self, host: &H) -> Self {
-        let spent_ns = host.now().0.saturating_sub(self.since.0).saturating_sub(self.reading_ns);
-        Self { spent_ns: self.spent_ns.saturating_add(spent_ns), ..self }
-    }
-
-    /// What follows counts again.
-    pub fn resumed<H: Host>(self, host: &H) -> Self {
-        Self { since: host.now(), ..self }
-    }
-
-    /// The pick is made.
-    pub fn done(self) {
-        PICKS.with_borrow_mut(|picks| {
-            if picks.len() >= PICKS_MAX {
-                picks.clear();
-            }
-            picks.push(self.spent_ns);
-        });
-    }
-}
-
-/// Of the last picks: how many, and what sharing cost them on average, on average but for the slowest hundredth, at the median and at most but for one in a hundred, µs.
-#[expect(clippy::cast_precision_loss, reason = "nanoseconds of a call")]
-fn live() -> String {
-    let mut picks = PICKS.take();
-    picks.sort_unstable();
-    let us = |ns: u64| ns as f64 / 1_000.0;
-    let at = |percent: usize| us(picks.get(picks.len().saturating_mul(percent) / 100).copied().unwrap_or(0));
-    let mean = |picks: &[u64]| us(picks.iter().sum()) / picks.len().max(1) as f64;
-    // The slowest are those that the kernel interrupted: there are more threads at work than cores.
-    let calm = mean(picks.get(..picks.len().saturating_mul(99) / 100).unwrap_or_default());
-    let mean = mean(&picks);
-    format!(r#"{{"picks":{},"mean_us":{mean:.2},"calm_us":{calm:.2},"p50_us":{:.2},"p99_us":{:.2}}}"#, picks.len(), at(50), at(99))
 }
 
 /// This VM writes a key of shared data.
@@ -111,11 +43,6 @@ pub fn wrote<H: Host>(host: &H, key: &str) {
         let _ = host.metric_add(gauge, 1);
     }
 }
-
-/// How often each thing is done.
-const ROUNDS: u64 = 2_000;
-/// Loads of a row that change between two looks at it.
-const CHANGES: usize = 6;
 
 /// Traps if told to.
 pub fn obey(bytes: &[u8]) {
@@ -136,90 +63,4 @@ pub fn stall<H: Host>(host: &H, bytes: &[u8]) {
         let until = host.now().plus_ms(STALL_MS);
         while host.now() < until {}
     }
-}
-
-/// What sharing costs a pick in this VM with so many others, each with something outstanding at so many endpoints; in JSON, median µs of
-/// a call.
-///
-/// Returns nothing when no such thing is asked for.
-pub fn cost<H: Host>(host: &H, headers: &[u8]) -> Option<String> {
-    let mut pairs = crate::pairs::Pairs::new(headers);
-    let (_, asked) = pairs.find(|(name, _)| *name == COST)?;
-    if asked == LIVE {
-        return Some(live());
-    }
-    let (peers, count) = std::str::from_utf8(asked).ok()?.split_once('/')?;
-    let (peers, count) = (peers.parse::<u16>().ok()?, count.parse::<usize>().ok()?);
-    let addresses = endpoints(count);
-    let version = Version { term: 1, sequence: 1 };
-    let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
-    let Ok(Update::Roster(roster)) = decode(&roster_message("drill", version, &addresses), |_| None::<&Replica>) else { return None };
-    let mut replica = Replica::new("drill", 1);
-    replica.install(*roster);
-    let _kept = picks(&mut replica, count.saturating_mul(8));
-    let vm_of = |seat: u16| u64::from(seat).saturating_add(1);
-    let now = host.now();
-    let mut roll = Roll::default();
-    (0..=peers).for_each(|seat| roll.enrol(roll::Row { vm: vm_of(seat), beat: now, queue: 0, serves: true }));
-    let me = Me { vm: vm_of(peers), seat: peers, roll: &roll };
-    let mut row = replica.pool.write_row(&mut OwnRow::default(), RowHead::default()).to_vec();
-    let rows = replica.pool.in_flight().rows().count();
-    let (mut tell, mut hear, mut same, mut clock) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    let timed = |times: &mut Vec<u64>, act: &mut dyn FnMut()| {
-        let began = host.now();
-        act();
-        times.push(host.now().0.saturating_sub(began.0));
-    };
-    for round in 0..ROUNDS {
-        let at = Time(now.0).plus_ms(round.checked_div(4).unwrap_or(0));
-        for seat in 0..peers {
-            let head = [vm_of(seat).to_le_bytes(), at.0.to_le_bytes()];
-            row.iter_mut().zip(head.as_flattened()).for_each(|(to, byte)| *to = *byte);
-            // A few picks and ends since the last look.
-            for place in 0..CHANGES {
-                let entry = place.wrapping_mul(7).wrapping_add(round as usize).checked_rem(rows).unwrap_or(0);
-                let size = row.len().saturating_sub(RowHead::BYTES).checked_div(rows).unwrap_or(0);
-                // The low byte of the prefill tokens: the second word of a load.
-                if let Some(byte) = row.get_mut(entry.saturating_mul(size).saturating_add(RowHead::BYTES).saturating_add(8)) {
-                    *byte = byte.wrapping_add(1);
-                }
-            }
-            let _ = host.share(&format!("switchpoint/1/pool/drill/row/{seat}"), &row, Expect::Any);
-        }
-        let mut exchanges = picks(&mut replica, 1);
-        let Replica { sharing, pool, .. } = &mut replica;
-        sharing.begin_anew();
-        timed(&mut hear, &mut || _ = sharing.hear(host, me, pool, at, Moment::Pick));
-        sharing.begin_anew();
-        timed(&mut same, &mut || _ = sharing.hear(host, me, pool, at, Moment::Pick));
-        timed(&mut tell, &mut || sharing.tell(host, me, pool, at, Moment::Pick));
-        timed(&mut clock, &mut || {});
-        exchanges.iter_mut().for_each(|exchange| _ = exchange.end(pool, at));
-    }
-    // The median: a mean is mostly that of the moments at which another process had the core.
-    let median = |times: &mut Vec<u64>| {
-        times.sort_unstable();
-        times.get(times.len() / 2).copied().unwrap_or(0)
-    };
-    let clock = median(&mut clock);
-    #[expect(clippy::cast_precision_loss, reason = "nanoseconds of a call")]
-    let us = |mut times: Vec<u64>| median(&mut times).saturating_sub(clock) as f64 / 1_000.0;
-    Some(format!(
-        r#"{{"peers":{peers},"endpoints":{rows},"row_bytes":{},"hear_us":{:.2},"hear_nothing_new_us":{:.2},"tell_us":{:.2}}}"#,
-        row.len(),
-        us(hear),
-        us(same),
-        us(tell)
-    ))
-}
-
-fn picks(replica: &mut Replica, count: usize) -> Vec<Exchange> {
-    let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"GET"), (b":path", b"/v1/models")];
-    let pick = |_| {
-        let mut exchange = Exchange::new(Time(0));
-        let _ = exchange.request_headers(&Settings::default(), pairs, true);
-        let _ = exchange.decide(&Settings::default(), &mut replica.pool, None, &[], Time(0));
-        exchange
-    };
-    (0..count).map(pick).collect()
 }

@@ -18,6 +18,8 @@ pub mod http;
 pub mod metrics;
 pub mod pairs;
 pub mod root;
+#[cfg(feature = "drill")]
+pub mod sharing_cost;
 pub mod state;
 pub mod stream;
 

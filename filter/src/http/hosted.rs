@@ -93,7 +93,7 @@ impl<H: Host> Hosted<H> {
         #[cfg(feature = "drill")]
         crate::drill::obey(&bytes);
         #[cfg(feature = "drill")]
-        if let Some(cost) = crate::drill::cost(&self.host, &bytes) {
+        if let Some(cost) = crate::sharing_cost::cost(&self.host, &bytes) {
             return self.reply(&Reply { status: 200, headers: Vec::new(), body: cost.into_bytes() });
         }
         self.strip(&bytes);
@@ -191,7 +191,7 @@ impl<H: Host> Hosted<H> {
         let step = self.open(&replica, |vm, exchange, replica| {
             replica.pool.reserve_prefixes(self.config.prefix_entries);
             #[cfg(feature = "drill")]
-            let watch = crate::drill::Watch::of(&self.host);
+            let watch = crate::sharing_cost::Watch::of(&self.host);
             vm.hear(replica, now, Moment::Pick);
             #[cfg(feature = "drill")]
             let watch = watch.paused(&self.host);
