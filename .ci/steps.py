@@ -248,6 +248,8 @@ GROUPS: dict[str, Callable[[], list[Step]]] = {
         Step("lint: these steps' own tests", "python3 .ci/test_steps.py && python3 .ci/test_house.py", one),
         Step("lint: unsteady tests are listed for at most 14 days", "python3 .ci/unsteady.py", one),
         Step("lint: names, sentences, cycles, lengths", "python3 .ci/house.py check", one),
+        Step("lint: links of documents", "python3 .ci/links.py", one),
+        Step("lint: documents as a site", ".tools/bin/mdbook build docs", one),
         Step("lint: rustfmt", "cargo fmt --all --check", one),
         Step("lint: clippy", "cargo clippy --locked --workspace --all-targets -- -D warnings", one),
         # Left out of all targets, as they are of `cargo test`: what runs only when asked for, and the filter's test build.

@@ -1,8 +1,11 @@
 """Tests of the counters in `.ci/house.py`. Standard library only."""
 
+import pathlib
+import tempfile
 import unittest
 
 import house
+import links
 
 
 class FakeTree(house.Tree):
@@ -63,6 +66,23 @@ class Counts(unittest.TestCase):
     def test_subjects(self):
         self.assertTrue(house.NOT_IMPERATIVE.match("Added a test"))
         self.assertFalse(house.NOT_IMPERATIVE.match("Add a test"))
+
+
+class Links(unittest.TestCase):
+    def broken(self, text: str) -> list[str]:
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            (root / "there.md").write_text("# A `page`\n## One more: [it](x)\n")
+            return links.broken("page.md", text, root)
+
+    def test_links_that_lead_somewhere(self):
+        self.assertEqual(self.broken("[a](there.md) [b](there.md#a-page) [c](there.md#one-more-it) [d](https://x/y) `[e](no.md)`"), [])
+
+    def test_links_that_lead_nowhere(self):
+        self.assertEqual(len(self.broken("[a](no.md)\n[b](there.md#nothing)")), 2)
+
+    def test_code_blocks_are_not_read(self):
+        self.assertEqual(self.broken("```\n[a](no.md)\n```\n"), [])
 
 
 if __name__ == "__main__":
