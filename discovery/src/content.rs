@@ -33,22 +33,22 @@ pub const FOLDER_BYTES_MAX: usize = 4 << 20;
 pub const FOLDER_EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 
 /// The content, or why it could not be read.
-pub type Content<C = String> = Result<C, Unreadable>;
+pub type FileContent<C = String> = Result<C, ReadError>;
 
 /// Content that can be followed.
 pub trait Readable: Clone + PartialEq + Send {
     /// Reads the current content at `path`.
-    fn read(path: &Path) -> impl Future<Output = Content<Self>> + Send;
+    fn read(path: &Path) -> impl Future<Output = FileContent<Self>> + Send;
 }
 
 /// The text of the file at a path, or of all files of the folder there, by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Files(pub Vec<(PathBuf, String)>);
+pub struct FileSet(pub Vec<(PathBuf, String)>);
 
 /// Why a file could not be read. The next poll reads it again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{path}: {why}")]
-pub struct Unreadable {
+pub struct ReadError {
     /// The file.
     pub path: String,
     /// What went wrong.
@@ -56,27 +56,27 @@ pub struct Unreadable {
 }
 
 /// Follows one file.
-pub type Follow = Following<String>;
+pub type FileWatcher = PathWatcher<String>;
 
 /// Follows one file, or all files of a folder.
-pub type FollowFiles = Following<Files>;
+pub type FileSetWatcher = PathWatcher<FileSet>;
 
 /// Follows the content at a path.
 #[derive(Debug)]
-pub struct Following<C> {
+pub struct PathWatcher<C> {
     path: PathBuf,
-    told: Option<Content<C>>,
-    candidate: Option<Content<C>>,
+    last_content: Option<FileContent<C>>,
+    candidate: Option<FileContent<C>>,
     next_look: Instant,
 }
 
 // === impl Following ===
 
-impl<C: Readable> Following<C> {
+impl<C: Readable> PathWatcher<C> {
     /// Starts with the content at `path`, which need not exist.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), told: None, candidate: None, next_look: Instant::now() }
+        Self { path: path.into(), last_content: None, candidate: None, next_look: Instant::now() }
     }
 
     /// The path.
@@ -86,17 +86,17 @@ impl<C: Readable> Following<C> {
     }
 
     /// Waits until the content changes; the first call returns the current content. Cancel-safe.
-    pub async fn changed(&mut self) -> Content<C> {
+    pub async fn changed(&mut self) -> FileContent<C> {
         loop {
             tokio::time::sleep_until(self.next_look).await;
             let seen = C::read(&self.path).await;
-            if self.told.as_ref() == Some(&seen) {
+            if self.last_content.as_ref() == Some(&seen) {
                 self.candidate = None;
                 self.next_look = Instant::now() + POLL_INTERVAL;
             } else if self.candidate.as_ref() == Some(&seen) {
                 self.candidate = None;
                 self.next_look = Instant::now() + POLL_INTERVAL;
-                self.told = Some(seen.clone());
+                self.last_content = Some(seen.clone());
                 return seen;
             } else {
                 self.candidate = Some(seen);
@@ -109,13 +109,13 @@ impl<C: Readable> Following<C> {
 // === impl Readable ===
 
 impl Readable for String {
-    async fn read(path: &Path) -> Content {
+    async fn read(path: &Path) -> FileContent {
         read(path).await
     }
 }
 
-impl Readable for Files {
-    async fn read(path: &Path) -> Content<Self> {
+impl Readable for FileSet {
+    async fn read(path: &Path) -> FileContent<Self> {
         read_all(path).await
     }
 }
@@ -123,13 +123,13 @@ impl Readable for Files {
 /// Reads the file at `path`, or all files of the folder there.
 ///
 /// # Errors
-/// [`Unreadable`] names the file or folder and the reason. An unreadable file is never left out:
+/// [`ReadError`] names the file or folder and the reason. An unreadable file is never left out:
 /// the others may mean something else without it.
-pub async fn read_all(path: &Path) -> Content<Files> {
-    let unreadable = |why: String| Unreadable { path: path.display().to_string(), why };
+pub async fn read_all(path: &Path) -> FileContent<FileSet> {
+    let unreadable = |why: String| ReadError { path: path.display().to_string(), why };
     let io = |e: std::io::Error| unreadable(e.to_string());
     if !tokio::fs::metadata(path).await.map_err(io)?.is_dir() {
-        return Ok(Files(vec![(path.to_owned(), read(path).await?)]));
+        return Ok(FileSet(vec![(path.to_owned(), read(path).await?)]));
     }
     let mut names = Vec::new();
     let mut entries = tokio::fs::read_dir(path).await.map_err(io)?;
@@ -153,15 +153,15 @@ pub async fn read_all(path: &Path) -> Content<Files> {
         }
         files.push((name, text));
     }
-    Ok(Files(files))
+    Ok(FileSet(files))
 }
 
 /// Reads a text file of at most [`FILE_BYTES_MAX`].
 ///
 /// # Errors
-/// [`Unreadable`] names the file and the reason.
-pub async fn read(path: &Path) -> Content {
-    let unreadable = |why: String| Unreadable { path: path.display().to_string(), why };
+/// [`ReadError`] names the file and the reason.
+pub async fn read(path: &Path) -> FileContent {
+    let unreadable = |why: String| ReadError { path: path.display().to_string(), why };
     let io = |e: std::io::Error| unreadable(e.to_string());
     // A named pipe would block the reader for ever; a directory has no content.
     if !tokio::fs::metadata(path).await.map_err(io)?.is_file() {
@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     /// Returns whether many polls found nothing new.
-    async fn quiet<C: Readable>(file: &mut Following<C>) -> bool {
+    async fn quiet<C: Readable>(file: &mut PathWatcher<C>) -> bool {
         tokio::time::timeout(POLL_INTERVAL * 20, file.changed()).await.is_err()
     }
 
@@ -189,7 +189,7 @@ mod tests {
     async fn content_counts_not_time_stamps_and_a_missing_file_is_told_once() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("f");
-        let mut file = Follow::new(&path);
+        let mut file = FileWatcher::new(&path);
         assert!(file.changed().await.unwrap_err().why.contains("No such file"));
         assert!(quiet(&mut file).await);
         std::fs::write(&path, "a").unwrap();
@@ -206,7 +206,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("f");
         std::fs::write(&path, "old").unwrap();
-        let mut file = Follow::new(&path);
+        let mut file = FileWatcher::new(&path);
         file.changed().await.unwrap();
         let writer = async {
             for length in 1..200 {
@@ -225,10 +225,10 @@ mod tests {
     async fn a_folder_is_its_visible_files_by_name() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
-        let names = |files: &Files| {
+        let names = |files: &FileSet| {
             files.0.iter().map(|(path, text)| format!("{}={text}", path.file_name().unwrap().display())).collect::<Vec<_>>()
         };
-        let mut follow = FollowFiles::new(folder.path());
+        let mut follow = FileSetWatcher::new(folder.path());
         assert_eq!(names(&follow.changed().await.unwrap()), Vec::<String>::new());
         for (name, text) in [("b.yaml", "2"), ("a.yml", "1"), ("c.json", "3"), (".hidden.yaml", "x"), ("notes.txt", "x"), ("yaml", "x")] {
             write(name, text);

@@ -21,16 +21,16 @@ pub struct Instance {
     /// Labels, sorted by key.
     pub labels: Vec<(String, String)>,
     /// Where its metrics are, if not where the pool's settings say.
-    pub metrics: MetricsLocation,
+    pub metrics: InstanceMetricsLocation,
     /// Its metadata, if it has any; [`Self::metadata`] reads it.
     pub metadata: Option<Arc<Metadata>>,
 }
 
 /// Where the metrics of an instance are; `None` uses the setting of the pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct MetricsLocation {
+pub struct InstanceMetricsLocation {
     /// TLS or plaintext.
-    pub scheme: Option<Scheme>,
+    pub scheme: Option<MetricsScheme>,
     /// Port; the port of the address when neither the instance nor the pool has one.
     pub port: Option<u16>,
     /// Path, with its leading slash.
@@ -39,7 +39,7 @@ pub struct MetricsLocation {
 
 /// How metrics are fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scheme {
+pub enum MetricsScheme {
     /// Plaintext.
     Http,
     /// TLS.
@@ -74,7 +74,7 @@ impl Instance {
             incarnation: String::new(),
             address,
             labels: Vec::new(),
-            metrics: MetricsLocation::default(),
+            metrics: InstanceMetricsLocation::default(),
             metadata: None,
         }
     }

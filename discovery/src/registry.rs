@@ -62,7 +62,7 @@ pub enum RegisterError {
 
 /// The current state of an instance.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Said {
+pub struct Announcement {
     /// Its generation.
     pub incarnation: Arc<str>,
     /// Its metadata.
@@ -76,7 +76,7 @@ pub struct Said {
 /// A registration. Dropping it removes the instance.
 pub struct InstanceHandle {
     id: Arc<str>,
-    said: watch::Sender<Said>,
+    announcement: watch::Sender<Announcement>,
     _registration: Registration,
 }
 
@@ -123,10 +123,10 @@ impl Registrant {
 
 impl InstanceHandle {
     /// A handle; its registration follows the state that the handle publishes.
-    pub(crate) fn new(id: Arc<str>, incarnation: Arc<str>, publish: impl FnOnce(watch::Receiver<Said>) -> Registration) -> Self {
-        let said = Said { incarnation, metadata: Arc::default(), generation: 0, status: InstanceStatus::NotReady };
+    pub(crate) fn new(id: Arc<str>, incarnation: Arc<str>, publish: impl FnOnce(watch::Receiver<Announcement>) -> Registration) -> Self {
+        let said = Announcement { incarnation, metadata: Arc::default(), generation: 0, status: InstanceStatus::NotReady };
         let (said, follow) = watch::channel(said);
-        Self { id, said, _registration: publish(follow) }
+        Self { id, announcement: said, _registration: publish(follow) }
     }
 
     /// The unique identifier of the instance in the registry. In Kubernetes the name of the pod.
@@ -142,7 +142,7 @@ impl InstanceHandle {
     /// The old metadata then stays.
     pub fn set_metadata(&self, metadata: Map<String, Value>) -> Result<(), MetadataError> {
         let metadata = Arc::new(Metadata::try_new(metadata)?);
-        self.said.send_if_modified(|said| {
+        self.announcement.send_if_modified(|said| {
             let changed = said.metadata != metadata;
             if changed {
                 said.metadata = metadata;
@@ -155,19 +155,19 @@ impl InstanceHandle {
 
     /// Sets whether the instance may get traffic.
     pub fn set_ready(&self, status: InstanceStatus) {
-        self.said.send_if_modified(|said| std::mem::replace(&mut said.status, status) != status);
+        self.announcement.send_if_modified(|said| std::mem::replace(&mut said.status, status) != status);
     }
 
     /// The current state, and every change of it.
     #[must_use]
-    pub fn follow(&self) -> watch::Receiver<Said> {
-        self.said.subscribe()
+    pub fn follow(&self) -> watch::Receiver<Announcement> {
+        self.announcement.subscribe()
     }
 }
 
 impl fmt::Debug for InstanceHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InstanceHandle").field("id", &self.id).field("said", &self.said.borrow()).finish_non_exhaustive()
+        f.debug_struct("InstanceHandle").field("id", &self.id).field("said", &self.announcement.borrow()).finish_non_exhaustive()
     }
 }
 

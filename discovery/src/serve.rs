@@ -17,7 +17,7 @@ use axum::routing::get;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use crate::registry::{InstanceHandle, InstanceStatus, Said};
+use crate::registry::{Announcement, InstanceHandle, InstanceStatus};
 
 /// The routes of an instance. They stay when its handle is dropped, and then report that it is not
 /// ready.
@@ -33,7 +33,7 @@ pub async fn serve(listener: TcpListener, handle: &InstanceHandle) -> std::io::R
     axum::serve(listener, router(handle)).await
 }
 
-async fn metadata(State(said): State<watch::Receiver<Said>>, headers: HeaderMap) -> Response {
+async fn metadata(State(said): State<watch::Receiver<Announcement>>, headers: HeaderMap) -> Response {
     let said = said.borrow().clone();
     let etag = format!("\"{}-{}\"", said.incarnation, said.generation);
     let asked = headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|v| v.to_str().ok()).flat_map(|v| v.split(','));
@@ -46,7 +46,7 @@ async fn metadata(State(said): State<watch::Receiver<Said>>, headers: HeaderMap)
     }
 }
 
-async fn health(State(said): State<watch::Receiver<Said>>) -> Response {
+async fn health(State(said): State<watch::Receiver<Announcement>>) -> Response {
     // Without a handle the instance cannot be ready.
     let status = if said.has_changed().is_err() { InstanceStatus::NotReady } else { said.borrow().status };
     let code = if status == InstanceStatus::Ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };

@@ -1,13 +1,13 @@
 //! The end of a drill: who was failed, and what is left in the books.
 //!
-//! While something breaks, [`testbed::load::Load`] runs. At the end everybody must have been served, except whom the laws of nature took (a stream
+//! While something breaks, [`testbed::load::LoadGenerator`] runs. At the end everybody must have been served, except whom the laws of nature took (a stream
 //! whose server or own proxy dies), and then, when nothing runs any more, nothing may be in any ledger: not at an endpoint, not of a model.
 
 use std::time::Duration;
 
 use serde_json::Value;
 
-use testbed::load::{Load, Outcome};
+use testbed::load::{LoadGenerator, LoadOutcome};
 use testbed::stack::Stack;
 use testbed::{Result, wait_for};
 
@@ -24,7 +24,7 @@ const ENTRIES: [&str; 5] = ["in_flight", "in_flight_prefill_tokens", "in_flight_
 ///
 /// # Errors
 /// If somebody was, or something is left.
-pub async fn close(drill: &str, load: Load, stack: &Stack) -> Result<Outcome> {
+pub async fn close(drill: &str, load: LoadGenerator, stack: &Stack) -> Result<LoadOutcome> {
     close_but(drill, load, stack, |_| false).await
 }
 
@@ -32,7 +32,7 @@ pub async fn close(drill: &str, load: Load, stack: &Stack) -> Result<Outcome> {
 ///
 /// # Errors
 /// If another happened, or something is left.
-pub async fn close_but(drill: &str, load: Load, stack: &Stack, excused: impl Fn(&str) -> bool) -> Result<Outcome> {
+pub async fn close_but(drill: &str, load: LoadGenerator, stack: &Stack, excused: impl Fn(&str) -> bool) -> Result<LoadOutcome> {
     let outcome = load.stop().await?;
     let mut rest = outcome.clone();
     rest.failures.retain(|failure| !excused(failure));
@@ -67,19 +67,19 @@ pub async fn agree(stack: &Stack, expected: usize, lost: impl Fn(&Value) -> bool
 pub async fn nothing_left(stack: &Stack) -> Result<()> {
     let idle = || async { (stack.envoy.stat("cluster.inference-pool.upstream_rq_active").await.ok()? == 0).then_some(()) };
     wait_for(LIMIT, "no request to be under way", idle).await?;
-    let before = Books::read(stack).await?;
+    let before = LedgerMetrics::read(stack).await?;
     let empty = || async {
-        let now = Books::read(stack).await.ok()?;
+        let now = LedgerMetrics::read(stack).await.ok()?;
         (now.reports >= before.reports + REPORTS * before.proxies.max(1.0) && now.entries.is_empty()).then_some(())
     };
     match wait_for(LIMIT, "the ledgers to be empty", empty).await {
         Ok(()) => Ok(()),
-        Err(error) => Err(format!("{error}; left: {:?}", Books::read(stack).await?.entries).into()),
+        Err(error) => Err(format!("{error}; left: {:?}", LedgerMetrics::read(stack).await?.entries).into()),
     }
 }
 
 /// What the daemon knows of ledgers.
-struct Books {
+struct LedgerMetrics {
     reports: f64,
     /// Proxies that the daemon hears.
     proxies: f64,
@@ -87,7 +87,7 @@ struct Books {
     entries: Vec<String>,
 }
 
-impl Books {
+impl LedgerMetrics {
     async fn read(stack: &Stack) -> Result<Self> {
         let daemon = stack.daemon.as_ref().ok_or("no daemon keeps the books")?;
         let page = daemon.admin("/metrics").await?.text();

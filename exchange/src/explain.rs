@@ -1,11 +1,11 @@
 //! The reasons of a decision as JSON: one compact header, the daemon's answer, or a record to make it again by.
 
 use pool_state::DecisionObserver;
-use scheduler::latency::Abstention;
-use scheduler::{Decision, EndpointIndex, EndpointPrediction, Explanation, Local, ProfileExplanation, Request, Rng, Slo, Snapshot};
+use scheduler::latency::NoPrediction;
+use scheduler::{Decision, EndpointIndex, EndpointPrediction, Explanation, LocalState, ProfileExplanation, Request, Rng, Slo, Snapshot};
 
-use crate::json::write::Writer;
-use crate::record::Record;
+use crate::json::write::JsonWriter;
+use crate::record::DecisionRecord;
 use crate::reply::Refusal;
 
 /// The most endpoints named in a header: it must stay small; `switchpointd explain` tells all.
@@ -13,7 +13,7 @@ pub(crate) const HEADER_ENDPOINTS_MAX: usize = 32;
 
 /// What is to be told of a decision, and what was.
 #[derive(Debug, Default)]
-pub(crate) struct Why {
+pub(crate) struct DecisionReason {
     /// Endpoints named in the reasons; 0: nobody asked for them.
     pub(crate) endpoints_max: usize,
     /// Is it to be recorded, and with which request headers?
@@ -23,7 +23,7 @@ pub(crate) struct Why {
     /// The record.
     pub(crate) record: Option<String>,
     /// The record of a decision that is being made.
-    pending: Option<Record>,
+    pending: Option<DecisionRecord>,
 }
 
 /// `{"profile","picked":[…],"candidates":[{"endpoint","dropped_by","scores":{…},"cost":{…},"total","predicted"}]}` of at most `endpoints_max` endpoints. Candidates are
@@ -33,7 +33,7 @@ pub(crate) struct Why {
 pub fn reasons(snapshot: &Snapshot, decision: &Decision, explanation: &Explanation, endpoints_max: usize) -> String {
     let none = ProfileExplanation::default();
     let (first, others) = explanation.profiles.split_first().unwrap_or((&none, &[]));
-    let mut w = Writer::default();
+    let mut w = JsonWriter::default();
     w.object(|w| {
         if !first.name.is_empty() {
             w.name("profile").string(&first.name);
@@ -56,7 +56,7 @@ pub fn reasons(snapshot: &Snapshot, decision: &Decision, explanation: &Explanati
     w.finish()
 }
 
-fn picked(w: &mut Writer, snapshot: &Snapshot, decision: &Decision) {
+fn picked(w: &mut JsonWriter, snapshot: &Snapshot, decision: &Decision) {
     let mut put = |name: &str, indices: &[EndpointIndex]| {
         let endpoints = indices.iter().filter_map(|&index| snapshot.endpoint(index));
         w.name(name).strings(endpoints.map(|endpoint| &*endpoint.address));
@@ -77,9 +77,9 @@ fn picked(w: &mut Writer, snapshot: &Snapshot, decision: &Decision) {
 
 // === impl Why ===
 
-impl DecisionObserver for Why {
-    fn before(&mut self, snapshot: &Snapshot, request: &Request<'_>, local: Local<'_>, rng: &Rng) {
-        self.pending = self.recorded.take().and_then(|headers| Record::of(snapshot, request, local, rng, &headers));
+impl DecisionObserver for DecisionReason {
+    fn before(&mut self, snapshot: &Snapshot, request: &Request<'_>, local: LocalState<'_>, rng: &Rng) {
+        self.pending = self.recorded.take().and_then(|headers| DecisionRecord::of(snapshot, request, local, rng, &headers));
     }
 
     fn explains(&self) -> bool {
@@ -101,7 +101,7 @@ impl DecisionObserver for Why {
     }
 }
 
-fn candidates(w: &mut Writer, snapshot: &Snapshot, explanation: &Explanation, profile: &ProfileExplanation, max: usize) {
+fn candidates(w: &mut JsonWriter, snapshot: &Snapshot, explanation: &Explanation, profile: &ProfileExplanation, max: usize) {
     w.array(|w| {
         for index in snapshot.indices().take(max) {
             let Some(endpoint) = snapshot.endpoint(index) else { continue };
@@ -109,7 +109,7 @@ fn candidates(w: &mut Writer, snapshot: &Snapshot, explanation: &Explanation, pr
             let total = profile.totals.iter().find(|(i, _)| *i == index).map(|(_, total)| *total);
             w.object(|w| {
                 w.name("endpoint").string(&endpoint.address);
-                w.name("dropped_by").option(dropped_by, Writer::string);
+                w.name("dropped_by").option(dropped_by, JsonWriter::string);
                 w.name("scores").object(|w| {
                     for column in &profile.scores {
                         if let Some((_, score)) = column.scores.iter().find(|(i, _)| *i == index) {
@@ -139,7 +139,7 @@ fn candidates(w: &mut Writer, snapshot: &Snapshot, explanation: &Explanation, pr
 }
 
 /// The terms of the cost that a scorer compared, in ms.
-fn cost(w: &mut Writer, terms: &[(&'static str, f32)]) {
+fn cost(w: &mut JsonWriter, terms: &[(&'static str, f32)]) {
     w.name("cost").object(|w| {
         for (name, ms) in terms {
             w.name(name).rounded(*ms);
@@ -148,7 +148,7 @@ fn cost(w: &mut Writer, terms: &[(&'static str, f32)]) {
 }
 
 /// What is predicted, and for a request with an SLO what that leaves, and why it would be too late there.
-fn prospect_members(w: &mut Writer, prospect: &Result<EndpointPrediction, Abstention>, asks: Slo) {
+fn prospect_members(w: &mut JsonWriter, prospect: &Result<EndpointPrediction, NoPrediction>, asks: Slo) {
     let prospect = match prospect {
         Ok(prospect) => prospect,
         Err(why) => return w.name("abstains").string(why.reason()),

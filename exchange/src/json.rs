@@ -1,7 +1,7 @@
 //! A reader of JSON that validates everything it passes, copies nothing and never recurses.
 //!
 //! Chat bodies are a few long strings in a thin frame, so nearly all the time goes into finding where strings end ([`scan`]); the frame is
-//! read byte by byte. The caller walks the parts it knows with [`Reader::members`] and [`Reader::elements`] and gets the rest skipped:
+//! read byte by byte. The caller walks the parts it knows with [`JsonReader::members`] and [`JsonReader::elements`] and gets the rest skipped:
 //! a field of an unexpected type reads as absent, since the engine behind us, not we, is the judge of its own fields. Skipping is a loop with
 //! one bit for each open container, so no input can exhaust the stack.
 //!
@@ -34,7 +34,7 @@ pub enum JsonError {
 
 /// What the next value is, told by its first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum JsonKind {
     /// `{`
     Object,
     /// `[`
@@ -51,7 +51,7 @@ pub enum Kind {
 
 /// A string as it stands in the input, valid but still escaped.
 #[derive(Clone, Copy, Debug)]
-pub struct Str<'b> {
+pub struct JsonStr<'b> {
     raw: &'b [u8],
     start: usize,
     escaped: bool,
@@ -60,7 +60,7 @@ pub struct Str<'b> {
 /// A cursor over JSON text. Each method that reads fails with [`JsonError`] where the text stops being JSON; what it has passed until then
 /// was.
 #[derive(Clone, Debug)]
-pub struct Reader<'b> {
+pub struct JsonReader<'b> {
     bytes: &'b [u8],
     at: usize,
     depth: u32,
@@ -70,7 +70,7 @@ type Result<T> = std::result::Result<T, JsonError>;
 
 // === impl Reader ===
 
-impl<'b> Reader<'b> {
+impl<'b> JsonReader<'b> {
     /// Starts at the first byte.
     #[must_use]
     pub fn new(bytes: &'b [u8]) -> Self {
@@ -78,21 +78,21 @@ impl<'b> Reader<'b> {
     }
 
     /// The kind of the next value; nothing is consumed but white space.
-    pub fn peek(&mut self) -> Result<Kind> {
+    pub fn peek(&mut self) -> Result<JsonKind> {
         match self.next_byte() {
-            Some(b'{') => Ok(Kind::Object),
-            Some(b'[') => Ok(Kind::Array),
-            Some(b'"') => Ok(Kind::String),
-            Some(b'-' | b'0'..=b'9') => Ok(Kind::Number),
-            Some(b't' | b'f') => Ok(Kind::Boolean),
-            Some(b'n') => Ok(Kind::Null),
+            Some(b'{') => Ok(JsonKind::Object),
+            Some(b'[') => Ok(JsonKind::Array),
+            Some(b'"') => Ok(JsonKind::String),
+            Some(b'-' | b'0'..=b'9') => Ok(JsonKind::Number),
+            Some(b't' | b'f') => Ok(JsonKind::Boolean),
+            Some(b'n') => Ok(JsonKind::Null),
             _ => self.invalid(),
         }
     }
 
     /// Walks an object: `member` is given each key and must consume its value. Anything but an object is skipped.
-    pub fn members(&mut self, mut member: impl FnMut(&mut Self, Str<'b>) -> Result<()>) -> Result<()> {
-        if self.peek()? != Kind::Object {
+    pub fn members(&mut self, mut member: impl FnMut(&mut Self, JsonStr<'b>) -> Result<()>) -> Result<()> {
+        if self.peek()? != JsonKind::Object {
             return self.skip().map(drop);
         }
         self.open()?;
@@ -116,7 +116,7 @@ impl<'b> Reader<'b> {
 
     /// Walks an array: `element` must consume one value each time. Anything but an array is skipped.
     pub fn elements(&mut self, mut element: impl FnMut(&mut Self) -> Result<()>) -> Result<()> {
-        if self.peek()? != Kind::Array {
+        if self.peek()? != JsonKind::Array {
             return self.skip().map(drop);
         }
         self.open()?;
@@ -129,22 +129,22 @@ impl<'b> Reader<'b> {
     }
 
     /// Reads a string; `None` if the value was something else.
-    pub fn string(&mut self) -> Result<Option<Str<'b>>> {
-        if self.peek()? == Kind::String { self.read_string().map(Some) } else { self.skip().map(|_| None) }
+    pub fn string(&mut self) -> Result<Option<JsonStr<'b>>> {
+        if self.peek()? == JsonKind::String { self.read_string().map(Some) } else { self.skip().map(|_| None) }
     }
 
     /// Reads `true` or `false`; `None` if the value was something else.
     pub fn boolean(&mut self) -> Result<Option<bool>> {
         let kind = self.peek()?;
         let span = self.skip()?;
-        Ok((kind == Kind::Boolean).then(|| self.bytes.get(span) == Some(b"true")))
+        Ok((kind == JsonKind::Boolean).then(|| self.bytes.get(span) == Some(b"true")))
     }
 
     /// Reads a number of things: its whole part, clamped to `u32`. `None` if the value was no number, or negative.
     pub fn count(&mut self) -> Result<Option<u32>> {
         let kind = self.peek()?;
         let span = self.skip()?;
-        let value = self.bytes.get(span).filter(|_| kind == Kind::Number).and_then(number::parse).filter(|v| !v.is_sign_negative());
+        let value = self.bytes.get(span).filter(|_| kind == JsonKind::Number).and_then(number::parse).filter(|v| !v.is_sign_negative());
         // `as` saturates, which is the clamp meant; an exponent that f64 cannot hold reads as infinity.
         Ok(value.map(|v| v as u32))
     }
@@ -157,7 +157,7 @@ impl<'b> Reader<'b> {
         let mut objects: u128 = 0; // one bit for each container opened here, the innermost lowest: is it an object?
         loop {
             match self.peek()? {
-                Kind::Object => {
+                JsonKind::Object => {
                     self.open()?;
                     if !self.close(b'}') {
                         objects = objects << 1 | 1;
@@ -165,16 +165,16 @@ impl<'b> Reader<'b> {
                         continue;
                     }
                 }
-                Kind::Array => {
+                JsonKind::Array => {
                     self.open()?;
                     if !self.close(b']') {
                         objects <<= 1;
                         continue;
                     }
                 }
-                Kind::String => self.read_string().map(drop)?,
-                Kind::Number => self.number()?,
-                Kind::Boolean | Kind::Null => self.literal()?,
+                JsonKind::String => self.read_string().map(drop)?,
+                JsonKind::Number => self.number()?,
+                JsonKind::Boolean | JsonKind::Null => self.literal()?,
             }
             // One value has ended, and with it all containers that close right behind it.
             loop {
@@ -214,7 +214,7 @@ impl<'b> Reader<'b> {
     }
 
     /// Reads a key and the colon behind it.
-    pub fn key(&mut self) -> Result<Str<'b>> {
+    pub fn key(&mut self) -> Result<JsonStr<'b>> {
         if self.next_byte() != Some(b'"') {
             return self.invalid();
         }
@@ -227,7 +227,7 @@ impl<'b> Reader<'b> {
     }
 
     /// The cursor is on the opening quote.
-    fn read_string(&mut self) -> Result<Str<'b>> {
+    fn read_string(&mut self) -> Result<JsonStr<'b>> {
         let start = self.at + 1;
         let found = scan::string(self.bytes, start).map_err(|offset| JsonError::Invalid { offset })?;
         let raw = self.bytes.get(start..found.end).unwrap_or_default();
@@ -236,7 +236,7 @@ impl<'b> Reader<'b> {
             return Err(JsonError::Invalid { offset: start + valid });
         }
         self.at = found.end + 1;
-        Ok(Str { raw, start, escaped: found.escaped })
+        Ok(JsonStr { raw, start, escaped: found.escaped })
     }
 
     fn number(&mut self) -> Result<()> {
@@ -316,7 +316,7 @@ impl<'b> Reader<'b> {
 
 // === impl Str ===
 
-impl<'b> Str<'b> {
+impl<'b> JsonStr<'b> {
     /// The bytes between the quotes, still escaped.
     #[must_use]
     pub fn raw(&self) -> &'b [u8] {

@@ -1,4 +1,4 @@
-//! One decision with all that it was made of, so that it can be looked at, and made again ([`Recorded::replay`]), later and elsewhere.
+//! One decision with all that it was made of, so that it can be looked at, and made again ([`ParsedRecord::replay`]), later and elsewhere.
 //!
 //! A record is what [`scheduler::schedule`] was given: the request's facts, every endpoint with its metrics, load and matched blocks, and the
 //! state of the generator. It holds no prompt and none of its hashes, and of headers only those that the operator lists: a record is a line of a
@@ -6,14 +6,14 @@
 
 mod replay;
 
-pub use replay::{InvalidRecord, RECORD_BYTES_MAX, Recorded, Replay};
+pub use replay::{InvalidRecord, ParsedRecord, RECORD_BYTES_MAX, ReplayedDecision};
 
-use scheduler::in_flight::{Load, Running};
+use scheduler::in_flight::{EndpointLoad, RunningRequest};
 use scheduler::latency::Prediction;
-use scheduler::{AdapterRoom, Endpoint, EndpointMetrics, Local, Readiness, Request, Rng, Snapshot};
+use scheduler::{AdapterRoom, Endpoint, EndpointMetrics, LocalState, Readiness, Request, Rng, Snapshot};
 
-use crate::json::write::Writer;
-use pool_state::{EndpointCounters, Pool};
+use crate::json::write::JsonWriter;
+use pool_state::{EndpointCounters, ManagedPool};
 
 /// The most endpoints of a pool whose decisions are recorded: a record is a line of a log, some 200 bytes for each endpoint.
 pub const RECORDED_ENDPOINTS_MAX: usize = 256;
@@ -29,8 +29,8 @@ const RUNNING_TOLD_MAX: usize = 64;
 
 /// The running requests with an SLO of each endpoint that has any, as JSON for the debug page; the strictest SLO of an endpoint comes first.
 #[must_use]
-pub fn running(pool: &Pool) -> String {
-    let (mut w, mut room) = (Writer::default(), RUNNING_TOLD_MAX);
+pub fn running(pool: &ManagedPool) -> String {
+    let (mut w, mut room) = (JsonWriter::default(), RUNNING_TOLD_MAX);
     w.array(|w| {
         for EndpointCounters { endpoint, .. } in pool.counters().endpoints() {
             let queue = pool.in_flight().running(*endpoint);
@@ -51,18 +51,18 @@ pub fn running(pool: &Pool) -> String {
 
 /// A decision about to be made, as JSON.
 #[derive(Debug)]
-pub struct Record(String);
+pub struct DecisionRecord(String);
 
 // === impl Record ===
 
-impl Record {
+impl DecisionRecord {
     /// Of what `schedule` is about to be given, with the request headers whose names `headers` lists, comma-separated; `None` where the pool is larger than is recorded.
     #[must_use]
-    pub fn of(snapshot: &Snapshot, request: &Request<'_>, local: Local<'_>, rng: &Rng, headers: &str) -> Option<Self> {
+    pub fn of(snapshot: &Snapshot, request: &Request<'_>, local: LocalState<'_>, rng: &Rng, headers: &str) -> Option<Self> {
         if snapshot.endpoints().len() > RECORDED_ENDPOINTS_MAX {
             return None;
         }
-        let mut w = Writer::default();
+        let mut w = JsonWriter::default();
         let version = snapshot.version();
         w.object(|w| {
             w.name("version").array(|w| {
@@ -71,7 +71,7 @@ impl Record {
             });
             w.name("rng").plain(rng.state());
             w.name("metrics_stale").plain(local.metrics_stale);
-            w.name("out_of_touch").plain(local.out_of_touch);
+            w.name("out_of_touch").plain(local.peers_unreachable);
             w.name("prefix_idle").float(local.prefix_idle);
             w.name("request").object(|w| request_members(w, request, headers));
             let prospects = scheduler::predict(snapshot, request, local);
@@ -110,7 +110,7 @@ impl Record {
     /// As one line, with those who were picked.
     #[must_use]
     pub fn to_json<'a>(self, picked: impl IntoIterator<Item = &'a str>) -> String {
-        let mut list = Writer::default();
+        let mut list = JsonWriter::default();
         list.strings(picked);
         let members = self.0.strip_suffix('}').unwrap_or_default();
         [members, ",\"picked\":", &list.finish(), "}"].concat()
@@ -118,14 +118,14 @@ impl Record {
 }
 
 /// As `[ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms]`.
-fn prediction(w: &mut Writer, prediction: &Prediction) {
+fn prediction(w: &mut JsonWriter, prediction: &Prediction) {
     let Prediction { ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms } = *prediction;
     w.array(|w| [ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms].into_iter().for_each(|ms| w.float(ms)));
 }
 
 /// One of the requests with an SLO that this proxy has there.
 #[inline(never)] // it is written in two places
-fn running_members(w: &mut Writer, running: &Running) {
+fn running_members(w: &mut JsonWriter, running: &RunningRequest) {
     w.object(|w| {
         w.name("id").plain(running.id);
         w.name("request").string(&running.request_id);
@@ -137,7 +137,7 @@ fn running_members(w: &mut Writer, running: &Running) {
     });
 }
 
-fn request_members(w: &mut Writer, request: &Request<'_>, headers: &str) {
+fn request_members(w: &mut JsonWriter, request: &Request<'_>, headers: &str) {
     let listed = |name: &str| headers.split(',').any(|listed| listed.eq_ignore_ascii_case(name));
     w.name("model").string(request.model.get(..request.model.floor_char_boundary(MODEL_BYTES_MAX)).unwrap_or_default());
     w.name("priority").plain(request.priority);
@@ -159,7 +159,7 @@ fn request_members(w: &mut Writer, request: &Request<'_>, headers: &str) {
     w.name("subset").option(request.subset, |w, subset| w.string(&subset.to_string()));
 }
 
-fn endpoint_members(w: &mut Writer, endpoint: &Endpoint, load: Load) {
+fn endpoint_members(w: &mut JsonWriter, endpoint: &Endpoint, load: EndpointLoad) {
     w.name("endpoint").string(&endpoint.address);
     w.name("name").string(&endpoint.name);
     w.name("slot").plain(endpoint.id.slot.0);
@@ -183,7 +183,7 @@ fn endpoint_members(w: &mut Writer, endpoint: &Endpoint, load: Load) {
     }
 }
 
-fn metrics_members(w: &mut Writer, metrics: &EndpointMetrics) {
+fn metrics_members(w: &mut JsonWriter, metrics: &EndpointMetrics) {
     for (name, number) in [
         ("queue_depth", metrics.queue_depth),
         ("running_requests", metrics.running_requests),

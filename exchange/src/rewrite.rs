@@ -4,13 +4,13 @@
 
 use std::ops::Range;
 
-use crate::body::Parsed;
-use crate::json::write::Writer;
-use crate::restore::Names;
+use crate::body::ParsedRequest;
+use crate::json::write::JsonWriter;
+use crate::restore::ModelNames;
 
 /// A change to a body.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Splice {
+pub struct BodyEdit {
     /// Bytes that go.
     pub range: Range<usize>,
     /// What comes in their place.
@@ -19,19 +19,19 @@ pub struct Splice {
 
 /// What to change in `body`, which was read as `parsed`, so that it asks for `target`; and what to change back in the reply. `None` if its model
 /// cannot be replaced.
-pub(crate) fn model(body: &[u8], parsed: &Parsed<'_>, target: &str) -> Option<(Splice, Names)> {
+pub(crate) fn model(body: &[u8], parsed: &ParsedRequest<'_>, target: &str) -> Option<(BodyEdit, ModelNames)> {
     let range = parsed.model_span.clone()?;
     let asked = body.get(range.clone())?.into();
-    Some((Splice::string(range, target), Names { sent: target.into(), asked }))
+    Some((BodyEdit::string(range, target), ModelNames { sent: target.into(), requested: asked }))
 }
 
 // === impl Splice ===
 
-impl Splice {
+impl BodyEdit {
     /// Replaces the JSON string at `range` by one that says `text`.
     #[must_use]
     pub fn string(range: Range<usize>, text: &str) -> Self {
-        let mut literal = Writer::default();
+        let mut literal = JsonWriter::default();
         literal.string(text);
         Self { range, replacement: literal.finish().into_bytes() }
     }
@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn only_the_range_changes() {
-        let splice = Splice::string(1..4, "a\"\\\n\u{e9}\u{7f}");
+        let splice = BodyEdit::string(1..4, "a\"\\\n\u{e9}\u{7f}");
         let mut body = splice.beginning(b"[old]".to_vec());
         body.extend_from_slice(b"]");
         assert_eq!(String::from_utf8_lossy(&body), "[\"a\\\"\\\\\\n\u{e9}\u{7f}\"]");

@@ -43,7 +43,7 @@ pub enum ObjectiveHeader {
 
 /// Settings of all exchanges of one filter configuration.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct ExchangeSettings {
     /// Header (and metadata key) of the destination.
     pub destination_header: String,
     /// Header of the second choice in [`DestinationFormat::Single`].
@@ -86,7 +86,7 @@ pub struct Settings {
 
 // === impl Settings ===
 
-impl Settings {
+impl ExchangeSettings {
     /// Is this a header that a client must not set? `name` is lower-case.
     #[must_use]
     pub fn removes(&self, name: &[u8]) -> bool {
@@ -97,7 +97,7 @@ impl Settings {
     }
 }
 
-impl Default for Settings {
+impl Default for ExchangeSettings {
     fn default() -> Self {
         Self {
             destination_header: headers::DESTINATION.to_owned(),
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn a_client_chooses_its_priority_only_where_it_is_trusted() {
-        let mut settings = Settings::default();
+        let mut settings = ExchangeSettings::default();
         assert!(headers::OBJECTIVE.iter().all(|name| settings.removes(name.as_bytes())));
         settings.objective_header = ObjectiveHeader::Trust;
         assert!(!headers::OBJECTIVE.iter().any(|name| settings.removes(name.as_bytes())));
@@ -135,7 +135,8 @@ mod tests {
 
     #[test]
     fn headers_named_by_the_operator_are_the_operators() {
-        let settings = Settings { destination_header: "x-to".to_owned(), fallback_header: "x-else".to_owned(), ..Settings::default() };
+        let settings =
+            ExchangeSettings { destination_header: "x-to".to_owned(), fallback_header: "x-else".to_owned(), ..ExchangeSettings::default() };
         assert!(settings.removes(b"x-to") && settings.removes(b"x-else") && settings.removes(headers::DESTINATION.as_bytes()));
         assert!(!settings.removes(b"authorization"));
     }

@@ -2,13 +2,13 @@
 //!
 //! Counters and histograms are of all VMs of a process together; the gauges are set by the VM that leads.
 
-use scheduler::plugin::for_people;
+use scheduler::plugin::readable;
 
 use crate::host::{Host, MetricKind};
 
 /// A statistic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Metric {
+pub struct DefinedMetric {
     name: &'static str,
     kind: MetricKind,
     about: &'static str,
@@ -22,7 +22,7 @@ macro_rules! metrics {
         pub enum Stat { $(#[doc = $about] $id,)+ }
 
         /// The table, in the order of [`Stat`].
-        const METRICS: &[Metric] = &[$(Metric { name: $name, kind: MetricKind::$kind, about: for_people($about) },)+];
+        const METRICS: &[DefinedMetric] = &[$(DefinedMetric { name: $name, kind: MetricKind::$kind, about: readable($about) },)+];
     };
 }
 
@@ -59,14 +59,14 @@ metrics! {
 
 /// The statistics, as far as the proxy gave them out.
 #[derive(Clone, Debug)]
-pub struct Metrics<H> {
+pub struct FilterMetrics<H> {
     host: H,
     numbers: Vec<Option<u32>>,
 }
 
 // === impl Metrics ===
 
-impl<H: Host> Metrics<H> {
+impl<H: Host> FilterMetrics<H> {
     /// Finds or makes every statistic.
     pub fn new(host: H) -> Self {
         let numbers = METRICS.iter().map(|metric| host.metric(metric.kind, metric.name).ok()).collect();
@@ -100,7 +100,7 @@ impl<H: Host> Metrics<H> {
 /// The reference of the statistics: a line for each.
 #[must_use]
 pub fn reference() -> String {
-    METRICS.iter().map(|Metric { name, kind, about }| format!("{name} ({kind:?}): {about}\n")).collect()
+    METRICS.iter().map(|DefinedMetric { name, kind, about }| format!("{name} ({kind:?}): {about}\n")).collect()
 }
 
 #[cfg(test)]

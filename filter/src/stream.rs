@@ -5,30 +5,30 @@
 //!    ▲                             │
 //!    └── the daemon or the network closed it: wait, longer each time, never in step with other proxies
 //! ```
-//! Every message is first decoded here, under [`Poison::guard`]; then it goes up on the notice board, whence all other VMs take it; then it is
+//! Every message is first decoded here, under [`CrashGuard::decode_guarded`]; then it goes up on the notice board, whence all other VMs take it; then it is
 //! in force here. A message that breaks a rule is refused whole, counted, logged, and, when it is a roster, answered with the reason.
 
 mod wire;
 
-use exchange::Time;
+use exchange::Timestamp;
 use prost::Message as _;
 use proto::frames;
 use proto::state::{self, proxy_message};
 use scheduler::Version;
 
 use crate::config::{FilterConfig, StateConfig};
-use crate::host::{Expect, Host};
-use crate::metrics::{Metrics, Stat};
-use crate::state::board::NotPosted;
-use crate::state::outward::Outward;
-use crate::state::poison::Poison;
-use crate::state::replica::{Refused, Replica, Update, decode};
+use crate::host::{Host, WriteCondition};
+use crate::metrics::{FilterMetrics, Stat};
+use crate::state::board::PublishError;
+use crate::state::outward::PeerPublisher;
+use crate::state::poison::CrashGuard;
+use crate::state::replica::{DaemonUpdate, PoolReplica, RejectedMessage, decode};
 use crate::state::report;
-use crate::state::roll::Roll;
-use crate::state::sharing::{Me, Moment};
-use wire::{Broken, Wire};
+use crate::state::roll::VmTable;
+use crate::state::sharing::{SharingOccasion, VmContext};
+use wire::{ConnectionFailure, StateConnection};
 
-pub use wire::Answer;
+pub use wire::CallResponse;
 
 /// The first pause after a failure, in ms; it doubles with each further one.
 const BACKOFF_MS: u64 = 100;
@@ -41,25 +41,25 @@ const PROCESS_KEY: &str = "switchpoint/1/process";
 
 /// The connection, or the wait for one.
 #[derive(Debug)]
-pub struct Link {
-    phase: Phase,
+pub struct StateLink {
+    phase: LinkPhase,
     failures: u32,
-    poison: Poison,
-    reported: Time,
+    crash_guard: CrashGuard,
+    reported: Timestamp,
 }
 
 #[derive(Debug)]
-enum Phase {
-    Closed { retry_at: Time },
-    Open(Open),
+enum LinkPhase {
+    Closed { retry_at: Timestamp },
+    Open(OpenLink),
 }
 
 #[derive(Debug)]
-struct Open {
-    wire: Wire,
+struct OpenLink {
+    wire: StateConnection,
     /// The root context it belongs to.
     root: u32,
-    heard: Time,
+    received_at: Timestamp,
     /// What it was opened for.
     state: StateConfig,
     pools: Vec<String>,
@@ -67,7 +67,7 @@ struct Open {
 
 /// What a leader works with.
 #[derive(Debug)]
-pub struct Lead<'a, H> {
+pub struct LeaderContext<'a, H> {
     /// The proxy.
     pub host: &'a H,
     /// This VM.
@@ -77,56 +77,61 @@ pub struct Lead<'a, H> {
     /// Epoch of the lead.
     pub epoch: u64,
     /// The moment.
-    pub now: Time,
+    pub now: Timestamp,
     /// The configuration in force.
     pub config: &'a FilterConfig,
     /// The pools, for as long as this callback lasts: what is called from here on has them from here, and borrows no cell.
-    pub replicas: Vec<&'a mut Replica>,
+    pub replicas: Vec<&'a mut PoolReplica>,
     /// This VM among the others, when they share.
-    pub me: Option<Me<'a>>,
+    pub me: Option<VmContext<'a>>,
     /// The VMs.
-    pub roll: &'a Roll,
+    pub roll: &'a VmTable,
     /// What is counted.
-    pub metrics: &'a Metrics<H>,
+    pub metrics: &'a FilterMetrics<H>,
 }
 
 // === impl Link ===
 
-impl Default for Link {
+impl Default for StateLink {
     fn default() -> Self {
-        Self { phase: Phase::Closed { retry_at: Time(0) }, failures: 0, poison: Poison::default(), reported: Time(0) }
+        Self {
+            phase: LinkPhase::Closed { retry_at: Timestamp(0) },
+            failures: 0,
+            crash_guard: CrashGuard::default(),
+            reported: Timestamp(0),
+        }
     }
 }
 
-impl Link {
+impl StateLink {
     /// This VM leads from now on.
-    pub fn begin<H: Host>(&mut self, lead: &mut Lead<'_, H>) {
-        let (poison, lost) = Poison::load(lead.host, lead.vm, lead.now);
+    pub fn begin<H: Host>(&mut self, lead: &mut LeaderContext<'_, H>) {
+        let (poison, lost) = CrashGuard::load(lead.host, lead.vm, lead.now);
         if lost {
             log::error!("a VM was lost while it decoded a message of the daemon; that message is refused from now on");
             lead.metrics.count(Stat::Poisoned);
         }
-        let phase = Phase::Closed { retry_at: poison.pause_ends() };
-        *self = Self { phase, poison, ..Self::default() };
+        let phase = LinkPhase::Closed { retry_at: poison.pause_ends() };
+        *self = Self { phase, crash_guard: poison, ..Self::default() };
     }
 
     /// What is due at a tick: opening, reporting, giving up on a daemon that is silent.
-    pub fn drive<H: Host>(&mut self, lead: &mut Lead<'_, H>) {
+    pub fn drive<H: Host>(&mut self, lead: &mut LeaderContext<'_, H>) {
         match &self.phase {
-            Phase::Closed { retry_at } if *retry_at <= lead.now => self.open(lead),
-            Phase::Closed { .. } => {}
-            Phase::Open(open) if open.root != lead.root || open.state != lead.config.state || open.pools != names(&lead.replicas) => {
+            LinkPhase::Closed { retry_at } if *retry_at <= lead.now => self.open(lead),
+            LinkPhase::Closed { .. } => {}
+            LinkPhase::Open(open) if open.root != lead.root || open.state != lead.config.state || open.pools != names(&lead.replicas) => {
                 self.close(lead.host, lead.root);
                 self.open(lead);
             }
-            Phase::Open(open) if lead.now.ms_since(open.heard) > lead.config.state.silence_max_ms => {
+            LinkPhase::Open(open) if lead.now.ms_since(open.received_at) > lead.config.state.silence_max_ms => {
                 self.close(lead.host, lead.root);
-                self.failed(lead, "it is silent");
+                self.schedule_retry(lead, "it is silent");
             }
-            Phase::Open(_) => {
+            LinkPhase::Open(_) => {
                 self.report(lead);
-                self.pass_on_observed(lead);
-                self.keep_on(lead);
+                self.forward_observations(lead);
+                self.renew_calls(lead);
             }
         }
         lead.metrics.record(Stat::WithoutSeat, lead.roll.without_seat(lead.now) as u64);
@@ -137,14 +142,14 @@ impl Link {
     }
 
     /// Tells the other proxies what changed here.
-    pub fn share<H: Host>(&mut self, lead: &mut Lead<'_, H>) {
-        let (Phase::Open(_), Some(_)) = (&self.phase, lead.me) else { return };
+    pub fn publish_load<H: Host>(&mut self, lead: &mut LeaderContext<'_, H>) {
+        let (LinkPhase::Open(_), Some(_)) = (&self.phase, lead.me) else { return };
         let mut shares = Vec::new();
         for replica in &mut lead.replicas {
-            let Replica { outward, sharing, pool, name, .. } = &mut **replica;
-            let (share, lost) = outward.share(lead.host, (name, pool), sharing, lead.now);
+            let PoolReplica { peer_publisher: outward, sharing, pool, name, .. } = &mut **replica;
+            let (share, lost) = outward.next_report(lead.host, (name, pool), sharing, lead.now);
             lead.metrics.add(Stat::PlacementsLost, lost);
-            shares.extend(share.map(proxy_message::Message::Share));
+            shares.extend(share.map(proxy_message::Message::LoadReport));
         }
         self.send_all(lead, shares);
     }
@@ -152,12 +157,12 @@ impl Link {
     /// Is `stream` the open one?
     #[must_use]
     pub fn is(&self, stream: u32) -> bool {
-        matches!(&self.phase, Phase::Open(open) if open.wire.is_stream(stream))
+        matches!(&self.phase, LinkPhase::Open(open) if open.wire.is_stream(stream))
     }
 
     /// Ends the connection, if one is open. `root` is the root context of the current callback; a stream is its own root context's to end.
     pub fn close<H: Host>(&mut self, host: &H, root: u32) {
-        if let Phase::Open(open) = std::mem::replace(&mut self.phase, Phase::Closed { retry_at: Time(0) }) {
+        if let LinkPhase::Open(open) = std::mem::replace(&mut self.phase, LinkPhase::Closed { retry_at: Timestamp(0) }) {
             let elsewhere = open.root != root;
             if elsewhere {
                 let _ = host.focus(open.root);
@@ -170,80 +175,80 @@ impl Link {
     }
 
     /// Ends the connection if it belongs to a root context that goes.
-    pub fn root_goes<H: Host>(&mut self, host: &H, root: u32) {
-        if matches!(&self.phase, Phase::Open(open) if open.root == root) {
+    pub fn remove_root<H: Host>(&mut self, host: &H, root: u32) {
+        if matches!(&self.phase, LinkPhase::Open(open) if open.root == root) {
             self.close(host, root);
         }
     }
 
     /// The daemon or the network ended the connection. A stream's handle must be released here: later it would be another's.
-    pub fn ended<H: Host>(&mut self, lead: &mut Lead<'_, H>, why: &str) {
+    pub fn on_closed<H: Host>(&mut self, lead: &mut LeaderContext<'_, H>, why: &str) {
         self.close(lead.host, lead.root);
-        self.failed(lead, why);
+        self.schedule_retry(lead, why);
     }
 
     /// A call was answered, perhaps one of this connection's. The lead is over when a later leader has written.
-    pub fn answered<H: Host>(&mut self, lead: &mut Lead<'_, H>, call: u32, answer: Answer) -> Result<(), NotPosted> {
-        let Phase::Open(open) = &mut self.phase else { return Ok(()) };
+    pub fn on_response<H: Host>(&mut self, lead: &mut LeaderContext<'_, H>, call: u32, answer: CallResponse) -> Result<(), PublishError> {
+        let LinkPhase::Open(open) = &mut self.phase else { return Ok(()) };
         let Some(calls) = open.wire.calls_with(call) else { return Ok(()) };
-        let (messages, goes_on) = match calls.answered(call, answer) {
+        let (messages, goes_on) = match calls.take_response(call, answer) {
             Ok(answered) => answered,
             Err(why) => {
-                self.ended(lead, &why);
+                self.on_closed(lead, &why);
                 return Ok(());
             }
         };
         let mut rest = messages.as_slice();
-        while !rest.is_empty() && matches!(self.phase, Phase::Open(_)) {
+        while !rest.is_empty() && matches!(self.phase, LinkPhase::Open(_)) {
             let Some((message, after)) = frames::take(rest) else {
-                self.ended(lead, "what it answers is cut short");
+                self.on_closed(lead, "what it answers is cut short");
                 return Ok(());
             };
-            self.message(lead, message)?;
+            self.on_message(lead, message)?;
             rest = after;
         }
         if goes_on {
-            self.keep_on(lead);
+            self.renew_calls(lead);
         }
         Ok(())
     }
 
     /// A message came. The lead is over when a later leader has written.
-    pub fn message<H: Host>(&mut self, lead: &mut Lead<'_, H>, bytes: &[u8]) -> Result<(), NotPosted> {
-        let Phase::Open(open) = &mut self.phase else { return Ok(()) };
-        open.heard = lead.now;
-        open.wire.heard();
+    pub fn on_message<H: Host>(&mut self, lead: &mut LeaderContext<'_, H>, bytes: &[u8]) -> Result<(), PublishError> {
+        let LinkPhase::Open(open) = &mut self.phase else { return Ok(()) };
+        open.received_at = lead.now;
+        open.wire.record_received();
         #[cfg(feature = "drill")]
         crate::drill::stall(lead.host, bytes);
-        let Some(decoded) = self.poison.guard(lead.host, lead.vm, bytes, || decode(bytes, |pool| lead.replica(pool))) else {
+        let Some(decoded) = self.crash_guard.decode_guarded(lead.host, lead.vm, bytes, || decode(bytes, |pool| lead.replica(pool))) else {
             lead.metrics.count(Stat::Refused);
             log::warn!("a message of the daemon is refused: a VM was lost decoding it");
             return Ok(());
         };
         let ack = match decoded {
-            Ok(Update::Welcome(welcome)) => {
+            Ok(DaemonUpdate::Welcome(welcome)) => {
                 self.welcome(lead, &welcome);
                 None
             }
-            Ok(Update::Roster(roster)) => {
-                self.heard();
-                lead.roster(*roster, bytes)?
+            Ok(DaemonUpdate::Roster(roster)) => {
+                self.record_received();
+                lead.apply_pool_update(*roster, bytes)?
             }
-            Ok(Update::Metrics { pool, snapshot, sequence }) => {
-                self.heard();
-                lead.measured(&pool, *snapshot, sequence, bytes)?;
+            Ok(DaemonUpdate::Metrics { pool, snapshot, sequence }) => {
+                self.record_received();
+                lead.apply_metrics(&pool, *snapshot, sequence, bytes)?;
                 None
             }
-            Ok(Update::Peers(peers)) => {
-                lead.peers(peers);
+            Ok(DaemonUpdate::Peers(peers)) => {
+                lead.apply_peers(peers);
                 None
             }
-            Ok(Update::Learned(learned)) => {
-                lead.learned(*learned, bytes)?;
+            Ok(DaemonUpdate::Learned(learned)) => {
+                lead.apply_models(*learned, bytes)?;
                 None
             }
-            Ok(Update::Nothing) => None,
-            Err(refused) => lead.refuse(refused),
+            Ok(DaemonUpdate::Nothing) => None,
+            Err(refused) => lead.nack(refused),
         };
         if let Some(ack) = ack {
             self.send(lead, proxy_message::Message::Ack(ack));
@@ -251,16 +256,16 @@ impl Link {
         Ok(())
     }
 
-    fn open<H: Host>(&mut self, lead: &mut Lead<'_, H>) {
+    fn open<H: Host>(&mut self, lead: &mut LeaderContext<'_, H>) {
         let pools = names(&lead.replicas);
-        match Wire::open(lead.host, &lead.config.state) {
-            Err(error) => self.failed(lead, &Broken::from(error).to_string()),
+        match StateConnection::open(lead.host, &lead.config.state) {
+            Err(error) => self.schedule_retry(lead, &ConnectionFailure::from(error).to_string()),
             Ok(wire) => {
                 lead.metrics.count(Stat::StreamsOpened);
                 // Another daemon, perhaps, that knows nothing of what the last one was told.
-                lead.replicas.iter_mut().for_each(|replica| replica.outward = Outward::default());
+                lead.replicas.iter_mut().for_each(|replica| replica.peer_publisher = PeerPublisher::default());
                 let (root, state) = (lead.root, lead.config.state.clone());
-                self.phase = Phase::Open(Open { wire, root, heard: lead.now, state, pools: pools.clone() });
+                self.phase = LinkPhase::Open(OpenLink { wire, root, received_at: lead.now, state, pools: pools.clone() });
                 self.reported = lead.now;
                 let hello = state::Hello { schema: proto::SCHEMA, node_id: node_id(lead.host), process_id: process_id(lead.host), pools };
                 self.send(lead, proxy_message::Message::Hello(hello));
@@ -268,31 +273,38 @@ impl Link {
         }
     }
 
-    fn send<H: Host>(&mut self, lead: &mut Lead<'_, H>, message: proxy_message::Message) {
+    fn send<H: Host>(&mut self, lead: &mut LeaderContext<'_, H>, message: proxy_message::Message) {
         let bytes = state::ProxyMessage { message: Some(message) }.encode_to_vec();
         self.act(lead, |host, wire, state| wire.send(host, state, &bytes));
     }
 
     /// Sends messages, until the connection ends.
-    fn send_all<H: Host>(&mut self, lead: &mut Lead<'_, H>, messages: Vec<proxy_message::Message>) {
+    fn send_all<H: Host>(&mut self, lead: &mut LeaderContext<'_, H>, messages: Vec<proxy_message::Message>) {
         messages.into_iter().for_each(|message| self.send(lead, message));
     }
 
     /// Calls are made anew as they are answered.
-    fn keep_on<H: Host>(&mut self, lead: &mut Lead<'_, H>) {
+    fn renew_calls<H: Host>(&mut self, lead: &mut LeaderContext<'_, H>) {
         self.act(lead, |host, wire, state| wire.drive(host, state));
     }
 
-    fn act<H: Host>(&mut self, lead: &mut Lead<'_, H>, act: impl FnOnce(&H, &mut Wire, &StateConfig) -> Result<(), Broken>) {
-        let Phase::Open(open) = &mut self.phase else { return };
+    fn act<H: Host>(
+        &mut self,
+        lead: &mut LeaderContext<'_, H>,
+        act: impl FnOnce(&H, &mut StateConnection, &StateConfig) -> Result<(), ConnectionFailure>,
+    ) {
+        let LinkPhase::Open(open) = &mut self.phase else { return };
         if let Err(broken) = act(lead.host, &mut open.wire, &open.state) {
-            self.ended(lead, &broken.to_string());
+            self.on_closed(lead, &broken.to_string());
         }
     }
 
-    fn welcome<H: Host>(&mut self, lead: &mut Lead<'_, H>, welcome: &state::Welcome) {
+    fn welcome<H: Host>(&mut self, lead: &mut LeaderContext<'_, H>, welcome: &state::Welcome) {
         if welcome.schema != proto::SCHEMA {
-            self.ended(lead, &format!("it speaks state schema {}, this filter {}: run both of one release", welcome.schema, proto::SCHEMA));
+            self.on_closed(
+                lead,
+                &format!("it speaks state schema {}, this filter {}: run both of one release", welcome.schema, proto::SCHEMA),
+            );
             return;
         }
         lead.metrics.record(Stat::Connected, 1);
@@ -302,14 +314,14 @@ impl Link {
     }
 
     /// State came: a greeting alone is no sign of health, since a daemon with no room for us gives that too.
-    fn heard(&mut self) {
+    fn record_received(&mut self) {
         if std::mem::take(&mut self.failures) > 0 {
             log::info!("the daemon is there again");
         }
     }
 
     /// Waits before the next attempt: half of the pause for sure, the other half by chance, so that proxies do not come back in step.
-    fn failed<H: Host>(&mut self, lead: &mut Lead<'_, H>, why: &str) {
+    fn schedule_retry<H: Host>(&mut self, lead: &mut LeaderContext<'_, H>, why: &str) {
         lead.metrics.record(Stat::Connected, 0);
         self.failures = self.failures.saturating_add(1);
         // The first failure of a row, then ever fewer: an outage of a day is some twenty lines.
@@ -322,22 +334,22 @@ impl Link {
         let pause = (BACKOFF_MS << doublings).min(longest);
         let half = pause / 2;
         let chance = lead.host.entropy().checked_rem(half.saturating_add(1)).unwrap_or(0);
-        self.phase = Phase::Closed { retry_at: lead.now.plus_ms(half.saturating_add(chance)) };
+        self.phase = LinkPhase::Closed { retry_at: lead.now.plus_ms(half.saturating_add(chance)) };
     }
 
-    fn report<H: Host>(&mut self, lead: &mut Lead<'_, H>) {
+    fn report<H: Host>(&mut self, lead: &mut LeaderContext<'_, H>) {
         if lead.now.ms_since(self.reported) < REPORT_MS {
             return;
         }
         self.reported = lead.now;
-        let gather = |replica: &&mut Replica| report::gather(lead.host, &replica.name, lead.roll, lead.now);
+        let gather = |replica: &&mut PoolReplica| report::gather(lead.host, &replica.name, lead.roll, lead.now);
         let reports = lead.replicas.iter().flat_map(gather).map(proxy_message::Message::Report).collect();
         self.send_all(lead, reports);
     }
 
     /// Passes on what ended requests of all VMs told since the last tick.
-    fn pass_on_observed<H: Host>(&mut self, lead: &mut Lead<'_, H>) {
-        let read = |replica: &mut &mut Replica| replica.read_observed(lead.host, lead.roll, lead.now);
+    fn forward_observations<H: Host>(&mut self, lead: &mut LeaderContext<'_, H>) {
+        let read = |replica: &mut &mut PoolReplica| replica.read_observations(lead.host, lead.roll, lead.now);
         let observed = lead.replicas.iter_mut().flat_map(read).map(proxy_message::Message::Observations).collect();
         self.send_all(lead, observed);
     }
@@ -345,38 +357,38 @@ impl Link {
 
 // === impl Lead ===
 
-impl<'a, H: Host> Lead<'a, H> {
-    fn replica(&self, pool: &str) -> Option<&Replica> {
+impl<'a, H: Host> LeaderContext<'a, H> {
+    fn replica(&self, pool: &str) -> Option<&PoolReplica> {
         self.replicas.iter().map(|replica| &**replica).find(|replica| *replica.name == *pool)
     }
 
     /// Takes a roster over; what is to be said of it.
-    fn roster(&mut self, roster: proto::Roster, bytes: &[u8]) -> Result<Option<state::Ack>, NotPosted> {
+    fn apply_pool_update(&mut self, roster: proto::Roster, bytes: &[u8]) -> Result<Option<state::Ack>, PublishError> {
         let Some(replica) = self.replicas.iter_mut().find(|r| *r.name == roster.pool) else { return Ok(None) };
         let (version, endpoints) = (roster.snapshot.version(), roster.snapshot.endpoints().len());
         let ack = state::Ack { pool: roster.pool.clone(), version: Some(wire(version)), ..state::Ack::default() };
-        match replica.board.post_roster(self.host, self.epoch, version, bytes, self.now) {
+        match replica.board.publish_pool_update(self.host, self.epoch, version, bytes, self.now) {
             Ok(()) => {
                 log::info!("pool {}: {endpoints} endpoints, version {}.{}", roster.pool, version.term, version.sequence);
                 replica.install(roster);
                 self.metrics.count(Stat::RostersApplied);
-                self.wake();
+                self.wake_vms();
             }
-            Err(NotPosted::NotNewer) => {
+            Err(PublishError::NotNewer) => {
                 // Sent again, or older than what a former leader heard: the board is right.
                 let _ = replica.refresh(self.host);
                 if replica.version() != version {
                     // By the board's word: what is on it counts, even where it cannot be read here.
-                    let posted = replica.board.look(self.host).ok().flatten().map(|seen| seen.head.version);
+                    let posted = replica.board.read_head(self.host).ok().flatten().map(|seen| seen.head.version);
                     let held = posted.unwrap_or_default().max(replica.version());
                     let why = format!("older than {}.{}, which is in force", held.term, held.sequence);
-                    let refused = self.refuse(Refused { pool: roster.pool, version: Some(wire(version)), why });
+                    let refused = self.nack(RejectedMessage { pool: roster.pool, version: Some(wire(version)), why });
                     return Ok(refused.map(|ack| state::Ack { held: Some(wire(held)), ..ack }));
                 }
             }
-            Err(NotPosted::Host(error)) => {
+            Err(PublishError::Host(error)) => {
                 let why = format!("the proxy could not store it: {error}");
-                return Ok(self.refuse(Refused { pool: roster.pool, version: Some(wire(version)), why }));
+                return Ok(self.nack(RejectedMessage { pool: roster.pool, version: Some(wire(version)), why }));
             }
             Err(over) => return Err(over),
         }
@@ -385,54 +397,54 @@ impl<'a, H: Host> Lead<'a, H> {
         Ok(Some(ack))
     }
 
-    fn measured(&mut self, pool: &str, snapshot: scheduler::Snapshot, sequence: u64, bytes: &[u8]) -> Result<(), NotPosted> {
+    fn apply_metrics(&mut self, pool: &str, snapshot: scheduler::Snapshot, sequence: u64, bytes: &[u8]) -> Result<(), PublishError> {
         let Some(replica) = self.replicas.iter_mut().find(|r| *r.name == *pool) else { return Ok(()) };
-        match replica.board.post_metrics(self.host, self.epoch, (snapshot.version(), sequence), bytes, self.now) {
+        match replica.board.publish_metrics(self.host, self.epoch, (snapshot.version(), sequence), bytes, self.now) {
             Ok(()) => {
-                replica.measure(snapshot, sequence, self.now);
+                replica.install_metrics(snapshot, sequence, self.now);
                 self.metrics.count(Stat::MetricsApplied);
-                self.wake();
+                self.wake_vms();
                 Ok(())
             }
             // Old news; the next message comes soon.
-            Err(NotPosted::NotNewer | NotPosted::OtherRoster | NotPosted::Host(_)) => Ok(()),
+            Err(PublishError::NotNewer | PublishError::OtherRoster | PublishError::Host(_)) => Ok(()),
             Err(over) => Err(over),
         }
     }
 
-    fn learned(&mut self, learned: proto::Learned, bytes: &[u8]) -> Result<(), NotPosted> {
+    fn apply_models(&mut self, learned: proto::LearnedModels, bytes: &[u8]) -> Result<(), PublishError> {
         let Some(replica) = self.replicas.iter_mut().find(|r| *r.name == *learned.pool) else { return Ok(()) };
-        match replica.learned_board.post_roster(self.host, self.epoch, learned.version, bytes, self.now) {
+        match replica.model_store.publish_pool_update(self.host, self.epoch, learned.version, bytes, self.now) {
             Ok(()) => {
-                replica.learn(learned);
+                replica.install_models(learned);
                 self.metrics.count(Stat::LearnedApplied);
-                self.wake();
+                self.wake_vms();
                 Ok(())
             }
-            Err(NotPosted::NotNewer) => {
+            Err(PublishError::NotNewer) => {
                 let _ = replica.refresh(self.host);
                 Ok(())
             }
             // The next comes soon.
-            Err(NotPosted::OtherRoster | NotPosted::Host(_)) => Ok(()),
+            Err(PublishError::OtherRoster | PublishError::Host(_)) => Ok(()),
             Err(over) => Err(over),
         }
     }
 
-    fn peers(&mut self, peers: state::Peers) {
+    fn apply_peers(&mut self, peers: state::PeerLoad) {
         let Some(replica) = self.replicas.iter_mut().find(|r| *r.name == *peers.pool) else { return };
-        let Replica { outward, sharing, pool, .. } = &mut **replica;
-        if let Some(delay_us) = outward.heard(&peers, self.now) {
+        let PoolReplica { peer_publisher: outward, sharing, pool, .. } = &mut **replica;
+        if let Some(delay_us) = outward.receive_peers(&peers, self.now) {
             self.metrics.record(Stat::ShareDelayUs, u64::from(delay_us));
         }
         if let Some(me) = self.me {
-            sharing.pass_on(self.host, me, peers, outward.delay_us(), self.now);
-            sharing.tell(self.host, me, pool, self.now, Moment::Tick);
+            sharing.forward_peers(self.host, me, peers, outward.delay_us(), self.now);
+            sharing.publish(self.host, me, pool, self.now, SharingOccasion::Tick);
         }
     }
 
-    fn refuse(&self, refused: Refused) -> Option<state::Ack> {
-        let Refused { pool, version, why } = refused;
+    fn nack(&self, refused: RejectedMessage) -> Option<state::Ack> {
+        let RejectedMessage { pool, version, why } = refused;
         self.metrics.count(Stat::Refused);
         // Metrics come many times a second, and the next may be good; a roster that is wrong is wrong until somebody acts.
         let level = if version.is_some() || pool.is_empty() { log::Level::Error } else { log::Level::Debug };
@@ -441,7 +453,7 @@ impl<'a, H: Host> Lead<'a, H> {
     }
 
     /// Tells every other VM to look at the board. A wake-up that is lost costs until that VM's next tick.
-    fn wake(&self) {
+    fn wake_vms(&self) {
         for (_, row) in self.roll.alive(self.now) {
             if row.vm != self.vm && row.queue != 0 {
                 let _ = self.host.queue_push(row.queue, b"board");
@@ -454,7 +466,7 @@ fn wire(version: Version) -> state::Version {
     state::Version { term: version.term, sequence: version.sequence }
 }
 
-fn names(replicas: &[&mut Replica]) -> Vec<String> {
+fn names(replicas: &[&mut PoolReplica]) -> Vec<String> {
     replicas.iter().map(|replica| replica.name.to_string()).collect()
 }
 
@@ -466,7 +478,7 @@ fn node_id<H: Host>(host: &H) -> String {
 fn process_id<H: Host>(host: &H) -> u64 {
     let fresh = host.entropy();
     // The first VM's stands: writing where something is fails.
-    let _ = host.share(PROCESS_KEY, &fresh.to_le_bytes(), Expect::Absent);
+    let _ = host.share(PROCESS_KEY, &fresh.to_le_bytes(), WriteCondition::Absent);
     let shared = host.shared(PROCESS_KEY).ok().flatten();
     shared.and_then(|s| <[u8; 8]>::try_from(s.bytes).ok()).map_or(fresh, u64::from_le_bytes)
 }

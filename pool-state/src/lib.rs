@@ -13,10 +13,10 @@ mod refusal;
 pub use refusal::PickRefusal;
 
 mod time;
-pub use time::Time;
+pub use time::Timestamp;
 
 mod usage;
-pub use usage::Usage;
+pub use usage::TokenUsage;
 
 pub mod verdict;
 pub use verdict::Verdict;

@@ -2,7 +2,7 @@
 
 /// What one exchange cost. Absent is not zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct TokenUsage {
     /// Tokens of the prompt, cached ones included.
     pub prompt_tokens: Option<u32>,
     /// Tokens generated.

@@ -33,7 +33,7 @@ pub enum Verdict {
 
 /// What was read in the body of an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum BodySays {
+pub enum ErrorBody {
     /// Not read, or nothing that matters.
     #[default]
     Nothing,
@@ -55,15 +55,17 @@ pub const RETRIED_STATUS: &str = "503";
 impl Verdict {
     /// The verdict on an answer to an inference request, whole as far as the proxy can tell.
     #[must_use]
-    pub fn of(status: u16, body: BodySays) -> Self {
+    pub fn of(status: u16, body: ErrorBody) -> Self {
         match (status, body) {
-            (200..=299, BodySays::Error(named)) => named.filter(|status| *status >= 400).map_or(Self::Ill, |status| Self::of(status, body)),
-            (200, BodySays::Empty) => Self::Ill,
-            (200..=299, BodySays::Strange | BodySays::Unfinished) => Self::Strange,
+            (200..=299, ErrorBody::Error(named)) => {
+                named.filter(|status| *status >= 400).map_or(Self::Ill, |status| Self::of(status, body))
+            }
+            (200, ErrorBody::Empty) => Self::Ill,
+            (200..=299, ErrorBody::Strange | ErrorBody::Unfinished) => Self::Strange,
             (200..=299, _) => Self::Success,
             (401 | 403 | 404 | 501, _) => Self::Misdirected,
             (429 | 503, _) => Self::Overloaded,
-            (400..=499, BodySays::Error(_)) => Self::ClientFault,
+            (400..=499, ErrorBody::Error(_)) => Self::ClientFault,
             (400..=499, _) => Self::Misdirected,
             (500..=599, _) => Self::Ill,
             _ => Self::Unknown,
@@ -83,7 +85,7 @@ mod tests {
 
     #[test]
     fn each_answer_has_one_meaning() {
-        use BodySays::{Empty, Error, Nothing, Reply, Strange, Unfinished};
+        use ErrorBody::{Empty, Error, Nothing, Reply, Strange, Unfinished};
         use Verdict::{ClientFault, Ill, Misdirected, Overloaded, Success, Unknown};
         for (status, body, verdict) in [
             (200, Reply, Success),

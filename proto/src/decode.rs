@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use scheduler::latency::InvalidModel;
 use scheduler::objects::{InvalidObjects, Objects};
-use scheduler::plugin::{VALUE_DEPTH_MAX, Value};
+use scheduler::plugin::{ParameterValue, VALUE_DEPTH_MAX};
 use scheduler::sort::sort_by;
 use scheduler::{
     ATTRIBUTES_MAX, Endpoint, EndpointMetrics, EndpointRef, Incarnation, InvalidPipeline, InvalidSnapshot, LoraMetrics, Pipeline,
@@ -77,7 +77,7 @@ pub fn metrics(message: &state::Metrics, onto: &Snapshot) -> Result<Snapshot, In
         return Err(InvalidState::OtherRoster);
     }
     let n = onto.endpoints().len();
-    let columns = Columns::new(message, n)?;
+    let columns = MetricColumns::new(message, n)?;
     let mut metrics: Vec<EndpointMetrics> = (0..n).map(|i| columns.row(i)).collect();
     for lora in &message.lora {
         let row = usize::try_from(lora.index).ok().and_then(|i| metrics.get_mut(i)).ok_or(InvalidState::OutOfRange("lora.index"))?;
@@ -87,7 +87,7 @@ pub fn metrics(message: &state::Metrics, onto: &Snapshot) -> Result<Snapshot, In
     onto.with_metrics(roster, metrics).map_err(InvalidState::Snapshot)
 }
 
-struct Columns<'a> {
+struct MetricColumns<'a> {
     queue_depth: &'a [f32],
     running_requests: &'a [f32],
     kv_cache_utilization: &'a [f32],
@@ -118,7 +118,7 @@ impl std::error::Error for InvalidState {}
 
 // === impl Columns ===
 
-impl<'a> Columns<'a> {
+impl<'a> MetricColumns<'a> {
     fn new(message: &'a state::Metrics, n: usize) -> Result<Self, InvalidState> {
         fn column<'a, T>(values: &'a [T], n: usize, name: &'static str) -> Result<&'a [T], InvalidState> {
             if values.len() == n { Ok(values) } else { Err(InvalidState::ColumnLength(name)) }
@@ -219,7 +219,7 @@ fn plugin(message: state::Plugin) -> Result<PluginSpec, InvalidState> {
 }
 
 /// How many values there may be the scheduler checks when it builds the plugin; how deep they may lie is checked here, where it recurses.
-fn parameter(message: state::Parameter, depth_left: usize) -> Result<(String, Value), InvalidState> {
+fn parameter(message: state::Parameter, depth_left: usize) -> Result<(String, ParameterValue), InvalidState> {
     use state::parameter::Value as Wire;
     const FIELD: &str = "pipeline.plugins.parameters.value";
     let within = |messages: Vec<state::Parameter>| {
@@ -227,11 +227,11 @@ fn parameter(message: state::Parameter, depth_left: usize) -> Result<(String, Va
         messages.into_iter().map(|message| parameter(message, depth_left)).collect::<Result<Vec<_>, _>>()
     };
     let value = match message.value.ok_or(InvalidState::Missing(FIELD))? {
-        Wire::Number(n) => Value::Number(n),
-        Wire::Flag(f) => Value::Flag(f),
-        Wire::Text(t) => Value::Text(t),
-        Wire::List(list) => Value::List(within(list.items)?.into_iter().map(|(_, value)| value).collect()),
-        Wire::Map(map) => Value::Map(within(map.entries)?),
+        Wire::Number(n) => ParameterValue::Number(n),
+        Wire::Flag(f) => ParameterValue::Flag(f),
+        Wire::Text(t) => ParameterValue::Text(t),
+        Wire::List(list) => ParameterValue::List(within(list.items)?.into_iter().map(|(_, value)| value).collect()),
+        Wire::Map(map) => ParameterValue::Map(within(map.entries)?),
     };
     Ok((message.name, value))
 }
@@ -241,21 +241,20 @@ mod tests {
     use super::*;
     use crate::encode;
 
-    fn nested(depth: usize) -> Value {
-        (0..depth).fold(
-            Value::Number(1.0),
-            |inner, at| if at % 2 == 0 { Value::List(vec![inner]) } else { Value::Map(vec![("k".to_owned(), inner)]) },
-        )
+    fn nested(depth: usize) -> ParameterValue {
+        (0..depth).fold(ParameterValue::Number(1.0), |inner, at| {
+            if at % 2 == 0 { ParameterValue::List(vec![inner]) } else { ParameterValue::Map(vec![("k".to_owned(), inner)]) }
+        })
     }
 
     #[test]
     fn structured_parameters_arrive_as_they_were() {
-        let text = |text: &str| Value::Text(text.to_owned());
-        let map = Value::Map(vec![
+        let text = |text: &str| ParameterValue::Text(text.to_owned());
+        let map = ParameterValue::Map(vec![
             ("b".to_owned(), text("2")),
-            ("a".to_owned(), Value::List(vec![Value::Flag(true), text(""), Value::List(vec![])])),
+            ("a".to_owned(), ParameterValue::List(vec![ParameterValue::Flag(true), text(""), ParameterValue::List(vec![])])),
         ]);
-        for value in [map, Value::Map(vec![]), nested(VALUE_DEPTH_MAX)] {
+        for value in [map, ParameterValue::Map(vec![]), nested(VALUE_DEPTH_MAX)] {
             assert_eq!(parameter(encode::parameter("p", &value), VALUE_DEPTH_MAX), Ok(("p".to_owned(), value)));
         }
     }

@@ -109,15 +109,15 @@ fn profile(spec: &ProfileSpec) -> state::Profile {
     state::Profile { name: spec.name.clone(), plugins: plugins.collect() }
 }
 
-pub(crate) fn parameter(name: &str, value: &scheduler::plugin::Value) -> state::Parameter {
-    use scheduler::plugin::Value;
+pub(crate) fn parameter(name: &str, value: &scheduler::plugin::ParameterValue) -> state::Parameter {
+    use scheduler::plugin::ParameterValue;
     use state::parameter::Value as Wire;
     let value = match value {
-        Value::Number(n) => Wire::Number(*n),
-        Value::Flag(f) => Wire::Flag(*f),
-        Value::Text(t) => Wire::Text(t.clone()),
-        Value::List(items) => Wire::List(state::ParameterList { items: items.iter().map(|item| parameter("", item)).collect() }),
-        Value::Map(entries) => {
+        ParameterValue::Number(n) => Wire::Number(*n),
+        ParameterValue::Flag(f) => Wire::Flag(*f),
+        ParameterValue::Text(t) => Wire::Text(t.clone()),
+        ParameterValue::List(items) => Wire::List(state::ParameterList { items: items.iter().map(|item| parameter("", item)).collect() }),
+        ParameterValue::Map(entries) => {
             Wire::Map(state::ParameterMap { entries: entries.iter().map(|(name, value)| parameter(name, value)).collect() })
         }
     };

@@ -15,7 +15,7 @@ const ENVELOPE_BYTES: usize = 2_048;
 
 /// What was learned of a pool.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Learned {
+pub struct LearnedModels {
     /// The pool it is of.
     pub pool: String,
     /// Of the same count as the rosters'.
@@ -28,9 +28,9 @@ pub struct Learned {
 
 /// The message of it; `None` when it would be larger than [`LEARNED_BYTES_MAX`], which every reader refuses.
 #[must_use]
-pub fn encode_learned(learned: &Learned) -> Option<state::Learned> {
-    let Learned { pool, version, step, latency } = learned;
-    let message = state::Learned {
+pub fn encode_learned(learned: &LearnedModels) -> Option<state::LearnedModels> {
+    let LearnedModels { pool, version, step, latency } = learned;
+    let message = state::LearnedModels {
         pool: pool.clone(),
         version: Some(state::Version { term: version.term, sequence: version.sequence }),
         step: step.words(),
@@ -43,7 +43,7 @@ pub fn encode_learned(learned: &Learned) -> Option<state::Learned> {
 ///
 /// # Errors
 /// [`InvalidState`] says what is wrong; nothing of the message may then be used.
-pub fn learned(message: state::Learned) -> Result<Learned, InvalidState> {
+pub fn learned(message: state::LearnedModels) -> Result<LearnedModels, InvalidState> {
     let version = version(message.version.as_ref(), "version")?;
     if !fits(&message) {
         return Err(InvalidState::OutOfRange("learned"));
@@ -51,10 +51,10 @@ pub fn learned(message: state::Learned) -> Result<Learned, InvalidState> {
     let step = StepModel::from_words(&message.step).map_err(InvalidState::Model)?;
     let latency =
         if message.latency.is_empty() { None } else { Some(LatencyModel::from_words(&message.latency).map_err(InvalidState::Model)?) };
-    Ok(Learned { pool: message.pool, version, step, latency })
+    Ok(LearnedModels { pool: message.pool, version, step, latency })
 }
 
-fn fits(message: &state::Learned) -> bool {
+fn fits(message: &state::LearnedModels) -> bool {
     let words = message.step.len().saturating_add(message.latency.len());
     words.saturating_mul(4) <= LEARNED_BYTES_MAX - ENVELOPE_BYTES && message.pool.len() < ENVELOPE_BYTES / 2
 }
@@ -69,10 +69,10 @@ mod tests {
         (0..count).map(|slot| EndpointRef { slot: Slot(u16::try_from(slot).unwrap()), incarnation: Incarnation(u32::MAX) })
     }
 
-    fn learned_of(count: usize) -> Learned {
+    fn learned_of(count: usize) -> LearnedModels {
         let step = endpoints(count).fold(StepModel::default(), |step, endpoint| step.with_speed(endpoint, 2.0, 0.5));
         let latency = endpoints(count).fold(LatencyModel::constant(120.0, 9.0), |model, endpoint| model.with_endpoint(endpoint, 2.0, 0.5));
-        Learned { pool: "default".to_owned(), version: Version { term: u64::MAX, sequence: 7 }, step, latency: Some(latency) }
+        LearnedModels { pool: "default".to_owned(), version: Version { term: u64::MAX, sequence: 7 }, step, latency: Some(latency) }
     }
 
     #[test]
@@ -81,17 +81,17 @@ mod tests {
             let sent = learned_of(count);
             let bytes = encode_learned(&sent).unwrap().encode_to_vec();
             assert!(bytes.len() <= LEARNED_BYTES_MAX, "{count} endpoints are {} bytes", bytes.len());
-            assert_eq!(learned(state::Learned::decode(&*bytes).unwrap()), Ok(sent));
+            assert_eq!(learned(state::LearnedModels::decode(&*bytes).unwrap()), Ok(sent));
         }
-        let without = Learned { latency: None, ..learned_of(3) };
+        let without = LearnedModels { latency: None, ..learned_of(3) };
         assert_eq!(learned(encode_learned(&without).unwrap()), Ok(without));
     }
 
     #[test]
     fn what_is_no_model_is_refused_whole() {
         let good = || encode_learned(&learned_of(2)).unwrap();
-        type Spoil = fn(&mut state::Learned);
-        let spoilt: [(&str, Spoil); 8] = [
+        type LearnedEdit = fn(&mut state::LearnedModels);
+        let spoilt: [(&str, LearnedEdit); 8] = [
             ("`version` is missing", |m| m.version = None),
             ("is not known", |m| m.step.clear()),
             ("is not known", |m| m.step[0] ^= 1),

@@ -17,7 +17,7 @@ pub mod frames;
 pub mod placements;
 
 mod learned;
-pub use learned::{LEARNED_BYTES_MAX, Learned, encode_learned, learned};
+pub use learned::{LEARNED_BYTES_MAX, LearnedModels, encode_learned, learned};
 
 mod objects;
 

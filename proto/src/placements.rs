@@ -12,7 +12,7 @@ const WORD: usize = 8;
 const HEAD: usize = 2 * WORD;
 
 /// The endpoint and the blocks of a placement, and what follows it.
-type First<'a> = (EndpointRef, &'a [[u8; WORD]], &'a [u8]);
+type PlacementHead<'a> = (EndpointRef, &'a [[u8; WORD]], &'a [u8]);
 
 /// Appends a placement.
 pub fn push(placements: &mut Vec<u8>, endpoint: EndpointRef, blocks: &[u64]) {
@@ -22,7 +22,7 @@ pub fn push(placements: &mut Vec<u8>, endpoint: EndpointRef, blocks: &[u64]) {
 
 /// The endpoint and the blocks of the first placement, and what follows it; `None` where there is no whole one.
 #[must_use]
-pub fn take(placements: &[u8]) -> Option<First<'_>> {
+pub fn take(placements: &[u8]) -> Option<PlacementHead<'_>> {
     let (head, rest) = placements.split_at_checked(HEAD)?;
     let [at, count] = head.as_chunks::<WORD>().0 else { return None };
     let [s, t, _, _, incarnation @ ..] = *at;

@@ -5,7 +5,7 @@ use crate::in_flight::InFlight;
 
 /// The proxy's own state for one pick. Read only: the caller records the outcome.
 #[derive(Clone, Copy, Debug)]
-pub struct Local<'a> {
+pub struct LocalState<'a> {
     /// Requests outstanding, by endpoint slot.
     pub in_flight: &'a InFlight,
     /// Cached prefix blocks of this request at each endpoint, as estimated, parallel to the
@@ -35,7 +35,7 @@ pub struct Local<'a> {
     pub adapter_rooms: &'a [AdapterRoom],
     /// Other proxies pick too and their placements do not arrive here: a prompt that is cached
     /// nowhere goes to its rendezvous endpoint ([`crate::prefix::rendezvous_endpoint`]).
-    pub out_of_touch: bool,
+    pub peers_unreachable: bool,
     /// Scraped metrics are too old and count as unknown.
     pub metrics_stale: bool,
 }
@@ -59,7 +59,7 @@ pub enum AdapterRoom {
     },
 }
 
-impl<'a> Local<'a> {
+impl<'a> LocalState<'a> {
     /// Requests outstanding, and nothing else known. Callers add other state by struct update, so
     /// that each column has one default, here.
     #[must_use]
@@ -74,7 +74,7 @@ impl<'a> Local<'a> {
             failing: &[],
             last_cold_picks: &[],
             adapter_rooms: &[],
-            out_of_touch: false,
+            peers_unreachable: false,
             metrics_stale: false,
         }
     }

@@ -10,38 +10,38 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::Result;
-use crate::ports::Port;
+use crate::ports::ReservedPort;
 
 /// What one read takes at most, in bytes.
 const PIECE_BYTES: usize = 16 * 1024;
 
 /// A cable. Whoever connects to this end talks to whoever listens at the other, as long as it is whole.
 #[derive(Debug)]
-pub struct Cable {
-    end: Port,
+pub struct CuttableLink {
+    end: ReservedPort,
     other: Arc<Mutex<Option<SocketAddr>>>,
-    whole: watch::Sender<bool>,
-    said: Said,
+    connected: watch::Sender<bool>,
+    sent: SentBytes,
     task: JoinHandle<()>,
 }
 
 /// What went from this end to the other.
-type Said = Arc<Mutex<Vec<u8>>>;
+type SentBytes = Arc<Mutex<Vec<u8>>>;
 
 // === impl Cable ===
 
-impl Cable {
+impl CuttableLink {
     /// Lays a cable whose other end is in the air: what connects waits. Must be called in a tokio runtime.
     ///
     /// # Errors
     /// If there is no port.
     pub async fn lay() -> Result<Self> {
-        let end = Port::lease()?;
+        let end = ReservedPort::lease()?;
         let listener = TcpListener::bind(end.address()).await?;
         let (other, whole) = (Arc::<Mutex<Option<SocketAddr>>>::default(), watch::Sender::new(false));
-        let said = Said::default();
+        let said = SentBytes::default();
         let task = tokio::spawn(accept(listener, other.clone(), whole.clone(), said.clone()));
-        Ok(Self { end, other, whole, said, task })
+        Ok(Self { end, other, connected: whole, sent: said, task })
     }
 
     /// Where to connect.
@@ -50,34 +50,34 @@ impl Cable {
     }
 
     /// Puts the other end where somebody listens.
-    pub fn plug(&self, other: SocketAddr) {
+    pub fn connect_to(&self, other: SocketAddr) {
         *self.other.lock().unwrap_or_else(PoisonError::into_inner) = Some(other);
         self.mend();
     }
 
     /// All bytes so far that went from this end to the other, on all connections.
-    pub fn said(&self) -> Vec<u8> {
-        self.said.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn sent_bytes(&self) -> Vec<u8> {
+        self.sent.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Nothing passes from now on.
     pub fn cut(&self) {
-        self.whole.send_replace(false);
+        self.connected.send_replace(false);
     }
 
     /// What was held back passes, and all that comes.
     pub fn mend(&self) {
-        self.whole.send_replace(true);
+        self.connected.send_replace(true);
     }
 }
 
-impl Drop for Cable {
+impl Drop for CuttableLink {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-async fn accept(listener: TcpListener, other: Arc<Mutex<Option<SocketAddr>>>, whole: watch::Sender<bool>, said: Said) {
+async fn accept(listener: TcpListener, other: Arc<Mutex<Option<SocketAddr>>>, whole: watch::Sender<bool>, said: SentBytes) {
     while let Ok((near, _)) = listener.accept().await {
         let (other, mut intact, receivers, said) = (other.clone(), whole.subscribe(), (whole.subscribe(), whole.subscribe()), said.clone());
         tokio::spawn(async move {
@@ -95,7 +95,7 @@ async fn accept(listener: TcpListener, other: Arc<Mutex<Option<SocketAddr>>>, wh
 }
 
 /// One way, until its sender has no more.
-async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut intact: watch::Receiver<bool>, said: Option<Said>) {
+async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut intact: watch::Receiver<bool>, said: Option<SentBytes>) {
     let mut piece = vec![0; PIECE_BYTES];
     loop {
         let read = from.read(&mut piece).await.unwrap_or(0);

@@ -14,7 +14,7 @@ use super::writer::{ACK_WAIT_MAX, EDS_REMOVAL_GRACE};
 
 /// Who is a host.
 #[derive(Debug)]
-pub(super) struct Hosts {
+pub(super) struct HostSelection {
     /// By the pipeline in force: only those that decode?
     decoders_only: bool,
     /// The others, too, until every proxy has the roster of this generation.
@@ -23,7 +23,7 @@ pub(super) struct Hosts {
 
 // === impl Hosts ===
 
-impl Hosts {
+impl HostSelection {
     pub(super) fn of(pipeline: &PipelineSpec) -> Self {
         Self { decoders_only: disaggregates(pipeline), all_until: None }
     }

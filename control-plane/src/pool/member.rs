@@ -7,18 +7,18 @@ use discovery::Instance;
 use scheduler::{Endpoint, EndpointRef, Readiness};
 use tokio::time::Instant;
 
-use super::capabilities::Said;
-use super::writer::Now;
+use super::capabilities::InstanceMetadata;
+use super::writer::WallAndMonotonic;
 
 /// An endpoint in the pool.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Member {
+pub struct PoolMember {
     /// Slot and incarnation.
     pub id: EndpointRef,
     /// What discovery says of it.
     pub instance: Arc<Instance>,
     /// What it says of itself that picking goes by.
-    pub said: Said,
+    pub metadata: InstanceMetadata,
     /// When it joined the pool.
     pub joined: Instant,
     /// The first EDS generation that contains its address, or, of one that is no host, any that proxies have.
@@ -67,7 +67,7 @@ pub enum Absence {
 
 // === impl Member ===
 
-impl Member {
+impl PoolMember {
     /// As the scheduler knows it.
     #[must_use]
     pub fn endpoint(&self, now: Instant) -> Endpoint {
@@ -78,7 +78,7 @@ impl Member {
             address: self.instance.address.to_string().into(),
             readiness: Readiness::Ready,
             labels: self.instance.labels.iter().map(|(k, v)| (k.as_str().into(), v.as_str().into())).collect(),
-            models: Arc::clone(&self.said.models),
+            models: Arc::clone(&self.metadata.models),
             age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
         }
     }
@@ -97,7 +97,16 @@ impl Member {
 }
 
 /// One that has just joined.
-pub(super) fn member(id: EndpointRef, instance: Arc<Instance>, eds_since: u64, now: Now) -> Member {
-    let said = Said::of(&instance);
-    Member { id, instance, said, joined: now.instant, eds_since, metrics: MetricsStatus::Awaited, since: now.wall, observed_at: None }
+pub(super) fn member(id: EndpointRef, instance: Arc<Instance>, eds_since: u64, now: WallAndMonotonic) -> PoolMember {
+    let said = InstanceMetadata::from_instance(&instance);
+    PoolMember {
+        id,
+        instance,
+        metadata: said,
+        joined: now.instant,
+        eds_since,
+        metrics: MetricsStatus::Awaited,
+        since: now.wall,
+        observed_at: None,
+    }
 }

@@ -12,7 +12,7 @@ use super::engine::EngineSpec;
 
 /// One endpoint to scrape.
 #[derive(Clone, Debug)]
-pub struct Target {
+pub struct ScrapeTarget {
     /// Slot and incarnation: a new incarnation is a new target.
     pub id: EndpointRef,
     /// For the log.

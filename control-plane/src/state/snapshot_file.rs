@@ -12,13 +12,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use discovery::{Instance, Metadata, MetricsLocation, Scheme};
+use discovery::{Instance, InstanceMetricsLocation, Metadata, MetricsScheme};
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::shutdown::Shutdown;
-use crate::state::shared::{Pools, Shared};
+use crate::state::shared::{DaemonState, PoolViews};
 
 /// The format written. A file of another is treated as unreadable.
 const SCHEMA: u32 = 1;
@@ -35,7 +35,7 @@ const SETTLE: Duration = Duration::from_millis(50);
 /// What is saved.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Saved {
+pub struct SavedState {
     schema: u32,
     /// The life of the daemon that wrote it.
     pub term: u64,
@@ -88,10 +88,10 @@ pub struct SnapshotFile {
 
 // === impl Saved ===
 
-impl Saved {
-    /// What `pools` hold now. Pools without a complete set are as in `before`: nothing is known of them that is newer.
+impl SavedState {
+    /// What `pools` hold now. PoolViews without a complete set are as in `before`: nothing is known of them that is newer.
     #[must_use]
-    pub fn of(shared: &Shared, pools: &Pools, before: &BTreeMap<String, SavedPool>) -> Self {
+    pub fn of(shared: &DaemonState, pools: &PoolViews, before: &BTreeMap<String, SavedPool>) -> Self {
         let mut saved = before.clone();
         saved.retain(|name, _| shared.pool_names.iter().any(|n| **n == **name));
         for view in pools.iter().filter(|view| view.complete) {
@@ -151,21 +151,25 @@ impl SavedEndpoint {
             address,
             labels,
             metadata: metadata.map_or_else(Map::new, |m| m.understood()),
-            metrics_https: metrics.scheme.map(|s| s == Scheme::Https),
+            metrics_https: metrics.scheme.map(|s| s == MetricsScheme::Https),
             metrics_port: metrics.port,
             metrics_path: metrics.path,
         }
     }
 
     fn instance(&self) -> Instance {
-        let scheme = |https| if https { Scheme::Https } else { Scheme::Http };
+        let scheme = |https| if https { MetricsScheme::Https } else { MetricsScheme::Http };
         // What was once taken is taken again; should a later release be stricter, the source will tell it anew.
         let metadata = Some(&self.metadata).filter(|m| !m.is_empty()).and_then(|m| Metadata::try_new(m.clone()).ok());
         Instance {
             namespace: self.namespace.clone(),
             incarnation: self.instance_incarnation.clone(),
             labels: self.labels.clone(),
-            metrics: MetricsLocation { scheme: self.metrics_https.map(scheme), port: self.metrics_port, path: self.metrics_path.clone() },
+            metrics: InstanceMetricsLocation {
+                scheme: self.metrics_https.map(scheme),
+                port: self.metrics_port,
+                path: self.metrics_path.clone(),
+            },
             metadata: metadata.map(Arc::new),
             ..Instance::new(self.name.clone(), self.address)
         }
@@ -183,10 +187,10 @@ impl SnapshotFile {
 
     /// What an earlier life left, if anything readable. What is unreadable is moved aside, as `<file>.corrupt`, for whoever wants to look.
     #[must_use]
-    pub fn load(&self) -> Option<Saved> {
+    pub fn load(&self) -> Option<SavedState> {
         let loaded = match read(&self.path) {
             Ok(None) => return None,
-            Ok(Some(text)) => Saved::parse(&text),
+            Ok(Some(text)) => SavedState::parse(&text),
             Err(error) => Err(error.to_string()),
         };
         loaded
@@ -203,7 +207,7 @@ impl SnapshotFile {
     ///
     /// # Errors
     /// Whatever the file system says. The old file is intact then.
-    pub fn store(&self, saved: &Saved) -> io::Result<()> {
+    pub fn store(&self, saved: &SavedState) -> io::Result<()> {
         let text = serde_json::to_string(saved).map_err(io::Error::other)?;
         let temporary = with_suffix(&self.path, ".new");
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(MODE).open(&temporary)?;
@@ -226,7 +230,7 @@ impl SnapshotFile {
     }
 
     /// Keeps the file up to date until `shutdown`, then writes a last time.
-    pub async fn keep(self: Arc<Self>, shared: Arc<Shared>, mut last: Saved, mut shutdown: Shutdown) {
+    pub async fn keep(self: Arc<Self>, shared: Arc<DaemonState>, mut last: SavedState, mut shutdown: Shutdown) {
         let mut pools = shared.pools.subscribe();
         let mut written = Vec::new();
         loop {
@@ -241,7 +245,7 @@ impl SnapshotFile {
             // Most changes are of metrics, which are not saved.
             let rosters: Vec<u64> = views.iter().filter(|v| v.complete).map(|v| v.generation).collect();
             if rosters != written {
-                let now = Saved::of(&shared, &views, &last.pools);
+                let now = SavedState::of(&shared, &views, &last.pools);
                 let (file, saved) = (Arc::clone(&self), now.clone());
                 match tokio::task::spawn_blocking(move || file.store(&saved)).await.unwrap_or_else(|e| Err(io::Error::other(e))) {
                     Ok(()) => (last, written) = (now, rosters),

@@ -11,10 +11,10 @@ use std::time::Duration;
 use http::Request;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use testbed::client::{self, Events, Raw, Reply};
+use testbed::client::{self, ClientReply, EventStream, RawConnection};
 use testbed::envoy::subset_hint_filter;
-use testbed::model_server::{Fault, FaultMode, Lies, Options};
-use testbed::stack::{Builder, Front, Stack};
+use testbed::model_server::{FaultMode, MetricOverrides, ModelServerOptions, ServerFault};
+use testbed::stack::{PickerMode, Stack, StackBuilder};
 use testbed::{Result, wait_for};
 
 use crate::echo;
@@ -25,7 +25,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Case {
+struct FrontCase {
     clause: String,
     case: String,
     get: Option<String>,
@@ -39,12 +39,12 @@ struct Case {
     subset: Option<String>,
     subset_list: Option<String>,
     refuses: Option<usize>,
-    expect: Expected,
+    expect: FrontExpectation,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Expected {
+struct FrontExpectation {
     /// Whom the list names, in any order.
     from: Option<BTreeSet<usize>>,
     served: Option<usize>,
@@ -66,7 +66,7 @@ fn log_metadata(config: &mut Value) {
     }
 }
 
-impl Case {
+impl FrontCase {
     fn body(&self) -> String {
         match (&self.body, self.filler) {
             (Some(body), _) => body.clone(),
@@ -77,7 +77,7 @@ impl Case {
         }
     }
 
-    async fn send(&self, stack: &Stack, id: &str) -> Result<Reply> {
+    async fn send(&self, stack: &Stack, id: &str) -> Result<ClientReply> {
         let named =
             |text: &str| (0..3).fold(text.to_owned(), |text, i| text.replace(&format!("@{i}"), &stack.servers[i].addr().to_string()));
         let mut headers: Vec<(&str, String)> = self.headers.iter().map(|(name, value)| (name.as_str(), named(value))).collect();
@@ -93,9 +93,9 @@ impl Case {
         stack.send(request).await
     }
 
-    async fn check(&self, front: Front, stack: &Stack, id: &str) -> Result<()> {
+    async fn check(&self, front: PickerMode, stack: &Stack, id: &str) -> Result<()> {
         let reply = self.send(stack, id).await?;
-        let Expected { from, served, absent, present, status, code, kind, dropped } = &self.expect;
+        let FrontExpectation { from, served, absent, present, status, code, kind, dropped } = &self.expect;
         let text = reply.text();
         let said = || format!("{front:?}, {}: {}: {} {}", self.clause, self.case, reply.status, text.get(..400).unwrap_or(&text));
         assert_eq!(reply.status, status.unwrap_or(200), "{}", said());
@@ -133,17 +133,17 @@ impl Case {
     }
 }
 
-async fn protocol(front: Front) -> Result<()> {
-    let cases: Vec<Case> = serde_saphyr::from_str(include_str!("fronts.yaml"))?;
+async fn protocol(front: PickerMode) -> Result<()> {
+    let cases: Vec<FrontCase> = serde_saphyr::from_str(include_str!("fronts.yaml"))?;
     play(front, Stack::builder().front(front), &cases).await
 }
 
-async fn play(front: Front, builder: Builder, cases: &[Case]) -> Result<()> {
+async fn play(front: PickerMode, builder: StackBuilder, cases: &[FrontCase]) -> Result<()> {
     let builder = builder.servers(3).filter_before_picker(subset_hint_filter());
     let stack = builder.envoy_config(log_metadata).start().await?;
     for (index, case) in cases.iter().enumerate() {
         if let Some(index) = case.refuses {
-            stack.servers[index].fault(Fault::new(FaultMode::Refuse)).await;
+            stack.servers[index].fault(ServerFault::new(FaultMode::Refuse)).await;
         }
         case.check(front, &stack, &format!("case-{index}")).await?;
     }
@@ -152,24 +152,24 @@ async fn play(front: Front, builder: Builder, cases: &[Case]) -> Result<()> {
 
 #[tokio::test]
 async fn the_protocol_by_the_filter() -> Result<()> {
-    protocol(Front::Filter).await
+    protocol(PickerMode::Filter).await
 }
 
 #[tokio::test]
 async fn the_protocol_by_the_filter_that_decides_at_the_headers() -> Result<()> {
     // All of it, but for what is said about bodies that are read.
-    let mut cases: Vec<Case> = serde_saphyr::from_str(include_str!("fronts.yaml"))?;
+    let mut cases: Vec<FrontCase> = serde_saphyr::from_str(include_str!("fronts.yaml"))?;
     cases.retain(|case| case.clause != "bodies" || case.expect.status.is_none());
-    play(Front::Filter, Stack::builder().picker(json!({"decide_at": "headers"})), &cases).await
+    play(PickerMode::Filter, Stack::builder().picker(json!({"decide_at": "headers"})), &cases).await
 }
 
 #[tokio::test]
 async fn a_model_header_says_what_an_unread_body_cannot() -> Result<()> {
-    for front in Front::ALL {
+    for front in PickerMode::ALL {
         let builder = Stack::builder().front(front).servers(2);
         let builder = match front {
-            Front::Filter => builder.picker(json!({"decide_at": "headers", "model_header": "x-model"})),
-            Front::ExtProc => {
+            PickerMode::Filter => builder.picker(json!({"decide_at": "headers", "model_header": "x-model"})),
+            PickerMode::ExtProc => {
                 builder.envoy_config(modes("NONE", "STREAMED", false)).daemon_arguments(&["--ext-proc-model-header", "x-model"])
             }
         };
@@ -192,7 +192,7 @@ async fn a_model_header_says_what_an_unread_body_cannot() -> Result<()> {
 
 #[tokio::test]
 async fn the_protocol_by_ext_proc() -> Result<()> {
-    protocol(Front::ExtProc).await
+    protocol(PickerMode::ExtProc).await
 }
 
 const OBJECTS: &str = r#"
@@ -207,7 +207,7 @@ spec:
 "#;
 
 /// Objects in a folder, and a stack that follows them.
-fn with_objects(builder: Builder) -> Result<(Builder, tempfile::TempDir)> {
+fn with_objects(builder: StackBuilder) -> Result<(StackBuilder, tempfile::TempDir)> {
     let folder = tempfile::tempdir()?;
     std::fs::write(folder.path().join("objects.yaml"), OBJECTS)?;
     let path = folder.path().display().to_string();
@@ -216,7 +216,7 @@ fn with_objects(builder: Builder) -> Result<(Builder, tempfile::TempDir)> {
 
 #[tokio::test]
 async fn a_full_pool_sheds() -> Result<()> {
-    for front in Front::ALL {
+    for front in PickerMode::ALL {
         let builder = Stack::builder().front(front).servers(2).picker(json!({"objective_header": "trust"}));
         let (builder, _folder) = with_objects(builder)?;
         let stack = builder.start().await?;
@@ -225,7 +225,10 @@ async fn a_full_pool_sheds() -> Result<()> {
             async { stack.send(request?).await }
         };
         assert_eq!(ask("batch").await?.status, 200, "{front:?}: there is room");
-        stack.servers.iter().for_each(|server| server.lie(Lies::from([("num_requests_waiting".to_owned(), "50".to_owned())])));
+        stack
+            .servers
+            .iter()
+            .for_each(|server| server.override_metrics(MetricOverrides::from([("num_requests_waiting".to_owned(), "50".to_owned())])));
         let shed = wait_for(LIMIT, "the pool to be full", || async { ask("batch").await.ok().filter(|reply| reply.status != 200) }).await?;
         assert_eq!((shed.status, shed.header("x-llm-d-request-dropped-reason")), (429, "rejected-saturated"), "{front:?}: {}", shed.text());
         assert_eq!(shed.header("retry-after"), "1", "{front:?}");
@@ -236,7 +239,7 @@ async fn a_full_pool_sheds() -> Result<()> {
 
 #[tokio::test]
 async fn an_empty_pool_is_503_in_the_shape_of_the_api() -> Result<()> {
-    for front in Front::ALL {
+    for front in PickerMode::ALL {
         let mut stack = Stack::builder().front(front).servers(1).start().await?;
         stack.set_pool(&[])?;
         let empty = || async { stack.post("/v1/chat/completions", &echo::chat("x")).await.ok().filter(|reply| reply.status == 503) };
@@ -252,7 +255,7 @@ async fn an_empty_pool_is_503_in_the_shape_of_the_api() -> Result<()> {
 
 #[tokio::test]
 async fn one_destination_where_the_older_text_is_read() -> Result<()> {
-    for front in Front::ALL {
+    for front in PickerMode::ALL {
         let stack = Stack::builder().front(front).servers(3).picker(json!({"destination_format": "single"})).start().await?;
         let echo = stack.send(echo::post("/v1/chat/completions", &[], echo::chat("hi").to_string())?).await?.json()?;
         let [destination] = echo::header(&echo, "x-gateway-destination-endpoint")[..] else { return Err(echo.to_string().into()) };
@@ -264,8 +267,8 @@ async fn one_destination_where_the_older_text_is_read() -> Result<()> {
 
 // === ext_proc alone ===
 
-fn ext_proc() -> Builder {
-    Stack::builder().front(Front::ExtProc)
+fn ext_proc() -> StackBuilder {
+    Stack::builder().front(PickerMode::ExtProc)
 }
 
 /// The filter that asks.
@@ -294,14 +297,14 @@ fn streamed(model: &str, tokens: u32) -> Value {
 }
 
 /// The events of so many tokens, as they come.
-async fn stream(address: SocketAddr, tokens: u32) -> Result<Events> {
+async fn stream(address: SocketAddr, tokens: u32) -> Result<EventStream> {
     let request = Request::post("/v1/chat/completions").header("content-type", "application/json");
-    Ok(Events::new(client::start(address, request.body(client::full(streamed("demo", tokens).to_string()))?).await?))
+    Ok(EventStream::new(client::start(address, request.body(client::full(streamed("demo", tokens).to_string()))?).await?))
 }
 
 /// A server that pauses before each write of a stream.
-fn slow(chunk_delay_ms: u64) -> Options {
-    Options { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms, ..Options::default() }
+fn slow(chunk_delay_ms: u64) -> ModelServerOptions {
+    ModelServerOptions { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms, ..ModelServerOptions::default() }
 }
 
 async fn in_flight(stack: &Stack) -> Option<u64> {
@@ -333,7 +336,7 @@ async fn in_modes(request: &'static str, response: &'static str, early: bool, re
     let events = stack.post("/v1/chat/completions", &streamed("demo", 20)).await?;
     assert!(events.status == 200 && events.text().ends_with("data: [DONE]\n\n"), "{what}: {}", events.text());
     let direct = client::post(stack.servers[0].addr(), "/v1/chat/completions", streamed("demo", 20).to_string()).await?;
-    let contents = |reply: &Reply| reply.text().matches("\"content\"").count();
+    let contents = |reply: &ClientReply| reply.text().matches("\"content\"").count();
     assert_eq!(contents(&events), contents(&direct), "{what}");
 
     let bad = client::post(stack.address(), "/v1/chat/completions", "{").await?;
@@ -406,19 +409,19 @@ async fn a_client_that_leaves_at_any_moment_leaves_nothing_behind() -> Result<()
     let stack = ext_proc().servers_like(1, &slow(50)).start().await?;
     let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
     // While the body comes.
-    let mut raw = Raw::connect(stack.address()).await?;
+    let mut raw = RawConnection::connect(stack.address()).await?;
     raw.write(format!("{head}content-length: 1000\r\n\r\n{{\"model\":")).await?;
     tokio::time::sleep(Duration::from_millis(100)).await;
     drop(raw);
     // While the engine thinks.
-    stack.servers[0].fault(Fault::new(FaultMode::Hang)).await;
+    stack.servers[0].fault(ServerFault::new(FaultMode::Hang)).await;
     let body = echo::chat("x").to_string();
-    let mut raw = Raw::connect(stack.address()).await?;
+    let mut raw = RawConnection::connect(stack.address()).await?;
     raw.write(format!("{head}content-length: {}\r\n\r\n{body}", body.len())).await?;
     until_in_flight(&stack, 1).await?;
     drop(raw);
     until_in_flight(&stack, 0).await?;
-    stack.servers[0].fault(Fault::new(FaultMode::None)).await;
+    stack.servers[0].fault(ServerFault::new(FaultMode::None)).await;
     // While it streams.
     let mut events = stream(stack.address(), 500).await?;
     assert!(events.next().await?.is_some());

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use e2e::explain::Decision;
+use e2e::explain::ExplainedDecision;
 use futures::future::join_all;
 use serde_json::json;
-use testbed::fleet::{BURST, BURST_MAX, BURST_SERVERS, Conversations, Fleet, Shape};
-use testbed::model_server::{Fault, FaultMode, Options};
-use testbed::second::Second;
-use testbed::stack::{Builder, Stack};
+use testbed::fleet::{BURST, BURST_MAX, BURST_SERVERS, ConversationPlan, Fleet, FleetShape};
+use testbed::model_server::{FaultMode, ModelServerOptions, ServerFault};
+use testbed::second::SecondEnvoy;
+use testbed::stack::{Stack, StackBuilder};
 use testbed::{Result, wait_for};
 
 use crate::echo;
@@ -16,7 +16,7 @@ use crate::echo;
 mod dictionary;
 mod outsider;
 mod secrecy;
-use outsider::{Outsider, tells_apart};
+use outsider::{RevokedProxy, tells_apart};
 
 const WORKERS: u32 = 4;
 
@@ -32,7 +32,7 @@ async fn warm(stack: &Stack) -> Result<()> {
 async fn attempts_at_a_dead_endpoint(sharing: bool) -> Result<i64> {
     let stack = Stack::builder().servers(4).concurrency(WORKERS).picker(json!({"sharing": sharing})).start().await?;
     warm(&stack).await?;
-    stack.servers[0].fault(Fault::new(FaultMode::Refuse)).await;
+    stack.servers[0].fault(ServerFault::new(FaultMode::Refuse)).await;
     let failed = || stack.envoy.picker_stat("switchpoint_failed_attempts_total");
     while failed().await? == 0 {
         assert_eq!(stack.get("/v1/models").await?.status, 200);
@@ -61,7 +61,7 @@ async fn without_sharing_every_worker_pays_for_the_same_failure() -> Result<()> 
     Ok(())
 }
 
-async fn check_spread(shape: Shape, seeds: std::ops::Range<usize>) -> Result<()> {
+async fn check_spread(shape: FleetShape, seeds: std::ops::Range<usize>) -> Result<()> {
     let fleet = Fleet::for_bursts(shape, true).await?;
     for seed in seeds {
         let fullest = fleet.burst(seed).await?;
@@ -72,7 +72,7 @@ async fn check_spread(shape: Shape, seeds: std::ops::Range<usize>) -> Result<()>
 
 /// That the check can fail. Few workers that know nothing of each other each take a round over the servers, which looks like a spread; many do
 /// not get round.
-async fn check_pile(shape: Shape) -> Result<()> {
+async fn check_pile(shape: FleetShape) -> Result<()> {
     let fleet = Fleet::for_bursts(shape, false).await?;
     for seed in 0..10 {
         if fleet.burst(seed).await? > BURST_MAX {
@@ -84,24 +84,24 @@ async fn check_pile(shape: Shape) -> Result<()> {
 
 #[tokio::test]
 async fn a_burst_of_cold_prompts_is_spread_over_all_by_all_workers() -> Result<()> {
-    check_spread(Shape { proxies: 1, workers: 4 }, 0..2).await?;
-    check_spread(Shape { proxies: 1, workers: 16 }, 2..3).await
+    check_spread(FleetShape { proxies: 1, workers: 4 }, 0..2).await?;
+    check_spread(FleetShape { proxies: 1, workers: 16 }, 2..3).await
 }
 
 #[tokio::test]
 async fn without_sharing_a_burst_piles_up() -> Result<()> {
-    check_pile(Shape { proxies: 1, workers: 8 }).await
+    check_pile(FleetShape { proxies: 1, workers: 8 }).await
 }
 
 #[tokio::test]
 async fn a_burst_of_cold_prompts_is_spread_by_all_proxies() -> Result<()> {
-    check_spread(Shape { proxies: 2, workers: 2 }, 0..2).await?;
-    check_spread(Shape { proxies: 2, workers: 4 }, 2..3).await
+    check_spread(FleetShape { proxies: 2, workers: 2 }, 0..2).await?;
+    check_spread(FleetShape { proxies: 2, workers: 4 }, 2..3).await
 }
 
 #[tokio::test]
 async fn proxies_that_do_not_share_pile_up_a_burst() -> Result<()> {
-    check_pile(Shape { proxies: 2, workers: 4 }).await
+    check_pile(FleetShape { proxies: 2, workers: 4 }).await
 }
 
 #[tokio::test]
@@ -139,7 +139,7 @@ schedulingProfiles:
   - pluginRef: max-score-picker
 ";
 
-fn asked(config: &tempfile::NamedTempFile) -> Result<Builder> {
+fn asked(config: &tempfile::NamedTempFile) -> Result<StackBuilder> {
     std::fs::write(config.path(), ASKED)?;
     let path = config.path().to_str().ok_or("no path")?;
     Ok(Stack::builder().picker(json!({"explain": true})).daemon_arguments(&["--config", path]))
@@ -147,10 +147,12 @@ fn asked(config: &tempfile::NamedTempFile) -> Result<Builder> {
 
 #[tokio::test]
 async fn what_fails_at_one_proxy_costs_the_other_no_try() -> Result<()> {
-    let fleet = Fleet::start(Shape { proxies: 2, workers: 1 }, true, 4, &Options { speed: 0.0, ..Options::default() }).await?;
+    let fleet =
+        Fleet::start(FleetShape { proxies: 2, workers: 1 }, true, 4, &ModelServerOptions { speed: 0.0, ..ModelServerOptions::default() })
+            .await?;
     let [one, two] = [&fleet.stack.envoy, &fleet.seconds[0].envoy];
     let failed = "switchpoint_failed_attempts_total";
-    fleet.stack.servers[0].fault(Fault::new(FaultMode::Refuse)).await;
+    fleet.stack.servers[0].fault(ServerFault::new(FaultMode::Refuse)).await;
     while one.picker_stat(failed).await? == 0 {
         assert_eq!(testbed::client::get(one.listener(), "/v1/models").await?.status, 200);
     }
@@ -168,7 +170,7 @@ async fn what_fails_at_one_proxy_costs_the_other_no_try() -> Result<()> {
 
 #[tokio::test]
 async fn what_one_proxy_placed_another_finds() -> Result<()> {
-    let fleet = Fleet::start(Shape::TWO_BY_TWO, true, 6, &Options::default()).await?;
+    let fleet = Fleet::start(FleetShape::TWO_BY_TWO, true, 6, &ModelServerOptions::default()).await?;
     let [one, two] = [fleet.stack.address(), fleet.seconds[0].envoy.listener()];
     let post = |address, prompt: String| async move {
         testbed::client::post(address, "/v1/chat/completions", echo::chat(&prompt).to_string()).await
@@ -191,12 +193,12 @@ async fn what_one_proxy_placed_another_finds() -> Result<()> {
 async fn load_told_from_outside_counts_once_and_expires_when_its_proxy_falls_silent() -> Result<()> {
     let config = tempfile::NamedTempFile::new()?;
     let mut stack = asked(&config)?.servers(2).concurrency(2).start().await?;
-    let outsider = Outsider::join(&mut stack).await?;
+    let outsider = RevokedProxy::join(&mut stack).await?;
     tells_apart(&stack, "active-request-scorer", false).await?;
     outsider.tell(0, 50).await?;
     tells_apart(&stack, "active-request-scorer", true).await?;
     let address = stack.servers[0].addr().to_string();
-    let scores = Decision::ask(stack.address(), "who is busy?").await?.scores("active-request-scorer");
+    let scores = ExplainedDecision::ask(stack.address(), "who is busy?").await?.scores("active-request-scorer");
     assert!(scores.iter().all(|(endpoint, score)| (*endpoint == address) == (*score < 0.5)), "{scores:?}");
     // It stays connected, and says nothing more.
     let silent = tells_apart(&stack, "active-request-scorer", false).await?;
@@ -211,9 +213,9 @@ async fn load_told_from_outside_counts_once_and_expires_when_its_proxy_falls_sil
 /// Promised are 20 ms for load and 100 ms for placements; ten times that is allowed on a busy machine. Prints what it was.
 #[tokio::test]
 async fn load_and_placements_reach_other_proxies_in_time_and_nothing_of_a_prompt_does() -> Result<()> {
-    let slow = Options { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 300, ..Options::default() };
+    let slow = ModelServerOptions { models: vec!["demo".into()], speed: 0.0, chunk_delay_ms: 300, ..ModelServerOptions::default() };
     let mut stack = Stack::builder().servers_like(2, &slow).start().await?;
-    let mut outsider = Outsider::join(&mut stack).await?;
+    let mut outsider = RevokedProxy::join(&mut stack).await?;
     // From now on the proxy knows that there is another.
     outsider.hear_until(0).await?;
     tokio::time::sleep(Duration::from_millis(300)).await;
@@ -236,7 +238,7 @@ async fn load_and_placements_reach_other_proxies_in_time_and_nothing_of_a_prompt
     let words: Vec<&[u8]> = secret.as_bytes().windows(6).collect();
     let told = |bytes: &[u8]| words.iter().any(|word| memchr::memmem::find(bytes, word).is_some());
     assert!(told(format!("a {secret} is found").as_bytes()), "that the look can fail");
-    assert!(!outsider.heard.iter().any(|bytes| told(bytes)));
+    assert!(!outsider.received.iter().any(|bytes| told(bytes)));
     Ok(())
 }
 
@@ -245,7 +247,7 @@ async fn load_and_placements_reach_other_proxies_in_time_and_nothing_of_a_prompt
 async fn a_cold_restart_at_the_same_address_loses_all_affinity_at_once() -> Result<()> {
     let config = tempfile::NamedTempFile::new()?;
     let mut stack = asked(&config)?.servers(3).concurrency(2).start().await?;
-    let second = Second::start(&stack, "second", 2).await?;
+    let second = SecondEnvoy::start(&stack, "second", 2).await?;
     let proxies = [stack.address(), second.envoy.listener()];
     let mut placed = vec![Vec::new(); stack.servers.len()];
     for number in 0..12 {
@@ -256,7 +258,7 @@ async fn a_cold_restart_at_the_same_address_loses_all_affinity_at_once() -> Resu
     let server = (0..placed.len()).max_by_key(|server| placed[*server].len()).ok_or("no server")?;
     let (prompts, address) = (&placed[server], stack.servers[server].addr().to_string());
     let held = async |proxy: usize, prompt: &String| -> Result<bool> {
-        let scores = Decision::ask(proxies[proxy], prompt).await?.scores("prefix-cache-scorer");
+        let scores = ExplainedDecision::ask(proxies[proxy], prompt).await?.scores("prefix-cache-scorer");
         Ok(scores.get(&address).is_some_and(|score| *score > 0.5))
     };
     for (number, prompt) in prompts.iter().enumerate() {
@@ -284,12 +286,12 @@ async fn a_cold_restart_at_the_same_address_loses_all_affinity_at_once() -> Resu
 #[tokio::test]
 async fn conversations_hit_as_often_with_many_workers_as_with_one() -> Result<()> {
     let outcome = |shape, sharing| async move {
-        let fleet = Fleet::start(shape, sharing, 6, &Options::default()).await?;
-        let conversations = Conversations { count: 24, turns: 4, begin_within: Duration::from_secs(3), seed: 1 };
+        let fleet = Fleet::start(shape, sharing, 6, &ModelServerOptions::default()).await?;
+        let conversations = ConversationPlan { count: 24, turns: 4, begin_within: Duration::from_secs(3), seed: 1 };
         fleet.converse(conversations).await
     };
-    let (one, four) = (outcome(Shape::ONE, true).await?, outcome(Shape::FOUR_WORKERS, true).await?);
-    let (two, alone) = (outcome(Shape::TWO_BY_TWO, true).await?, outcome(Shape { proxies: 2, workers: 4 }, false).await?);
+    let (one, four) = (outcome(FleetShape::ONE, true).await?, outcome(FleetShape::FOUR_WORKERS, true).await?);
+    let (two, alone) = (outcome(FleetShape::TWO_BY_TWO, true).await?, outcome(FleetShape { proxies: 2, workers: 4 }, false).await?);
     println!("{one:?}\n{four:?}\n{two:?}\n{alone:?}");
     assert!(one.hit_rate - four.hit_rate < 0.05 && one.hit_rate - two.hit_rate < 0.05, "{one:?} {four:?} {two:?}");
     assert!(one.hit_rate - alone.hit_rate > 0.05, "that the check can fail: {one:?} {alone:?}");

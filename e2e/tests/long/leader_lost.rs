@@ -9,14 +9,14 @@ use http::Request;
 use rustix::process::Signal;
 use serde_json::json;
 use testbed::client;
-use testbed::load::Load;
-use testbed::stack::{Builder, Stack};
+use testbed::load::LoadGenerator;
+use testbed::stack::{Stack, StackBuilder};
 use testbed::{Result, drill, wait_for};
 
 /// A lease is 3 s, the daemon is left alone for 10 s after a loss.
 const LIMIT: Duration = Duration::from_secs(60);
 
-fn trappable() -> Result<Builder> {
+fn trappable() -> Result<StackBuilder> {
     Ok(Stack::builder().envoy_config(drill::envoy_config()?).picker(json!({"explain": true})))
 }
 
@@ -32,7 +32,7 @@ fn labelled(stack: &Stack, indices: &[usize], label: &str) -> String {
 #[tokio::test]
 async fn a_message_that_kills_costs_one_vm_once() -> Result<()> {
     let mut stack = trappable()?.servers(3).concurrency(4).start().await?;
-    let load = Load::start(stack.address(), 4);
+    let load = LoadGenerator::start(stack.address(), 4);
     // The daemon tells every proxy, again and again: each time it is another version and other ages, and the same content.
     let poison = labelled(&stack, &[0, 1], drill::TRAP);
     stack.daemon()?.settings().write_endpoints_file(&poison)?;
@@ -64,7 +64,7 @@ async fn a_leader_that_serves_is_lost_and_replaced() -> Result<()> {
     stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
 
     // Now whichever worker gets the connection traps, until it was the one that leads.
-    let load = Load::start(stack.address(), CLIENTS);
+    let load = LoadGenerator::start(stack.address(), CLIENTS);
     let traps = Cell::new(0);
     let replaced = || async {
         traps.set(traps.get() + 1);
@@ -94,7 +94,7 @@ async fn a_proxy_that_was_stopped_for_long_goes_on() -> Result<()> {
     stack.set_pool(&[0, 1])?;
     tokio::time::sleep(Duration::from_secs(8)).await;
     stack.envoy.process().signal(Signal::CONT)?;
-    let load = Load::start(stack.address(), 4);
+    let load = LoadGenerator::start(stack.address(), 4);
     pool_is(&stack, &[0, 1]).await?;
     stack.set_pool(&[1, 2])?;
     pool_is(&stack, &[1, 2]).await?;

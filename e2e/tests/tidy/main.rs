@@ -8,23 +8,23 @@
 mod rules;
 mod tree;
 
-use tree::{File, Tree};
+use tree::{SourceFile, SourceTree};
 
 /// Declares the rules: `name: function, [bad sample: path => text, ...]`.
 macro_rules! rules {
     ($($name:ident: [$($path:literal => $text:expr),+ $(,)?];)+) => {$(
         mod $name {
-            use super::{File, Tree, rules};
+            use super::{SourceFile, SourceTree, rules};
 
             #[test]
             fn holds() {
-                let complaints = rules::$name(&Tree::of_repository());
+                let complaints = rules::$name(&SourceTree::of_repository());
                 assert!(complaints.is_empty(), "\n{}", complaints.join("\n"));
             }
 
             #[test]
             fn can_fail() {
-                let bad = Tree(vec![$(File { path: $path.into(), text: $text.into() }),+]);
+                let bad = SourceTree(vec![$(SourceFile { path: $path.into(), text: $text.into() }),+]);
                 assert!(!rules::$name(&bad).is_empty(), "the sample should have been refused");
             }
         }

@@ -1,7 +1,7 @@
 //! What a request asks for, between its bytes and the pick.
 //!
 //! Reading a large body and hashing its prompt are nearly all the work of a decision, and need no pool. A host that shares a pool between
-//! threads does both without its lock: [`Exchange::read`](super::Exchange::read), then `resolve` under the lock, [`Asking::hashed`], then `pick`
+//! threads does both without its lock: [`Exchange::read`](super::Exchange::read), then `resolve` under the lock, [`PendingRequest::with_hashes`], then `pick`
 //! under the lock.
 
 use std::borrow::Cow;
@@ -9,33 +9,33 @@ use std::borrow::Cow;
 use scheduler::{PrefixSettings, TokenSettings};
 
 use super::slo;
-use crate::body::Parsed;
+use crate::body::ParsedRequest;
 use crate::prompt;
 use crate::reply::Refusal;
-use crate::restore::Names;
-use crate::rewrite::Splice;
-use pool_state::Pool;
+use crate::restore::ModelNames;
+use crate::rewrite::BodyEdit;
+use pool_state::ManagedPool;
 
 /// A request's body, read or refused.
 #[derive(Debug)]
-pub struct Read<'b> {
-    pub(super) parsed: Result<Option<Parsed<'b>>, Refusal>,
+pub struct ParsedBody<'b> {
+    pub(super) parsed: Result<Option<ParsedRequest<'b>>, Refusal>,
     pub(super) body: &'b [u8],
 }
 
 /// What is asked for, as the pool's objects have it.
 #[derive(Debug)]
-pub struct Asking<'b> {
-    pub(super) parsed: Option<Parsed<'b>>,
+pub struct PendingRequest<'b> {
+    pub(super) parsed: Option<ParsedRequest<'b>>,
     pub(super) body_bytes: usize,
     /// The model the client named.
     pub(super) model: Cow<'b, str>,
     /// The one the engine is asked for in its place.
     pub(super) target: Option<Box<str>>,
-    pub(super) splice: Option<Splice>,
-    pub(super) names: Option<Names>,
+    pub(super) splice: Option<BodyEdit>,
+    pub(super) names: Option<ModelNames>,
     pub(super) priority: i32,
-    pub(super) latency: slo::Asked,
+    pub(super) latency: slo::RequestedSlo,
     pub(super) prefix: PrefixSettings,
     pub(super) prompt_tokens: u32,
     pub(super) secret: u128,
@@ -44,24 +44,24 @@ pub struct Asking<'b> {
 
 // === impl Asking ===
 
-impl Asking<'_> {
+impl PendingRequest<'_> {
     /// With the hashes of its prompt's blocks.
     #[must_use]
-    pub fn hashed(mut self) -> Self {
+    pub fn with_hashes(mut self) -> Self {
         if let Some(parsed) = &self.parsed {
-            self.blocks = prompt::blocks(parsed, self.asked_for(), self.secret, self.prefix);
+            self.blocks = prompt::blocks(parsed, self.target_model(), self.secret, self.prefix);
         }
         self
     }
 
     /// The model that the engine is asked for.
-    pub(super) fn asked_for(&self) -> &str {
+    pub(super) fn target_model(&self) -> &str {
         self.target.as_deref().unwrap_or(&self.model)
     }
 }
 
 /// Tokens of a prompt; where it is not seen, as many as a body of `unseen_bytes` may have.
-pub(super) fn tokens(parsed: Option<&Parsed<'_>>, unseen_bytes: usize, settings: TokenSettings, pool: &Pool) -> u32 {
+pub(super) fn tokens(parsed: Option<&ParsedRequest<'_>>, unseen_bytes: usize, settings: TokenSettings, pool: &ManagedPool) -> u32 {
     let text = |bytes| pool.text_tokens(bytes);
     parsed.map_or_else(|| text(unseen_bytes), |parsed| prompt::tokens(parsed, settings, text))
 }

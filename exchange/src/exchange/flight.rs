@@ -2,22 +2,25 @@
 
 use std::borrow::Cow;
 
-use scheduler::latency::learn::Ended;
+use scheduler::latency::learn::RequestEnd;
 use scheduler::{EndpointRef, Slo};
 
-use crate::api::Api;
+use crate::api::RequestApi;
 use crate::headers;
 use crate::load;
-use crate::restore::{Names, Restorer};
+use crate::restore::{ModelNameRestorer, ModelNames};
 use crate::sse::ResponseReader;
-use crate::usage::Usage;
-use pool_state::Time;
-use pool_state::verdict::{BodySays, Verdict};
-use pool_state::{Counted, DURATION_BOUNDS_MS, Ending, Failure, Held, Picked, Pool, Sent, Token, ms_between};
+use crate::usage::TokenUsage;
+use pool_state::Timestamp;
+use pool_state::verdict::{ErrorBody, Verdict};
+use pool_state::{
+    CountedRequest, DURATION_BOUNDS_MS, LedgerHold, ManagedPool, RecordedPick, RequestEnding, RequestFailure, SentRequest,
+    SessionTokenHeader, ms_between,
+};
 
 /// Who made a response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Origin {
+pub enum ResponseOrigin {
     /// A model server.
     Upstream,
     /// The proxy, because no attempt got a response.
@@ -35,7 +38,7 @@ pub enum Origin {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ResponseHead<'h> {
     /// Who made it.
-    pub origin: Origin,
+    pub origin: ResponseOrigin,
     /// HTTP status.
     pub status: u16,
     /// `ip:port` of the host of the last attempt, when known.
@@ -86,7 +89,7 @@ pub struct ResponseStep {
 
 /// One routed exchange, told when it is over.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Outcome {
+pub struct ExchangeOutcome {
     /// HTTP status; 0 when the exchange ended before any response.
     pub status: u16,
     /// What the answer means.
@@ -100,7 +103,7 @@ pub struct Outcome {
     /// Pick to end, ms.
     pub duration_ms: u64,
     /// Tokens.
-    pub usage: Usage,
+    pub usage: TokenUsage,
 }
 
 /// Tokens whose mean pace is told at once: often enough to see a stream slow down, rarely enough to cost nothing.
@@ -108,7 +111,7 @@ const PACE_TOKENS: u32 = 16;
 
 /// What of the prompt is still needed once it was sent on.
 #[derive(Debug)]
-pub(super) struct Prompt {
+pub(super) struct SentPrompt {
     /// Hashes of its blocks.
     pub(super) hashes: Vec<u64>,
     /// Estimated tokens.
@@ -121,14 +124,14 @@ pub(super) struct Prompt {
 }
 
 #[derive(Debug)]
-pub(super) struct Flight {
-    api: Api,
-    counted: Counted,
+pub(super) struct RoutedRequest {
+    api: RequestApi,
+    counted: CountedRequest,
     ranked: Vec<(EndpointRef, Box<str>)>,
-    held: Held,
-    tokens: Vec<Token>,
-    prompt: Prompt,
-    picked_at: Time,
+    hold: LedgerHold,
+    tokens: Vec<SessionTokenHeader>,
+    prompt: SentPrompt,
+    picked_at: Timestamp,
     /// API and model, and credentials, as hashes.
     kind: (u64, u64),
     status: u16,
@@ -139,21 +142,21 @@ pub(super) struct Flight {
     cut_off: bool,
     failed_attempts: u32,
     reader: Option<ResponseReader>,
-    names: Option<Names>,
-    restorer: Option<Restorer>,
+    names: Option<ModelNames>,
+    restorer: Option<ModelNameRestorer>,
     streamed: bool,
     /// Its last byte is in.
-    whole: bool,
-    first_token_at: Option<Time>,
-    last_token_at: Option<Time>,
+    complete: bool,
+    first_token_at: Option<Timestamp>,
+    last_token_at: Option<Timestamp>,
     /// Tokens since a moment, whose pace was not told yet.
-    untold: (Time, u32),
+    unpublished_tokens: (Timestamp, u32),
     response_bytes: u64,
 }
 
 // === impl Origin ===
 
-impl Origin {
+impl ResponseOrigin {
     /// By Envoy's `response.code_details`. Only what names the upstream is held against it: the proxy also replies for a client's broken chunk
     /// or stalled upload, after a host was chosen.
     #[must_use]
@@ -197,7 +200,7 @@ impl<'h> ResponseHead<'h> {
 
 /// Of which replies is the body read? Of errors, for the client's fault to be told from the engine's; not where the status says it all.
 fn is_read(status: u16) -> bool {
-    status == 200 || (matches!(status, 400..=499) && Verdict::of(status, BodySays::Error(None)) == Verdict::ClientFault)
+    status == 200 || (matches!(status, 400..=499) && Verdict::of(status, ErrorBody::Error(None)) == Verdict::ClientFault)
 }
 
 fn number<N: std::str::FromStr>(value: &[u8]) -> Option<N> {
@@ -206,27 +209,34 @@ fn number<N: std::str::FromStr>(value: &[u8]) -> Option<N> {
 
 /// Did the request miss its SLO? Not known where no time of it was measured, where its client broke it off, and where its failure is the client's fault.
 #[expect(clippy::cast_precision_loss, reason = "the last digits of minutes in microseconds do not count")]
-fn missed(slo: Slo, verdict: Verdict, ending: &Ending<'_>) -> Option<bool> {
+fn missed(slo: Slo, verdict: Verdict, ending: &RequestEnding<'_>) -> Option<bool> {
     let late = |slo: Option<u32>, took_ms: Option<f32>| slo.zip(took_ms).map(|(us, ms)| ms * 1_000.0 > us as f32);
     match ending.ended {
-        Ended::Done => match (late(slo.ttft_us, ending.ttft_ms), late(slo.tpot_us, ending.tpot_ms)) {
+        RequestEnd::Done => match (late(slo.ttft_us, ending.ttft_ms), late(slo.tpot_us, ending.tpot_ms)) {
             (None, None) => None,
             (ttft, tpot) => Some(ttft == Some(true) || tpot == Some(true)),
         },
-        Ended::Failed if verdict != Verdict::ClientFault => slo.any().then_some(true),
-        Ended::Failed | Ended::Aborted => None,
+        RequestEnd::Failed if verdict != Verdict::ClientFault => slo.any().then_some(true),
+        RequestEnd::Failed | RequestEnd::Aborted => None,
     }
 }
 
 // === impl Flight ===
 
-impl Flight {
-    pub(super) fn new(api: Api, counted: Counted, picked: Picked, prompt: Prompt, kind: (u64, u64), now: Time) -> Self {
+impl RoutedRequest {
+    pub(super) fn new(
+        api: RequestApi,
+        counted: CountedRequest,
+        picked: RecordedPick,
+        prompt: SentPrompt,
+        kind: (u64, u64),
+        now: Timestamp,
+    ) -> Self {
         Self {
             api,
             counted,
             ranked: picked.ranked,
-            held: picked.held,
+            hold: picked.hold,
             tokens: picked.tokens,
             prompt,
             picked_at: now,
@@ -240,38 +250,38 @@ impl Flight {
             names: None,
             restorer: None,
             streamed: false,
-            whole: false,
+            complete: false,
             first_token_at: None,
             last_token_at: None,
-            untold: (now, 0),
+            unpublished_tokens: (now, 0),
             response_bytes: 0,
         }
     }
 
     /// The model was sent under another name, which the client must not see.
-    pub(super) fn renamed(mut self, names: Option<Names>) -> Self {
+    pub(super) fn with_model_names(mut self, names: Option<ModelNames>) -> Self {
         self.names = names;
         self
     }
 
-    pub(super) fn asked_first(&self, address: &[u8]) -> bool {
+    pub(super) fn is_first_endpoint(&self, address: &[u8]) -> bool {
         self.ranked.first().is_some_and(|(_, first)| first.as_bytes() == address)
     }
 
-    pub(super) fn response_headers(&mut self, pool: &mut Pool, head: &ResponseHead<'_>, now: Time) -> ResponseStep {
+    pub(super) fn response_headers(&mut self, pool: &mut ManagedPool, head: &ResponseHead<'_>, now: Timestamp) -> ResponseStep {
         self.status = head.status;
-        self.whole = head.end_of_stream;
+        self.complete = head.end_of_stream;
         let mut step = ResponseStep::default();
         if head.load.is_some() {
             step.remove.push(headers::LOAD);
         }
         self.attempts(pool, head, now);
-        if head.origin != Origin::Upstream {
+        if head.origin != ResponseOrigin::Upstream {
             return step;
         }
         self.served = true;
         if (200..300).contains(&head.status) {
-            pool.counters_mut().succeeded(&mut self.counted);
+            pool.counters_mut().count_success(&mut self.counted);
         }
         self.serve(pool, head, &mut step, now);
         if self.api.is_inference() && !self.api.is_grpc() && !head.encoded && is_read(head.status) {
@@ -287,7 +297,7 @@ impl Flight {
 
     fn restore(&mut self, head: &ResponseHead<'_>, step: &mut ResponseStep) {
         let Some(names) = self.names.take() else { return };
-        self.restorer = Some(Restorer::new(names, self.api, self.streamed));
+        self.restorer = Some(ModelNameRestorer::new(names, self.api, self.streamed));
         step.body = ResponseBody::Restore;
         match head.content_length {
             Some(bytes) if bytes <= HELD_BYTES_MAX && !self.streamed => step.body = ResponseBody::Hold,
@@ -297,61 +307,61 @@ impl Flight {
     }
 
     /// What goes on in place of these bytes, if anything else does.
-    pub(super) fn restored(&mut self, bytes: &[u8], last: bool) -> Option<&[u8]> {
+    pub(super) fn restore_chunk(&mut self, bytes: &[u8], last: bool) -> Option<&[u8]> {
         let restored = self.restorer.as_mut()?.chunk(bytes, last);
         (restored != bytes).then_some(restored)
     }
 
-    pub(super) fn response_chunk(&mut self, pool: &mut Pool, bytes: &[u8], last: bool, now: Time) {
+    pub(super) fn response_chunk(&mut self, pool: &mut ManagedPool, bytes: &[u8], last: bool, now: Timestamp) {
         self.response_bytes += bytes.len() as u64;
-        self.whole |= last;
+        self.complete |= last;
         let Some(reader) = &mut self.reader else { return };
         let progress = reader.chunk(bytes);
         if progress.first_token {
             self.first_token_at = Some(now);
-            pool.first_token(&mut self.held, self.prompt.tokens, now);
-            self.untold = (now, 0);
+            pool.record_first_token(&mut self.hold, self.prompt.tokens, now);
+            self.unpublished_tokens = (now, 0);
             if self.streamed {
-                pool.first_token_took(&self.held, ms_between(self.picked_at, now));
+                pool.record_ttft(&self.hold, ms_between(self.picked_at, now));
             }
         }
         if progress.events > 0 {
             self.last_token_at = Some(now);
-            pool.decoded(&mut self.held, progress.events, now);
-            self.tell_pace(pool, progress.events, now);
+            pool.record_output(&mut self.hold, progress.events, now);
+            self.publish_pace(pool, progress.events, now);
         }
     }
 
     /// The queue of running requests hears how fast tokens come, as a mean of a few.
     #[expect(clippy::cast_precision_loss, reason = "a few tokens")]
-    fn tell_pace(&mut self, pool: &mut Pool, tokens: u32, now: Time) {
-        let (since, untold) = self.untold;
+    fn publish_pace(&mut self, pool: &mut ManagedPool, tokens: u32, now: Timestamp) {
+        let (since, untold) = self.unpublished_tokens;
         // The first token is counted among those that came with it, but took its own time.
-        self.untold = (since, if since == now { 0 } else { untold.saturating_add(tokens) });
-        if self.untold.1 >= PACE_TOKENS && self.streamed {
-            pool.tokens_took(&self.held, ms_between(since, now) / self.untold.1 as f32);
-            self.untold = (now, 0);
+        self.unpublished_tokens = (since, if since == now { 0 } else { untold.saturating_add(tokens) });
+        if self.unpublished_tokens.1 >= PACE_TOKENS && self.streamed {
+            pool.record_tpot(&self.hold, ms_between(since, now) / self.unpublished_tokens.1 as f32);
+            self.unpublished_tokens = (now, 0);
             // A probe has shown enough: its stream may go on for minutes.
-            if let Some(endpoint) = self.served_by.filter(|_| Pool::is_probe(&self.held)) {
-                pool.did_well(endpoint, self.picked_at, &mut self.held, now);
+            if let Some(endpoint) = self.served_by.filter(|_| ManagedPool::is_probe(&self.hold)) {
+                pool.record_success(endpoint, self.picked_at, &mut self.hold, now);
             }
         }
     }
 
     /// The reply has begun, and its end has not been seen: the host may know who broke it off.
     pub(super) fn is_open(&self) -> bool {
-        self.served && !self.whole && self.api.is_inference()
+        self.served && !self.complete && self.api.is_inference()
     }
 
     /// The engine broke off its reply.
-    pub(super) fn cut_off(&mut self) {
+    pub(super) fn record_cut_off(&mut self) {
         self.cut_off = true;
     }
 
-    pub(super) fn end(mut self, pool: &mut Pool, now: Time) -> Outcome {
+    pub(super) fn end(mut self, pool: &mut ManagedPool, now: Timestamp) -> ExchangeOutcome {
         let usage = self.reader.as_mut().map(ResponseReader::finish).unwrap_or_default();
         let verdict = self.judge(pool, now);
-        let outcome = Outcome {
+        let outcome = ExchangeOutcome {
             status: self.status,
             verdict,
             served: self.served,
@@ -361,16 +371,16 @@ impl Flight {
             usage,
         };
         let ttft_ms = self.first_token_at.filter(|_| self.streamed).map(|at| ms_between(self.picked_at, at));
-        let ended = self.ended(verdict);
-        let ending = Ending { ended, ttft_ms, tpot_ms: self.tpot_ms(&usage), usage: &usage };
-        self.count(pool, &outcome, missed(self.held.slo(), verdict, &ending));
-        pool.observe_end(&self.held, &ending);
-        if verdict.keeps_placement() && ended != Ended::Failed {
-            pool.hit(&self.held, &usage, self.prompt.text_bytes, self.prompt.blocks);
+        let ended = self.request_end(verdict);
+        let ending = RequestEnding { ended, ttft_ms, tpot_ms: self.tpot_ms(&usage), usage: &usage };
+        self.count(pool, &outcome, missed(self.hold.slo(), verdict, &ending));
+        pool.observe_end(&self.hold, &ending);
+        if verdict.keeps_placement() && ended != RequestEnd::Failed {
+            pool.record_cache_hit(&self.hold, &usage, self.prompt.text_bytes, self.prompt.blocks);
         } else {
-            pool.undo(&mut self.held, &self.prompt.hashes);
+            pool.undo_placement(&mut self.hold, &self.prompt.hashes);
         }
-        pool.release(self.held, now);
+        pool.release(self.hold, now);
         outcome
     }
 
@@ -380,56 +390,56 @@ impl Flight {
     }
 
     /// What the answer means, and what follows from it for the endpoint.
-    fn judge(&mut self, pool: &mut Pool, now: Time) -> Verdict {
+    fn judge(&mut self, pool: &mut ManagedPool, now: Timestamp) -> Verdict {
         let prompt = self.prompt_hash();
         let verdict = match &self.reader {
             _ if !self.served || !self.api.is_inference() => Verdict::Unknown,
             _ if self.cut_off => Verdict::Ill,
             // The client left before the end.
-            Some(_) if !self.whole && self.status == 200 => Verdict::Unknown,
+            Some(_) if !self.complete && self.status == 200 => Verdict::Unknown,
             Some(reader) => Verdict::of(self.status, reader.says()),
-            None => Verdict::of(self.status, BodySays::Nothing),
+            None => Verdict::of(self.status, ErrorBody::Nothing),
         };
         let Some(endpoint) = self.served_by else { return verdict };
         if self.cut_off {
-            pool.lost(endpoint, prompt, now);
+            pool.record_lost_connection(endpoint, prompt, now);
         }
-        pool.judged(
+        pool.apply_verdict(
             endpoint,
             verdict,
-            &Sent { kind: self.kind.0, credentials: self.kind.1, status: self.status, prompt, at: self.picked_at },
-            &mut self.held,
+            &SentRequest { kind: self.kind.0, credentials: self.kind.1, status: self.status, prompt, at: self.picked_at },
+            &mut self.hold,
             now,
         );
         verdict
     }
 
     /// A reply that was broken off by the client is nobody's measure.
-    fn ended(&self, verdict: Verdict) -> Ended {
+    fn request_end(&self, verdict: Verdict) -> RequestEnd {
         match (verdict, self.served, self.status) {
-            (Verdict::Success | Verdict::Strange, ..) => Ended::Done,
+            (Verdict::Success | Verdict::Strange, ..) => RequestEnd::Done,
             // Of paths that are no inference nothing is read, so their end is not known.
-            (Verdict::Unknown, true, 200) if !self.api.is_inference() => Ended::Done,
-            (Verdict::Unknown, true, 200) | (Verdict::Unknown, false, 0) => Ended::Aborted,
-            _ => Ended::Failed,
+            (Verdict::Unknown, true, 200) if !self.api.is_inference() => RequestEnd::Done,
+            (Verdict::Unknown, true, 200) | (Verdict::Unknown, false, 0) => RequestEnd::Aborted,
+            _ => RequestEnd::Failed,
         }
     }
 
     /// Time for each token after the first, by tokens rather than by pieces, ms; of streamed responses with at least two.
     #[expect(clippy::cast_precision_loss, reason = "token counts stay far below 2^24")]
-    fn tpot_ms(&self, usage: &Usage) -> Option<f32> {
+    fn tpot_ms(&self, usage: &TokenUsage) -> Option<f32> {
         let (first, last) = self.first_token_at.filter(|_| self.streamed).zip(self.last_token_at)?;
         let further = usage.completion_tokens?.checked_sub(1).filter(|further| *further > 0)?;
         Some(ms_between(first, last) / further as f32)
     }
 
     /// The entries of the list before the last attempted host failed; all that were attempted, when no endpoint answered.
-    fn attempts(&mut self, pool: &mut Pool, head: &ResponseHead<'_>, now: Time) {
+    fn attempts(&mut self, pool: &mut ManagedPool, head: &ResponseHead<'_>, now: Timestamp) {
         let attempted = usize::try_from(head.attempts).unwrap_or(usize::MAX);
         let failed = match head.origin {
-            Origin::Ours => 0,
-            Origin::Upstream => self.position(head.upstream_address).unwrap_or(0).min(attempted.saturating_sub(1)),
-            Origin::Proxy | Origin::Lost | Origin::TimedOut => {
+            ResponseOrigin::Ours => 0,
+            ResponseOrigin::Upstream => self.position(head.upstream_address).unwrap_or(0).min(attempted.saturating_sub(1)),
+            ResponseOrigin::Proxy | ResponseOrigin::Lost | ResponseOrigin::TimedOut => {
                 self.position(head.upstream_address).map_or(0, |last| last.saturating_add(1)).min(attempted)
             }
         };
@@ -437,26 +447,26 @@ impl Flight {
         let prompt = self.prompt_hash();
         for (at, (endpoint, _)) in (1..).zip(self.ranked.iter().take(failed)) {
             // Why an attempt before the last failed is not told: one at an endpoint that is alive was lost as the last one was.
-            if head.origin == Origin::Lost && (at == failed || pool.is_alive(*endpoint, now)) {
-                pool.lost(*endpoint, prompt, now);
+            if head.origin == ResponseOrigin::Lost && (at == failed || pool.is_alive(*endpoint, now)) {
+                pool.record_lost_connection(*endpoint, prompt, now);
             }
             // What is no inference is tried again only where there was no connection.
-            let is_refused = !self.api.is_inference() || (head.origin == Origin::Proxy && at == failed);
-            let failure = if is_refused { Failure::Refused } else { Failure::Lost(prompt) };
-            pool.unanswered(*endpoint, &mut self.held, failure, now);
+            let is_refused = !self.api.is_inference() || (head.origin == ResponseOrigin::Proxy && at == failed);
+            let failure = if is_refused { RequestFailure::Refused } else { RequestFailure::Lost(prompt) };
+            pool.record_unanswered(*endpoint, &mut self.hold, failure, now);
         }
     }
 
-    fn serve(&mut self, pool: &mut Pool, head: &ResponseHead<'_>, step: &mut ResponseStep, now: Time) {
-        pool.staged(&mut self.held);
+    fn serve(&mut self, pool: &mut ManagedPool, head: &ResponseHead<'_>, step: &mut ResponseStep, now: Timestamp) {
+        pool.finish_earlier_stages(&mut self.hold);
         let Some(position) = self.position(head.upstream_address) else { return };
         let Some(&(server, _)) = self.ranked.get(position) else { return };
         self.served_by = Some(server);
         if position > 0 {
-            pool.moved(&mut self.held, server, &self.prompt.hashes);
+            pool.move_pick(&mut self.hold, server, &self.prompt.hashes);
         }
-        pool.answered(server, self.picked_at, now);
-        for Token { header, values } in &mut self.tokens {
+        pool.record_answer(server, self.picked_at, now);
+        for SessionTokenHeader { header, values } in &mut self.tokens {
             if let Some(value) = values.get_mut(position) {
                 step.set.push((std::mem::take(header).into_string().into(), std::mem::take(value)));
             }
@@ -472,8 +482,8 @@ impl Flight {
     }
 
     #[expect(clippy::cast_precision_loss, reason = "milliseconds and token counts stay far below 2^52")]
-    fn count(&self, pool: &mut Pool, outcome: &Outcome, missed: Option<bool>) {
-        let row = pool.counters_mut().ended(&self.counted);
+    fn count(&self, pool: &mut ManagedPool, outcome: &ExchangeOutcome, missed: Option<bool>) {
+        let row = pool.counters_mut().count_ended(&self.counted);
         row.response_bytes += self.response_bytes;
         if let Some(count) = missed.and_then(|missed| row.slo.get_mut(usize::from(missed))) {
             *count += 1;

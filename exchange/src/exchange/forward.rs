@@ -1,9 +1,9 @@
 //! What a routed request carries to the proxy's router.
 
 use crate::headers;
-use crate::rewrite::Splice;
-use crate::settings::{DestinationFormat, Settings};
-use pool_state::Picked;
+use crate::rewrite::BodyEdit;
+use crate::settings::{DestinationFormat, ExchangeSettings};
+use pool_state::RecordedPick;
 use pool_state::verdict::RETRIED_STATUS;
 
 /// Failures before a request is sent: no engine has seen it.
@@ -24,17 +24,17 @@ const REPEATED_MS_MAX: f32 = 10_000.0;
 
 /// What to change in the request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Forward {
+pub struct RequestChanges {
     /// Headers to set, replacing any there are: name and value of each.
     pub set: Vec<(String, String)>,
     /// The change to its body, if there is one.
-    pub body: Option<Splice>,
+    pub body: Option<BodyEdit>,
 }
 
 // === impl Forward ===
 
-impl Forward {
-    pub(super) fn to(settings: &Settings, picked: &Picked, inference: bool, streamed: bool) -> Self {
+impl RequestChanges {
+    pub(super) fn to(settings: &ExchangeSettings, picked: &RecordedPick, inference: bool, streamed: bool) -> Self {
         let mut addresses = picked.ranked.iter().map(|(_, address)| &**address);
         let mut forward = Self::default();
         let retries = match settings.destination_format {
@@ -59,7 +59,7 @@ impl Forward {
                 forward.set(name, addresses.join(","));
             }
         }
-        forward.retries(settings, &Retries::of(if settings.retry { retries } else { 0 }, picked, inference, streamed), streamed);
+        forward.retries(settings, &RetryPolicy::of(if settings.retry { retries } else { 0 }, picked, inference, streamed), streamed);
         if inference {
             forward.set(headers::LOAD_FORMAT, "TEXT");
         }
@@ -67,7 +67,7 @@ impl Forward {
     }
 
     /// The model goes by another name. `length` is that of the body before, where the client declared it.
-    pub(super) fn rewrite(&mut self, splice: Splice, length: Option<usize>) {
+    pub(super) fn rewrite(&mut self, splice: BodyEdit, length: Option<usize>) {
         if let Some(length) = length {
             self.set(headers::CONTENT_LENGTH, splice.length(length).to_string());
         }
@@ -84,7 +84,7 @@ impl Forward {
     }
 
     /// More attempts than list entries would end at the fallback balancer and hide the engine's own 503 behind the proxy's.
-    fn retries(&mut self, settings: &Settings, retries: &Retries, streamed: bool) {
+    fn retries(&mut self, settings: &ExchangeSettings, retries: &RetryPolicy, streamed: bool) {
         self.set(headers::MAX_RETRIES, retries.count.to_string());
         if retries.count > 0 {
             self.set(headers::RETRY_ON, retries.reasons);
@@ -103,16 +103,16 @@ impl Forward {
 }
 
 /// How often, and for what reasons, the proxy tries the next of the list.
-struct Retries {
+struct RetryPolicy {
     count: usize,
     reasons: &'static str,
 }
 
 // === impl Retries ===
 
-impl Retries {
+impl RetryPolicy {
     /// Of at most `count` further endpoints. Until any of those answered a request, nothing is known of them and all are worth a try.
-    fn of(count: usize, picked: &Picked, inference: bool, streamed: bool) -> Self {
+    fn of(count: usize, picked: &RecordedPick, inference: bool, streamed: bool) -> Self {
         let (first_token_ms, end_ms) = picked.expected_ms;
         // What is lost with the connection: a streamed reply begins with its first token.
         let lost_ms = if streamed { first_token_ms } else { end_ms };

@@ -11,7 +11,7 @@ use simd128::masks;
 
 /// A string that was found whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct ScannedString {
     /// Offset of the closing quote.
     pub end: usize,
     /// It has at least one escape.
@@ -27,7 +27,7 @@ const BLOCK_BYTES: usize = 64;
 ///
 /// # Errors
 /// The offset of the byte that cannot be in a string, or the length of `bytes` if it never ends.
-pub fn string(bytes: &[u8], start: usize) -> Result<Found, usize> {
+pub fn string(bytes: &[u8], start: usize) -> Result<ScannedString, usize> {
     let mut at = start;
     let mut escaped = false;
     let mut ascii = true;
@@ -49,7 +49,7 @@ pub fn string(bytes: &[u8], start: usize) -> Result<Found, usize> {
             let index = special.trailing_zeros() as usize;
             let here = at + index;
             match bytes.get(here) {
-                Some(b'"') => return Ok(Found { end: here, escaped, ascii }),
+                Some(b'"') => return Ok(ScannedString { end: here, escaped, ascii }),
                 Some(b'\\') => {
                     escaped = true;
                     let next = index + escape_len(bytes, here)?;

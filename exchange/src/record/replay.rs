@@ -1,10 +1,10 @@
 //! Reading a record, and making its decision again. For whoever looks on; no proxy does it.
 
-use scheduler::in_flight::{InFlight, Load, Prefills};
+use scheduler::in_flight::{EndpointLoad, InFlight, PendingPrefills};
 use scheduler::latency::Prediction;
 use scheduler::{
-    AdapterRoom, Decision, ENDPOINTS_MAX, Endpoint, EndpointMetrics, Explanation, Local, LoraMetrics, Readiness, Request, Rng, Snapshot,
-    SubsetHint, Version, schedule_again,
+    AdapterRoom, Decision, ENDPOINTS_MAX, Endpoint, EndpointMetrics, Explanation, LocalState, LoraMetrics, Readiness, Request, Rng,
+    Snapshot, SubsetHint, Version, schedule_again,
 };
 use serde_json::Value;
 
@@ -13,7 +13,7 @@ pub const RECORD_BYTES_MAX: usize = 4 << 20;
 
 /// A record that was read.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Recorded {
+pub struct ParsedRecord {
     value: Value,
 }
 
@@ -32,7 +32,7 @@ pub enum InvalidRecord {
 
 /// A decision made again.
 #[derive(Debug)]
-pub struct Replay {
+pub struct ReplayedDecision {
     /// The pool as it was.
     pub snapshot: Snapshot,
     /// What was decided.
@@ -43,7 +43,7 @@ pub struct Replay {
 
 // === impl Recorded ===
 
-impl Recorded {
+impl ParsedRecord {
     /// Reads what [`super::Record::to_json`] wrote.
     ///
     /// # Errors
@@ -69,9 +69,9 @@ impl Recorded {
     ///
     /// # Errors
     /// [`InvalidRecord`] names the field that is missing or wrong.
-    pub fn replay(&self, live: &Snapshot, without: &[String]) -> Result<Replay, InvalidRecord> {
-        let request = RequestRow::read(self.value.get("request").ok_or(InvalidRecord::Field("request"))?)?;
-        let pool = PoolRows::read(&self.value, live, without)?;
+    pub fn replay(&self, live: &Snapshot, without: &[String]) -> Result<ReplayedDecision, InvalidRecord> {
+        let request = RecordedRequest::read(self.value.get("request").ok_or(InvalidRecord::Field("request"))?)?;
+        let pool = RecordedPool::read(&self.value, live, without)?;
         let mut in_flight = InFlight::default();
         let refs: Vec<_> = pool.endpoints.iter().map(|e| e.id).collect();
         in_flight.others_mut().start(&refs);
@@ -80,7 +80,7 @@ impl Recorded {
         let snapshot = live
             .with_endpoints(pool.version, pool.endpoints, pool.metrics)
             .map_err(|invalid| InvalidRecord::Endpoints(invalid.to_string()))?;
-        let local = Local {
+        let local = LocalState {
             matched_blocks: &pool.matched_blocks,
             prefix_ages: &pool.prefix_ages,
             ejected: &pool.ejected,
@@ -92,18 +92,18 @@ impl Recorded {
             metrics_stale: flag(&self.value, "metrics_stale")?,
             // Not `out_of_touch`: the home of a prompt that no endpoint has cached follows from its
             // hash, and records leave hashes out.
-            ..Local::new(&in_flight)
+            ..LocalState::new(&in_flight)
         };
         let mut rng = Rng::seeded(number(&self.value, "rng")?);
         let mut explanation = Explanation::default();
         let predicted = pool.predicted;
         let decision = request.with(|request| schedule_again(&snapshot, request, local, predicted, &mut rng, Some(&mut explanation)));
-        Ok(Replay { snapshot, decision, explanation })
+        Ok(ReplayedDecision { snapshot, decision, explanation })
     }
 }
 
 /// A request's facts, owned.
-struct RequestRow<'a> {
+struct RecordedRequest<'a> {
     value: &'a Value,
     subset: Option<SubsetHint>,
     blocks: Vec<u64>,
@@ -112,11 +112,11 @@ struct RequestRow<'a> {
 
 /// What `schedule` is given of the pool, column by column.
 #[derive(Default)]
-struct PoolRows {
+struct RecordedPool {
     version: Version,
     endpoints: Vec<Endpoint>,
     metrics: Vec<EndpointMetrics>,
-    loads: Vec<Load>,
+    loads: Vec<EndpointLoad>,
     matched_blocks: Vec<u32>,
     prefix_ages: Vec<f32>,
     ejected: Vec<bool>,
@@ -130,7 +130,7 @@ struct PoolRows {
 
 // === impl RequestRow ===
 
-impl<'a> RequestRow<'a> {
+impl<'a> RecordedRequest<'a> {
     fn read(value: &'a Value) -> Result<Self, InvalidRecord> {
         let count = usize::try_from(number::<u64>(value, "blocks")?).unwrap_or(usize::MAX).min(scheduler::prefix::BLOCKS_MAX);
         let blocks = vec![0; count];
@@ -160,7 +160,7 @@ impl<'a> RequestRow<'a> {
 
 // === impl PoolRows ===
 
-impl PoolRows {
+impl RecordedPool {
     fn read(value: &Value, live: &Snapshot, without: &[String]) -> Result<Self, InvalidRecord> {
         let rows = value.get("endpoints").and_then(Value::as_array).ok_or(InvalidRecord::Field("endpoints"))?;
         let version = value.get("version").and_then(Value::as_array).map(Vec::as_slice);
@@ -194,7 +194,7 @@ impl PoolRows {
             age_ms: number(row, "age_ms")?,
         });
         self.metrics.push(metrics(row));
-        self.loads.push(Load {
+        self.loads.push(EndpointLoad {
             requests: number(row, "requests")?,
             prefill_tokens: number(row, "prefill_tokens")?,
             decode_tokens: number(row, "decode_tokens")?,
@@ -250,9 +250,9 @@ fn read_adapter_room(value: &Value) -> AdapterRoom {
 }
 
 /// Nothing of what an older release did not record.
-fn prefills(row: &Value) -> Prefills {
+fn prefills(row: &Value) -> PendingPrefills {
     let sum = |name: &str| row.get(name).and_then(Value::as_u64).unwrap_or(0);
-    Prefills {
+    PendingPrefills {
         prompts: count(row, "prefill_prompts").unwrap_or(0),
         prompt_tokens: sum("prefill_prompt_tokens"),
         uncached_tokens: sum("prefill_uncached_tokens"),
@@ -326,7 +326,7 @@ mod tests {
         assert_eq!(prediction(&json!({ "predicted": [1.5, 2, 3, 4] })), Some(predicted));
         assert_eq!([json!({}), json!({ "predicted": null }), json!({ "predicted": [1, 2, 3] })].map(|row| prediction(&row)), [None; 3]);
         let row = json!({ "prefill_prompts": 1, "prefill_prompt_tokens": 2, "prefill_uncached_tokens": 3, "prefill_attention": 4 });
-        assert_eq!(prefills(&row), Prefills { prompts: 1, prompt_tokens: 2, uncached_tokens: 3, attention: 4 });
-        assert_eq!(prefills(&json!({})), Prefills::default());
+        assert_eq!(prefills(&row), PendingPrefills { prompts: 1, prompt_tokens: 2, uncached_tokens: 3, attention: 4 });
+        assert_eq!(prefills(&json!({})), PendingPrefills::default());
     }
 }

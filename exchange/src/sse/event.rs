@@ -14,11 +14,11 @@
 //!
 //! An opening event (only a role, `message_start`, `ping`) is no content, and neither is `[DONE]` or anything that is not JSON.
 
-use super::held::Held;
-use super::{Seen, read_error, status};
-use crate::api::Api;
-use crate::json::{JsonError, Kind, Reader};
-use crate::usage::{self, Usage};
+use super::held::HeldEvent;
+use super::{ResponseFacts, read_error, status};
+use crate::api::RequestApi;
+use crate::json::{JsonError, JsonKind, JsonReader};
+use crate::usage::{self, TokenUsage};
 
 /// What ends the streams of most APIs, in place of JSON.
 const DONE: &[u8] = b"[DONE]";
@@ -31,10 +31,10 @@ const FAILED: &[u8] = b"response.failed";
 
 /// Reads `data`; true if it carries content. Of an event too long to be held only the usage is read: the one event that grows that long is the
 /// closing one of the Responses API, which repeats the whole response.
-pub(super) fn read(api: Api, data: &Held, seen: &mut Seen) -> bool {
+pub(super) fn read(api: RequestApi, data: &HeldEvent, seen: &mut ResponseFacts) -> bool {
     seen.any = true;
     if data.is_cut() {
-        let closing = api == Api::Responses;
+        let closing = api == RequestApi::Responses;
         data.read_usage_at_end(if closing { 2 } else { 1 }, &mut seen.usage);
         seen.finished |= closing;
         seen.explained |= closing;
@@ -54,15 +54,15 @@ pub(super) fn read(api: Api, data: &Held, seen: &mut Seen) -> bool {
     }
 }
 
-fn read_json(api: Api, data: &[u8], seen: &mut Seen) -> Result<bool, JsonError> {
+fn read_json(api: RequestApi, data: &[u8], seen: &mut ResponseFacts) -> Result<bool, JsonError> {
     let mut content = false;
-    let mut reader = Reader::new(data);
-    let Seen { usage, finished, explained, error, .. } = seen;
+    let mut reader = JsonReader::new(data);
+    let ResponseFacts { usage, finished, explained, error, .. } = seen;
     let (mut is_error, mut code) = (false, None);
     reader.members(|reader, key| match (key.name().as_ref(), api) {
-        (b"usage", _) | (b"meta_info", Api::SglangGenerate) => usage::read(usage, reader),
-        (b"text" | b"output_ids", Api::SglangGenerate) => value_with_content(reader, &mut content),
-        (b"type", Api::Messages | Api::Responses) => {
+        (b"usage", _) | (b"meta_info", RequestApi::SglangGenerate) => usage::read(usage, reader),
+        (b"text" | b"output_ids", RequestApi::SglangGenerate) => value_with_content(reader, &mut content),
+        (b"type", RequestApi::Messages | RequestApi::Responses) => {
             let kind = reader.string()?;
             let is_last = kind.is_some_and(|kind| LAST.contains(&kind.raw()));
             *finished |= is_last;
@@ -76,10 +76,10 @@ fn read_json(api: Api, data: &[u8], seen: &mut Seen) -> Result<bool, JsonError> 
         }
         (b"code", _) => status(reader, &mut code),
         (b"error", _) => read_error(reader, error),
-        (b"delta", Api::Responses) => string_with_content(reader, &mut content),
-        (b"response", Api::Responses) => nested_usage(reader, usage),
-        (b"delta" | b"content_block", Api::Messages) => object_with_content(reader, &mut content),
-        (b"message", Api::Messages) => {
+        (b"delta", RequestApi::Responses) => string_with_content(reader, &mut content),
+        (b"response", RequestApi::Responses) => nested_usage(reader, usage),
+        (b"delta" | b"content_block", RequestApi::Messages) => object_with_content(reader, &mut content),
+        (b"message", RequestApi::Messages) => {
             // The count of generated tokens in it is of the moment the stream opened.
             let completion_tokens = usage.completion_tokens;
             nested_usage(reader, usage)?;
@@ -91,12 +91,12 @@ fn read_json(api: Api, data: &[u8], seen: &mut Seen) -> Result<bool, JsonError> 
                 b"delta" => object_with_content(reader, &mut content),
                 b"text" => string_with_content(reader, &mut content),
                 b"finish_reason" => {
-                    let is_last = reader.peek()? != Kind::Null;
+                    let is_last = reader.peek()? != JsonKind::Null;
                     *finished |= is_last;
                     *explained |= is_last;
                     reader.skip().map(drop)
                 }
-                b"token_ids" if api == Api::VllmGenerate => value_with_content(reader, &mut content),
+                b"token_ids" if api == RequestApi::VllmGenerate => value_with_content(reader, &mut content),
                 _ => reader.skip().map(drop),
             })
         }),
@@ -109,14 +109,14 @@ fn read_json(api: Api, data: &[u8], seen: &mut Seen) -> Result<bool, JsonError> 
     Ok(content)
 }
 
-fn nested_usage(reader: &mut Reader<'_>, usage: &mut Usage) -> Result<(), JsonError> {
+fn nested_usage(reader: &mut JsonReader<'_>, usage: &mut TokenUsage) -> Result<(), JsonError> {
     reader.members(|reader, key| match key.name().as_ref() {
         b"usage" => usage::read(usage, reader),
         _ => reader.skip().map(drop),
     })
 }
 
-fn object_with_content(reader: &mut Reader<'_>, content: &mut bool) -> Result<(), JsonError> {
+fn object_with_content(reader: &mut JsonReader<'_>, content: &mut bool) -> Result<(), JsonError> {
     reader.members(|reader, key| match key.name().as_ref() {
         b"content" | b"reasoning_content" | b"reasoning" | b"refusal" | b"tool_calls" | b"function_call" | b"audio" | b"text"
         | b"thinking" | b"partial_json" | b"name" => value_with_content(reader, content),
@@ -124,23 +124,23 @@ fn object_with_content(reader: &mut Reader<'_>, content: &mut bool) -> Result<()
     })
 }
 
-fn string_with_content(reader: &mut Reader<'_>, content: &mut bool) -> Result<(), JsonError> {
+fn string_with_content(reader: &mut JsonReader<'_>, content: &mut bool) -> Result<(), JsonError> {
     *content |= reader.string()?.is_some_and(|text| !text.raw().is_empty());
     Ok(())
 }
 
 /// A string, array or object that is not empty.
-fn value_with_content(reader: &mut Reader<'_>, content: &mut bool) -> Result<(), JsonError> {
+fn value_with_content(reader: &mut JsonReader<'_>, content: &mut bool) -> Result<(), JsonError> {
     match reader.peek()? {
-        Kind::String => string_with_content(reader, content),
-        Kind::Array => reader.elements(|reader| {
+        JsonKind::String => string_with_content(reader, content),
+        JsonKind::Array => reader.elements(|reader| {
             *content = true;
             reader.skip().map(drop)
         }),
-        Kind::Object => reader.members(|reader, _| {
+        JsonKind::Object => reader.members(|reader, _| {
             *content = true;
             reader.skip().map(drop)
         }),
-        Kind::Number | Kind::Boolean | Kind::Null => reader.skip().map(drop),
+        JsonKind::Number | JsonKind::Boolean | JsonKind::Null => reader.skip().map(drop),
     }
 }

@@ -1,7 +1,7 @@
 //! Bytes remembered between chunks, of which only the end is kept when they become many.
 
-use crate::json::{JsonError, Reader};
-use crate::usage::{self, Usage};
+use crate::json::{JsonError, JsonReader};
+use crate::usage::{self, TokenUsage};
 
 /// Most bytes remembered of one event or body: four full wasm body chunks of 16 KiB. Replies to chats are shorter and are read whole.
 pub const HELD_BYTES_MAX: usize = 65_536;
@@ -15,14 +15,14 @@ const CANDIDATES_MAX: usize = 8;
 const KEY: &[u8] = b"\"usage\"";
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Held {
+pub(super) struct HeldEvent {
     bytes: Vec<u8>,
     cut: bool,
 }
 
 // === impl Held ===
 
-impl Held {
+impl HeldEvent {
     pub(super) fn push(&mut self, mut bytes: &[u8]) {
         if self.bytes.len() + bytes.len() > HELD_BYTES_MAX {
             self.cut = true;
@@ -52,7 +52,7 @@ impl Held {
     ///
     /// No string can pose as that key: inside a string each quote has a backslash before it. And a `usage` somewhere deeper is told by what
     /// follows it: from the right one, exactly `levels` objects close up to the end.
-    pub(super) fn read_usage_at_end(&self, levels: u32, usage: &mut Usage) {
+    pub(super) fn read_usage_at_end(&self, levels: u32, usage: &mut TokenUsage) {
         let end = self.bytes.last_chunk::<HELD_BYTES_MIN>().map_or(self.bytes(), |end| end);
         for at in memchr::memmem::rfind_iter(end, KEY).take(CANDIDATES_MAX) {
             let mut seen = *usage;
@@ -65,8 +65,8 @@ impl Held {
 }
 
 /// `bytes` start at the key, and end with the object that is `levels` out from it.
-fn read_usage(bytes: &[u8], levels: u32, usage: &mut Usage) -> Result<(), JsonError> {
-    let mut reader = Reader::new(bytes);
+fn read_usage(bytes: &[u8], levels: u32, usage: &mut TokenUsage) -> Result<(), JsonError> {
+    let mut reader = JsonReader::new(bytes);
     reader.key()?;
     usage::read(usage, &mut reader)?;
     (0..levels).try_for_each(|_| reader.rest_of_object())?;
@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn what_no_longer_fits_leaves_the_last_bytes() {
         for last in [1, 1_000, HELD_BYTES_MIN, HELD_BYTES_MAX + 1] {
-            let mut held = Held::default();
+            let mut held = HeldEvent::default();
             held.push(&vec![b'a'; HELD_BYTES_MAX]);
             assert!(!held.is_cut() && held.bytes().len() == HELD_BYTES_MAX);
             held.push(&vec![b'b'; last]);

@@ -1,6 +1,6 @@
 //! What an engine says of its cache corrects what is believed of it.
 
-use exchange::{Exchange, Origin, Pool, ResponseHead, Settings, Step, Time};
+use exchange::{Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp};
 use scheduler::{EndpointMetrics, EndpointRef, Snapshot, Version};
 
 use crate::release::{roster, split_roster};
@@ -8,57 +8,59 @@ use crate::release::{roster, split_roster};
 const BLOCKS: u32 = 1_000;
 
 /// One endpoint that says it has room for a thousand blocks.
-fn pool() -> (Pool, EndpointRef) {
+fn pool() -> (ManagedPool, EndpointRef) {
     pool_of(roster(1, 1))
 }
 
 /// Endpoints that all say so; the first of them.
-fn pool_of(roster: Snapshot) -> (Pool, EndpointRef) {
-    let mut pool = Pool::new(7, 16_384);
+fn pool_of(roster: Snapshot) -> (ManagedPool, EndpointRef) {
+    let mut pool = ManagedPool::new(7, 16_384);
     let endpoint = roster.endpoints()[0].id;
     let room = EndpointMetrics { kv_blocks: Some(BLOCKS), kv_block_tokens: Some(64), ..EndpointMetrics::default() };
     let metrics = vec![room; roster.endpoints().len()];
     let measured: Snapshot = roster.with_metrics(Version { term: 1, sequence: 2 }, metrics).unwrap();
     pool.install(roster, 7, 1_000);
-    pool.refresh(measured, Time(0));
+    pool.refresh(measured, Timestamp(0));
     (pool, endpoint)
 }
 
 /// A request with a prompt of some fifty blocks that is answered at once; the engine says which part of it was cached.
-fn ask(pool: &mut Pool, number: usize, cached_percent: u32) {
+fn ask(pool: &mut ManagedPool, number: usize, cached_percent: u32) {
     ask_served_by(pool, number, cached_percent, b"10.0.0.0:8000");
 }
 
-fn ask_served_by(pool: &mut Pool, number: usize, cached_percent: u32, server: &[u8]) {
+fn ask_served_by(pool: &mut ManagedPool, number: usize, cached_percent: u32, server: &[u8]) {
     ask_prompt(pool, &format!("{number:07} is so ").repeat(850), (5_000 * cached_percent / 100, 5_000), server);
 }
 
 /// The engine says how many of the prompt's tokens, by its own count, were cached.
-fn ask_prompt(pool: &mut Pool, prompt: &str, told: (u32, u32), server: &[u8]) {
+fn ask_prompt(pool: &mut ManagedPool, prompt: &str, told: (u32, u32), server: &[u8]) {
     ask_body(pool, b"/v1/completions", &format!(r#"{{"model":"m","prompt":"{prompt}"}}"#), told, server);
 }
 
-fn ask_body(pool: &mut Pool, path: &[u8], body: &str, (cached, tokens): (u32, u32), server: &[u8]) {
-    let mut exchange = Exchange::new(Time(0));
+fn ask_body(pool: &mut ManagedPool, path: &[u8], body: &str, (cached, tokens): (u32, u32), server: &[u8]) {
+    let mut exchange = Exchange::new(Timestamp(0));
     let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", path)];
-    exchange.request_headers(&Settings::default(), pairs, false);
-    let Step::Forward(_) = exchange.decide(&Settings::default(), pool, None, body.as_bytes(), Time(0)) else { panic!("not routed") };
+    exchange.request_headers(&ExchangeSettings::default(), pairs, false);
+    let ExchangeStep::Forward(_) = exchange.decide(&ExchangeSettings::default(), pool, None, body.as_bytes(), Timestamp(0)) else {
+        panic!("not routed")
+    };
     let head = ResponseHead {
-        origin: Origin::Upstream,
+        origin: ResponseOrigin::Upstream,
         status: 200,
         upstream_address: Some(server),
         attempts: 1,
         content_type: Some(b"application/json"),
         ..ResponseHead::default()
     };
-    exchange.response_headers(pool, &head, Time(1));
+    exchange.response_headers(pool, &head, Timestamp(1));
     let usage =
         format!(r#"{{"usage":{{"prompt_tokens":{tokens},"completion_tokens":1,"prompt_tokens_details":{{"cached_tokens":{cached}}}}}}}"#);
-    exchange.response_chunk(pool, usage.as_bytes(), true, Time(1));
-    exchange.end(pool, Time(1));
+    exchange.response_chunk(pool, usage.as_bytes(), true, Timestamp(1));
+    exchange.end(pool, Timestamp(1));
 }
 
-fn capacity(pool: &Pool, endpoint: EndpointRef) -> u32 {
+fn capacity(pool: &ManagedPool, endpoint: EndpointRef) -> u32 {
     pool.prefixes().capacity(endpoint).unwrap()
 }
 
@@ -152,7 +154,7 @@ fn a_sixteenth_and_a_block_are_between_what_was_believed_and_what_proves_it_wron
 fn an_engine_that_counts_other_tokens_is_believed_too() {
     let (mut pool, _) = pool();
     let mut counted = 0;
-    let mut estimate = |pool: &mut Pool, number| {
+    let mut estimate = |pool: &mut ManagedPool, number| {
         ask(pool, number, 0);
         pool.counters().prompt_tokens - std::mem::replace(&mut counted, pool.counters().prompt_tokens)
     };

@@ -5,11 +5,11 @@
 //! race, one that the head does not name, and looks again at the next wake-up. All writes are compare-and-swap, and give way to a later
 //! leader's epoch and to a newer version: a stalled leader can neither roll the board back nor spoil a side in force.
 
-use exchange::Time;
+use exchange::Timestamp;
 use scheduler::Version;
 
 use super::words;
-use crate::host::{Expect, Host, HostError, Result, Shared};
+use crate::host::{Host, HostError, Result, SharedValue, WriteCondition};
 
 /// Tries at a compare-and-swap: only two leaders at once make conflicts, and one of them is on its way out.
 const TRIES_MAX: usize = 4;
@@ -18,7 +18,7 @@ const STAMP: usize = 5;
 
 /// The keys of one pool.
 #[derive(Clone, Debug)]
-pub struct Board {
+pub struct SharedSnapshotStore {
     head: String,
     roster: [String; 2],
     metrics: [String; 2],
@@ -26,7 +26,7 @@ pub struct Board {
 
 /// What is in force.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Head {
+pub struct SnapshotHead {
     /// Epoch of the leader that wrote it.
     pub epoch: u64,
     /// Of the roster.
@@ -39,24 +39,24 @@ pub struct Head {
 
 /// The head, and the token by which a later look tells whether it moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct HeadReading {
     /// What it said.
-    pub head: Head,
+    pub head: SnapshotHead,
     /// Changes with every write.
     pub token: u32,
 }
 
 /// A message from the board.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Notice {
+pub struct StoredMessage {
     /// When the leader received it.
-    pub received: Time,
+    pub received: Timestamp,
     bytes: Vec<u8>,
 }
 
 /// Why nothing was put up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotPosted {
+pub enum PublishError {
     /// A later leader has written: this one is none any more.
     Superseded,
     /// What is there is as new, or newer.
@@ -69,73 +69,82 @@ pub enum NotPosted {
 
 /// What marks a message on a side: whose it is, and what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp {
+struct MessageStamp {
     epoch: u64,
     version: Version,
     metrics_sequence: u64,
-    received: Time,
+    received: Timestamp,
 }
 
 // === impl Board ===
 
-impl Board {
+impl SharedSnapshotStore {
     /// The board of `pool`, which is a name from the filter's configuration: a fixed set.
     #[must_use]
     pub fn new(pool: &str) -> Self {
-        Self::keyed(&format!("switchpoint/1/pool/{pool}"))
+        Self::with_prefix(&format!("switchpoint/1/pool/{pool}"))
     }
 
-    fn keyed(at: &str) -> Self {
+    fn with_prefix(at: &str) -> Self {
         let key = |name: &str| format!("{at}/{name}");
         Self { head: key("head"), roster: [key("roster/a"), key("roster/b")], metrics: [key("metrics/a"), key("metrics/b")] }
     }
 
     /// The board of what was learned of `pool`. It has a version of its own and nothing that belongs to it, so its messages hang where rosters do.
     #[must_use]
-    pub fn of_learned(pool: &str) -> Self {
-        Self::keyed(&format!("switchpoint/1/learned/{pool}"))
+    pub fn for_models(pool: &str) -> Self {
+        Self::with_prefix(&format!("switchpoint/1/learned/{pool}"))
     }
 
     /// What is in force; `None` when nothing ever was.
     ///
     /// # Errors
     /// What the host says.
-    pub fn look<H: Host>(&self, host: &H) -> Result<Option<Seen>> {
-        Ok(host.shared(&self.head)?.and_then(|shared| Head::from_bytes(&shared.bytes).map(|head| Seen { head, token: shared.token })))
+    pub fn read_head<H: Host>(&self, host: &H) -> Result<Option<HeadReading>> {
+        Ok(host
+            .shared(&self.head)?
+            .and_then(|shared| SnapshotHead::from_bytes(&shared.bytes).map(|head| HeadReading { head, token: shared.token })))
     }
 
     /// The roster that `head` names; `None` when it is being replaced this moment.
     ///
     /// # Errors
     /// What the host says.
-    pub fn roster<H: Host>(&self, host: &H, head: Head) -> Result<Option<Notice>> {
-        notice(host, side(&self.roster, head.roster_side()), |s| s.version == head.version && s.metrics_sequence == 0)
+    pub fn roster<H: Host>(&self, host: &H, head: SnapshotHead) -> Result<Option<StoredMessage>> {
+        read_message(host, side(&self.roster, head.roster_side()), |s| s.version == head.version && s.metrics_sequence == 0)
     }
 
     /// The metrics that `head` names; `None` when it names none, or they are being replaced this moment.
     ///
     /// # Errors
     /// What the host says.
-    pub fn metrics<H: Host>(&self, host: &H, head: Head) -> Result<Option<Notice>> {
+    pub fn metrics<H: Host>(&self, host: &H, head: SnapshotHead) -> Result<Option<StoredMessage>> {
         if head.metrics_sequence == 0 {
             return Ok(None);
         }
-        let named = |s: Stamp| s.version == head.version && s.metrics_sequence == head.metrics_sequence;
-        notice(host, side(&self.metrics, head.metrics_side()), named)
+        let named = |s: MessageStamp| s.version == head.version && s.metrics_sequence == head.metrics_sequence;
+        read_message(host, side(&self.metrics, head.metrics_side()), named)
     }
 
     /// Puts up a roster.
     ///
     /// # Errors
-    /// [`NotPosted`] says why not; what is in force stays.
-    pub fn post_roster<H: Host>(&self, host: &H, epoch: u64, version: Version, message: &[u8], now: Time) -> Result<(), NotPosted> {
-        self.post(host, epoch, |old| {
+    /// [`PublishError`] says why not; what is in force stays.
+    pub fn publish_pool_update<H: Host>(
+        &self,
+        host: &H,
+        epoch: u64,
+        version: Version,
+        message: &[u8],
+        now: Timestamp,
+    ) -> Result<(), PublishError> {
+        self.publish(host, epoch, |old| {
             if old.is_some_and(|old| old.version >= version) {
-                return Err(NotPosted::NotNewer);
+                return Err(PublishError::NotNewer);
             }
             let old = old.unwrap_or_default();
-            let head = Head { epoch, version, metrics_sequence: 0, sides: old.sides ^ ROSTER_SIDE };
-            let stamp = Stamp { epoch, version, metrics_sequence: 0, received: now };
+            let head = SnapshotHead { epoch, version, metrics_sequence: 0, sides: old.sides ^ ROSTER_SIDE };
+            let stamp = MessageStamp { epoch, version, metrics_sequence: 0, received: now };
             write_side(host, side(&self.roster, head.roster_side()), stamp, message)?;
             Ok(head)
         })
@@ -144,27 +153,39 @@ impl Board {
     /// Puts up metrics of the roster in force.
     ///
     /// # Errors
-    /// [`NotPosted`] says why not; what is in force stays.
-    pub fn post_metrics<H: Host>(&self, host: &H, epoch: u64, named: (Version, u64), message: &[u8], now: Time) -> Result<(), NotPosted> {
+    /// [`PublishError`] says why not; what is in force stays.
+    pub fn publish_metrics<H: Host>(
+        &self,
+        host: &H,
+        epoch: u64,
+        named: (Version, u64),
+        message: &[u8],
+        now: Timestamp,
+    ) -> Result<(), PublishError> {
         let (version, sequence) = named;
-        self.post(host, epoch, |old| {
-            let Some(old) = old.filter(|old| old.version == version) else { return Err(NotPosted::OtherRoster) };
+        self.publish(host, epoch, |old| {
+            let Some(old) = old.filter(|old| old.version == version) else { return Err(PublishError::OtherRoster) };
             if old.metrics_sequence >= sequence {
-                return Err(NotPosted::NotNewer);
+                return Err(PublishError::NotNewer);
             }
-            let head = Head { epoch, metrics_sequence: sequence, sides: old.sides ^ METRICS_SIDE, ..old };
-            let stamp = Stamp { epoch, version, metrics_sequence: sequence, received: now };
+            let head = SnapshotHead { epoch, metrics_sequence: sequence, sides: old.sides ^ METRICS_SIDE, ..old };
+            let stamp = MessageStamp { epoch, version, metrics_sequence: sequence, received: now };
             write_side(host, side(&self.metrics, head.metrics_side()), stamp, message)?;
             Ok(head)
         })
     }
 
-    fn post<H: Host>(&self, host: &H, epoch: u64, next: impl Fn(Option<Head>) -> Result<Head, NotPosted>) -> Result<(), NotPosted> {
+    fn publish<H: Host>(
+        &self,
+        host: &H,
+        epoch: u64,
+        next: impl Fn(Option<SnapshotHead>) -> Result<SnapshotHead, PublishError>,
+    ) -> Result<(), PublishError> {
         for _ in 0..TRIES_MAX {
             let shared = host.shared(&self.head)?;
-            let old = shared.as_ref().and_then(|shared| Head::from_bytes(&shared.bytes));
+            let old = shared.as_ref().and_then(|shared| SnapshotHead::from_bytes(&shared.bytes));
             if old.is_some_and(|old| old.epoch > epoch) {
-                return Err(NotPosted::Superseded);
+                return Err(PublishError::Superseded);
             }
             let head = next(old)?;
             match host.share(&self.head, &head.to_bytes(), expect(shared.as_ref())) {
@@ -172,24 +193,24 @@ impl Board {
                 done => return Ok(done?),
             }
         }
-        Err(NotPosted::Host(HostError::CONFLICT))
+        Err(PublishError::Host(HostError::CONFLICT))
     }
 }
 
 /// Fills a side, unless a later leader has.
-fn write_side<H: Host>(host: &H, key: &str, stamp: Stamp, message: &[u8]) -> Result<(), NotPosted> {
+fn write_side<H: Host>(host: &H, key: &str, stamp: MessageStamp, message: &[u8]) -> Result<(), PublishError> {
     let shared = host.shared(key)?;
-    if shared.as_ref().and_then(|s| Stamp::split(&s.bytes)).is_some_and(|(old, _)| old.epoch > stamp.epoch) {
-        return Err(NotPosted::Superseded);
+    if shared.as_ref().and_then(|s| MessageStamp::split(&s.bytes)).is_some_and(|(old, _)| old.epoch > stamp.epoch) {
+        return Err(PublishError::Superseded);
     }
     let bytes = words::write(&[stamp.epoch, stamp.version.term, stamp.version.sequence, stamp.metrics_sequence, stamp.received.0], message);
     Ok(host.share(key, &bytes, expect(shared.as_ref()))?)
 }
 
-fn notice<H: Host>(host: &H, key: &str, named: impl Fn(Stamp) -> bool) -> Result<Option<Notice>> {
-    Ok(host.shared(key)?.and_then(|Shared { bytes, .. }| {
-        let (stamp, _) = Stamp::split(&bytes)?;
-        named(stamp).then_some(Notice { received: stamp.received, bytes })
+fn read_message<H: Host>(host: &H, key: &str, named: impl Fn(MessageStamp) -> bool) -> Result<Option<StoredMessage>> {
+    Ok(host.shared(key)?.and_then(|SharedValue { bytes, .. }| {
+        let (stamp, _) = MessageStamp::split(&bytes)?;
+        named(stamp).then_some(StoredMessage { received: stamp.received, bytes })
     }))
 }
 
@@ -198,8 +219,8 @@ fn side(sides: &[String; 2], second: bool) -> &str {
     if second { b } else { a }
 }
 
-fn expect(shared: Option<&Shared>) -> Expect {
-    shared.map_or(Expect::Absent, |shared| Expect::Token(shared.token))
+fn expect(shared: Option<&SharedValue>) -> WriteCondition {
+    shared.map_or(WriteCondition::Absent, |shared| WriteCondition::Token(shared.token))
 }
 
 const ROSTER_SIDE: u64 = 1;
@@ -207,7 +228,7 @@ const METRICS_SIDE: u64 = 2;
 
 // === impl Head ===
 
-impl Head {
+impl SnapshotHead {
     fn roster_side(self) -> bool {
         self.sides & ROSTER_SIDE != 0
     }
@@ -228,26 +249,26 @@ impl Head {
 
 // === impl Notice ===
 
-impl Notice {
+impl StoredMessage {
     /// The message.
     #[must_use]
     pub fn message(&self) -> &[u8] {
-        Stamp::split(&self.bytes).map_or(&[], |(_, message)| message)
+        MessageStamp::split(&self.bytes).map_or(&[], |(_, message)| message)
     }
 }
 
 // === impl Stamp ===
 
-impl Stamp {
+impl MessageStamp {
     fn split(bytes: &[u8]) -> Option<(Self, &[u8])> {
         let ([epoch, term, sequence, metrics_sequence, received], message) = words::split::<STAMP>(bytes)?;
-        Some((Self { epoch, version: Version { term, sequence }, metrics_sequence, received: Time(received) }, message))
+        Some((Self { epoch, version: Version { term, sequence }, metrics_sequence, received: Timestamp(received) }, message))
     }
 }
 
 // === impl NotPosted ===
 
-impl From<HostError> for NotPosted {
+impl From<HostError> for PublishError {
     fn from(error: HostError) -> Self {
         Self::Host(error)
     }
@@ -258,14 +279,14 @@ mod tests {
     use super::*;
     use crate::fake::FakeHost;
 
-    const NOW: Time = Time(77);
+    const NOW: Timestamp = Timestamp(77);
 
     fn v(term: u64, sequence: u64) -> Version {
         Version { term, sequence }
     }
 
-    fn in_force(board: &Board, host: &FakeHost) -> (Version, Vec<u8>, Option<Vec<u8>>) {
-        let head = board.look(host).unwrap().unwrap().head;
+    fn in_force(board: &SharedSnapshotStore, host: &FakeHost) -> (Version, Vec<u8>, Option<Vec<u8>>) {
+        let head = board.read_head(host).unwrap().unwrap().head;
         let roster = board.roster(host, head).unwrap().unwrap();
         let metrics = board.metrics(host, head).unwrap();
         (head.version, roster.message().to_vec(), metrics.map(|m| m.message().to_vec()))
@@ -273,38 +294,38 @@ mod tests {
 
     #[test]
     fn what_is_put_up_is_read_whole() {
-        let (host, board) = (FakeHost::new(), Board::new("default"));
-        assert_eq!(board.look(&host).unwrap(), None);
-        board.post_roster(&host, 1, v(5, 1), b"one", NOW).unwrap();
+        let (host, board) = (FakeHost::new(), SharedSnapshotStore::new("default"));
+        assert_eq!(board.read_head(&host).unwrap(), None);
+        board.publish_pool_update(&host, 1, v(5, 1), b"one", NOW).unwrap();
         assert_eq!(in_force(&board, &host), (v(5, 1), b"one".to_vec(), None));
-        board.post_metrics(&host, 1, (v(5, 1), 2), b"m2", NOW).unwrap();
-        board.post_metrics(&host, 1, (v(5, 1), 3), b"m3", NOW).unwrap();
+        board.publish_metrics(&host, 1, (v(5, 1), 2), b"m2", NOW).unwrap();
+        board.publish_metrics(&host, 1, (v(5, 1), 3), b"m3", NOW).unwrap();
         assert_eq!(in_force(&board, &host), (v(5, 1), b"one".to_vec(), Some(b"m3".to_vec())));
-        board.post_roster(&host, 1, v(5, 4), b"two", NOW).unwrap();
+        board.publish_pool_update(&host, 1, v(5, 4), b"two", NOW).unwrap();
         assert_eq!(in_force(&board, &host), (v(5, 4), b"two".to_vec(), None), "metrics are of their roster");
     }
 
     #[test]
     fn nothing_older_comes_back() {
-        let (host, board) = (FakeHost::new(), Board::new("default"));
-        board.post_roster(&host, 1, v(5, 9), b"new", NOW).unwrap();
+        let (host, board) = (FakeHost::new(), SharedSnapshotStore::new("default"));
+        board.publish_pool_update(&host, 1, v(5, 9), b"new", NOW).unwrap();
         for old in [v(5, 9), v(5, 8), v(4, 99)] {
-            assert_eq!(board.post_roster(&host, 1, old, b"old", NOW), Err(NotPosted::NotNewer));
+            assert_eq!(board.publish_pool_update(&host, 1, old, b"old", NOW), Err(PublishError::NotNewer));
         }
-        board.post_metrics(&host, 1, (v(5, 9), 10), b"m", NOW).unwrap();
-        assert_eq!(board.post_metrics(&host, 1, (v(5, 9), 10), b"m", NOW), Err(NotPosted::NotNewer));
-        assert_eq!(board.post_metrics(&host, 1, (v(5, 8), 11), b"m", NOW), Err(NotPosted::OtherRoster));
-        board.post_roster(&host, 1, v(6, 1), b"next life", NOW).unwrap();
+        board.publish_metrics(&host, 1, (v(5, 9), 10), b"m", NOW).unwrap();
+        assert_eq!(board.publish_metrics(&host, 1, (v(5, 9), 10), b"m", NOW), Err(PublishError::NotNewer));
+        assert_eq!(board.publish_metrics(&host, 1, (v(5, 8), 11), b"m", NOW), Err(PublishError::OtherRoster));
+        board.publish_pool_update(&host, 1, v(6, 1), b"next life", NOW).unwrap();
         assert_eq!(in_force(&board, &host), (v(6, 1), b"next life".to_vec(), None));
     }
 
     #[test]
     fn a_stalled_leader_rolls_nothing_back() {
-        let (host, board) = (FakeHost::new(), Board::new("default"));
-        board.post_roster(&host, 1, v(5, 1), b"one", NOW).unwrap();
-        board.post_roster(&host, 2, v(5, 2), b"two", NOW).unwrap();
-        assert_eq!(board.post_roster(&host, 1, v(5, 3), b"late", NOW), Err(NotPosted::Superseded));
-        assert_eq!(board.post_metrics(&host, 1, (v(5, 2), 3), b"late", NOW), Err(NotPosted::Superseded));
+        let (host, board) = (FakeHost::new(), SharedSnapshotStore::new("default"));
+        board.publish_pool_update(&host, 1, v(5, 1), b"one", NOW).unwrap();
+        board.publish_pool_update(&host, 2, v(5, 2), b"two", NOW).unwrap();
+        assert_eq!(board.publish_pool_update(&host, 1, v(5, 3), b"late", NOW), Err(PublishError::Superseded));
+        assert_eq!(board.publish_metrics(&host, 1, (v(5, 2), 3), b"late", NOW), Err(PublishError::Superseded));
         assert_eq!(in_force(&board, &host), (v(5, 2), b"two".to_vec(), None));
     }
 
@@ -312,17 +333,17 @@ mod tests {
     #[test]
     fn leaders_that_overlap_at_any_point_leave_a_whole_board() {
         for steps in 1..3 {
-            let (host, board) = (FakeHost::new(), Board::new("default"));
-            board.post_roster(&host, 1, v(5, 1), b"base", NOW).unwrap();
+            let (host, board) = (FakeHost::new(), SharedSnapshotStore::new("default"));
+            board.publish_pool_update(&host, 1, v(5, 1), b"base", NOW).unwrap();
             let (rival_host, rival_board) = (host.clone(), board.clone());
-            let rival = move || rival_board.post_roster(&rival_host, 2, v(5, 3), b"rival", NOW).unwrap();
+            let rival = move || rival_board.publish_pool_update(&rival_host, 2, v(5, 3), b"rival", NOW).unwrap();
             let outer = host.clone();
             if steps == 1 {
                 host.before_next_share(rival);
             } else {
                 host.before_next_share(move || outer.before_next_share(rival));
             }
-            let late = board.post_roster(&host, 1, v(5, 2), b"late", NOW);
+            let late = board.publish_pool_update(&host, 1, v(5, 2), b"late", NOW);
             assert!(late.is_err(), "{steps}: {late:?}");
             assert_eq!(in_force(&board, &host), (v(5, 3), b"rival".to_vec(), None), "{steps}");
         }
@@ -330,12 +351,12 @@ mod tests {
 
     #[test]
     fn garbage_on_the_board_reads_as_nothing_and_is_replaced() {
-        let (host, board) = (FakeHost::new(), Board::new("p"));
+        let (host, board) = (FakeHost::new(), SharedSnapshotStore::new("p"));
         for key in ["head", "roster/a", "roster/b"] {
-            host.share(&format!("switchpoint/1/pool/p/{key}"), b"?", Expect::Any).unwrap();
+            host.share(&format!("switchpoint/1/pool/p/{key}"), b"?", WriteCondition::Any).unwrap();
         }
-        assert_eq!(board.look(&host).unwrap(), None);
-        board.post_roster(&host, 1, v(1, 1), b"one", NOW).unwrap();
+        assert_eq!(board.read_head(&host).unwrap(), None);
+        board.publish_pool_update(&host, 1, v(1, 1), b"one", NOW).unwrap();
         assert_eq!(in_force(&board, &host).1, b"one");
     }
 }

@@ -8,7 +8,7 @@ use pool_state::OBSERVATION_BYTES;
 use proto::state;
 
 use super::words::{self, WORD};
-use crate::host::{Expect, Host};
+use crate::host::{Host, WriteCondition};
 
 /// Rows of a segment: 3 to 4 KB, which its VM writes again at the end of each request (about 1 µs, when nobody waits).
 const SEGMENT_ROWS: u64 = 32;
@@ -19,7 +19,7 @@ const HEAD: usize = 2;
 
 /// A VM's own ring.
 #[derive(Debug, Default)]
-pub struct Writer {
+pub struct ObservationRingWriter {
     vm: u64,
     seat: u16,
     next: u64,
@@ -28,7 +28,7 @@ pub struct Writer {
 
 /// How far another VM's ring was read.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Reader {
+pub struct ObservationRingReader {
     vm: u64,
     next: u64,
 }
@@ -39,7 +39,7 @@ fn key(pool: &str, seat: u16, number: u64) -> String {
 
 // === impl Writer ===
 
-impl Writer {
+impl ObservationRingWriter {
     /// Appends `rows` for the VM and its seat, and puts them where they are found.
     pub fn append<H: Host>(
         &mut self,
@@ -69,13 +69,13 @@ impl Writer {
 
     fn flush<H: Host>(&self, host: &H, pool: &str) {
         // What the host does not take is a gap in the numbers.
-        let _ = host.share(&key(pool, self.seat, self.next.saturating_sub(1)), &self.segment, Expect::Any);
+        let _ = host.share(&key(pool, self.seat, self.next.saturating_sub(1)), &self.segment, WriteCondition::Any);
     }
 }
 
 // === impl Reader ===
 
-impl Reader {
+impl ObservationRingReader {
     /// What the VM `vm` at `seat` wrote since the last time: at most the whole ring; `None` when that is nothing.
     pub fn read<H: Host>(&mut self, host: &H, (pool, seat, vm): (&str, u16, u64)) -> Option<state::Observations> {
         if self.vm != vm {
@@ -134,12 +134,12 @@ mod tests {
         row
     }
 
-    fn write(host: &FakeHost, writer: &mut Writer, numbers: std::ops::Range<u64>) {
+    fn write(host: &FakeHost, writer: &mut ObservationRingWriter, numbers: std::ops::Range<u64>) {
         writer.append(host, AT, numbers.map(row));
     }
 
     /// The number of the first, and of all, by what is in them.
-    fn read(host: &FakeHost, reader: &mut Reader) -> Option<(u64, Vec<u64>)> {
+    fn read(host: &FakeHost, reader: &mut ObservationRingReader) -> Option<(u64, Vec<u64>)> {
         let told = reader.read(host, AT)?;
         let rows = told.rows.as_chunks::<OBSERVATION_BYTES>().0;
         Some((told.first, rows.iter().map(|row| u64::from_le_bytes(row[..8].try_into().unwrap())).collect()))
@@ -147,20 +147,20 @@ mod tests {
 
     #[test]
     fn each_row_is_read_once_and_numbered() {
-        let (host, mut writer, mut reader) = (FakeHost::new(), Writer::default(), Reader::default());
+        let (host, mut writer, mut reader) = (FakeHost::new(), ObservationRingWriter::default(), ObservationRingReader::default());
         assert_eq!(read(&host, &mut reader), None);
         write(&host, &mut writer, 0..3);
         assert_eq!(read(&host, &mut reader), Some((0, vec![0, 1, 2])));
         assert_eq!(read(&host, &mut reader), None);
         write(&host, &mut writer, 3..100);
         assert_eq!(read(&host, &mut reader), Some((3, (3..100).collect())), "over the ends of segments");
-        let mut late = Reader::default();
+        let mut late = ObservationRingReader::default();
         assert_eq!(read(&host, &mut late), Some((0, (0..100).collect())), "a leader that has just begun");
     }
 
     #[test]
     fn the_oldest_go_and_what_is_left_says_where_it_begins() {
-        let (host, mut writer, mut reader) = (FakeHost::new(), Writer::default(), Reader::default());
+        let (host, mut writer, mut reader) = (FakeHost::new(), ObservationRingWriter::default(), ObservationRingReader::default());
         write(&host, &mut writer, 0..10);
         read(&host, &mut reader);
         let room = SEGMENTS * SEGMENT_ROWS;
@@ -178,10 +178,10 @@ mod tests {
 
     #[test]
     fn another_vm_at_the_seat_is_another_ring() {
-        let (host, mut old, mut reader) = (FakeHost::new(), Writer::default(), Reader::default());
+        let (host, mut old, mut reader) = (FakeHost::new(), ObservationRingWriter::default(), ObservationRingReader::default());
         write(&host, &mut old, 0..50);
         read(&host, &mut reader);
-        let mut new = Writer::default();
+        let mut new = ObservationRingWriter::default();
         new.append(&host, ("p", 2, 8), [row(900)]);
         assert_eq!(reader.read(&host, ("p", 2, 8)).map(|told| (told.vm_id, told.first, told.rows.len())), Some((8, 0, OBSERVATION_BYTES)));
         assert_eq!(read(&host, &mut reader), None, "of the one that is gone");
@@ -190,7 +190,7 @@ mod tests {
     proptest! {
         #[test]
         fn nothing_is_lost_doubled_or_out_of_order_while_it_is_read_in_time(counts in prop::collection::vec(0..200_u64, 1..20)) {
-            let (host, mut writer, mut reader) = (FakeHost::new(), Writer::default(), Reader::default());
+            let (host, mut writer, mut reader) = (FakeHost::new(), ObservationRingWriter::default(), ObservationRingReader::default());
             let (mut next, mut got) = (0, Vec::new());
             for count in counts {
                 write(&host, &mut writer, next..next + count);
@@ -204,10 +204,10 @@ mod tests {
 
         #[test]
         fn any_bytes_in_a_segment_are_survived(head: (u64, u64), bytes in prop::collection::vec(any::<u8>(), 0..400), whole: bool) {
-            let (host, mut reader) = (FakeHost::new(), Reader::default());
+            let (host, mut reader) = (FakeHost::new(), ObservationRingReader::default());
             let head = if whole { [7, head.1 / SEGMENT_ROWS * SEGMENT_ROWS] } else { [head.0, head.1] };
             for segment in 0..SEGMENTS {
-                host.share(&key("p", 2, segment * SEGMENT_ROWS), &words::write(&head, &bytes), Expect::Any).unwrap();
+                host.share(&key("p", 2, segment * SEGMENT_ROWS), &words::write(&head, &bytes), WriteCondition::Any).unwrap();
             }
             for _ in 0..3 {
                 let _ = reader.read(&host, AT);

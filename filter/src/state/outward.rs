@@ -2,12 +2,12 @@
 //!
 //! Only when the daemon said that there are others; then every few ms, as long as anything changes.
 
-use exchange::{Pool, Time};
-use pool_state::{RowHead, Sum};
+use exchange::{ManagedPool, Timestamp};
+use pool_state::{LoadReportHead, LoadReportSum};
 use proto::{placements, state};
 
-use super::ring::{Budget, Reader};
-use super::sharing::Sharing;
+use super::ring::{PlacementRingReader, ReadBudget};
+use super::sharing::LoadSharing;
 use crate::host::Host;
 
 /// A row in which nothing changed is told again after so long, in ms: four times before it would count no more.
@@ -28,31 +28,31 @@ const DELAYS: u32 = 8;
 
 /// One pool's share of it.
 #[derive(Debug, Default)]
-pub struct Outward {
+pub struct PeerPublisher {
     /// Proxies of the pool, this one included; 0 while the daemon has not said.
     proxies: u32,
-    sum: Sum,
+    sum: LoadReportSum,
     /// How far the ring at each seat was told.
-    told: Vec<Reader>,
+    published: Vec<PlacementRingReader>,
     row: Vec<u8>,
-    sent_at: Time,
-    changed_at: Time,
-    looked_at: Time,
+    sent_at: Timestamp,
+    changed_at: Timestamp,
+    looked_at: Timestamp,
     /// The stamp that came back last.
-    heard: u64,
+    received_at: u64,
     /// What comes of others is so old, and what is told of here, where it comes, µs: a mean of late.
     delay_us: u32,
 }
 
 // === impl Outward ===
 
-impl Outward {
+impl PeerPublisher {
     /// The daemon spoke. Returns how old the oldest of our news was by now, µs, when it says that something more has been passed on: to the others
     /// it takes as long as back to us.
-    pub fn heard(&mut self, peers: &state::Peers, now: Time) -> Option<u32> {
+    pub fn receive_peers(&mut self, peers: &state::PeerLoad, now: Timestamp) -> Option<u32> {
         self.proxies = peers.proxies;
-        let stamp = std::mem::replace(&mut self.heard, peers.stamp);
-        let delay = now.us_since(Time(peers.stamp));
+        let stamp = std::mem::replace(&mut self.received_at, peers.stamp);
+        let delay = now.us_since(Timestamp(peers.stamp));
         if peers.stamp == 0 || peers.stamp == stamp || delay > DELAY_MAX_MS * 1_000 {
             return None;
         }
@@ -70,49 +70,55 @@ impl Outward {
 
     /// How often to look whether there is something to tell; `None` while there is nobody to tell.
     #[must_use]
-    pub fn tick_ms(&self, now: Time) -> Option<u32> {
+    pub fn tick_ms(&self, now: Timestamp) -> Option<u32> {
         let busy = now.ms_since(self.changed_at) < QUIET_MS;
-        self.has_listeners().then_some(if busy { BUSY_TICK_MS } else { QUIET_TICK_MS })
+        self.has_peers().then_some(if busy { BUSY_TICK_MS } else { QUIET_TICK_MS })
     }
 
     /// Is there another proxy?
     #[must_use]
-    pub fn has_listeners(&self) -> bool {
+    pub fn has_peers(&self) -> bool {
         self.proxies > 1
     }
 
     /// What is to be told now, if anything; and how many segments of rings were lost on the way.
-    pub fn share<H: Host>(&mut self, host: &H, pool: (&str, &Pool), sharing: &Sharing, now: Time) -> (Option<state::Share>, u32) {
+    pub fn next_report<H: Host>(
+        &mut self,
+        host: &H,
+        pool: (&str, &ManagedPool),
+        sharing: &LoadSharing,
+        now: Timestamp,
+    ) -> (Option<state::LoadReport>, u32) {
         let (name, pool) = pool;
-        let Some(snapshot) = pool.snapshot().filter(|_| self.has_listeners()) else { return (None, 0) };
-        self.sum.start(snapshot.endpoints().iter().map(|e| e.id).collect(), sharing.rows());
+        let Some(snapshot) = pool.snapshot().filter(|_| self.has_peers()) else { return (None, 0) };
+        self.sum.reset(snapshot.endpoints().iter().map(|e| e.id).collect(), sharing.rows());
         pool.in_flight().rows().for_each(|(endpoint, load)| self.sum.add(endpoint, load));
         let looked_at = std::mem::replace(&mut self.looked_at, now);
-        let mut row = self.sum.row(RowHead::default(), sharing.rows(), pool.ejections());
+        let mut row = self.sum.row(LoadReportHead::default(), sharing.rows(), pool.ejections());
         let (placements, lost) = self.placements(host, name, sharing);
         let changed = row != self.row;
         if changed || !placements.is_empty() {
             self.changed_at = now;
         }
-        let idle = row.len() == RowHead::BYTES;
+        let idle = row.len() == LoadReportHead::BYTES;
         if !changed && placements.is_empty() && (idle || now.ms_since(self.sent_at) < AGAIN_MS) {
             return (None, lost);
         }
         self.sent_at = now;
         self.row.clone_from(&row);
-        RowHead { written: now, ..RowHead::default() }.stamp(&mut row);
+        LoadReportHead { written: now, ..LoadReportHead::default() }.stamp(&mut row);
         // The oldest news is of right after the last look; told again only because it stands, it is no news.
         let stamp = if changed { looked_at.0 } else { 0 };
-        (Some(state::Share { pool: name.to_owned(), row, placements, stamp }), lost)
+        (Some(state::LoadReport { pool: name.to_owned(), row, placements, stamp }), lost)
     }
 
-    fn placements<H: Host>(&mut self, host: &H, pool: &str, sharing: &Sharing) -> (Vec<u8>, u32) {
-        let (mut told, mut budget) = (Vec::new(), Budget { blocks: BLOCKS_MAX, gaps: 0 });
+    fn placements<H: Host>(&mut self, host: &H, pool: &str, sharing: &LoadSharing) -> (Vec<u8>, u32) {
+        let (mut told, mut budget) = (Vec::new(), ReadBudget { blocks: BLOCKS_MAX, gaps: 0 });
         for (seat, vm, end) in sharing.rings() {
-            while self.told.len() <= usize::from(seat) {
-                self.told.push(Reader::default());
+            while self.published.len() <= usize::from(seat) {
+                self.published.push(PlacementRingReader::default());
             }
-            if let Some(reader) = self.told.get_mut(usize::from(seat)) {
+            if let Some(reader) = self.published.get_mut(usize::from(seat)) {
                 reader.read(host, (pool, seat, vm), end, &mut budget, |record| {
                     if !record.new.is_empty() {
                         placements::push(&mut told, record.endpoint, record.new);

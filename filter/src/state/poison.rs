@@ -4,10 +4,10 @@
 //! and refuses messages of that content from then on. Losing a VM fails all streams of a worker, so after each loss the daemon is also left
 //! alone for a while, longer each time: content that keeps changing may kill only so often.
 
-use exchange::Time;
+use exchange::Timestamp;
 
 use super::words;
-use crate::host::{Expect, Host};
+use crate::host::{Host, WriteCondition};
 
 /// Where the mark of the message being decoded is: [VM, digest].
 const MARK: &str = "switchpoint/1/decoding";
@@ -23,60 +23,60 @@ const VOLATILE: &[&[u32]] = &[&[2, 2], &[2, 3, 7], &[3, 2], &[3, 3]];
 
 /// What a leader knows of poison.
 #[derive(Debug, Default)]
-pub struct Poison {
-    lost_at: Time,
+pub struct CrashGuard {
+    lost_at: Timestamp,
     digests: Vec<u64>,
 }
 
 // === impl Poison ===
 
-impl Poison {
+impl CrashGuard {
     /// Reads what former leaders met, at the start of a lead. The second value says whether the last of them was lost to a message.
     #[must_use]
-    pub fn load<H: Host>(host: &H, vm: u64, now: Time) -> (Self, bool) {
+    pub fn load<H: Host>(host: &H, vm: u64, now: Timestamp) -> (Self, bool) {
         let mut poison = match read(host, KEY).split_first() {
-            Some((lost_at, digests)) => Self { lost_at: Time(*lost_at), digests: digests.to_vec() },
+            Some((lost_at, digests)) => Self { lost_at: Timestamp(*lost_at), digests: digests.to_vec() },
             None => Self::default(),
         };
         let lost = match read(host, MARK).as_slice() {
             &[holder, digest] if holder != vm => {
-                poison.remember(host, digest, now);
+                poison.record_crash(host, digest, now);
                 true
             }
             _ => false,
         };
-        let _ = host.share(MARK, &[], Expect::Any);
+        let _ = host.share(MARK, &[], WriteCondition::Any);
         (poison, lost)
     }
 
     /// When the daemon may be asked again.
     #[must_use]
-    pub fn pause_ends(&self) -> Time {
+    pub fn pause_ends(&self) -> Timestamp {
         match u32::try_from(self.digests.len()) {
             Ok(losses @ 1..) => self.lost_at.plus_ms(PAUSE_MS << losses.saturating_sub(1).min(16)),
-            _ => Time(0),
+            _ => Timestamp(0),
         }
     }
 
     /// Decodes under the mark; `None` when the message is poison.
-    pub fn guard<H: Host, T>(&self, host: &H, vm: u64, message: &[u8], decode: impl FnOnce() -> T) -> Option<T> {
+    pub fn decode_guarded<H: Host, T>(&self, host: &H, vm: u64, message: &[u8], decode: impl FnOnce() -> T) -> Option<T> {
         let digest = content(message);
         if self.digests.contains(&digest) {
             return None;
         }
-        let _ = host.share(MARK, &words::write(&[vm, digest], &[]), Expect::Any);
+        let _ = host.share(MARK, &words::write(&[vm, digest], &[]), WriteCondition::Any);
         let decoded = decode();
-        let _ = host.share(MARK, &[], Expect::Any);
+        let _ = host.share(MARK, &[], WriteCondition::Any);
         Some(decoded)
     }
 
-    fn remember<H: Host>(&mut self, host: &H, digest: u64, now: Time) {
+    fn record_crash<H: Host>(&mut self, host: &H, digest: u64, now: Timestamp) {
         self.lost_at = now;
         self.digests.retain(|d| *d != digest);
         self.digests.insert(0, digest);
         self.digests.truncate(POISON_MAX);
         let row: Vec<u64> = std::iter::once(now.0).chain(self.digests.iter().copied()).collect();
-        let _ = host.share(KEY, &words::write(&row, &[]), Expect::Any);
+        let _ = host.share(KEY, &words::write(&row, &[]), WriteCondition::Any);
     }
 }
 
@@ -135,7 +135,7 @@ mod tests {
     use crate::fake::{FakeHost, metrics_message, roster_message};
     use scheduler::Version;
 
-    const NOW: Time = Time(5_000_000_000);
+    const NOW: Timestamp = Timestamp(5_000_000_000);
 
     fn roster(sequence: u64, address: &str) -> Vec<u8> {
         roster_message("p", Version { term: 1, sequence }, &[address])
@@ -144,31 +144,31 @@ mod tests {
     #[test]
     fn a_message_that_killed_one_vm_is_refused_by_the_next() {
         let host = FakeHost::new();
-        let (first, lost) = Poison::load(&host, 1, NOW);
+        let (first, lost) = CrashGuard::load(&host, 1, NOW);
         assert!(!lost);
-        assert_eq!(first.guard(&host, 1, &roster(1, "10.0.0.1:1"), || 1), Some(1));
+        assert_eq!(first.decode_guarded(&host, 1, &roster(1, "10.0.0.1:1"), || 1), Some(1));
         // The VM traps while it decodes: what its mark was at that moment is what stays.
         let mut mark = None;
-        first.guard(&host, 1, &roster(2, "10.6.6.6:1"), || mark = host.shared(MARK).unwrap());
-        host.share(MARK, &mark.unwrap().bytes, Expect::Any).unwrap();
+        first.decode_guarded(&host, 1, &roster(2, "10.6.6.6:1"), || mark = host.shared(MARK).unwrap());
+        host.share(MARK, &mark.unwrap().bytes, WriteCondition::Any).unwrap();
 
-        let (second, lost) = Poison::load(&host, 2, NOW);
+        let (second, lost) = CrashGuard::load(&host, 2, NOW);
         assert!(lost);
-        assert_eq!(second.guard(&host, 2, &roster(3, "10.6.6.6:1"), || 1), None, "the daemon sends it again as another version");
-        assert_eq!(second.guard(&host, 2, &roster(4, "10.0.0.1:1"), || 1), Some(1));
+        assert_eq!(second.decode_guarded(&host, 2, &roster(3, "10.6.6.6:1"), || 1), None, "the daemon sends it again as another version");
+        assert_eq!(second.decode_guarded(&host, 2, &roster(4, "10.0.0.1:1"), || 1), Some(1));
 
-        let (third, lost) = Poison::load(&host, 3, NOW);
+        let (third, lost) = CrashGuard::load(&host, 3, NOW);
         assert!(!lost, "one loss is counted once");
-        assert_eq!(third.guard(&host, 3, &roster(5, "10.6.6.6:1"), || 1), None, "and remembered");
+        assert_eq!(third.decode_guarded(&host, 3, &roster(5, "10.6.6.6:1"), || 1), None, "and remembered");
     }
 
     #[test]
     fn each_loss_buys_a_longer_pause() {
         let host = FakeHost::new();
-        assert_eq!(Poison::load(&host, 1, NOW).0.pause_ends(), Time(0));
+        assert_eq!(CrashGuard::load(&host, 1, NOW).0.pause_ends(), Timestamp(0));
         for (digest, seconds) in [(1_u64, 10), (2, 20), (3, 40)] {
-            host.share(MARK, &words::write(&[1000, digest], &[]), Expect::Any).unwrap();
-            assert_eq!(Poison::load(&host, 1, NOW).0.pause_ends(), NOW.plus_ms(seconds * 1_000));
+            host.share(MARK, &words::write(&[1000, digest], &[]), WriteCondition::Any).unwrap();
+            assert_eq!(CrashGuard::load(&host, 1, NOW).0.pause_ends(), NOW.plus_ms(seconds * 1_000));
         }
     }
 
@@ -185,16 +185,16 @@ mod tests {
     #[test]
     fn a_vm_that_leads_again_is_not_its_own_victim() {
         let host = FakeHost::new();
-        host.share(MARK, &words::write(&[7, 7], &[]), Expect::Any).unwrap();
-        assert!(!Poison::load(&host, 7, NOW).1);
+        host.share(MARK, &words::write(&[7, 7], &[]), WriteCondition::Any).unwrap();
+        assert!(!CrashGuard::load(&host, 7, NOW).1);
     }
 
     #[test]
     fn memory_of_poison_is_bounded() {
         let host = FakeHost::new();
         for digest in 1..100_u64 {
-            host.share(MARK, &words::write(&[1000, digest], &[]), Expect::Any).unwrap();
-            let (poison, lost) = Poison::load(&host, 1, NOW);
+            host.share(MARK, &words::write(&[1000, digest], &[]), WriteCondition::Any).unwrap();
+            let (poison, lost) = CrashGuard::load(&host, 1, NOW);
             assert!(lost && poison.digests.len() <= POISON_MAX && poison.digests[0] == digest);
         }
     }

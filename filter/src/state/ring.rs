@@ -8,7 +8,7 @@
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
 
 use super::words::{self, WORD};
-use crate::host::{Expect, Host};
+use crate::host::{Host, WriteCondition};
 
 /// Bytes of a segment. Its VM writes it again with each placement, at 0.15 µs and little more; a reader pays 0.8 µs for it.
 const SEGMENT_BYTES_MAX: usize = 8 << 10;
@@ -28,7 +28,7 @@ const LOOK_BLOCKS: usize = 32;
 
 /// How far a ring is written: which segment is the newest, and how many bytes it has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Position {
+pub struct RingPosition {
     /// Grows by one with each segment begun; 0 is before the first.
     pub segment: u64,
     /// Bytes in it.
@@ -37,26 +37,26 @@ pub struct Position {
 
 /// A VM's own ring.
 #[derive(Debug)]
-pub struct Writer {
+pub struct PlacementRingWriter {
     pool: Box<str>,
     vm: u64,
     seat: u16,
-    position: Position,
+    position: RingPosition,
     segment: Vec<u8>,
 }
 
 /// How far another VM's ring was read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reader {
+pub struct PlacementRingReader {
     vm: u64,
-    at: Position,
+    at: RingPosition,
     /// The newest segment when it met that VM. What is overwritten of older ones was never to be read here.
     met: u64,
 }
 
 /// A placement, or a piece of a long one.
 #[derive(Clone, Copy, Debug)]
-pub struct Record<'r> {
+pub struct PlacementRecord<'r> {
     /// Who was given the blocks.
     pub endpoint: EndpointRef,
     /// All of them.
@@ -67,7 +67,7 @@ pub struct Record<'r> {
 
 /// What a reader may spend, and what it found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Budget {
+pub struct ReadBudget {
     /// Blocks it may still take in; the record that goes beyond is the last.
     pub blocks: usize,
     /// Segments that were gone before they were read.
@@ -96,7 +96,7 @@ fn halves(word: u64) -> (u32, u32) {
 
 // === impl Position ===
 
-impl Position {
+impl RingPosition {
     /// As one word, of which the bytes of a segment need [`BYTES_BITS`]: the rest is for segments, and never runs out.
     #[must_use]
     pub fn to_word(self) -> u64 {
@@ -113,11 +113,11 @@ impl Position {
 
 // === impl Writer ===
 
-impl Writer {
+impl PlacementRingWriter {
     /// A ring of `pool` in which nothing is written.
     #[must_use]
     pub fn new(pool: &str) -> Self {
-        Self { pool: pool.into(), vm: 0, seat: 0, position: Position::default(), segment: Vec::new() }
+        Self { pool: pool.into(), vm: 0, seat: 0, position: RingPosition::default(), segment: Vec::new() }
     }
 
     /// The VM and its seat: where it writes from now on.
@@ -136,7 +136,7 @@ impl Writer {
 
     /// How far it is written.
     #[must_use]
-    pub fn position(&self) -> Position {
+    pub fn position(&self) -> RingPosition {
         self.position
     }
 
@@ -163,7 +163,7 @@ impl Writer {
         if !self.segment.is_empty() {
             self.position.bytes = u32::try_from(self.segment.len()).unwrap_or(u32::MAX);
             // One that the host does not take is a gap to the readers.
-            let _ = host.share(&key(&self.pool, self.seat, self.position.segment), &self.segment, Expect::Any);
+            let _ = host.share(&key(&self.pool, self.seat, self.position.segment), &self.segment, WriteCondition::Any);
         }
     }
 
@@ -176,25 +176,25 @@ impl Writer {
 
 // === impl Reader ===
 
-impl Reader {
+impl PlacementRingReader {
     /// Takes in what the VM `vm` at `seat` wrote since the last time, up to `end` and within the budget; a VM met for the first time, from its
     /// oldest segment on. `take` says how many blocks it cost. True when nothing was left.
     pub fn read<H: Host>(
         &mut self,
         host: &H,
         (pool, seat, vm): (&str, u16, u64),
-        end: Position,
-        budget: &mut Budget,
-        mut take: impl FnMut(Record<'_>) -> usize,
+        end: RingPosition,
+        budget: &mut ReadBudget,
+        mut take: impl FnMut(PlacementRecord<'_>) -> usize,
     ) -> bool {
         let oldest = end.segment.saturating_sub(SEGMENTS.saturating_sub(1)).max(1);
         if self.vm != vm {
-            *self = Self { vm, at: Position { segment: oldest, bytes: 0 }, met: end.segment };
+            *self = Self { vm, at: RingPosition { segment: oldest, bytes: 0 }, met: end.segment };
         }
         if self.at.segment < oldest {
             let gaps = oldest.saturating_sub(self.at.segment.max(self.met));
             budget.gaps = budget.gaps.saturating_add(u32::try_from(gaps).unwrap_or(u32::MAX));
-            self.at = Position { segment: oldest, bytes: 0 };
+            self.at = RingPosition { segment: oldest, bytes: 0 };
         }
         while self.at < end {
             if budget.blocks == 0 {
@@ -209,14 +209,20 @@ impl Reader {
             if self.at.segment >= end.segment {
                 self.at = self.at.max(end);
             } else {
-                self.at = Position { segment: self.at.segment.saturating_add(1), bytes: 0 };
+                self.at = RingPosition { segment: self.at.segment.saturating_add(1), bytes: 0 };
             }
         }
         true
     }
 
     /// Takes in what is new of a segment. False when the budget ended before it; `None` when it is not the one it should be.
-    fn segment<H: Host>(&mut self, host: &H, key: &str, budget: &mut Budget, take: &mut impl FnMut(Record<'_>) -> usize) -> Option<bool> {
+    fn segment<H: Host>(
+        &mut self,
+        host: &H,
+        key: &str,
+        budget: &mut ReadBudget,
+        take: &mut impl FnMut(PlacementRecord<'_>) -> usize,
+    ) -> Option<bool> {
         let shared = host.shared(key).ok()??;
         let ([vm, number], _) = words::split::<HEAD>(&shared.bytes)?;
         if (vm, number) != (self.vm, self.at.segment) {
@@ -235,7 +241,8 @@ impl Reader {
             let (body, tail) = tail.split_at_checked(count.checked_mul(WORD)?)?;
             blocks.clear();
             blocks.extend(body.as_chunks::<WORD>().0.iter().map(|word| u64::from_le_bytes(*word)));
-            let taken = take(Record { endpoint: endpoint(at)?, blocks: &blocks, new: blocks.get(known as usize..).unwrap_or_default() });
+            let taken =
+                take(PlacementRecord { endpoint: endpoint(at)?, blocks: &blocks, new: blocks.get(known as usize..).unwrap_or_default() });
             budget.blocks = budget.blocks.saturating_sub(taken.max(1));
             rest = tail;
             self.at.bytes = u32::try_from(shared.bytes.len().saturating_sub(rest.len())).ok()?;
@@ -257,20 +264,20 @@ mod tests {
         EndpointRef { slot: Slot(slot), incarnation: Incarnation(3) }
     }
 
-    fn writer() -> Writer {
-        let mut writer = Writer::new("p");
+    fn writer() -> PlacementRingWriter {
+        let mut writer = PlacementRingWriter::new("p");
         writer.sit(7, 2);
         writer
     }
 
-    fn tell(host: &FakeHost, writer: &mut Writer, slot: u16, blocks: &[u64]) {
+    fn tell(host: &FakeHost, writer: &mut PlacementRingWriter, slot: u16, blocks: &[u64]) {
         writer.append(host, at(slot), blocks, 0);
         writer.flush(host);
     }
 
     /// All that is new, with the gaps.
-    fn read(host: &FakeHost, reader: &mut Reader, end: Position, blocks: usize) -> (Vec<(u16, Vec<u64>)>, u32, bool) {
-        let (mut budget, mut read) = (Budget { blocks, gaps: 0 }, Vec::new());
+    fn read(host: &FakeHost, reader: &mut PlacementRingReader, end: RingPosition, blocks: usize) -> (Vec<(u16, Vec<u64>)>, u32, bool) {
+        let (mut budget, mut read) = (ReadBudget { blocks, gaps: 0 }, Vec::new());
         let all = reader.read(host, ("p", 2, 7), end, &mut budget, |record| {
             read.push((record.endpoint.slot.0, record.blocks.to_vec()));
             record.blocks.len()
@@ -280,7 +287,8 @@ mod tests {
 
     #[test]
     fn each_placement_is_read_once_by_each_reader() {
-        let (host, mut writer, mut one, mut two) = (FakeHost::new(), writer(), Reader::default(), Reader::default());
+        let (host, mut writer, mut one, mut two) =
+            (FakeHost::new(), writer(), PlacementRingReader::default(), PlacementRingReader::default());
         assert_eq!(read(&host, &mut one, writer.position(), PLENTY), (vec![], 0, true));
         tell(&host, &mut writer, 1, &[10, 11]);
         assert_eq!(read(&host, &mut one, writer.position(), PLENTY), (vec![(1, vec![10, 11])], 0, true));
@@ -294,7 +302,7 @@ mod tests {
 
     #[test]
     fn a_reader_that_is_too_slow_counts_what_it_lost_and_goes_on() {
-        let (host, mut writer, mut reader) = (FakeHost::new(), writer(), Reader::default());
+        let (host, mut writer, mut reader) = (FakeHost::new(), writer(), PlacementRingReader::default());
         tell(&host, &mut writer, 1, &[1]);
         read(&host, &mut reader, writer.position(), PLENTY);
         // Each fills more than half of a segment.
@@ -312,11 +320,11 @@ mod tests {
     /// A busy ring begins 2^32 segments within weeks.
     #[test]
     fn a_ring_is_read_on_beyond_any_number_that_32_bits_hold() {
-        let (host, mut writer, mut reader) = (FakeHost::new(), writer(), Reader::default());
+        let (host, mut writer, mut reader) = (FakeHost::new(), writer(), PlacementRingReader::default());
         writer.position.segment = u64::from(u32::MAX) - 3;
         for i in 0..9 {
             tell(&host, &mut writer, 2, &vec![i; 600]);
-            let told = Position::of_word(writer.position().to_word());
+            let told = RingPosition::of_word(writer.position().to_word());
             assert_eq!(told, writer.position());
             assert_eq!(read(&host, &mut reader, told, PLENTY), (vec![(2, vec![i; 600])], 0, true), "{told:?}");
         }
@@ -326,7 +334,7 @@ mod tests {
 
     #[test]
     fn what_was_overwritten_before_a_reader_came_is_no_loss_of_its_own() {
-        let (host, mut writer, mut reader) = (FakeHost::new(), writer(), Reader::default());
+        let (host, mut writer, mut reader) = (FakeHost::new(), writer(), PlacementRingReader::default());
         for i in 0..SEGMENTS + 9 {
             tell(&host, &mut writer, 2, &vec![i; 600]);
         }
@@ -341,7 +349,7 @@ mod tests {
 
     #[test]
     fn a_budget_ends_a_reading_between_two_records_and_the_next_goes_on_there() {
-        let (host, mut writer, mut reader) = (FakeHost::new(), writer(), Reader::default());
+        let (host, mut writer, mut reader) = (FakeHost::new(), writer(), PlacementRingReader::default());
         for i in 0..10 {
             tell(&host, &mut writer, 1, &[i; 100]);
         }
@@ -361,10 +369,10 @@ mod tests {
     #[test]
     fn what_was_known_before_is_told_apart_over_all_pieces() {
         for (known, new) in [(0, 2_500), (999, 1_501), (1_000, 1_500), (2_100, 400), (2_500, 0), (9_000, 0)] {
-            let (host, mut writer, mut reader) = (FakeHost::new(), writer(), Reader::default());
+            let (host, mut writer, mut reader) = (FakeHost::new(), writer(), PlacementRingReader::default());
             writer.append(&host, at(1), &vec![5; 2_500], known);
             writer.flush(&host);
-            let (mut budget, mut counts) = (Budget { blocks: PLENTY, gaps: 0 }, (0, 0));
+            let (mut budget, mut counts) = (ReadBudget { blocks: PLENTY, gaps: 0 }, (0, 0));
             reader.read(&host, ("p", 2, 7), writer.position(), &mut budget, |record| {
                 counts = (counts.0 + record.blocks.len(), counts.1 + record.new.len());
                 record.blocks.len()
@@ -375,17 +383,17 @@ mod tests {
 
     #[test]
     fn a_seat_with_a_new_owner_is_a_new_ring() {
-        let (host, mut old, mut reader) = (FakeHost::new(), writer(), Reader::default());
+        let (host, mut old, mut reader) = (FakeHost::new(), writer(), PlacementRingReader::default());
         for i in 0..5 {
             tell(&host, &mut old, 1, &vec![i; 900]);
         }
         read(&host, &mut reader, old.position(), PLENTY);
-        let mut new = Writer::new("p");
+        let mut new = PlacementRingWriter::new("p");
         new.sit(8, 2);
         new.append(&host, at(4), &[44], 0);
         new.flush(&host);
-        let (mut budget, mut read) = (Budget { blocks: PLENTY, gaps: 0 }, Vec::new());
-        let mut take = |record: Record<'_>| {
+        let (mut budget, mut read) = (ReadBudget { blocks: PLENTY, gaps: 0 }, Vec::new());
+        let mut take = |record: PlacementRecord<'_>| {
             read.push(record.endpoint.slot.0);
             record.blocks.len()
         };
@@ -395,9 +403,9 @@ mod tests {
 
     #[test]
     fn a_position_that_lies_costs_a_bounded_look() {
-        let (host, mut reader) = (FakeHost::new(), Reader::default());
+        let (host, mut reader) = (FakeHost::new(), PlacementRingReader::default());
         for word in [u64::MAX, u64::MAX << BYTES_BITS, 1 << BYTES_BITS | 9, 5 << BYTES_BITS | 5] {
-            let end = Position::of_word(word);
+            let end = RingPosition::of_word(word);
             let (got, gaps, all) = read(&host, &mut reader, end, PLENTY);
             assert_eq!((got.len(), u64::from(gaps) <= SEGMENTS, all), (0, true, true));
         }
@@ -407,7 +415,7 @@ mod tests {
         /// With room enough nothing is lost, cut or doubled, whatever the lengths.
         #[test]
         fn what_is_placed_is_read(chains in prop::collection::vec((0..1024_u16, prop::collection::vec(any::<u64>(), 1..3000)), 0..20)) {
-            let (host, mut writer, mut reader) = (FakeHost::new(), writer(), Reader::default());
+            let (host, mut writer, mut reader) = (FakeHost::new(), writer(), PlacementRingReader::default());
             let (mut told, mut heard) = (Vec::new(), Vec::new());
             for (slot, blocks) in chains {
                 tell(&host, &mut writer, slot, &blocks);
@@ -421,14 +429,14 @@ mod tests {
 
         #[test]
         fn any_bytes_in_a_segment_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..200), end: (u64, u32)) {
-            let (host, mut reader) = (FakeHost::new(), Reader::default());
+            let (host, mut reader) = (FakeHost::new(), PlacementRingReader::default());
             let good = words::write(&[7, 1], &bytes);
             for key in 0..SEGMENTS {
-                host.share(&super::key("p", 2, key), &good, Expect::Any).unwrap();
+                host.share(&super::key("p", 2, key), &good, WriteCondition::Any).unwrap();
             }
-            read(&host, &mut reader, Position { segment: end.0, bytes: end.1 }, PLENTY);
-            read(&host, &mut reader, Position::of_word(end.0), PLENTY);
-            read(&host, &mut reader, Position { segment: 2, bytes: 300 }, PLENTY);
+            read(&host, &mut reader, RingPosition { segment: end.0, bytes: end.1 }, PLENTY);
+            read(&host, &mut reader, RingPosition::of_word(end.0), PLENTY);
+            read(&host, &mut reader, RingPosition { segment: 2, bytes: 300 }, PLENTY);
         }
     }
 }

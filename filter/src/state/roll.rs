@@ -5,10 +5,10 @@
 //! and take the first seat that comes free. A row without a heartbeat for [`EXPIRY_MS`] is free; a VM that was stalled for so long finds another in its
 //! row and enrols again.
 
-use exchange::Time;
+use exchange::Timestamp;
 
 use super::words;
-use crate::host::{Expect, Host, Result};
+use crate::host::{Host, Result, WriteCondition};
 
 /// Seats of a process. Each worker thread has a VM, and the main thread; so many are twice those of 192 cores, as all of them may be replaced at once
 /// and the seats of those that are lost are free only after [`EXPIRY_MS`]. The table is 32 bytes a row, and each VM reads it every 100 ms.
@@ -29,11 +29,11 @@ const ROW: usize = 4;
 
 /// A VM's row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Row {
+pub struct VmEntry {
     /// Random identity; 0 is nobody.
     pub vm: u64,
     /// Its last heartbeat.
-    pub beat: Time,
+    pub beat: Timestamp,
     /// The queue that wakes it; 0 before it has one.
     pub queue: u32,
     /// Has it ever served a request?
@@ -42,16 +42,16 @@ pub struct Row {
 
 /// The table as last read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Roll {
-    rows: Vec<Row>,
+pub struct VmTable {
+    rows: Vec<VmEntry>,
 }
 
 // === impl Roll ===
 
-impl Roll {
+impl VmTable {
     /// Writes `row` where its VM is enrolled, or enrols it in the first free row. Its seat, if it has one, and the table as it is then; `None` when
     /// nothing was written, because others got in between each time or the proxy refused: what was there still is.
-    pub fn beat<H: Host>(host: &H, row: Row) -> Option<(Option<u16>, Self)> {
+    pub fn write_heartbeat<H: Host>(host: &H, row: VmEntry) -> Option<(Option<u16>, Self)> {
         for _ in 0..TRIES_MAX {
             let (mut roll, expect) = Self::load(host).ok()?;
             let seat = roll.place(row);
@@ -63,38 +63,38 @@ impl Roll {
     }
 
     /// The table as it is.
-    pub fn look<H: Host>(host: &H) -> Result<Self> {
+    pub fn read<H: Host>(host: &H) -> Result<Self> {
         Self::load(host).map(|(roll, _)| roll)
     }
 
     /// Everyone alive who has a seat, by seat.
-    pub fn alive(&self, now: Time) -> impl Iterator<Item = (u16, Row)> + '_ {
+    pub fn alive(&self, now: Timestamp) -> impl Iterator<Item = (u16, VmEntry)> + '_ {
         (0_u16..).zip(self.rows.iter().copied()).take(SEATS_MAX).filter(move |(_, row)| row.is_alive(now))
     }
 
     /// How many are alive and have no seat.
     #[must_use]
-    pub fn without_seat(&self, now: Time) -> usize {
+    pub fn without_seat(&self, now: Timestamp) -> usize {
         self.rows.iter().skip(SEATS_MAX).filter(|row| row.is_alive(now)).count()
     }
 
     /// Enrols a VM in this copy of the table.
     #[cfg(feature = "drill")]
-    pub fn enrol(&mut self, row: Row) {
+    pub fn insert(&mut self, row: VmEntry) {
         let _ = self.place(row);
     }
 
     /// Puts a VM at a seat of the shared table, whoever was there.
     #[cfg(test)]
-    pub fn seat(host: &crate::fake::FakeHost, slot: u16, row: Row) {
+    pub fn seat(host: &crate::fake::FakeHost, slot: u16, row: VmEntry) {
         let (mut roll, _) = Self::load(host).unwrap();
-        roll.rows.resize(roll.rows.len().max(usize::from(slot) + 1), Row::default());
+        roll.rows.resize(roll.rows.len().max(usize::from(slot) + 1), VmEntry::default());
         roll.rows[usize::from(slot)] = row;
-        host.share(KEY, &roll.to_bytes(), Expect::Any).unwrap();
+        host.share(KEY, &roll.to_bytes(), WriteCondition::Any).unwrap();
     }
 
     /// Puts `row` at its VM's seat, at a free seat, or else where it is known that it has none. Its seat.
-    fn place(&mut self, row: Row) -> Option<u16> {
+    fn place(&mut self, row: VmEntry) -> Option<u16> {
         let enrolled = self.rows.iter().position(|r| r.vm == row.vm);
         let seated = enrolled.filter(|at| *at < SEATS_MAX);
         let free = || self.rows.iter().position(|r| !r.is_alive(row.beat)).unwrap_or(self.rows.len());
@@ -103,19 +103,19 @@ impl Roll {
             return None;
         }
         if let Some(left) = enrolled.filter(|left| *left != at).and_then(|left| self.rows.get_mut(left)) {
-            *left = Row::default();
+            *left = VmEntry::default();
         }
         if at == self.rows.len() {
-            self.rows.push(Row::default());
+            self.rows.push(VmEntry::default());
         }
         *self.rows.get_mut(at)? = row;
         u16::try_from(at).ok().filter(|_| at < SEATS_MAX)
     }
 
-    fn load<H: Host>(host: &H) -> Result<(Self, Expect)> {
+    fn load<H: Host>(host: &H) -> Result<(Self, WriteCondition)> {
         Ok(match host.shared(KEY)? {
-            None => (Self::default(), Expect::Absent),
-            Some(shared) => (Self::from_bytes(&shared.bytes), Expect::Token(shared.token)),
+            None => (Self::default(), WriteCondition::Absent),
+            Some(shared) => (Self::from_bytes(&shared.bytes), WriteCondition::Token(shared.token)),
         })
     }
 
@@ -123,7 +123,7 @@ impl Roll {
         let (mut rows, mut rest) = (Vec::new(), bytes);
         while let Some(([vm, beat, queue, serves], tail)) = words::split::<ROW>(rest) {
             rest = tail;
-            rows.push(Row { vm, beat: Time(beat), queue: u32::try_from(queue).unwrap_or(0), serves: serves == 1 });
+            rows.push(VmEntry { vm, beat: Timestamp(beat), queue: u32::try_from(queue).unwrap_or(0), serves: serves == 1 });
         }
         rows.truncate(ROWS_MAX);
         Self { rows }
@@ -137,8 +137,8 @@ impl Roll {
 
 // === impl Row ===
 
-impl Row {
-    fn is_alive(&self, now: Time) -> bool {
+impl VmEntry {
+    fn is_alive(&self, now: Timestamp) -> bool {
         self.vm != 0 && now.ms_since(self.beat) < EXPIRY_MS
     }
 }
@@ -148,16 +148,16 @@ mod tests {
     use super::*;
     use crate::fake::FakeHost;
 
-    fn at(ms: u64) -> Time {
-        Time(0).plus_ms(1_000_000 + ms)
+    fn at(ms: u64) -> Timestamp {
+        Timestamp(0).plus_ms(1_000_000 + ms)
     }
 
-    fn row(vm: u64, ms: u64) -> Row {
-        Row { vm, beat: at(ms), queue: 7, serves: false }
+    fn row(vm: u64, ms: u64) -> VmEntry {
+        VmEntry { vm, beat: at(ms), queue: 7, serves: false }
     }
 
-    fn slot(host: &FakeHost, row: Row) -> Option<u16> {
-        Roll::beat(host, row).unwrap().0
+    fn slot(host: &FakeHost, row: VmEntry) -> Option<u16> {
+        VmTable::write_heartbeat(host, row).unwrap().0
     }
 
     #[test]
@@ -165,7 +165,7 @@ mod tests {
         let host = FakeHost::new();
         assert_eq!([1, 2, 3].map(|vm| slot(&host, row(vm, 0))), [Some(0), Some(1), Some(2)]);
         assert_eq!(slot(&host, row(2, 1_000)), Some(1));
-        let roll = Roll::beat(&host, row(1, 5_500)).unwrap().1;
+        let roll = VmTable::write_heartbeat(&host, row(1, 5_500)).unwrap().1;
         assert_eq!(roll.alive(at(5_500)).map(|(s, r)| (s, r.vm)).collect::<Vec<_>>(), [(0, 1), (1, 2)]);
     }
 
@@ -194,7 +194,7 @@ mod tests {
         for vm in 1..=2 * 193 {
             assert_eq!(slot(&host, row(vm, 0)).map(u64::from), Some(vm - 1));
         }
-        let roll = Roll::look(&host).unwrap();
+        let roll = VmTable::read(&host).unwrap();
         assert_eq!((roll.alive(at(0)).count(), roll.without_seat(at(0))), (2 * 193, 0));
         // The dead are forgotten: those that come next sit where they were.
         assert_eq!(slot(&host, row(1_000, EXPIRY_MS)), Some(0));
@@ -209,7 +209,7 @@ mod tests {
         }
         assert_eq!([901, 902].map(|vm| slot(&host, row(vm, 0))), [None, None]);
         assert_eq!(slot(&host, row(5, 10)), Some(4), "who sits goes on to");
-        let roll = Roll::look(&host).unwrap();
+        let roll = VmTable::read(&host).unwrap();
         assert_eq!((roll.alive(at(10)).count(), roll.without_seat(at(10))), (SEATS_MAX, 2));
         // VM 7 falls silent; all others do not.
         for vm in (1..=last).filter(|vm| *vm != 7) {
@@ -217,7 +217,7 @@ mod tests {
         }
         assert_eq!([901, 902].map(|vm| slot(&host, row(vm, 4_000))), [None, None]);
         assert_eq!([902, 901].map(|vm| slot(&host, row(vm, 5_000))), [Some(6), None]);
-        let roll = Roll::look(&host).unwrap();
+        let roll = VmTable::read(&host).unwrap();
         assert_eq!((roll.alive(at(5_000)).count(), roll.without_seat(at(5_000))), (SEATS_MAX, 1));
     }
 
@@ -227,7 +227,7 @@ mod tests {
         for vm in 1..=ROWS_MAX as u64 + 10 {
             slot(&host, row(vm, 0));
         }
-        let roll = Roll::look(&host).unwrap();
+        let roll = VmTable::read(&host).unwrap();
         assert_eq!((roll.rows.len(), roll.without_seat(at(0))), (ROWS_MAX, ROWS_MAX - SEATS_MAX));
     }
 
@@ -235,15 +235,15 @@ mod tests {
     fn a_heartbeat_that_others_are_in_the_way_of_says_so() {
         let host = FakeHost::new();
         slot(&host, row(1, 0));
-        host.fail(&[crate::fake::Call::Share]);
-        assert_eq!(Roll::beat(&host, row(1, 1_000)), None);
+        host.fail(&[crate::fake::FakeCall::Share]);
+        assert_eq!(VmTable::write_heartbeat(&host, row(1, 1_000)), None);
     }
 
     #[test]
     fn garbage_in_the_table_is_survived() {
         let host = FakeHost::new();
-        host.share(KEY, &[0xff; 100_001], Expect::Any).unwrap();
-        let (_, roll) = Roll::beat(&host, row(1, 0)).unwrap();
+        host.share(KEY, &[0xff; 100_001], WriteCondition::Any).unwrap();
+        let (_, roll) = VmTable::write_heartbeat(&host, row(1, 0)).unwrap();
         assert!(roll.rows.len() <= ROWS_MAX);
     }
 }

@@ -10,13 +10,13 @@
 //! atomics of the process: a hundred endpoints with two numbers each are 15 µs of gauges to read, and a VM that traps would leave its share
 //! in them for ever.
 
-use exchange::{Pool, Time};
-use pool_state::{Ejection, OwnRow, PeerRow, RowHead};
+use exchange::{ManagedPool, Timestamp};
+use pool_state::{Ejection, LoadReportHead, OwnLoadReport, PeerLoadReport};
 use proto::{placements, state};
 
-use super::ring::{Budget, Position, Reader, Writer};
-use super::roll::Roll;
-use crate::host::{Expect, Host};
+use super::ring::{PlacementRingReader, PlacementRingWriter, ReadBudget, RingPosition};
+use super::roll::VmTable;
+use crate::host::{Host, WriteCondition};
 
 /// A row that was not written again for this long counts nothing: ten ticks, at each of which a VM that has anything outstanding writes. So a
 /// VM that trapped with streams open leaves nothing behind.
@@ -43,7 +43,7 @@ const BLOCKS_AT_TICK: usize = 65_536;
 
 /// When something is shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moment {
+pub enum SharingOccasion {
     /// A request waits for its decision.
     Pick,
     /// A response goes by, or has ended: nobody waits for a decision.
@@ -54,18 +54,18 @@ pub enum Moment {
 
 /// This VM among the others.
 #[derive(Clone, Copy, Debug)]
-pub struct Me<'a> {
+pub struct VmContext<'a> {
     /// Its identity.
     pub vm: u64,
     /// Its seat.
     pub seat: u16,
     /// All VMs.
-    pub roll: &'a Roll,
+    pub roll: &'a VmTable,
 }
 
 /// What the row of all other proxies says of them in place of a ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Outside {
+struct RemotePeers {
     /// Proxies of the pool, this one included.
     proxies: u32,
     /// How many others have told anything of late.
@@ -76,48 +76,48 @@ struct Outside {
 
 /// One pool's share of it.
 #[derive(Debug)]
-pub struct Sharing {
+pub struct LoadSharing {
     pool: Box<str>,
     /// The seat this VM writes at, and the key of its row.
     own: Option<(u16, String)>,
     /// By seat.
-    peers: Vec<Peer>,
+    peers: Vec<PeerVm>,
     /// The other proxies together, by the word of the VM that leads.
-    outside: Peer,
-    ring: Writer,
-    told_ring: Position,
-    row: OwnRow,
+    outside: PeerVm,
+    ring: PlacementRingWriter,
+    published_ring: RingPosition,
+    row: OwnLoadReport,
     /// The pool's changes that were told, and when.
-    told: Option<(u64, Time)>,
+    published: Option<(u64, Timestamp)>,
     /// How many others pick.
     picking: u64,
-    rows_at: Option<Time>,
-    slow_rows_at: Option<Time>,
-    rings_at: Option<Time>,
+    rows_at: Option<Timestamp>,
+    slow_rows_at: Option<Timestamp>,
+    rings_at: Option<Timestamp>,
     /// When something of a ring was last found to be lost.
-    lost_at: Option<Time>,
+    lost_at: Option<Timestamp>,
     /// Is the sum of the others that of the rows last seen, and of the roster in force?
     summed: bool,
 }
 
 /// Another VM.
 #[derive(Debug)]
-struct Peer {
+struct PeerVm {
     key: String,
     /// Of the last write seen.
     token: Option<u32>,
-    row: PeerRow,
+    row: PeerLoadReport,
     /// Who has the seat; 0 when nobody does.
     vm: u64,
     /// Does it pick, as far as it is known?
     serves: bool,
     expiry_ms: u64,
-    ring: Reader,
+    ring: PlacementRingReader,
 }
 
 // === impl Sharing ===
 
-impl Sharing {
+impl LoadSharing {
     /// Of `pool`, which is a name from the filter's configuration: a fixed set.
     #[must_use]
     pub fn new(pool: &str) -> Self {
@@ -125,15 +125,15 @@ impl Sharing {
             pool: pool.into(),
             own: None,
             peers: Vec::new(),
-            outside: Peer {
-                vm: RowHead::OUTSIDE,
+            outside: PeerVm {
+                vm: LoadReportHead::OUTSIDE,
                 expiry_ms: proto::SHARE_EXPIRY_MS,
-                ..Peer::new(format!("switchpoint/1/pool/{pool}/row/outside"))
+                ..PeerVm::new(format!("switchpoint/1/pool/{pool}/row/outside"))
             },
-            ring: Writer::new(pool),
-            told_ring: Position::default(),
-            row: OwnRow::default(),
-            told: None,
+            ring: PlacementRingWriter::new(pool),
+            published_ring: RingPosition::default(),
+            row: OwnLoadReport::default(),
+            published: None,
             picking: 0,
             rows_at: None,
             slow_rows_at: None,
@@ -149,39 +149,39 @@ impl Sharing {
     }
 
     /// Tells the others what changed here since the last time. At a tick also what did not, so that it goes on to count.
-    pub fn tell<H: Host>(&mut self, host: &H, me: Me<'_>, pool: &mut Pool, now: Time, moment: Moment) {
+    pub fn publish<H: Host>(&mut self, host: &H, me: VmContext<'_>, pool: &mut ManagedPool, now: Timestamp, moment: SharingOccasion) {
         let changes = pool.changes();
-        let news = match self.told {
+        let news = match self.published {
             None => changes > 0,
-            Some((told, _)) => told != changes || (moment == Moment::Tick && !self.row.is_idle()),
+            Some((told, _)) => told != changes || (moment == SharingOccasion::Tick && !self.row.is_idle()),
         };
-        if !news && self.told_ring == self.ring.position() {
+        if !news && self.published_ring == self.ring.position() {
             return;
         }
-        self.sit(me);
+        self.set_vm_slot(me);
         for placement in pool.take_placements() {
             self.ring.append(host, placement.endpoint, &placement.blocks, placement.known);
         }
         self.ring.flush(host);
         if let Some((_, key)) = &self.own {
-            let head = RowHead { vm: me.vm, written: now, ring: self.ring.position().to_word() };
+            let head = LoadReportHead { vm: me.vm, written: now, ring: self.ring.position().to_word() };
             // What the host does not take is told with the next change, or the next tick.
-            let told = host.share(key, pool.write_row(&mut self.row, head), Expect::Any).is_ok();
-            self.told = told.then_some((changes, now)).or(self.told);
-            self.told_ring = self.ring.position();
+            let told = host.share(key, pool.write_load_report(&mut self.row, head), WriteCondition::Any).is_ok();
+            self.published = told.then_some((changes, now)).or(self.published);
+            self.published_ring = self.ring.position();
         }
     }
 
-    /// Passes on to all VMs what the other proxies told, and after how long it comes; [`Self::tell`] must follow. Only the VM that leads does.
-    pub fn pass_on<H: Host>(&mut self, host: &H, me: Me<'_>, peers: state::Peers, delay_us: u32, now: Time) {
+    /// Passes on to all VMs what the other proxies told, and after how long it comes; [`Self::publish`] must follow. Only the VM that leads does.
+    pub fn forward_peers<H: Host>(&mut self, host: &H, me: VmContext<'_>, peers: state::PeerLoad, delay_us: u32, now: Timestamp) {
         let mut row = peers.row;
-        let outside = Outside { proxies: peers.proxies, active: peers.active, delay_us };
+        let outside = RemotePeers { proxies: peers.proxies, active: peers.active, delay_us };
         // In place of a ring.
-        if (RowHead { vm: RowHead::OUTSIDE, written: now, ring: outside.to_word() }).receive(&mut row) {
+        if (LoadReportHead { vm: LoadReportHead::OUTSIDE, written: now, ring: outside.to_word() }).receive(&mut row) {
             // One that is not taken is told again in a few ms.
-            let _ = host.share(&self.outside.key, &row, Expect::Any);
+            let _ = host.share(&self.outside.key, &row, WriteCondition::Any);
         }
-        self.sit(me);
+        self.set_vm_slot(me);
         for (endpoint, blocks) in placements::each(&peers.placements) {
             // All of it known: it came from outside and does not go there again.
             self.ring.append(host, endpoint, &blocks, u32::MAX);
@@ -192,66 +192,74 @@ impl Sharing {
     /// Do others pick whose placements are not known here? Another proxy, and long ago it was when it told anything, and when the daemon told of
     /// endpoints, which was last at `heard`; or whoever wrote a ring of which something was lost of late.
     #[must_use]
-    pub fn is_out_of_touch(&self, heard: Option<Time>, now: Time) -> bool {
-        let long_since = |at: Option<Time>| at.is_none_or(|at| now.ms_since(at) >= proto::SHARE_EXPIRY_MS);
+    pub fn are_peers_unreachable(&self, heard: Option<Timestamp>, now: Timestamp) -> bool {
+        let long_since = |at: Option<Timestamp>| at.is_none_or(|at| now.ms_since(at) >= proto::SHARE_EXPIRY_MS);
         let told = self.outside.row.head().written;
-        (self.others().proxies > 1 && long_since(heard) && long_since(Some(told))) || !long_since(self.lost_at)
+        (self.remote_peers().proxies > 1 && long_since(heard) && long_since(Some(told))) || !long_since(self.lost_at)
     }
 
     /// The rows of the other VMs of this process, as last read.
-    pub fn rows(&self) -> impl Iterator<Item = &PeerRow> {
+    pub fn rows(&self) -> impl Iterator<Item = &PeerLoadReport> {
         self.peers.iter().map(|peer| &peer.row)
     }
 
     /// How far the rings of all VMs are, this one's too: the seat, the VM, the position.
-    pub fn rings(&self) -> impl Iterator<Item = (u16, u64, Position)> + '_ {
-        let ring = |(seat, peer): (u16, &Peer)| (seat, peer.vm, Position::of_word(peer.row.head().ring));
+    pub fn rings(&self) -> impl Iterator<Item = (u16, u64, RingPosition)> + '_ {
+        let ring = |(seat, peer): (u16, &PeerVm)| (seat, peer.vm, RingPosition::of_word(peer.row.head().ring));
         let own = self.own.as_ref().map(|(seat, _)| (*seat, self.ring.vm(), self.ring.position()));
-        (0_u16..).zip(&self.peers).filter(|(_, peer)| peer.is_seated()).map(ring).chain(own)
+        (0_u16..).zip(&self.peers).filter(|(_, peer)| peer.has_vm_slot()).map(ring).chain(own)
     }
 
     /// What is known of the other proxies.
-    fn others(&self) -> Outside {
-        Outside::of_word(self.outside.row.head().ring)
+    fn remote_peers(&self) -> RemotePeers {
+        RemotePeers::of_word(self.outside.row.head().ring)
     }
 
     /// Takes in what the others told, as far as it is due. Returns how much of their rings was lost.
-    pub fn hear<H: Host>(&mut self, host: &H, me: Me<'_>, pool: &mut Pool, now: Time, moment: Moment) -> u32 {
-        let due = |at: Option<Time>, ms: u64| moment == Moment::Tick || at.is_none_or(|at| now.ms_since(at) >= ms);
+    pub fn receive<H: Host>(
+        &mut self,
+        host: &H,
+        me: VmContext<'_>,
+        pool: &mut ManagedPool,
+        now: Timestamp,
+        moment: SharingOccasion,
+    ) -> u32 {
+        let due = |at: Option<Timestamp>, ms: u64| moment == SharingOccasion::Tick || at.is_none_or(|at| now.ms_since(at) >= ms);
         let spread_ms = self.picking / ROWS_A_MS;
-        let (rows_ms, rings_ms) = if moment == Moment::Pick { (ROWS_MS, RINGS_AT_PICK_MS) } else { (ROWS_AT_END_MS, RINGS_AT_END_MS) };
+        let (rows_ms, rings_ms) =
+            if moment == SharingOccasion::Pick { (ROWS_MS, RINGS_AT_PICK_MS) } else { (ROWS_AT_END_MS, RINGS_AT_END_MS) };
         let rings = due(self.rings_at, rings_ms.max(spread_ms)) && pool.prefixes().bytes() > 0;
         if rings || due(self.rows_at, rows_ms.max(spread_ms)) {
             self.rows_at = Some(now);
             // With nobody outside, only the end of that is to be noticed.
-            let slow_ms = if self.others().proxies > 1 { SLOW_ROWS_MS } else { RINGS_AT_PICK_MS };
+            let slow_ms = if self.remote_peers().proxies > 1 { SLOW_ROWS_MS } else { RINGS_AT_PICK_MS };
             let slow = rings || due(self.slow_rows_at, slow_ms) || !self.summed;
             if slow {
                 self.slow_rows_at = Some(now);
             }
-            self.hear_rows(host, me, pool, now, slow);
+            self.receive_load_reports(host, me, pool, now, slow);
         }
-        if rings { self.hear_rings(host, pool, now, moment) } else { 0 }
+        if rings { self.receive_placements(host, pool, now, moment) } else { 0 }
     }
 
     /// This VM shares nothing any more, or has no seat: nobody else counts here.
     #[cold]
-    pub fn hear_no_more(&mut self, pool: &mut Pool) {
+    pub fn forget_peers(&mut self, pool: &mut ManagedPool) {
         if self.rows_at.take().is_some() {
             self.summed = false;
-            pool.count_anew([]);
-            pool.stand_for(0, 0, Time(0));
-            pool.set_out_of_touch(false);
+            pool.recount_load_reports([]);
+            pool.estimate_peer_picks(0, 0, Timestamp(0));
+            pool.set_peers_unreachable(false);
         }
     }
 
     /// As if nothing had been told or heard for long, for measurements.
     #[cfg(feature = "drill")]
-    pub fn begin_anew(&mut self) {
-        (self.told, self.rows_at, self.slow_rows_at, self.rings_at) = (None, None, self.slow_rows_at, None);
+    pub fn reset(&mut self) {
+        (self.published, self.rows_at, self.slow_rows_at, self.rings_at) = (None, None, self.slow_rows_at, None);
     }
 
-    fn sit(&mut self, me: Me<'_>) {
+    fn set_vm_slot(&mut self, me: VmContext<'_>) {
         if self.own.as_ref().is_none_or(|(seat, _)| *seat != me.seat) {
             self.own = Some((me.seat, key(&self.pool, me.seat)));
         }
@@ -259,7 +267,7 @@ impl Sharing {
     }
 
     /// Reads the rows of those that pick; of all others too, when that is due.
-    fn hear_rows<H: Host>(&mut self, host: &H, me: Me<'_>, pool: &mut Pool, now: Time, slow: bool) {
+    fn receive_load_reports<H: Host>(&mut self, host: &H, me: VmContext<'_>, pool: &mut ManagedPool, now: Timestamp, slow: bool) {
         for peer in &mut self.peers {
             peer.vm = 0;
         }
@@ -267,7 +275,7 @@ impl Sharing {
         for (seat, row) in me.roll.alive(now).filter(|(_, row)| row.vm != me.vm) {
             while self.peers.len() <= usize::from(seat) {
                 let seat = u16::try_from(self.peers.len()).unwrap_or(u16::MAX);
-                self.peers.push(Peer::new(key(&self.pool, seat)));
+                self.peers.push(PeerVm::new(key(&self.pool, seat)));
             }
             self.picking = self.picking.saturating_add(u64::from(row.serves));
             if let Some(peer) = self.peers.get_mut(usize::from(seat)) {
@@ -276,31 +284,31 @@ impl Sharing {
         }
         let mut slos = false;
         for peer in self.peers.iter_mut().chain([&mut self.outside]) {
-            slos |= peer.hear(host, pool, now, slow);
+            slos |= peer.receive(host, pool, now, slow);
         }
-        let outside = self.others();
+        let outside = self.remote_peers();
         let stands_for = if self.outside.counts(now) { outside.active } else { 0 };
-        pool.stand_for(stands_for, u64::from(outside.delay_us), now);
+        pool.estimate_peer_picks(stands_for, u64::from(outside.delay_us), now);
         let rows = self.peers.iter().chain([&self.outside]).map(|peer| &peer.row);
         if !std::mem::replace(&mut self.summed, true) {
-            pool.count_anew(rows);
+            pool.recount_load_reports(rows);
         } else if slos {
-            pool.put_slos_together(rows);
+            pool.recompute_peer_slos(rows);
         }
     }
 
-    fn hear_rings<H: Host>(&mut self, host: &H, pool: &mut Pool, now: Time, moment: Moment) -> u32 {
+    fn receive_placements<H: Host>(&mut self, host: &H, pool: &mut ManagedPool, now: Timestamp, moment: SharingOccasion) -> u32 {
         let blocks = match moment {
-            Moment::Pick => BLOCKS_AT_PICK,
-            Moment::End => BLOCKS_AT_END,
-            Moment::Tick => BLOCKS_AT_TICK,
+            SharingOccasion::Pick => BLOCKS_AT_PICK,
+            SharingOccasion::End => BLOCKS_AT_END,
+            SharingOccasion::Tick => BLOCKS_AT_TICK,
         };
-        let (mut budget, mut all) = (Budget { blocks, gaps: 0 }, true);
+        let (mut budget, mut all) = (ReadBudget { blocks, gaps: 0 }, true);
         for (seat, peer) in (0_u16..).zip(&mut self.peers) {
-            if peer.is_seated() {
-                let end = Position::of_word(peer.row.head().ring);
+            if peer.has_vm_slot() {
+                let end = RingPosition::of_word(peer.row.head().ring);
                 all &= peer.ring.read(host, (&self.pool, seat, peer.vm), end, &mut budget, |record| {
-                    pool.placed(record.endpoint, record.blocks, now);
+                    pool.record_peer_placement(record.endpoint, record.blocks, now);
                     record.blocks.len()
                 });
             }
@@ -322,7 +330,7 @@ fn key(pool: &str, seat: u16) -> String {
 
 // === impl Outside ===
 
-impl Outside {
+impl RemotePeers {
     fn to_word(self) -> u64 {
         let short = |count: u32| u64::from(count.min(0xffff));
         short(self.proxies) | short(self.active) << 16 | u64::from(self.delay_us) << 32
@@ -337,37 +345,45 @@ impl Outside {
 
 // === impl Peer ===
 
-impl Peer {
+impl PeerVm {
     fn new(key: String) -> Self {
-        Self { key, token: None, row: PeerRow::default(), vm: 0, serves: false, expiry_ms: ROW_EXPIRY_MS, ring: Reader::default() }
+        Self {
+            key,
+            token: None,
+            row: PeerLoadReport::default(),
+            vm: 0,
+            serves: false,
+            expiry_ms: ROW_EXPIRY_MS,
+            ring: PlacementRingReader::default(),
+        }
     }
 
     /// Is the row that of the VM that has the seat?
-    fn is_seated(&self) -> bool {
+    fn has_vm_slot(&self) -> bool {
         self.vm != 0 && self.row.head().vm == self.vm
     }
 
-    fn counts(&self, now: Time) -> bool {
-        self.is_seated() && now.ms_since(self.row.head().written) < self.expiry_ms
+    fn counts(&self, now: Timestamp) -> bool {
+        self.has_vm_slot() && now.ms_since(self.row.head().written) < self.expiry_ms
     }
 
     /// Takes in the row if it was written since the last look; of one that has little to say, when it is its turn. Says whether SLOs are to be put
     /// together anew.
-    fn hear<H: Host>(&mut self, host: &H, pool: &mut Pool, now: Time, slow: bool) -> bool {
-        let little = self.vm == RowHead::OUTSIDE || (!self.serves && self.token.is_some() && self.row.is_idle());
+    fn receive<H: Host>(&mut self, host: &H, pool: &mut ManagedPool, now: Timestamp, slow: bool) -> bool {
+        let little = self.vm == LoadReportHead::OUTSIDE || (!self.serves && self.token.is_some() && self.row.is_idle());
         let shared = if self.vm == 0 || (little && !slow) { None } else { host.shared(&self.key).ok().flatten() };
         let mut slos = false;
         if let Some(shared) = shared.filter(|shared| self.token != Some(shared.token)) {
             self.token = Some(shared.token);
             let counts = self.row.counts();
-            slos = pool.read_row(&mut self.row, shared.bytes, counts);
-            if self.is_seated() {
-                let outside = self.vm == RowHead::OUTSIDE;
-                self.row.ejections().for_each(|told| pool.learn(Ejection { outside: told.outside || outside, ..told }, now));
+            slos = pool.read_load_report(&mut self.row, shared.bytes, counts);
+            if self.has_vm_slot() {
+                let outside = self.vm == LoadReportHead::OUTSIDE;
+                self.row.ejections().for_each(|told| pool.learn_ejection(Ejection { outside: told.outside || outside, ..told }, now));
             }
         }
         let counts = self.counts(now);
-        pool.count_row(&mut self.row, counts) | slos
+        pool.count_load_report(&mut self.row, counts) | slos
     }
 }
 

@@ -14,9 +14,9 @@ use std::fmt;
 use prost::Message;
 use proto::{MESSAGE_BYTES_MAX, frames};
 
-use crate::config::{StateConfig, Transport};
-use crate::host::{Buffer, Host, HostError, Map, Result};
-use crate::pairs::Pairs;
+use crate::config::{StateConfig, StateTransport};
+use crate::host::{BodyBuffer, HeaderMap, Host, HostError, Result};
+use crate::pairs::HeaderPairs;
 
 /// What the proxy takes off the stream at most, in bytes: the wire's limit and a little. The little makes each byte of the number's encoding
 /// part of valid UTF-8 (E1 80 80 02), which the SDK asks of a serialized message.
@@ -31,24 +31,24 @@ const SESSION: &str = "x-switchpoint-session";
 
 /// An open connection.
 #[derive(Debug)]
-pub enum Wire {
+pub enum StateConnection {
     /// A gRPC stream.
-    Stream(Stream),
+    Stream(GrpcStream),
     /// HTTP calls.
-    Calls(Calls),
+    Calls(HttpCalls),
 }
 
 /// A gRPC stream.
 #[derive(Debug)]
-pub struct Stream {
+pub struct GrpcStream {
     number: u32,
     /// Bytes sent since the daemon last spoke. The proxy holds those that the daemon does not take, and does not say how many they are.
-    unheard: usize,
+    unacknowledged_bytes: usize,
 }
 
 /// Why a connection is of no more use.
 #[derive(Debug)]
-pub enum Broken {
+pub enum ConnectionFailure {
     /// The proxy refuses what it needs.
     Refused(HostError),
     /// The daemon takes less than it is told.
@@ -57,19 +57,19 @@ pub enum Broken {
 
 /// Calls that stand for a stream.
 #[derive(Debug)]
-pub struct Calls {
+pub struct HttpCalls {
     session: String,
     /// Messages not told yet, framed.
     outbox: Vec<u8>,
-    tell: Option<u32>,
-    hear: Option<u32>,
+    send_call: Option<u32>,
+    receive_call: Option<u32>,
     /// The daemon knows of the connection.
     known: bool,
 }
 
 /// The answer to a call; none by default.
 #[derive(Debug, Default)]
-pub struct Answer {
+pub struct CallResponse {
     /// `:status`; nothing when there was no answer.
     pub status: Option<Vec<u8>>,
     /// Its body.
@@ -78,19 +78,19 @@ pub struct Answer {
 
 // === impl Wire ===
 
-impl Wire {
+impl StateConnection {
     /// Opens a connection. Over calls, what is sent first goes out with the first of them.
     pub fn open<H: Host>(host: &H, config: &StateConfig) -> Result<Self> {
         match config.transport {
-            Transport::Grpc => host
+            StateTransport::Grpc => host
                 .stream_open(&service(config), "switchpoint.state.v1.StateService", "Stream")
-                .map(|number| Self::Stream(Stream { number, unheard: 0 })),
-            Transport::Http => Ok(Self::Calls(Calls::new(host.entropy()))),
+                .map(|number| Self::Stream(GrpcStream { number, unacknowledged_bytes: 0 })),
+            StateTransport::Http => Ok(Self::Calls(HttpCalls::new(host.entropy()))),
         }
     }
 
     /// Sends a message; after an error the connection is of no more use.
-    pub fn send<H: Host>(&mut self, host: &H, config: &StateConfig, message: &[u8]) -> Result<(), Broken> {
+    pub fn send<H: Host>(&mut self, host: &H, config: &StateConfig, message: &[u8]) -> Result<(), ConnectionFailure> {
         match self {
             Self::Stream(stream) => stream.send(host, message),
             Self::Calls(calls) => calls.send(host, config, message),
@@ -98,14 +98,14 @@ impl Wire {
     }
 
     /// A message came.
-    pub fn heard(&mut self) {
+    pub fn record_received(&mut self) {
         if let Self::Stream(stream) = self {
-            stream.unheard = 0;
+            stream.unacknowledged_bytes = 0;
         }
     }
 
     /// Makes the call that is due, if any.
-    pub fn drive<H: Host>(&mut self, host: &H, config: &StateConfig) -> Result<(), Broken> {
+    pub fn drive<H: Host>(&mut self, host: &H, config: &StateConfig) -> Result<(), ConnectionFailure> {
         match self {
             Self::Stream(_) => Ok(()),
             Self::Calls(calls) => calls.drive(host, config),
@@ -125,9 +125,9 @@ impl Wire {
     }
 
     /// The calls, if one of them is `call`.
-    pub fn calls_with(&mut self, call: u32) -> Option<&mut Calls> {
+    pub fn calls_with(&mut self, call: u32) -> Option<&mut HttpCalls> {
         match self {
-            Self::Calls(calls) if calls.tell == Some(call) || calls.hear == Some(call) => Some(calls),
+            Self::Calls(calls) if calls.send_call == Some(call) || calls.receive_call == Some(call) => Some(calls),
             _ => None,
         }
     }
@@ -135,11 +135,11 @@ impl Wire {
 
 // === impl Stream ===
 
-impl Stream {
-    fn send<H: Host>(&mut self, host: &H, message: &[u8]) -> Result<(), Broken> {
-        self.unheard = self.unheard.saturating_add(message.len());
-        if self.unheard > WAITING_BYTES_MAX {
-            return Err(Broken::Full);
+impl GrpcStream {
+    fn send<H: Host>(&mut self, host: &H, message: &[u8]) -> Result<(), ConnectionFailure> {
+        self.unacknowledged_bytes = self.unacknowledged_bytes.saturating_add(message.len());
+        if self.unacknowledged_bytes > WAITING_BYTES_MAX {
+            return Err(ConnectionFailure::Full);
         }
         // A stream that is gone says so in a callback of its own.
         host.stream_send(self.number, message).or(Ok(()))
@@ -148,13 +148,13 @@ impl Stream {
 
 // === impl Broken ===
 
-impl From<HostError> for Broken {
+impl From<HostError> for ConnectionFailure {
     fn from(error: HostError) -> Self {
         Self::Refused(error)
     }
 }
 
-impl fmt::Display for Broken {
+impl fmt::Display for ConnectionFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Refused(error) => write!(f, "its cluster is not to be had: {error}"),
@@ -165,12 +165,12 @@ impl fmt::Display for Broken {
 
 // === impl Answer ===
 
-impl Answer {
+impl CallResponse {
     /// Reads the answer of the current callback.
     pub fn read<H: Host>(host: &H, size: usize) -> Self {
-        let headers = host.headers(Map::Answer).unwrap_or_default();
-        let status = Pairs::new(&headers).find(|(name, _)| *name == b":status").map(|(_, value)| value.to_vec());
-        match host.buffer(Buffer::Answer, size) {
+        let headers = host.headers(HeaderMap::Answer).unwrap_or_default();
+        let status = HeaderPairs::new(&headers).find(|(name, _)| *name == b":status").map(|(_, value)| value.to_vec());
+        match host.buffer(BodyBuffer::Answer, size) {
             Ok(body) => Self { status, body },
             Err(_) => Self::default(),
         }
@@ -179,27 +179,27 @@ impl Answer {
 
 // === impl Calls ===
 
-impl Calls {
+impl HttpCalls {
     fn new(session: u64) -> Self {
-        Self { session: format!("{session:016x}"), outbox: Vec::new(), tell: None, hear: None, known: false }
+        Self { session: format!("{session:016x}"), outbox: Vec::new(), send_call: None, receive_call: None, known: false }
     }
 
-    fn send<H: Host>(&mut self, host: &H, config: &StateConfig, message: &[u8]) -> Result<(), Broken> {
+    fn send<H: Host>(&mut self, host: &H, config: &StateConfig, message: &[u8]) -> Result<(), ConnectionFailure> {
         if self.outbox.len().saturating_add(message.len()) > WAITING_BYTES_MAX {
-            return Err(Broken::Full);
+            return Err(ConnectionFailure::Full);
         }
         frames::push(&mut self.outbox, message);
         self.drive(host, config)
     }
 
-    fn drive<H: Host>(&mut self, host: &H, config: &StateConfig) -> Result<(), Broken> {
-        if self.tell.is_none() && !self.outbox.is_empty() {
+    fn drive<H: Host>(&mut self, host: &H, config: &StateConfig) -> Result<(), ConnectionFailure> {
+        if self.send_call.is_none() && !self.outbox.is_empty() {
             let (body, rest) = first_call(&self.outbox);
-            self.tell = Some(self.call(host, config, "/switchpoint/state/tell", body)?);
+            self.send_call = Some(self.call(host, config, "/switchpoint/state/tell", body)?);
             self.outbox = rest.to_vec();
         }
-        if self.hear.is_none() && self.known {
-            self.hear = Some(self.call(host, config, "/switchpoint/state/hear", &[])?);
+        if self.receive_call.is_none() && self.known {
+            self.receive_call = Some(self.call(host, config, "/switchpoint/state/hear", &[])?);
         }
         Ok(())
     }
@@ -211,9 +211,9 @@ impl Calls {
     }
 
     /// Takes the answer to `call`: the messages in it, framed, and whether the next call may be made at once; or why the connection is over.
-    pub fn answered(&mut self, call: u32, answer: Answer) -> Result<(Vec<u8>, bool), String> {
-        let told = self.tell == Some(call);
-        let place = if told { &mut self.tell } else { &mut self.hear };
+    pub fn take_response(&mut self, call: u32, answer: CallResponse) -> Result<(Vec<u8>, bool), String> {
+        let told = self.send_call == Some(call);
+        let place = if told { &mut self.send_call } else { &mut self.receive_call };
         *place = None;
         match answer.status.as_deref() {
             Some(b"200") => {}

@@ -5,7 +5,7 @@
 
 use scheduler::EndpointRef;
 
-use crate::time::Time;
+use crate::time::Timestamp;
 
 /// Kinds of requests told apart; beyond, the least recently accepted go. A pool serves a few models, to some clients at a time.
 const KINDS_MAX: usize = 256;
@@ -15,22 +15,22 @@ const LATELY_MS: u64 = 60_000;
 
 /// Kinds of requests, each with the last two endpoints that accepted it.
 #[derive(Debug, Default)]
-pub(super) struct Accepted {
-    rows: Vec<Row>,
+pub(super) struct AcceptedKinds {
+    rows: Vec<AcceptedKind>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Row {
+struct AcceptedKind {
     kind: u64,
-    last: (EndpointRef, Time),
-    before: Option<(EndpointRef, Time)>,
+    last: (EndpointRef, Timestamp),
+    before: Option<(EndpointRef, Timestamp)>,
 }
 
 // === impl Accepted ===
 
-impl Accepted {
+impl AcceptedKinds {
     /// The endpoint accepted a request of this kind.
-    pub(super) fn note(&mut self, kind: u64, endpoint: EndpointRef, now: Time) {
+    pub(super) fn record(&mut self, kind: u64, endpoint: EndpointRef, now: Timestamp) {
         if let Some(row) = self.rows.iter_mut().find(|row| row.kind == kind) {
             if row.last.0 != endpoint {
                 row.before = Some(row.last);
@@ -38,7 +38,7 @@ impl Accepted {
             row.last = (endpoint, now);
             return;
         }
-        let row = Row { kind, last: (endpoint, now), before: None };
+        let row = AcceptedKind { kind, last: (endpoint, now), before: None };
         if self.rows.len() < KINDS_MAX {
             self.rows.push(row);
         } else if let Some(oldest) = self.rows.iter_mut().min_by_key(|row| row.last.1) {
@@ -47,7 +47,7 @@ impl Accepted {
     }
 
     /// Did an endpoint other than this one accept the kind lately?
-    pub(super) fn elsewhere(&self, kind: u64, endpoint: EndpointRef, now: Time) -> bool {
+    pub(super) fn accepted_elsewhere(&self, kind: u64, endpoint: EndpointRef, now: Timestamp) -> bool {
         let row = self.rows.iter().find(|row| row.kind == kind);
         let accepted = row.map(|row| [Some(row.last), row.before]).unwrap_or_default();
         accepted.iter().flatten().any(|&(other, at)| other != endpoint && now.ms_since(at) < LATELY_MS)
@@ -63,28 +63,28 @@ mod tests {
         EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) }
     }
 
-    fn at(ms: u64) -> Time {
-        Time(0).plus_ms(ms)
+    fn at(ms: u64) -> Timestamp {
+        Timestamp(0).plus_ms(ms)
     }
 
     #[test]
     fn another_endpoint_must_have_accepted_the_same_lately() {
-        let mut accepted = Accepted::default();
-        assert!(!accepted.elsewhere(1, id(0), at(0)));
-        accepted.note(1, id(0), at(0));
-        assert!(!accepted.elsewhere(1, id(0), at(1)), "itself");
-        assert!(accepted.elsewhere(1, id(1), at(1)) && !accepted.elsewhere(2, id(1), at(1)));
-        accepted.note(1, id(1), at(10));
-        accepted.note(1, id(1), at(20));
-        assert!(accepted.elsewhere(1, id(1), at(21)), "the first is remembered beside the last");
-        assert!(!accepted.elsewhere(1, id(1), at(LATELY_MS)), "and forgotten in the end");
+        let mut accepted = AcceptedKinds::default();
+        assert!(!accepted.accepted_elsewhere(1, id(0), at(0)));
+        accepted.record(1, id(0), at(0));
+        assert!(!accepted.accepted_elsewhere(1, id(0), at(1)), "itself");
+        assert!(accepted.accepted_elsewhere(1, id(1), at(1)) && !accepted.accepted_elsewhere(2, id(1), at(1)));
+        accepted.record(1, id(1), at(10));
+        accepted.record(1, id(1), at(20));
+        assert!(accepted.accepted_elsewhere(1, id(1), at(21)), "the first is remembered beside the last");
+        assert!(!accepted.accepted_elsewhere(1, id(1), at(LATELY_MS)), "and forgotten in the end");
     }
 
     #[test]
     fn the_least_recently_accepted_make_room() {
-        let mut accepted = Accepted::default();
-        (0..=KINDS_MAX as u64).for_each(|kind| accepted.note(kind, id(0), at(kind)));
-        assert!(!accepted.elsewhere(0, id(1), at(100)) && accepted.elsewhere(1, id(1), at(100)));
+        let mut accepted = AcceptedKinds::default();
+        (0..=KINDS_MAX as u64).for_each(|kind| accepted.record(kind, id(0), at(kind)));
+        assert!(!accepted.accepted_elsewhere(0, id(1), at(100)) && accepted.accepted_elsewhere(1, id(1), at(100)));
         assert_eq!(accepted.rows.len(), KINDS_MAX);
     }
 }

@@ -18,15 +18,15 @@ const MARK_MASK: u64 = 0xffff_ffff_0000_0000;
 
 /// By position of the endpoint in the snapshot.
 #[derive(Debug, Default)]
-pub(super) struct Adapters {
-    rows: Vec<Row>,
+pub(super) struct AdapterTable {
+    rows: Vec<EndpointAdapters>,
     given: u64,
     rooms: Vec<AdapterRoom>,
 }
 
 /// Marks of the models given, least recently given first, and when that was.
 #[derive(Debug, Default)]
-struct Row(Vec<(u64, u64)>);
+struct EndpointAdapters(Vec<(u64, u64)>);
 
 /// What stands for a model.
 pub(super) fn mark(model: &str) -> u64 {
@@ -40,17 +40,17 @@ pub(super) fn is_mark(block: u64) -> bool {
 
 // === impl Adapters ===
 
-impl Adapters {
+impl AdapterTable {
     /// The endpoints of the new snapshot, with the position each had in the one before.
-    pub(super) fn rearrange(&mut self, from: &[Option<usize>]) {
+    pub(super) fn remap(&mut self, from: &[Option<usize>]) {
         let mut before = std::mem::take(&mut self.rows);
         self.rows = from.iter().map(|at| at.and_then(|at| before.get_mut(at)).map(std::mem::take).unwrap_or_default()).collect();
         self.rooms.clear();
     }
 
     /// The endpoint at `at` was given a request.
-    pub(super) fn note(&mut self, at: usize, mark: u64) {
-        let Some(Row(row)) = self.rows.get_mut(at) else { return };
+    pub(super) fn record_model(&mut self, at: usize, mark: u64) {
+        let Some(EndpointAdapters(row)) = self.rows.get_mut(at) else { return };
         self.given += 1;
         match row.iter().position(|(other, _)| *other == mark) {
             Some(place) => drop(row.remove(place)),
@@ -61,7 +61,7 @@ impl Adapters {
     }
 
     /// Sees who has room for the adapter; [`Self::rooms`] then says.
-    pub(super) fn look(&mut self, metrics: &[EndpointMetrics], model: &str) {
+    pub(super) fn find_rooms(&mut self, metrics: &[EndpointMetrics], model: &str) {
         self.rooms.clear();
         if model.is_empty() || !metrics.iter().any(|metrics| metrics.lora.is_some()) {
             return;
@@ -78,7 +78,7 @@ impl Adapters {
 
 // === impl Row ===
 
-impl Row {
+impl EndpointAdapters {
     /// `places`: how many adapters fit; 0 is unknown.
     fn room(&self, mark: u64, places: usize) -> AdapterRoom {
         if places == 0 {
@@ -100,11 +100,11 @@ mod tests {
     use scheduler::LoraMetrics;
 
     /// Endpoints that so many adapters fit at, 0 for one that serves none.
-    fn pool(places: &[u32]) -> (Adapters, Vec<EndpointMetrics>) {
+    fn pool(places: &[u32]) -> (AdapterTable, Vec<EndpointMetrics>) {
         let lora = |max: u32| (max > 0).then(|| LoraMetrics { max, ..LoraMetrics::default() });
         let metrics = places.iter().map(|&max| EndpointMetrics { lora: lora(max), ..EndpointMetrics::default() }).collect();
-        let mut adapters = Adapters::default();
-        adapters.rearrange(&vec![None; places.len()]);
+        let mut adapters = AdapterTable::default();
+        adapters.remap(&vec![None; places.len()]);
         (adapters, metrics)
     }
 
@@ -112,8 +112,8 @@ mod tests {
     fn the_least_recently_given_makes_room() {
         let (mut adapters, metrics) = pool(&[2]);
         let mut room = |given: &[&str], model: &str| {
-            given.iter().for_each(|given| adapters.note(0, mark(given)));
-            adapters.look(&metrics, model);
+            given.iter().for_each(|given| adapters.record_model(0, mark(given)));
+            adapters.find_rooms(&metrics, model);
             adapters.rooms().to_vec()
         };
         assert_eq!(room(&[], "a"), [AdapterRoom::Free]);
@@ -127,37 +127,37 @@ mod tests {
     #[test]
     fn who_serves_no_adapters_is_unknown_and_a_pool_of_such_says_nothing() {
         let (mut adapters, metrics) = pool(&[0, 1]);
-        adapters.look(&metrics, "a");
+        adapters.find_rooms(&metrics, "a");
         assert_eq!(adapters.rooms(), [AdapterRoom::Unknown, AdapterRoom::Free]);
-        adapters.look(&metrics, "");
+        adapters.find_rooms(&metrics, "");
         assert!(adapters.rooms().is_empty(), "a request of no model is for no adapter");
         let (mut adapters, metrics) = pool(&[0, 0]);
-        adapters.look(&metrics, "a");
+        adapters.find_rooms(&metrics, "a");
         assert!(adapters.rooms().is_empty());
     }
 
     #[test]
     fn rows_follow_their_endpoints() {
         let (mut adapters, metrics) = pool(&[1, 1]);
-        adapters.note(1, mark("a"));
-        adapters.rearrange(&[Some(1), None]);
-        adapters.look(&metrics, "a");
+        adapters.record_model(1, mark("a"));
+        adapters.remap(&[Some(1), None]);
+        adapters.find_rooms(&metrics, "a");
         assert_eq!(adapters.rooms(), [AdapterRoom::Loaded, AdapterRoom::Free]);
-        adapters.note(7, mark("a"));
-        adapters.rearrange(&[]);
-        adapters.note(0, mark("a"));
-        adapters.look(&metrics, "a");
+        adapters.record_model(7, mark("a"));
+        adapters.remap(&[]);
+        adapters.record_model(0, mark("a"));
+        adapters.find_rooms(&metrics, "a");
         assert!(adapters.rooms().is_empty());
     }
 
     #[test]
     fn a_row_is_bounded_and_marks_are_known() {
         let (mut adapters, metrics) = pool(&[200]);
-        (0..200).for_each(|n| adapters.note(0, mark(&n.to_string())));
+        (0..200).for_each(|n| adapters.record_model(0, mark(&n.to_string())));
         assert_eq!(adapters.rows[0].0.len(), ADAPTERS_MAX);
-        adapters.look(&metrics, "199");
+        adapters.find_rooms(&metrics, "199");
         assert_eq!(adapters.rooms(), [AdapterRoom::Loaded]);
-        adapters.look(&metrics, "0");
+        adapters.find_rooms(&metrics, "0");
         assert_eq!(adapters.rooms(), [AdapterRoom::Free]);
         assert!(is_mark(mark("a")) && !is_mark(0) && !is_mark(name_hash("a")));
     }

@@ -11,8 +11,8 @@ use std::collections::VecDeque;
 
 use scheduler::EndpointRef;
 
-use super::health::Health;
-use crate::time::Time;
+use super::health::EndpointHealthTable;
+use crate::time::Timestamp;
 
 /// How long a lost connection is held against its prompt, in ms.
 const REMEMBERED_MS: u64 = 60_000;
@@ -32,15 +32,15 @@ const MARK_MASK: u64 = 0xffff_ffff_0000_0000;
 
 /// Connections lost lately, oldest first.
 #[derive(Debug, Default)]
-pub(super) struct Crashing {
-    lost: VecDeque<Lost>,
+pub(super) struct CrashCorrelator {
+    lost: VecDeque<LostConnection>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Lost {
+struct LostConnection {
     mark: u64,
     endpoint: EndpointRef,
-    at: Time,
+    at: Timestamp,
 }
 
 /// What stands for a prompt.
@@ -55,13 +55,13 @@ pub(super) fn is_mark(block: u64) -> bool {
 
 // === impl Crashing ===
 
-impl Crashing {
+impl CrashCorrelator {
     /// The connection to `endpoint` was lost over the prompt of this mark.
-    pub(super) fn note(&mut self, mark: u64, endpoint: EndpointRef, now: Time) {
+    pub(super) fn record(&mut self, mark: u64, endpoint: EndpointRef, now: Timestamp) {
         if self.lost.len() >= LOST_MAX {
             self.lost.pop_front();
         }
-        self.lost.push_back(Lost { mark, endpoint, at: now });
+        self.lost.push_back(LostConnection { mark, endpoint, at: now });
     }
 
     /// The prompt of this hash was served: it crashes no engine.
@@ -72,15 +72,16 @@ impl Crashing {
     }
 
     /// Did the prompt of this hash cost engines their connection that other prompts do well with?
-    pub(super) fn crashes(&self, prompt: u64, health: &Health, now: Time) -> bool {
+    pub(super) fn is_crashing(&self, prompt: u64, health: &EndpointHealthTable, now: Timestamp) -> bool {
         if self.lost.is_empty() {
             return false;
         }
-        let (mark, since) = (mark(prompt), Time(now.0.saturating_sub(Time(0).plus_ms(REMEMBERED_MS).0)));
+        let (mark, since) = (mark(prompt), Timestamp(now.0.saturating_sub(Timestamp(0).plus_ms(REMEMBERED_MS).0)));
         let recent = || self.lost.iter().filter(|lost| lost.at >= since);
-        let alone = |lost: &Lost| {
-            let together =
-                |other: &Lost| other.endpoint == lost.endpoint && other.at.ms_since(lost.at).max(lost.at.ms_since(other.at)) < TOGETHER_MS;
+        let alone = |lost: &LostConnection| {
+            let together = |other: &LostConnection| {
+                other.endpoint == lost.endpoint && other.at.ms_since(lost.at).max(lost.at.ms_since(other.at)) < TOGETHER_MS
+            };
             !recent().any(|other| other.mark != mark && together(other))
         };
         let mut engines: Vec<EndpointRef> = Vec::new();
@@ -104,46 +105,46 @@ mod tests {
         EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) }
     }
 
-    fn at(ms: u64) -> Time {
-        Time(0).plus_ms(100_000 + ms)
+    fn at(ms: u64) -> Timestamp {
+        Timestamp(0).plus_ms(100_000 + ms)
     }
 
-    fn fine(slots: &[u16]) -> Health {
-        let mut health = Health::default();
-        slots.iter().for_each(|slot| health.succeeded(id(*slot), 7, at(0)));
+    fn fine(slots: &[u16]) -> EndpointHealthTable {
+        let mut health = EndpointHealthTable::default();
+        slots.iter().for_each(|slot| health.record_success(id(*slot), 7, at(0)));
         health
     }
 
     #[test]
     fn two_engines_that_do_well_with_other_prompts_are_enough() {
-        let (mut crashing, health) = (Crashing::default(), fine(&[0, 1]));
-        crashing.note(mark(POISON), id(0), at(1));
-        crashing.note(mark(POISON), id(0), at(2));
-        assert!(!crashing.crashes(POISON, &health, at(3)), "twice the same engine");
-        crashing.note(mark(POISON), id(1), at(4));
-        assert!(crashing.crashes(POISON, &health, at(5)));
-        assert!(!crashing.crashes(POISON + 1, &health, at(5)), "another prompt");
-        assert!(!crashing.crashes(POISON, &health, at(60_003)), "a minute later");
+        let (mut crashing, health) = (CrashCorrelator::default(), fine(&[0, 1]));
+        crashing.record(mark(POISON), id(0), at(1));
+        crashing.record(mark(POISON), id(0), at(2));
+        assert!(!crashing.is_crashing(POISON, &health, at(3)), "twice the same engine");
+        crashing.record(mark(POISON), id(1), at(4));
+        assert!(crashing.is_crashing(POISON, &health, at(5)));
+        assert!(!crashing.is_crashing(POISON + 1, &health, at(5)), "another prompt");
+        assert!(!crashing.is_crashing(POISON, &health, at(60_003)), "a minute later");
         crashing.forget(POISON);
-        assert!(!crashing.crashes(POISON, &health, at(5)), "an engine served it");
+        assert!(!crashing.is_crashing(POISON, &health, at(5)), "an engine served it");
     }
 
     #[test]
     fn an_engine_that_is_gone_says_nothing_of_the_prompt() {
-        let mut crashing = Crashing::default();
-        crashing.note(mark(POISON), id(0), at(1));
-        crashing.note(mark(POISON), id(1), at(2));
-        assert!(!crashing.crashes(POISON, &fine(&[0]), at(3)), "no prompt succeeded at the second");
-        crashing.note(mark(POISON + 1), id(1), at(3));
-        assert!(!crashing.crashes(POISON, &fine(&[0, 1]), at(4)), "another prompt lost its connection at the same moment");
-        crashing.note(mark(POISON), id(1), at(103));
-        assert!(crashing.crashes(POISON, &fine(&[0, 1]), at(104)), "and not this time");
+        let mut crashing = CrashCorrelator::default();
+        crashing.record(mark(POISON), id(0), at(1));
+        crashing.record(mark(POISON), id(1), at(2));
+        assert!(!crashing.is_crashing(POISON, &fine(&[0]), at(3)), "no prompt succeeded at the second");
+        crashing.record(mark(POISON + 1), id(1), at(3));
+        assert!(!crashing.is_crashing(POISON, &fine(&[0, 1]), at(4)), "another prompt lost its connection at the same moment");
+        crashing.record(mark(POISON), id(1), at(103));
+        assert!(crashing.is_crashing(POISON, &fine(&[0, 1]), at(104)), "and not this time");
     }
 
     #[test]
     fn what_is_remembered_is_bounded_and_marks_are_known() {
-        let mut crashing = Crashing::default();
-        (0..1_000).for_each(|n| crashing.note(mark(n), id(0), at(n)));
+        let mut crashing = CrashCorrelator::default();
+        (0..1_000).for_each(|n| crashing.record(mark(n), id(0), at(n)));
         assert_eq!(crashing.lost.len(), LOST_MAX);
         assert!(is_mark(mark(u64::MAX)) && !is_mark(POISON) && !super::super::adapters::is_mark(mark(POISON)));
     }

@@ -16,7 +16,7 @@
 use scheduler::sort::sort_by;
 use scheduler::{EndpointRef, Readiness, Snapshot};
 
-use crate::time::Time;
+use crate::time::Timestamp;
 
 /// First ejection, in ms: longer than a process takes to restart its listener, shorter than anybody would notice a third of the pool missing.
 const BASE_MS: u64 = 1_000;
@@ -56,11 +56,11 @@ pub struct Ejections {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ejection {
     /// When this became known.
-    pub at: Time,
+    pub at: Timestamp,
     /// Ejections without a success in between; 0 when it succeeded.
     pub failures: u32,
     /// Until when it is left out.
-    pub until: Time,
+    pub until: Timestamp,
     /// Whose.
     pub endpoint: EndpointRef,
     /// Was it another proxy that saw it?
@@ -74,17 +74,17 @@ pub struct Ejection {
 impl Ejections {
     /// Probes are sent later than by other workers, by a part of [`STAGGER_MS`] that `seed` tells.
     #[must_use]
-    pub fn staggered(seed: u64) -> Self {
+    pub fn with_stagger(seed: u64) -> Self {
         Self { stagger_ms: seed % STAGGER_MS, ..Self::default() }
     }
 
     /// When the ejection is over for this worker.
-    fn end(&self, row: &Ejection) -> Time {
+    fn end(&self, row: &Ejection) -> Timestamp {
         row.until.plus_ms(self.stagger_ms)
     }
 
     /// There is reason to eject it: by its answers, or by its connections. `chance` is from 0 to 1. Says whether that is news.
-    pub fn eject(&mut self, endpoint: EndpointRef, by_answers: bool, chance: f32, now: Time) -> bool {
+    pub fn eject(&mut self, endpoint: EndpointRef, by_answers: bool, chance: f32, now: Timestamp) -> bool {
         // Requests that were already under way say nothing new while it is ejected.
         if self.row(endpoint).is_some_and(|row| row.until > now) {
             return false;
@@ -94,11 +94,11 @@ impl Ejections {
     }
 
     /// A probe of it failed.
-    pub fn probe_failed(&mut self, endpoint: EndpointRef, by_answers: bool, chance: f32, now: Time) {
+    pub fn probe_failed(&mut self, endpoint: EndpointRef, by_answers: bool, chance: f32, now: Timestamp) {
         self.eject_again(endpoint, by_answers, chance, now);
     }
 
-    fn eject_again(&mut self, endpoint: EndpointRef, by_answers: bool, chance: f32, now: Time) {
+    fn eject_again(&mut self, endpoint: EndpointRef, by_answers: bool, chance: f32, now: Timestamp) {
         let failures = self.row(endpoint).map_or(0, |row| row.failures).saturating_add(1);
         let until = now.plus_ms(ejection_ms(failures, chance));
         self.put(Ejection { at: now, failures, until, endpoint, outside: false, by_answers });
@@ -106,7 +106,7 @@ impl Ejections {
 
     /// A request is about to be sent there. Says whether it is a probe: the endpoint was ejected, and its time is over. Others stay away until the
     /// probe is over.
-    pub fn probes(&mut self, endpoint: EndpointRef, now: Time) -> bool {
+    pub fn is_probe(&mut self, endpoint: EndpointRef, now: Timestamp) -> bool {
         let Some(row) = self.row(endpoint).filter(|row| row.failures > 0 && self.end(row) <= now) else { return false };
         self.put(Ejection { at: now, until: now.plus_ms(PROBE_MS), outside: false, ..row });
         true
@@ -114,24 +114,24 @@ impl Ejections {
 
     /// A probe ended without saying anything of the endpoint: the next request may be one.
     /// `sent` is when the probe was sent: what became known of the endpoint since stands.
-    pub fn probe_again(&mut self, endpoint: EndpointRef, sent: Time, now: Time) {
+    pub fn probe_again(&mut self, endpoint: EndpointRef, sent: Timestamp, now: Timestamp) {
         if let Some(row) = self.row(endpoint).filter(|row| row.failures > 0 && row.at == sent) {
             self.put(Ejection { at: now, until: now, outside: false, ..row });
         }
     }
 
     /// A request that was sent there at `sent` got an answer, or did well. Says whether that is news: what was sent before it was ejected proves nothing.
-    pub fn cleared(&mut self, endpoint: EndpointRef, well: bool, sent: Time, now: Time) -> bool {
+    pub fn record_answer(&mut self, endpoint: EndpointRef, well: bool, sent: Timestamp, now: Timestamp) -> bool {
         let clears = |row: &Ejection| row.failures > 0 && (well || !row.by_answers) && sent >= row.at;
         if !self.row(endpoint).as_ref().is_some_and(clears) {
             return false;
         }
-        self.put(Ejection { at: now, failures: 0, until: Time(0), endpoint, outside: false, by_answers: false });
+        self.put(Ejection { at: now, failures: 0, until: Timestamp(0), endpoint, outside: false, by_answers: false });
         true
     }
 
     /// Takes the endpoints whose ejection is over out of `failing`, parallel to `endpoints`: by what they did before they would never get a probe.
-    pub fn waive(&self, endpoints: &[EndpointRef], now: Time, failing: &mut [f32]) {
+    pub fn waive_expired(&self, endpoints: &[EndpointRef], now: Timestamp, failing: &mut [f32]) {
         if failing.is_empty() {
             return;
         }
@@ -155,7 +155,7 @@ impl Ejections {
     }
 
     /// Somebody else knows this of an endpoint of the pool. Says whether it is news here.
-    pub fn learn(&mut self, told: Ejection, now: Time) -> bool {
+    pub fn learn(&mut self, told: Ejection, now: Timestamp) -> bool {
         let told = if told.outside { told.bounded(now) } else { told };
         let known = self.rows.iter_mut().find(|r| r.endpoint == told.endpoint);
         match known {
@@ -181,12 +181,12 @@ impl Ejections {
     }
 
     /// Forgets what nobody needs to know any more.
-    pub fn tidy(&mut self, now: Time) {
+    pub fn forget_expired(&mut self, now: Timestamp) {
         self.rows.retain(|r| !r.is_over(now));
     }
 
     /// Writes who is ejected now, parallel to the snapshot's endpoints; leaves `out` empty when nobody is.
-    pub fn mark(&self, snapshot: &Snapshot, now: Time, out: &mut Vec<bool>) {
+    pub fn mark_ejected(&self, snapshot: &Snapshot, now: Timestamp, out: &mut Vec<bool>) {
         out.clear();
         let mut ejected: Vec<&Ejection> = self.rows.iter().filter(|r| r.failures > 0 && self.end(r) > now).collect();
         if ejected.is_empty() {
@@ -203,12 +203,12 @@ impl Ejections {
 
 impl Ejection {
     /// What another proxy says, held to what a proxy can have seen.
-    fn bounded(self, now: Time) -> Self {
+    fn bounded(self, now: Timestamp) -> Self {
         Self { at: self.at.min(now), until: self.until.min(now.plus_ms(MAX_MS)), ..self }
     }
 
     /// Does this record stand whatever another proxy says?
-    fn outweighs(&self, told: Self, now: Time) -> bool {
+    fn outweighs(&self, told: Self, now: Timestamp) -> bool {
         match (self.failures > 0, told.failures > 0) {
             // An ejection for what was seen here is ended by an answer here, or by time.
             (true, false) => !self.outside && self.until > now,
@@ -218,7 +218,7 @@ impl Ejection {
         }
     }
 
-    fn is_over(&self, now: Time) -> bool {
+    fn is_over(&self, now: Timestamp) -> bool {
         self.failures == 0 && now.ms_since(self.at) >= CLEARED_MS
     }
 }
@@ -262,14 +262,14 @@ mod tests {
         Snapshot::try_new(Version::default(), endpoints, metrics, Pipeline::build(&PipelineSpec::default()).unwrap()).unwrap()
     }
 
-    fn ejected(ejections: &Ejections, pool: &Snapshot, now: Time) -> Vec<u16> {
+    fn ejected(ejections: &Ejections, pool: &Snapshot, now: Timestamp) -> Vec<u16> {
         let mut out = Vec::new();
-        ejections.mark(pool, now, &mut out);
+        ejections.mark_ejected(pool, now, &mut out);
         (0..).zip(out).filter_map(|(slot, ejected)| ejected.then_some(slot)).collect()
     }
 
-    fn at(ms: u64) -> Time {
-        Time(0).plus_ms(ms)
+    fn at(ms: u64) -> Timestamp {
+        Timestamp(0).plus_ms(ms)
     }
 
     fn eject(ejections: &mut Ejections, slot: u16, ms: u64) -> bool {
@@ -277,7 +277,7 @@ mod tests {
     }
 
     fn succeed(ejections: &mut Ejections, slot: u16, ms: u64) -> bool {
-        ejections.cleared(id(slot), true, at(ms), at(ms))
+        ejections.record_answer(id(slot), true, at(ms), at(ms))
     }
 
     #[test]
@@ -289,7 +289,7 @@ mod tests {
             assert_eq!(ejected(&ejections, &pool, at(now + expected - 1)), [1], "{expected}");
             assert!(ejected(&ejections, &pool, at(now + expected)).is_empty(), "{expected}: it is tried again");
             now += expected;
-            assert!(ejections.probes(id(1), at(now)));
+            assert!(ejections.is_probe(id(1), at(now)));
             ejections.probe_failed(id(1), true, LONGEST, at(now));
         }
     }
@@ -303,17 +303,17 @@ mod tests {
     #[test]
     fn one_probe_at_a_time_keeps_all_others_away() {
         let (mut ejections, pool) = (Ejections::default(), pool(4));
-        assert!(!ejections.probes(id(1), at(0)), "nothing is known against it");
+        assert!(!ejections.is_probe(id(1), at(0)), "nothing is known against it");
         eject(&mut ejections, 1, 0);
-        assert!(ejections.probes(id(1), at(1_000)));
-        assert!(!ejections.probes(id(1), at(1_001)));
+        assert!(ejections.is_probe(id(1), at(1_000)));
+        assert!(!ejections.is_probe(id(1), at(1_001)));
         assert_eq!(ejected(&ejections, &pool, at(1_001)), [1]);
-        assert!(ejections.probes(id(1), at(1_000 + PROBE_MS)), "a probe that hangs holds up the next no longer");
+        assert!(ejections.is_probe(id(1), at(1_000 + PROBE_MS)), "a probe that hangs holds up the next no longer");
         ejections.probe_again(id(1), at(1_000 + PROBE_MS), at(6_500));
-        assert!(ejections.probes(id(1), at(6_500)), "one that said nothing makes room at once");
+        assert!(ejections.is_probe(id(1), at(6_500)), "one that said nothing makes room at once");
         assert!(succeed(&mut ejections, 1, 6_500));
         assert!(ejected(&ejections, &pool, at(6_501)).is_empty());
-        assert!(!ejections.probes(id(1), at(6_501)), "it is as any other");
+        assert!(!ejections.is_probe(id(1), at(6_501)), "it is as any other");
     }
 
     #[test]
@@ -324,7 +324,7 @@ mod tests {
         }
         assert!(ejected(&ejections, &pool, at(1_000)).is_empty(), "one ejection, with reason a hundred times");
         eject(&mut ejections, 2, 5_000);
-        assert!(!ejections.cleared(id(2), true, at(4_999), at(5_001)), "what was sent before proves nothing");
+        assert!(!ejections.record_answer(id(2), true, at(4_999), at(5_001)), "what was sent before proves nothing");
         assert_eq!(ejected(&ejections, &pool, at(5_002)), [2]);
     }
 
@@ -333,8 +333,8 @@ mod tests {
         let (mut ejections, pool) = (Ejections::default(), pool(4));
         eject(&mut ejections, 1, 0);
         ejections.eject(id(2), false, LONGEST, at(0));
-        assert!(!ejections.cleared(id(1), false, at(1), at(1)), "an answer of any kind");
-        assert!(ejections.cleared(id(2), false, at(1), at(1)), "shows that its connections work");
+        assert!(!ejections.record_answer(id(1), false, at(1), at(1)), "an answer of any kind");
+        assert!(ejections.record_answer(id(2), false, at(1), at(1)), "shows that its connections work");
         assert_eq!(ejected(&ejections, &pool, at(2)), [1]);
         assert!(succeed(&mut ejections, 1, 3));
         assert!(ejected(&ejections, &pool, at(4)).is_empty());
@@ -362,7 +362,7 @@ mod tests {
     }
 
     /// As two workers of one process.
-    fn tell(from: &Ejections, to: &mut Ejections, now: Time) -> usize {
+    fn tell(from: &Ejections, to: &mut Ejections, now: Timestamp) -> usize {
         from.rows().iter().filter(|row| to.learn(**row, now)).count()
     }
 
@@ -381,9 +381,9 @@ mod tests {
         assert_eq!(tell(&one, &mut two, at(8)), 1, "it failed again");
         assert_eq!(ejected(&two, &pool, at(9)), [1]);
         assert!(ejected(&two, &pool, at(7 + 1_000)).is_empty(), "for the shortest time: it had done well");
-        assert!(two.probes(id(1), at(7 + 1_000)));
+        assert!(two.is_probe(id(1), at(7 + 1_000)));
         assert_eq!(tell(&two, &mut one, at(7 + 1_000)), 1);
-        assert!(!one.probes(id(1), at(7 + 1_001)), "another worker's probe is under way");
+        assert!(!one.is_probe(id(1), at(7 + 1_001)), "another worker's probe is under way");
     }
 
     #[test]
@@ -392,7 +392,7 @@ mod tests {
         let told = |ms: u64, failures: u32| Ejection {
             at: at(ms),
             failures,
-            until: if failures > 0 { at(ms + BASE_MS) } else { Time(0) },
+            until: if failures > 0 { at(ms + BASE_MS) } else { Timestamp(0) },
             endpoint: id(1),
             outside: true,
             by_answers: true,
@@ -420,7 +420,7 @@ mod tests {
         let lie = |slot, ms: u64| Ejection {
             at: at(ms),
             failures: u32::MAX,
-            until: Time(u64::MAX),
+            until: Timestamp(u64::MAX),
             endpoint: id(slot),
             outside: true,
             by_answers: true,
@@ -463,10 +463,10 @@ mod tests {
         let (mut one, mut two) = (Ejections::default(), Ejections::default());
         eject(&mut one, 1, 0);
         succeed(&mut one, 1, 10);
-        one.tidy(at(10 + CLEARED_MS - 1));
+        one.forget_expired(at(10 + CLEARED_MS - 1));
         assert_eq!(one.rows().len(), 1);
         assert_eq!(tell(&one, &mut two, at(10 + CLEARED_MS)), 0, "it is no news any more");
-        one.tidy(at(10 + CLEARED_MS));
+        one.forget_expired(at(10 + CLEARED_MS));
         assert!(one.rows().is_empty());
     }
 
@@ -480,7 +480,7 @@ mod tests {
                 ms += 173;
                 match what {
                     0 => eject(&mut workers[worker], slot, ms),
-                    1 => workers[worker].probes(id(slot), at(ms)),
+                    1 => workers[worker].is_probe(id(slot), at(ms)),
                     2 => { workers[worker].probe_again(id(slot), at(ms - 173), at(ms)); true }
                     _ => succeed(&mut workers[worker], slot, ms),
                 };

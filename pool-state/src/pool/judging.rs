@@ -2,14 +2,14 @@
 
 use scheduler::EndpointRef;
 
-use super::health::{self, Failure};
-use super::{Held, Pool, crashing};
-use crate::time::Time;
+use super::health::{self, RequestFailure};
+use super::{LedgerHold, ManagedPool, crashing};
+use crate::time::Timestamp;
 use crate::verdict::Verdict;
 
 /// What was sent, as far as its answer is judged by it.
 #[derive(Clone, Copy, Debug)]
-pub struct Sent {
+pub struct SentRequest {
     /// API and model of the request, as a hash: requests of one kind are served by all endpoints that have the model.
     pub kind: u64,
     /// The client's credentials, as a hash.
@@ -19,12 +19,12 @@ pub struct Sent {
     /// Hash of the whole prompt; 0 without one.
     pub prompt: u64,
     /// When it was sent.
-    pub at: Time,
+    pub at: Timestamp,
 }
 
 // === impl Sent ===
 
-impl Sent {
+impl SentRequest {
     /// The kind, of this client alone.
     fn client(&self) -> u64 {
         self.kind ^ self.credentials.rotate_left(1)
@@ -38,76 +38,76 @@ impl Sent {
 
 // === impl Pool ===
 
-impl Pool {
+impl ManagedPool {
     /// An attempt got no answer.
-    pub fn unanswered(&mut self, endpoint: EndpointRef, held: &mut Held, failure: Failure, now: Time) {
+    pub fn record_unanswered(&mut self, endpoint: EndpointRef, held: &mut LedgerHold, failure: RequestFailure, now: Timestamp) {
         // Requests under way outlive their endpoint; nothing would ever clear a row of one that is gone.
         if self.knows(endpoint) {
-            self.counters.failed(endpoint);
-            self.hold_against(endpoint, held, failure, now);
+            self.counters.count_failed(endpoint);
+            self.record_failure(endpoint, held, failure, now);
         }
     }
 
     /// The connection was lost over the prompt of this hash after it was sent.
-    pub fn lost(&mut self, endpoint: EndpointRef, prompt: u64, now: Time) {
+    pub fn record_lost_connection(&mut self, endpoint: EndpointRef, prompt: u64, now: Timestamp) {
         if prompt != 0 && self.knows(endpoint) {
             let mark = crashing::mark(prompt);
-            self.crashing.note(mark, endpoint, now);
-            self.untold.keep(endpoint, &[mark], 0);
+            self.crashing.record(mark, endpoint, now);
+            self.placements.push(endpoint, &[mark], 0);
         }
     }
 
     /// Did the endpoint answer anything within the last second?
-    pub fn is_alive(&self, endpoint: EndpointRef, now: Time) -> bool {
+    pub fn is_alive(&self, endpoint: EndpointRef, now: Timestamp) -> bool {
         self.health.answered_at(endpoint).is_some_and(|at| now.ms_since(at) <= health::FRESH_MS)
     }
 
     /// An endpoint answered a request that was sent to it at `sent`: what it said is judged later.
-    pub fn answered(&mut self, endpoint: EndpointRef, sent: Time, now: Time) {
+    pub fn record_answer(&mut self, endpoint: EndpointRef, sent: Timestamp, now: Timestamp) {
         if self.knows(endpoint) {
-            self.health.answered(endpoint, now);
+            self.health.record_answer(endpoint, now);
         }
-        self.changes += u64::from(self.ejections.cleared(endpoint, false, sent, now));
-        self.counters.served(endpoint);
+        self.changes += u64::from(self.ejections.record_answer(endpoint, false, sent, now));
+        self.counters.count_served(endpoint);
     }
 
     /// The answer of an endpoint means this, by the table of [`crate::verdict`].
-    pub fn judged(&mut self, endpoint: EndpointRef, verdict: Verdict, sent: &Sent, held: &mut Held, now: Time) {
+    pub fn apply_verdict(&mut self, endpoint: EndpointRef, verdict: Verdict, sent: &SentRequest, held: &mut LedgerHold, now: Timestamp) {
         if !self.knows(endpoint) {
             return;
         }
         match verdict {
             Verdict::Success => {
-                self.accepted.note(sent.kind, endpoint, now);
-                self.accepted.note(sent.client(), endpoint, now);
+                self.accepted.record(sent.kind, endpoint, now);
+                self.accepted.record(sent.client(), endpoint, now);
                 self.crashing.forget(sent.prompt);
-                self.did_well(endpoint, sent.at, held, now);
-                self.health.succeeded(endpoint, sent.prompt, now);
+                self.record_success(endpoint, sent.at, held, now);
+                self.health.record_success(endpoint, sent.prompt, now);
             }
-            Verdict::Ill | Verdict::Overloaded => self.hold_against(endpoint, held, Failure::Answer, now),
-            Verdict::Misdirected | Verdict::Strange if self.accepted.elsewhere(sent.refused(), endpoint, now) => {
-                self.hold_against(endpoint, held, Failure::Answer, now);
+            Verdict::Ill | Verdict::Overloaded => self.record_failure(endpoint, held, RequestFailure::Answer, now),
+            Verdict::Misdirected | Verdict::Strange if self.accepted.accepted_elsewhere(sent.refused(), endpoint, now) => {
+                self.record_failure(endpoint, held, RequestFailure::Answer, now);
             }
             Verdict::Misdirected | Verdict::Strange | Verdict::ClientFault | Verdict::Unknown => {}
         }
     }
 
     /// The endpoint serves a request that was sent at `sent` well.
-    pub fn did_well(&mut self, endpoint: EndpointRef, sent: Time, held: &mut Held, now: Time) {
-        if self.ejections.cleared(endpoint, true, sent, now) {
-            self.health.mended(endpoint);
+    pub fn record_success(&mut self, endpoint: EndpointRef, sent: Timestamp, held: &mut LedgerHold, now: Timestamp) {
+        if self.ejections.record_answer(endpoint, true, sent, now) {
+            self.health.reset(endpoint);
             self.changes += 1;
         }
         held.probe = held.probe.filter(|(probe, _)| *probe != endpoint);
     }
 
     /// Is the request a probe of an endpoint that was ejected?
-    pub fn is_probe(held: &Held) -> bool {
+    pub fn is_probe(held: &LedgerHold) -> bool {
         held.probe.is_some()
     }
 
-    fn hold_against(&mut self, endpoint: EndpointRef, held: &mut Held, failure: Failure, now: Time) {
-        let (is_reason, by_answers) = (self.health.failed(endpoint, failure, now), failure == Failure::Answer);
+    fn record_failure(&mut self, endpoint: EndpointRef, held: &mut LedgerHold, failure: RequestFailure, now: Timestamp) {
+        let (is_reason, by_answers) = (self.health.record_failure(endpoint, failure, now), failure == RequestFailure::Answer);
         if held.probe.is_some_and(|(probe, _)| probe == endpoint) {
             held.probe = None;
             self.ejections.probe_failed(endpoint, by_answers, self.rng.open01(), now);

@@ -8,12 +8,12 @@
 
 use std::collections::VecDeque;
 
-use scheduler::latency::learn::{Ended, Observation};
-use scheduler::latency::step::{FirstToken, Gap};
+use scheduler::latency::learn::{Observation, RequestEnd};
+use scheduler::latency::step::{FirstToken, TokenGap};
 use scheduler::latency::{Conditions, Prediction};
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
 
-use crate::usage::Usage;
+use crate::usage::TokenUsage;
 
 /// Observations kept until the host takes them: a tenth of a second at 5,000 requests a second. Beyond, the oldest go.
 pub const OBSERVATIONS_MAX: usize = 512;
@@ -32,7 +32,7 @@ const COUNT_MAX: f32 = 16_777_216.0;
 
 /// One ended request, as the daemon is told.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Observed {
+pub struct EncodedObservation {
     /// What is learned from.
     pub observation: Observation,
     /// What was predicted of it at the pick; `None` when the model abstained, or there was none.
@@ -47,19 +47,19 @@ pub struct Observed {
 
 /// Observations not taken yet.
 #[derive(Debug, Default)]
-pub(super) struct Untaken {
-    rows: VecDeque<Observed>,
+pub(super) struct ObservationQueue {
+    rows: VecDeque<EncodedObservation>,
     /// How many there were before the first of `rows`.
     before: u64,
 }
 
 // === impl Observed ===
 
-impl Observed {
+impl EncodedObservation {
     /// How fast the engine worked, where it told how many tokens it took from its cache: the prompt as it was estimated at the pick, but for what was
     /// cached of it in truth.
     #[must_use]
-    pub(super) fn uncached_tokens(conditions: &Conditions, usage: &Usage) -> f32 {
+    pub(super) fn uncached_tokens(conditions: &Conditions, usage: &TokenUsage) -> f32 {
         match (usage.cached_tokens, usage.prompt_tokens) {
             (Some(cached), Some(prompt @ 1..)) => conditions.prompt_tokens * (1.0 - narrow(cached) / narrow(prompt)).clamp(0.0, 1.0),
             _ => conditions.uncached_tokens,
@@ -74,9 +74,9 @@ impl Observed {
         let unknown = f32::NAN;
         let count = |tokens: Option<u32>| tokens.map_or(unknown, narrow);
         let ended = match ended {
-            Ended::Done => 0,
-            Ended::Aborted => 1,
-            Ended::Failed => 2,
+            RequestEnd::Done => 0,
+            RequestEnd::Aborted => 1,
+            RequestEnd::Failed => 2,
         };
         let place = [u32::from(endpoint.slot.0), endpoint.incarnation.0, ended | u32::from(*estimated) << 8];
         let c = conditions;
@@ -114,12 +114,12 @@ impl Observed {
         let slot = u16::try_from(word()).ok().filter(|slot| usize::from(*slot) < ENDPOINTS_MAX)?;
         let endpoint = EndpointRef { slot: Slot(slot), incarnation: Incarnation(word()) };
         let (ended, estimated) = match word() {
-            0 => (Ended::Done, false),
-            1 => (Ended::Aborted, false),
-            2 => (Ended::Failed, false),
-            0x100 => (Ended::Done, true),
-            0x101 => (Ended::Aborted, true),
-            0x102 => (Ended::Failed, true),
+            0 => (RequestEnd::Done, false),
+            1 => (RequestEnd::Aborted, false),
+            2 => (RequestEnd::Failed, false),
+            0x100 => (RequestEnd::Done, true),
+            0x101 => (RequestEnd::Aborted, true),
+            0x102 => (RequestEnd::Failed, true),
             _ => return None,
         };
         let mut number = || f32::from_bits(word());
@@ -167,9 +167,9 @@ fn first_token_of([uncached_tokens, prompt_tokens, service_ms]: [f32; 3]) -> Opt
     sane.then_some(FirstToken { uncached_tokens, prompt_tokens, service_ms })
 }
 
-fn gap_of([batch, context_tokens, gap_ms]: [f32; 3]) -> Option<Gap> {
+fn gap_of([batch, context_tokens, gap_ms]: [f32; 3]) -> Option<TokenGap> {
     let sane = [batch, context_tokens].iter().all(|count| (0.0..=COUNT_MAX).contains(count)) && is_ms(gap_ms);
-    sane.then_some(Gap { batch, context_tokens, gap_ms })
+    sane.then_some(TokenGap { batch, context_tokens, gap_ms })
 }
 
 fn prediction_of([ttft_ms, tpot_ms, ttft_p90_ms, tpot_p90_ms]: [f32; 4]) -> Option<Prediction> {
@@ -198,8 +198,8 @@ fn narrow(count: u32) -> f32 {
 
 // === impl Untaken ===
 
-impl Untaken {
-    pub(super) fn keep(&mut self, observed: Observed) {
+impl ObservationQueue {
+    pub(super) fn push(&mut self, observed: EncodedObservation) {
         if self.rows.len() >= OBSERVATIONS_MAX {
             self.rows.pop_front();
             self.before += 1;
@@ -208,7 +208,7 @@ impl Untaken {
     }
 
     /// All of them, and the number of the first: they are counted from 0 on.
-    pub(super) fn take(&mut self) -> (u64, VecDeque<Observed>) {
+    pub(super) fn take(&mut self) -> (u64, VecDeque<EncodedObservation>) {
         let first = self.before;
         self.before += self.rows.len() as u64;
         (first, std::mem::take(&mut self.rows))

@@ -12,11 +12,11 @@
 //! whether that VM still lives. It costs what changed: the writer changes its bytes in place, an endpoint keeps its place in them, and the reader
 //! compares them with those it read last. Reading depends on none of this, only its cost does.
 
-use scheduler::in_flight::{InFlight, Load, Others, Prefills};
+use scheduler::in_flight::{EndpointLoad, InFlight, PeerLoads, PendingPrefills};
 use scheduler::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
 
 use super::ejection::Ejection;
-use crate::time::Time;
+use crate::time::Timestamp;
 
 const WORD: usize = 8;
 const HEAD: usize = 4 * WORD;
@@ -29,32 +29,32 @@ const NOTHING_MAX: usize = 64;
 
 /// What stands before the loads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RowHead {
+pub struct LoadReportHead {
     /// Whose row it is; 0 is nobody's.
     pub vm: u64,
     /// When it was written.
-    pub written: Time,
+    pub written: Timestamp,
     /// How far the writer's placements are told; the host's to give a meaning.
     pub ring: u64,
 }
 
 /// The row a VM writes.
 #[derive(Debug, Default)]
-pub struct OwnRow {
+pub struct OwnLoadReport {
     loads: Vec<[u8; LOAD]>,
     /// The place of each slot among the loads.
     places: Vec<Option<u16>>,
     /// How many of the loads are of nothing.
     nothing: usize,
     /// Those that have an SLO.
-    slos: Vec<(EndpointRef, Load)>,
+    slos: Vec<(EndpointRef, EndpointLoad)>,
     bytes: Vec<u8>,
 }
 
 /// The row another VM wrote, as last read.
 #[derive(Debug, Default)]
-pub struct PeerRow {
-    head: RowHead,
+pub struct PeerLoadReport {
+    head: LoadReportHead,
     bytes: Vec<u8>,
     loads: usize,
     slos: usize,
@@ -81,16 +81,16 @@ const BY_ANSWERS: u64 = 1 << 33;
 
 /// Rows put together where nobody picks by them: in the daemon, and in the VM that speaks for its process.
 #[derive(Debug, Default)]
-pub struct Sum {
+pub struct LoadReportSum {
     present: Vec<EndpointRef>,
-    others: Others,
+    others: PeerLoads,
     /// What was added besides rows and has an SLO: put together with theirs.
-    added: Vec<(EndpointRef, Load)>,
+    added: Vec<(EndpointRef, EndpointLoad)>,
 }
 
 // === impl RowHead ===
 
-impl RowHead {
+impl LoadReportHead {
     /// Bytes of a row that says nothing.
     pub const BYTES: usize = HEAD;
 
@@ -109,7 +109,7 @@ impl RowHead {
     /// moment to come, none counts for longer than [`TOLD_MS_MAX`]. False, and nothing done, when it is no row.
     #[must_use]
     pub fn receive(self, row: &mut Vec<u8>) -> bool {
-        let Some(read) = PeerRow::parse(std::mem::take(row)) else { return false };
+        let Some(read) = PeerLoadReport::parse(std::mem::take(row)) else { return false };
         let (begin, written) = (read.failures_at(), read.head.written.0);
         let loads = HEAD..HEAD + read.loads * LOAD;
         *row = read.bytes;
@@ -122,7 +122,7 @@ impl RowHead {
                 *to = pair(PROMPTS_MAX, tokens).to_le_bytes();
             }
         }
-        let told_ns_max = Time(0).plus_ms(TOLD_MS_MAX).0;
+        let told_ns_max = Timestamp(0).plus_ms(TOLD_MS_MAX).0;
         for failure in row.get_mut(begin..).unwrap_or_default().as_chunks_mut::<FAILURE>().0 {
             let [_, since, until, _] = words(failure);
             let since = self.written.0.saturating_sub(written.saturating_sub(since));
@@ -138,7 +138,7 @@ impl RowHead {
 
 // === impl OwnRow ===
 
-impl OwnRow {
+impl OwnLoadReport {
     /// Does it say that anything is outstanding?
     #[must_use]
     pub fn is_idle(&self) -> bool {
@@ -146,7 +146,7 @@ impl OwnRow {
     }
 
     /// Takes over what changed, and gives the bytes of the row.
-    pub(super) fn write(&mut self, head: RowHead, in_flight: &mut InFlight, ejections: &[Ejection]) -> &[u8] {
+    pub(super) fn write(&mut self, head: LoadReportHead, in_flight: &mut InFlight, ejections: &[Ejection]) -> &[u8] {
         in_flight.take_changed(|endpoint, load| self.set(endpoint, load));
         if self.nothing > NOTHING_MAX {
             *self = Self::default();
@@ -168,7 +168,7 @@ impl OwnRow {
         &self.bytes
     }
 
-    fn set(&mut self, endpoint: EndpointRef, load: Load) {
+    fn set(&mut self, endpoint: EndpointRef, load: EndpointLoad) {
         let slot = usize::from(endpoint.slot.0);
         if self.places.len() <= slot {
             self.places.resize(slot + 1, None);
@@ -193,10 +193,10 @@ impl OwnRow {
 
 // === impl PeerRow ===
 
-impl PeerRow {
+impl PeerLoadReport {
     /// What stands before the loads.
     #[must_use]
-    pub fn head(&self) -> RowHead {
+    pub fn head(&self) -> LoadReportHead {
         self.head
     }
 
@@ -219,9 +219,9 @@ impl PeerRow {
             let [at, since, until, failures] = words(chunk);
             let (outside, by_answers) = (failures & OUTSIDE != 0, failures & BY_ANSWERS != 0);
             Some(Ejection {
-                at: Time(since),
+                at: Timestamp(since),
                 failures: unpair(failures).0,
-                until: Time(until),
+                until: Timestamp(until),
                 endpoint: endpoint(at)?.0,
                 outside,
                 by_answers,
@@ -235,11 +235,11 @@ impl PeerRow {
 
     /// Takes `bytes` in place of what was read before; what cannot be a row is one that says nothing and is nobody's. Its load counts from
     /// now on, or not. Says whether SLOs are to be put together anew.
-    pub(super) fn replace(&mut self, bytes: Vec<u8>, counts: bool, others: &mut Others) -> bool {
+    pub(super) fn replace(&mut self, bytes: Vec<u8>, counts: bool, others: &mut PeerLoads) -> bool {
         let next = Self::parse(bytes).unwrap_or_default();
         let slos = self.slo_bytes() != next.slo_bytes();
         match (self.counts, counts) {
-            (true, true) => self.differences(&next, others),
+            (true, true) => self.apply_difference(&next, others),
             (true, false) => self.each_load(|endpoint, load| others.subtract(endpoint, load)),
             (false, true) => next.each_load(|endpoint, load| others.add(endpoint, load)),
             (false, false) => {}
@@ -250,7 +250,7 @@ impl PeerRow {
     }
 
     /// Its load counts from now on, or not. Says whether SLOs are to be put together anew.
-    pub(super) fn count(&mut self, counts: bool, others: &mut Others) -> bool {
+    pub(super) fn count(&mut self, counts: bool, others: &mut PeerLoads) -> bool {
         match (std::mem::replace(&mut self.counts, counts), counts) {
             (true, false) => self.each_load(|endpoint, load| others.subtract(endpoint, load)),
             (false, true) => self.each_load(|endpoint, load| others.add(endpoint, load)),
@@ -260,7 +260,7 @@ impl PeerRow {
     }
 
     /// Adds all of it, if it counts.
-    pub(super) fn add_to(&self, others: &mut Others) {
+    pub(super) fn add_to(&self, others: &mut PeerLoads) {
         if self.counts {
             self.each_load(|endpoint, load| others.add(endpoint, load));
             self.add_slos_to(others);
@@ -268,13 +268,13 @@ impl PeerRow {
     }
 
     /// Adds its SLOs, if it counts.
-    pub(super) fn add_slos_to(&self, others: &mut Others) {
+    pub(super) fn add_slos_to(&self, others: &mut PeerLoads) {
         for chunk in self.slo_bytes().as_chunks::<SLOS>().0.iter().filter(|_| self.counts) {
             let [at, slos] = words(chunk);
             let (ttft, tpot) = unpair(slos);
             let some = |slo: u32| (slo > 0).then_some(slo);
             if let Some((endpoint, _)) = endpoint(at) {
-                others.add(endpoint, Load { ttft_slo_us: some(ttft), tpot_slo_us: some(tpot), ..Load::default() });
+                others.add(endpoint, EndpointLoad { ttft_slo_us: some(ttft), tpot_slo_us: some(tpot), ..EndpointLoad::default() });
             }
         }
     }
@@ -284,7 +284,7 @@ impl PeerRow {
         let count = |shift: u32| usize::try_from(counts >> shift & 0xffff).ok().filter(|count| *count <= ENDPOINTS_MAX);
         let (loads, slos, failures) = (count(0)?, count(16)?, count(32)?);
         let whole = bytes.len() == HEAD + loads * LOAD + slos * SLOS + failures * FAILURE;
-        let head = RowHead { vm, written: Time(written), ring };
+        let head = LoadReportHead { vm, written: Timestamp(written), ring };
         whole.then_some(Self { head, bytes, loads, slos, counts: false })
     }
 
@@ -297,14 +297,14 @@ impl PeerRow {
         self.bytes.get(begin..begin + self.slos * SLOS).unwrap_or(&[])
     }
 
-    fn each_load(&self, mut each: impl FnMut(EndpointRef, Load)) {
+    fn each_load(&self, mut each: impl FnMut(EndpointRef, EndpointLoad)) {
         for (endpoint, load) in self.load_bytes().iter().filter_map(load) {
             each(endpoint, load);
         }
     }
 
     /// Takes out what is not in `next`, and puts in what was not in this one.
-    fn differences(&self, next: &Self, others: &mut Others) {
+    fn apply_difference(&self, next: &Self, others: &mut PeerLoads) {
         let (old, new) = (self.load_bytes(), next.load_bytes());
         let common = old.len().min(new.len());
         // Here a look at all others' rows spends its time, and most of what it compares is as it was.
@@ -314,16 +314,16 @@ impl PeerRow {
             }
             for (was, is) in was.iter().zip(is) {
                 if difference(was, is) != 0 {
-                    next.exchange(Some(was), Some(is), others);
+                    next.replace_entry(Some(was), Some(is), others);
                 }
             }
         }
-        old.iter().skip(common).for_each(|was| next.exchange(Some(was), None, others));
-        new.iter().skip(common).for_each(|is| next.exchange(None, Some(is), others));
+        old.iter().skip(common).for_each(|was| next.replace_entry(Some(was), None, others));
+        new.iter().skip(common).for_each(|is| next.replace_entry(None, Some(is), others));
     }
 
     /// This row, which takes the place of another, says `is` where that one said `was`.
-    fn exchange(&self, was: Option<&[u8; LOAD]>, is: Option<&[u8; LOAD]>, others: &mut Others) {
+    fn replace_entry(&self, was: Option<&[u8; LOAD]>, is: Option<&[u8; LOAD]>, others: &mut PeerLoads) {
         let (was, is) = (was.and_then(load), is.and_then(load));
         let (endpoint, before, load) = match (was, is) {
             (Some((endpoint, was)), Some((same, is))) if endpoint == same => {
@@ -334,26 +334,26 @@ impl PeerRow {
                 was.into_iter().for_each(|(endpoint, was)| others.subtract(endpoint, was));
                 let Some((endpoint, is)) = is else { return };
                 others.add(endpoint, is);
-                (endpoint, Load::default(), is)
+                (endpoint, EndpointLoad::default(), is)
             }
         };
-        if load.requests > before.requests && self.head.vm != RowHead::OUTSIDE && others.picks_stand() {
-            let picked = Load {
+        if load.requests > before.requests && self.head.vm != LoadReportHead::OUTSIDE && others.picks_stand() {
+            let picked = EndpointLoad {
                 requests: load.requests - before.requests,
                 prefill_tokens: load.prefill_tokens.saturating_sub(before.prefill_tokens),
                 prefills: load.prefills.without(before.prefills),
-                ..Load::default()
+                ..EndpointLoad::default()
             };
-            others.picked(endpoint, picked, self.head.written.us_since(Time(0)));
+            others.picked(endpoint, picked, self.head.written.us_since(Timestamp(0)));
         }
     }
 }
 
 // === impl Sum ===
 
-impl Sum {
+impl LoadReportSum {
     /// Starts afresh: only these lives of endpoints count, with what `rows` say of them as far as they count.
-    pub fn start<'r>(&mut self, present: Vec<EndpointRef>, rows: impl IntoIterator<Item = &'r PeerRow>) {
+    pub fn reset<'r>(&mut self, present: Vec<EndpointRef>, rows: impl IntoIterator<Item = &'r PeerLoadReport>) {
         self.others.start(&present);
         self.added.clear();
         self.present = present;
@@ -361,33 +361,33 @@ impl Sum {
     }
 
     /// `bytes` take the place of what `row` said, and count.
-    pub fn read(&mut self, row: &mut PeerRow, bytes: Vec<u8>) {
+    pub fn read(&mut self, row: &mut PeerLoadReport, bytes: Vec<u8>) {
         row.replace(bytes, true, &mut self.others);
     }
 
     /// A row begins or ceases to count.
-    pub fn count(&mut self, row: &mut PeerRow, counts: bool) {
+    pub fn count(&mut self, row: &mut PeerLoadReport, counts: bool) {
         row.count(counts, &mut self.others);
     }
 
     /// Somebody has `load` outstanding.
-    pub fn add(&mut self, endpoint: EndpointRef, load: Load) {
+    pub fn add(&mut self, endpoint: EndpointRef, load: EndpointLoad) {
         self.others.add(endpoint, load);
         if load.ttft_slo_us.is_some() || load.tpot_slo_us.is_some() {
-            let slos = Load { ttft_slo_us: load.ttft_slo_us, tpot_slo_us: load.tpot_slo_us, ..Load::default() };
+            let slos = EndpointLoad { ttft_slo_us: load.ttft_slo_us, tpot_slo_us: load.tpot_slo_us, ..EndpointLoad::default() };
             self.added.push((endpoint, slos));
         }
     }
 
     /// What is outstanding at `endpoint`.
     #[must_use]
-    pub fn load(&self, endpoint: EndpointRef) -> Load {
+    pub fn load(&self, endpoint: EndpointRef) -> EndpointLoad {
         self.others.load(endpoint)
     }
 
     /// The sum as a row. The SLOs in it are those of `rows`, as far as they count: a minimum cannot be kept up by differences. So are the
     /// failures, with `own` ones: of each endpoint what became known last, and nothing that another proxy told.
-    pub fn row<'r>(&mut self, head: RowHead, rows: impl IntoIterator<Item = &'r PeerRow>, own: &[Ejection]) -> Vec<u8> {
+    pub fn row<'r>(&mut self, head: LoadReportHead, rows: impl IntoIterator<Item = &'r PeerLoadReport>, own: &[Ejection]) -> Vec<u8> {
         self.others.forget_slos();
         self.added.iter().for_each(|(endpoint, slos)| self.others.add(*endpoint, *slos));
         let mut failures: Vec<Ejection> = own.iter().filter(|failure| !failure.outside).copied().collect();
@@ -400,10 +400,10 @@ impl Sum {
                 }
             }
         }
-        let mut sum = OwnRow::default();
+        let mut sum = OwnLoadReport::default();
         for endpoint in &self.present {
             let load = self.others.load(*endpoint);
-            if load != Load::default() {
+            if load != EndpointLoad::default() {
                 sum.set(*endpoint, load);
             }
         }
@@ -417,9 +417,9 @@ fn difference(one: &[u8; LOAD], other: &[u8; LOAD]) -> u64 {
     (a ^ e) | (b ^ f) | (c ^ g) | (d ^ h)
 }
 
-fn load_bytes(endpoint: EndpointRef, load: Load) -> [u8; LOAD] {
+fn load_bytes(endpoint: EndpointRef, load: EndpointLoad) -> [u8; LOAD] {
     let requests = u16::try_from(load.requests).unwrap_or(u16::MAX);
-    let Prefills { prompts, prompt_tokens, uncached_tokens, attention } = load.prefills;
+    let PendingPrefills { prompts, prompt_tokens, uncached_tokens, attention } = load.prefills;
     let words = [
         place(endpoint, requests),
         pair(narrow(load.prefill_tokens), narrow(load.decode_tokens)),
@@ -434,23 +434,23 @@ fn load_bytes(endpoint: EndpointRef, load: Load) -> [u8; LOAD] {
 }
 
 /// The load of an entry; nothing, of a slot that no snapshot has.
-fn load(bytes: &[u8; LOAD]) -> Option<(EndpointRef, Load)> {
+fn load(bytes: &[u8; LOAD]) -> Option<(EndpointRef, EndpointLoad)> {
     let [at, tokens, prompts, work] = words(bytes);
     let (endpoint, requests) = endpoint(at)?;
     let [(prefill, decode), (prompts, prompt), (uncached, attention)] = [tokens, prompts, work].map(unpair);
-    let prefills = Prefills { prompts, prompt_tokens: prompt.into(), uncached_tokens: uncached.into(), attention: attention.into() };
-    let load = Load {
+    let prefills = PendingPrefills { prompts, prompt_tokens: prompt.into(), uncached_tokens: uncached.into(), attention: attention.into() };
+    let load = EndpointLoad {
         requests: u32::from(requests),
         prefill_tokens: u64::from(prefill),
         decode_tokens: u64::from(decode),
         prefills,
-        ..Load::default()
+        ..EndpointLoad::default()
     };
     Some((endpoint, load))
 }
 
 fn is_nothing(bytes: &[u8; LOAD]) -> bool {
-    load(bytes).is_none_or(|(_, load)| load == Load::default())
+    load(bytes).is_none_or(|(_, load)| load == EndpointLoad::default())
 }
 
 fn place(endpoint: EndpointRef, low: u16) -> u64 {
@@ -494,53 +494,58 @@ fn words<const BYTES: usize, const WORDS: usize>(bytes: &[u8; BYTES]) -> [u64; W
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use scheduler::in_flight::Ticket;
+    use scheduler::in_flight::InFlightTicket;
 
-    const HEAD_OF_7: RowHead = RowHead { vm: 7, written: Time(8), ring: 9 };
+    const HEAD_OF_7: LoadReportHead = LoadReportHead { vm: 7, written: Timestamp(8), ring: 9 };
 
     fn at(slot: u16, incarnation: u32) -> EndpointRef {
         EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) }
     }
 
-    fn started() -> Others {
-        let mut others = Others::default();
+    fn started() -> PeerLoads {
+        let mut others = PeerLoads::default();
         others.start(&(0..8).map(|slot| at(slot, 1)).collect::<Vec<_>>());
         others
     }
 
-    fn sums(others: &Others) -> Vec<Load> {
+    fn sums(others: &PeerLoads) -> Vec<EndpointLoad> {
         (0..8).map(|slot| others.load(at(slot, 1))).collect()
     }
 
     #[test]
     fn a_row_says_what_is_outstanding_and_who_failed() {
-        let (mut ledger, mut own, mut peer, mut others) = (InFlight::default(), OwnRow::default(), PeerRow::default(), started());
+        let (mut ledger, mut own, mut peer, mut others) =
+            (InFlight::default(), OwnLoadReport::default(), PeerLoadReport::default(), started());
         let mut ticket = ledger.admit(at(3, 1), 500);
         let _other = ledger.admit(at(5, u32::MAX), 1);
         ledger.decoded(&mut ticket, 20);
-        let failed = Ejection { at: Time(1), failures: 2, until: Time(u64::MAX), endpoint: at(1023, 9), outside: true, by_answers: true };
+        let failed =
+            Ejection { at: Timestamp(1), failures: 2, until: Timestamp(u64::MAX), endpoint: at(1023, 9), outside: true, by_answers: true };
         let bytes = own.write(HEAD_OF_7, &mut ledger, &[failed]).to_vec();
         assert_eq!(bytes.len(), HEAD + 2 * LOAD + FAILURE);
         assert!(!peer.replace(bytes, true, &mut others));
         assert_eq!((peer.head(), peer.ejections().collect::<Vec<_>>()), (HEAD_OF_7, vec![failed]));
-        let prefills = Prefills::of(500, 500);
-        assert_eq!(others.load(at(3, 1)), Load { requests: 1, prefill_tokens: 500, decode_tokens: 20, prefills, ..Load::default() });
-        assert_eq!(others.load(at(5, 1)), Load::default(), "of another life");
+        let prefills = PendingPrefills::of(500, 500);
+        assert_eq!(
+            others.load(at(3, 1)),
+            EndpointLoad { requests: 1, prefill_tokens: 500, decode_tokens: 20, prefills, ..EndpointLoad::default() }
+        );
+        assert_eq!(others.load(at(5, 1)), EndpointLoad::default(), "of another life");
         ledger.release(ticket);
         assert!(!own.is_idle());
         peer.replace(own.write(HEAD_OF_7, &mut ledger, &[]).to_vec(), true, &mut others);
-        assert_eq!(sums(&others), vec![Load::default(); 8]);
+        assert_eq!(sums(&others), vec![EndpointLoad::default(); 8]);
     }
 
     #[test]
     fn the_lowest_slos_of_those_that_count_are_told() {
-        let (mut others, mut one, mut two) = (started(), PeerRow::default(), PeerRow::default());
+        let (mut others, mut one, mut two) = (started(), PeerLoadReport::default(), PeerLoadReport::default());
         let row = |ttft, tpot| {
-            let mut own = OwnRow::default();
-            own.set(at(2, 1), Load { requests: 1, ttft_slo_us: ttft, tpot_slo_us: tpot, ..Load::default() });
+            let mut own = OwnLoadReport::default();
+            own.set(at(2, 1), EndpointLoad { requests: 1, ttft_slo_us: ttft, tpot_slo_us: tpot, ..EndpointLoad::default() });
             own.write(HEAD_OF_7, &mut InFlight::default(), &[]).to_vec()
         };
-        let slos = |others: &Others| (others.load(at(2, 1)).ttft_slo_us, others.load(at(2, 1)).tpot_slo_us);
+        let slos = |others: &PeerLoads| (others.load(at(2, 1)).ttft_slo_us, others.load(at(2, 1)).tpot_slo_us);
         assert!(one.replace(row(Some(500), None), true, &mut others) && two.replace(row(Some(300), Some(20)), true, &mut others));
         one.add_slos_to(&mut others);
         two.add_slos_to(&mut others);
@@ -554,13 +559,13 @@ mod tests {
 
     #[test]
     fn slos_are_put_together_anew_when_they_change_or_the_row_begins_or_ceases_to_count() {
-        let (mut others, mut peer) = (started(), PeerRow::default());
+        let (mut others, mut peer) = (started(), PeerLoadReport::default());
         let row = |requests, ttft_slo_us, failures: &[Ejection]| {
-            let mut own = OwnRow::default();
-            own.set(at(2, 1), Load { requests, ttft_slo_us, ..Load::default() });
+            let mut own = OwnLoadReport::default();
+            own.set(at(2, 1), EndpointLoad { requests, ttft_slo_us, ..EndpointLoad::default() });
             own.write(HEAD_OF_7, &mut InFlight::default(), failures).to_vec()
         };
-        let failed = Ejection { at: Time(1), failures: 1, until: Time(9), endpoint: at(3, 1), outside: false, by_answers: false };
+        let failed = Ejection { at: Timestamp(1), failures: 1, until: Timestamp(9), endpoint: at(3, 1), outside: false, by_answers: false };
         for (requests, slo, counts, anew) in [
             (1, None, true, false),
             (1, None, false, false),
@@ -576,7 +581,7 @@ mod tests {
             assert_eq!(peer.ejections().collect::<Vec<_>>(), [failed], "wherever they stand behind the SLOs");
             assert!(!peer.is_idle());
         }
-        peer.replace(OwnRow::default().write(HEAD_OF_7, &mut InFlight::default(), &[]).to_vec(), true, &mut others);
+        peer.replace(OwnLoadReport::default().write(HEAD_OF_7, &mut InFlight::default(), &[]).to_vec(), true, &mut others);
         assert!(peer.is_idle());
     }
 
@@ -603,13 +608,13 @@ mod tests {
     #[test]
     fn picks_of_another_worker_stand_for_those_of_other_proxies_too() {
         let row = |vm, slot, requests, prefill_tokens| {
-            let mut own = OwnRow::default();
-            let prefills = Prefills { prompts: requests, ..Prefills::default() };
-            own.set(at(slot, 1), Load { requests, prefill_tokens, prefills, ..Load::default() });
-            own.write(RowHead { vm, ..HEAD_OF_7 }, &mut InFlight::default(), &[]).to_vec()
+            let mut own = OwnLoadReport::default();
+            let prefills = PendingPrefills { prompts: requests, ..PendingPrefills::default() };
+            own.set(at(slot, 1), EndpointLoad { requests, prefill_tokens, prefills, ..EndpointLoad::default() });
+            own.write(LoadReportHead { vm, ..HEAD_OF_7 }, &mut InFlight::default(), &[]).to_vec()
         };
-        let (mut others, mut peer) = (started(), PeerRow::default());
-        let load = |others: &Others, slot| (others.load(at(slot, 1)).requests, others.load(at(slot, 1)).prefill_tokens);
+        let (mut others, mut peer) = (started(), PeerLoadReport::default());
+        let load = |others: &PeerLoads, slot| (others.load(at(slot, 1)).requests, others.load(at(slot, 1)).prefill_tokens);
         peer.replace(row(7, 2, 1, 10), true, &mut others);
         assert_eq!(load(&others, 2), (1, 10), "there is no other proxy");
         others.stand_for(2, 1_000, 0);
@@ -622,33 +627,37 @@ mod tests {
         assert_eq!(load(&others, 2), (6, 30), "nor is an end");
         peer.replace(row(7, 5, 1, 6), true, &mut others);
         assert_eq!((load(&others, 2), load(&others, 5)), ((4, 10), (3, 18)), "in its place another endpoint");
-        PeerRow::default().replace(row(RowHead::OUTSIDE, 4, 6, 60), true, &mut others);
+        PeerLoadReport::default().replace(row(LoadReportHead::OUTSIDE, 4, 6, 60), true, &mut others);
         assert_eq!(load(&others, 4), (6, 60), "what the other proxies tell is theirs already");
     }
 
     #[test]
     fn a_sum_of_rows_is_a_row() {
         let row = |slot, requests, ttft| {
-            let mut own = OwnRow::default();
-            own.set(at(slot, 1), Load { requests, prefill_tokens: 10, ttft_slo_us: ttft, ..Load::default() });
-            own.set(at(7, 1), Load { requests: 1, ..Load::default() });
+            let mut own = OwnLoadReport::default();
+            own.set(at(slot, 1), EndpointLoad { requests, prefill_tokens: 10, ttft_slo_us: ttft, ..EndpointLoad::default() });
+            own.set(at(7, 1), EndpointLoad { requests: 1, ..EndpointLoad::default() });
             own.write(HEAD_OF_7, &mut InFlight::default(), &[]).to_vec()
         };
-        let (mut sum, mut one, mut two, mut others) = (Sum::default(), PeerRow::default(), PeerRow::default(), started());
-        sum.start((0..8).map(|slot| at(slot, 1)).collect(), []);
+        let (mut sum, mut one, mut two, mut others) =
+            (LoadReportSum::default(), PeerLoadReport::default(), PeerLoadReport::default(), started());
+        sum.reset((0..8).map(|slot| at(slot, 1)).collect(), []);
         sum.read(&mut one, row(2, 3, Some(40)));
         sum.read(&mut two, row(2, 4, Some(30)));
-        sum.add(at(5, 1), Load { requests: 9, ttft_slo_us: Some(70), tpot_slo_us: Some(8), ..Load::default() });
-        let mut whole = PeerRow::default();
+        sum.add(at(5, 1), EndpointLoad { requests: 9, ttft_slo_us: Some(70), tpot_slo_us: Some(8), ..EndpointLoad::default() });
+        let mut whole = PeerLoadReport::default();
         whole.replace(sum.row(HEAD_OF_7, [&one, &two], &[]), true, &mut others);
         whole.add_slos_to(&mut others);
-        assert_eq!(others.load(at(2, 1)), Load { requests: 7, prefill_tokens: 20, ttft_slo_us: Some(30), ..Load::default() });
+        assert_eq!(
+            others.load(at(2, 1)),
+            EndpointLoad { requests: 7, prefill_tokens: 20, ttft_slo_us: Some(30), ..EndpointLoad::default() }
+        );
         assert_eq!([5, 7].map(|slot| others.load(at(slot, 1)).requests), [9, 2]);
         assert_eq!((others.load(at(5, 1)).ttft_slo_us, others.load(at(5, 1)).tpot_slo_us), (Some(70), Some(8)));
         sum.count(&mut two, false);
         whole.replace(sum.row(HEAD_OF_7, [&one, &two], &[]), true, &mut others);
         assert_eq!(others.load(at(2, 1)).requests, 3, "without the one that asks");
-        sum.start(vec![at(7, 1)], [&one, &two]);
+        sum.reset(vec![at(7, 1)], [&one, &two]);
         whole.replace(sum.row(HEAD_OF_7, [&one, &two], &[]), true, &mut others);
         assert_eq!(sums(&others).iter().map(|load| load.requests).collect::<Vec<_>>(), [0, 0, 0, 0, 0, 0, 0, 1]);
     }
@@ -656,29 +665,33 @@ mod tests {
     #[test]
     fn failures_go_from_process_to_process_by_the_clock_of_each_and_not_in_circles() {
         let failure = |slot, ms, outside| Ejection {
-            at: Time(0).plus_ms(ms),
+            at: Timestamp(0).plus_ms(ms),
             failures: 1,
-            until: Time(0).plus_ms(ms + 1_000),
+            until: Timestamp(0).plus_ms(ms + 1_000),
             endpoint: at(slot, 1),
             outside,
             by_answers: false,
         };
-        let (mut one, mut two, mut others) = (PeerRow::default(), PeerRow::default(), started());
-        let row = |failures: &[Ejection]| OwnRow::default().write(HEAD_OF_7, &mut InFlight::default(), failures).to_vec();
+        let (mut one, mut two, mut others) = (PeerLoadReport::default(), PeerLoadReport::default(), started());
+        let row = |failures: &[Ejection]| OwnLoadReport::default().write(HEAD_OF_7, &mut InFlight::default(), failures).to_vec();
         one.replace(row(&[failure(1, 500, false), failure(2, 500, true)]), true, &mut others);
         two.replace(row(&[failure(1, 700, false), failure(3, 100, false)]), true, &mut others);
-        let told = Sum::default().row(RowHead { written: Time(0).plus_ms(800), ..HEAD_OF_7 }, [&one, &two], &[failure(3, 600, false)]);
-        let mut read = PeerRow::default();
+        let told = LoadReportSum::default().row(
+            LoadReportHead { written: Timestamp(0).plus_ms(800), ..HEAD_OF_7 },
+            [&one, &two],
+            &[failure(3, 600, false)],
+        );
+        let mut read = PeerLoadReport::default();
         read.replace(told.clone(), true, &mut others);
         let expected = [failure(3, 600, false), failure(1, 700, false)];
         assert_eq!(read.ejections().collect::<Vec<_>>(), expected, "the last of each, and none of another proxy's");
 
         let mut received = told;
-        assert!(RowHead { written: Time(0).plus_ms(5_800), ..HEAD_OF_7 }.receive(&mut received));
+        assert!(LoadReportHead { written: Timestamp(0).plus_ms(5_800), ..HEAD_OF_7 }.receive(&mut received));
         read.replace(received, true, &mut others);
-        assert_eq!(read.head(), RowHead { written: Time(0).plus_ms(5_800), ..HEAD_OF_7 });
+        assert_eq!(read.head(), LoadReportHead { written: Timestamp(0).plus_ms(5_800), ..HEAD_OF_7 });
         assert_eq!(read.ejections().collect::<Vec<_>>(), [failure(3, 5_600, false), failure(1, 5_700, false)]);
-        let answered = Ejection { at: Time(0), failures: 0, until: Time(0), ..failure(1, 0, false) };
+        let answered = Ejection { at: Timestamp(0), failures: 0, until: Timestamp(0), ..failure(1, 0, false) };
         let mut received = row(&[answered, failure(2, u64::MAX >> 30, false)]);
         assert!(HEAD_OF_7.receive(&mut received));
         read.replace(received, true, &mut others);
@@ -691,29 +704,35 @@ mod tests {
 
     #[test]
     fn nothing_another_process_says_lasts_longer_than_half_a_minute_or_counts_for_more_than_a_proxy_can_have() {
-        let now = Time(0).plus_ms(5_000_000);
-        let head = RowHead { written: now, ..HEAD_OF_7 };
+        let now = Timestamp(0).plus_ms(5_000_000);
+        let head = LoadReportHead { written: now, ..HEAD_OF_7 };
         let said = [(0, u64::MAX), (u64::MAX, u64::MAX), (1, now.0), (u64::MAX, 1)];
         for (written, (at_, until)) in [0, 1, now.0, u64::MAX].into_iter().flat_map(|w| said.map(|s| (w, s))) {
-            let failure =
-                Ejection { at: Time(at_), failures: u32::MAX, until: Time(until), endpoint: at(1, 1), outside: false, by_answers: false };
-            let from = RowHead { written: Time(written), ..HEAD_OF_7 };
-            let mut row = OwnRow::default().write(from, &mut InFlight::default(), &[failure]).to_vec();
+            let failure = Ejection {
+                at: Timestamp(at_),
+                failures: u32::MAX,
+                until: Timestamp(until),
+                endpoint: at(1, 1),
+                outside: false,
+                by_answers: false,
+            };
+            let from = LoadReportHead { written: Timestamp(written), ..HEAD_OF_7 };
+            let mut row = OwnLoadReport::default().write(from, &mut InFlight::default(), &[failure]).to_vec();
             assert!(head.receive(&mut row));
-            let mut read = PeerRow::default();
+            let mut read = PeerLoadReport::default();
             read.replace(row, true, &mut started());
             let told = read.ejections().next().unwrap();
             assert!(told.at <= now, "{written} {at_} {until}: {told:?}");
             assert!(told.until <= now.plus_ms(TOLD_MS_MAX), "{written} {at_} {until}: {told:?}");
         }
         // What so many say must add up without reaching the end of a number: what is cut off there is missed when one of them leaves.
-        let prefills = Prefills { prompts: u32::MAX, ..Prefills::default() };
-        let load = Load { requests: u32::MAX, prefills, ..Load::default() };
+        let prefills = PendingPrefills { prompts: u32::MAX, ..PendingPrefills::default() };
+        let load = EndpointLoad { requests: u32::MAX, prefills, ..EndpointLoad::default() };
         let mut row = Vec::new();
         append(&mut row, &[7, 0, 0, 1]);
         row.extend_from_slice(&load_bytes(at(2, 1), load));
         assert!(head.receive(&mut row));
-        let (mut read, mut others) = (PeerRow::default(), started());
+        let (mut read, mut others) = (PeerLoadReport::default(), started());
         read.replace(row, true, &mut others);
         assert_eq!(others.load(at(2, 1)).prefills.prompts, PROMPTS_MAX);
         assert!(u64::from(PROMPTS_MAX) * 4_096 < u64::from(u32::MAX), "as many rows as a daemon serves streams");
@@ -721,7 +740,7 @@ mod tests {
 
     #[test]
     fn endpoints_that_are_idle_for_good_leave_the_row() {
-        let (mut ledger, mut own) = (InFlight::default(), OwnRow::default());
+        let (mut ledger, mut own) = (InFlight::default(), OwnLoadReport::default());
         let kept = ledger.admit(at(900, 1), 5);
         for slot in 0..=NOTHING_MAX as u16 {
             let ticket = ledger.admit(at(slot, 1), 5);
@@ -736,16 +755,16 @@ mod tests {
 
     /// One VM as another sees it.
     #[derive(Default)]
-    struct Vm {
+    struct ReportVm {
         ledger: InFlight,
-        own: OwnRow,
-        peer: PeerRow,
-        tickets: Vec<Ticket>,
+        own: OwnLoadReport,
+        peer: PeerLoadReport,
+        tickets: Vec<InFlightTicket>,
         last: Vec<u8>,
     }
 
     #[derive(Clone, Debug)]
-    enum Step {
+    enum ReportStep {
         Admit(u16, u32, u32),
         Release(prop::sample::Index),
         Transfer(prop::sample::Index, u16),
@@ -754,14 +773,14 @@ mod tests {
         Garbage(Vec<u8>),
     }
 
-    fn step() -> impl Strategy<Value = Step> {
+    fn step() -> impl Strategy<Value = ReportStep> {
         prop_oneof![
-            4 => (0..8_u16, 1..3_u32, 0..1000_u32).prop_map(|(slot, life, tokens)| Step::Admit(slot, life, tokens)),
-            3 => any::<prop::sample::Index>().prop_map(Step::Release),
-            1 => (any::<prop::sample::Index>(), 0..8_u16).prop_map(|(i, slot)| Step::Transfer(i, slot)),
-            4 => Just(Step::Tell),
-            1 => any::<bool>().prop_map(Step::Count),
-            1 => prop::collection::vec(any::<u8>(), 0..200).prop_map(Step::Garbage),
+            4 => (0..8_u16, 1..3_u32, 0..1000_u32).prop_map(|(slot, life, tokens)| ReportStep::Admit(slot, life, tokens)),
+            3 => any::<prop::sample::Index>().prop_map(ReportStep::Release),
+            1 => (any::<prop::sample::Index>(), 0..8_u16).prop_map(|(i, slot)| ReportStep::Transfer(i, slot)),
+            4 => Just(ReportStep::Tell),
+            1 => any::<bool>().prop_map(ReportStep::Count),
+            1 => prop::collection::vec(any::<u8>(), 0..200).prop_map(ReportStep::Garbage),
         ]
     }
 
@@ -770,36 +789,36 @@ mod tests {
         #[test]
         fn differences_add_up_to_the_row(steps in prop::collection::vec((0..2_usize, step()), 0..80)) {
             let mut others = started();
-            let mut vms = [Vm::default(), Vm::default()];
+            let mut vms = [ReportVm::default(), ReportVm::default()];
             for (vm, step) in steps {
-                let Vm { ledger, own, peer, tickets, last } = &mut vms[vm];
+                let ReportVm { ledger, own, peer, tickets, last } = &mut vms[vm];
                 match step {
-                    Step::Admit(slot, life, tokens) => tickets.push(ledger.admit(at(slot, life), tokens)),
-                    Step::Release(i) if !tickets.is_empty() => ledger.release(tickets.swap_remove(i.index(tickets.len()))),
-                    Step::Transfer(i, slot) if !tickets.is_empty() => ledger.transfer(i.get_mut(tickets), at(slot, 1)),
-                    Step::Tell => {
+                    ReportStep::Admit(slot, life, tokens) => tickets.push(ledger.admit(at(slot, life), tokens)),
+                    ReportStep::Release(i) if !tickets.is_empty() => ledger.release(tickets.swap_remove(i.index(tickets.len()))),
+                    ReportStep::Transfer(i, slot) if !tickets.is_empty() => ledger.transfer(i.get_mut(tickets), at(slot, 1)),
+                    ReportStep::Tell => {
                         *last = own.write(HEAD_OF_7, ledger, &[]).to_vec();
                         peer.replace(last.clone(), peer.counts(), &mut others);
                         prop_assert_eq!(own.is_idle(), ledger.rows().count() == 0);
                     }
-                    Step::Count(counts) => drop(peer.count(counts, &mut others)),
-                    Step::Garbage(bytes) => {
+                    ReportStep::Count(counts) => drop(peer.count(counts, &mut others)),
+                    ReportStep::Garbage(bytes) => {
                         *last = bytes;
                         peer.replace(last.clone(), true, &mut others);
                     }
                     _ => {}
                 }
                 let mut anew = started();
-                for Vm { peer, last, .. } in &vms {
-                    PeerRow::default().replace(last.clone(), peer.counts(), &mut anew);
+                for ReportVm { peer, last, .. } in &vms {
+                    PeerLoadReport::default().replace(last.clone(), peer.counts(), &mut anew);
                 }
                 prop_assert_eq!(sums(&others), sums(&anew));
             }
-            for Vm { ledger, own, peer, tickets, .. } in &mut vms {
+            for ReportVm { ledger, own, peer, tickets, .. } in &mut vms {
                 tickets.drain(..).for_each(|ticket| ledger.release(ticket));
                 peer.replace(own.write(HEAD_OF_7, ledger, &[]).to_vec(), true, &mut others);
             }
-            prop_assert_eq!(sums(&others), vec![Load::default(); 8], "when all has ended nothing is left");
+            prop_assert_eq!(sums(&others), vec![EndpointLoad::default(); 8], "when all has ended nothing is left");
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use scheduler::BYTES_PER_TOKEN;
 
-use crate::usage::Usage;
+use crate::usage::TokenUsage;
 
 /// Tokens for each byte of prompt text.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +34,7 @@ impl Default for TokenRate {
 
 impl TokenRate {
     /// A prompt of so many bytes, all of them text, had the tokens that `usage` says. 0: it had other parts.
-    pub(super) fn learn(&mut self, bytes: u32, usage: &Usage) {
+    pub(super) fn learn(&mut self, bytes: u32, usage: &TokenUsage) {
         let Some(tokens @ 1..) = usage.prompt_tokens.filter(|_| bytes >= LEARNED_BYTES_MIN) else { return };
         let said = (f64::from(tokens) / f64::from(bytes)).clamp(self.0 / OUTLIER, self.0 * OUTLIER);
         self.0 = (self.0 + STEP * (said - self.0)).clamp(SLOWEST, FASTEST);
@@ -65,7 +65,7 @@ mod tests {
     fn after(replies: impl IntoIterator<Item = (u32, u32)>) -> TokenRate {
         let mut rate = TokenRate::default();
         for (bytes, tokens) in replies {
-            rate.learn(bytes, &Usage { prompt_tokens: Some(tokens), ..Usage::default() });
+            rate.learn(bytes, &TokenUsage { prompt_tokens: Some(tokens), ..TokenUsage::default() });
         }
         rate
     }

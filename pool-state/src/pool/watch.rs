@@ -3,15 +3,15 @@
 //! The list names who may serve; so the conditions of each are noted, and those of who answers are told. A retry took time that nobody
 //! measured: such a request tells of its tokens, not of its first one.
 
-use scheduler::latency::learn::{Ended, Observation};
-use scheduler::latency::step::{FirstToken, Gap};
+use scheduler::latency::learn::{Observation, RequestEnd};
+use scheduler::latency::step::{FirstToken, TokenGap};
 use scheduler::latency::{Conditions, Prediction};
-use scheduler::{EndpointRef, Local, Request, Route};
+use scheduler::{EndpointRef, LocalState, Request, Route};
 
-use super::observed::Observed;
-use super::{Held, Pool};
-use crate::time::Time;
-use crate::usage::Usage;
+use super::observed::EncodedObservation;
+use super::{LedgerHold, ManagedPool};
+use crate::time::Timestamp;
+use crate::usage::TokenUsage;
 
 /// Tokens over which a gap is measured: long enough to be more than the jitter of one, short enough that the batch is still the same.
 const GAP_TOKENS: u32 = 4;
@@ -21,8 +21,8 @@ const GAP_FROM_TOKEN: u32 = 2;
 
 /// One request.
 #[derive(Debug)]
-pub struct Watch {
-    picked_at: Time,
+pub struct RequestTiming {
+    picked_at: Timestamp,
     /// The ranked list.
     candidates: Vec<(EndpointRef, Conditions)>,
     /// Of the first of them.
@@ -32,28 +32,28 @@ pub struct Watch {
     service_ms: Option<f32>,
     tokens: u32,
     next_gap: u32,
-    gap_began: Option<(Time, u32)>,
-    gap: Option<Gap>,
+    gap_began: Option<(Timestamp, u32)>,
+    gap: Option<TokenGap>,
 }
 
 /// How a request ended.
 #[derive(Debug)]
-pub struct Ending<'u> {
+pub struct RequestEnding<'u> {
     /// In what way.
-    pub ended: Ended,
+    pub ended: RequestEnd,
     /// Pick to first token, ms.
     pub ttft_ms: Option<f32>,
     /// Time for each token after the first, ms.
     pub tpot_ms: Option<f32>,
     /// What it cost.
-    pub usage: &'u Usage,
+    pub usage: &'u TokenUsage,
 }
 
 // === impl Watch ===
 
-impl Watch {
+impl RequestTiming {
     /// `to` serves, not the first of the list.
-    pub(super) fn moved(&mut self, to: EndpointRef) -> bool {
+    pub(super) fn move_to(&mut self, to: EndpointRef) -> bool {
         let position = self.candidates.iter().position(|(endpoint, _)| *endpoint == to);
         self.serving = position.unwrap_or(0);
         self.predicted = None;
@@ -68,11 +68,11 @@ impl Watch {
         self.candidates.get(self.serving).map(|(endpoint, _)| *endpoint)
     }
 
-    fn observed(&self, ending: &Ending<'_>) -> Option<Observed> {
+    fn observation(&self, ending: &RequestEnding<'_>) -> Option<EncodedObservation> {
         let &(endpoint, conditions) = self.candidates.get(self.serving)?;
         let usage = ending.usage;
         let first_token = self.service_ms.map(|service_ms| FirstToken {
-            uncached_tokens: Observed::uncached_tokens(&conditions, usage),
+            uncached_tokens: EncodedObservation::uncached_tokens(&conditions, usage),
             prompt_tokens: conditions.prompt_tokens,
             service_ms,
         });
@@ -87,7 +87,7 @@ impl Watch {
             first_token,
             gap: self.gap,
         };
-        Some(Observed {
+        Some(EncodedObservation {
             observation,
             predicted: self.predicted,
             prompt_tokens: usage.prompt_tokens,
@@ -99,19 +99,20 @@ impl Watch {
 
 // === impl Pool ===
 
-impl Pool {
+impl ManagedPool {
     /// Begins to observe a request, before it counts anywhere; not one that several endpoints work on, whose times are nobody's alone.
-    pub(super) fn watch(&self, request: &Request<'_>, route: &Route, now: Time) -> Option<Box<Watch>> {
+    pub(super) fn start_timing(&self, request: &Request<'_>, route: &Route, now: Timestamp) -> Option<Box<RequestTiming>> {
         let state = self.state.as_ref().filter(|_| self.learned.is_some() && request.prompt_tokens > 0)?;
         if route.prefill.is_some() || !route.encode.is_empty() || route.data_parallel.is_some() {
             return None;
         }
-        let local = Local { matched_blocks: &self.matched, metrics_stale: state.metrics_stale(now), ..Local::new(&self.in_flight) };
+        let local =
+            LocalState { matched_blocks: &self.matched, metrics_stale: state.metrics_stale(now), ..LocalState::new(&self.in_flight) };
         let conditions = |index| Some((state.snapshot.endpoint(index)?.id, Conditions::at_pick(&state.snapshot, &local, request, index)));
         let candidates: Vec<_> = route.ranked.iter().filter_map(conditions).collect();
         let first = candidates.first();
         let predicted = state.snapshot.latency().zip(first).and_then(|(model, (endpoint, at))| model.predict(*endpoint, at).ok());
-        Some(Box::new(Watch {
+        Some(Box::new(RequestTiming {
             picked_at: now,
             candidates,
             predicted,
@@ -126,12 +127,12 @@ impl Pool {
 
     /// The first token is out: how long its prefill took, if the endpoint worked on no prompt of others meanwhile, whose first tokens are not seen
     /// here.
-    pub(super) fn watch_first_token(&mut self, held: &mut Held, now: Time) {
+    pub(super) fn observe_first_token(&mut self, held: &mut LedgerHold, now: Timestamp) {
         let Some(watch) = &mut held.watch else { return };
         let Some(endpoint) = watch.endpoint() else { return };
         let slot = usize::from(endpoint.slot.0);
         if self.first_tokens.len() <= slot {
-            self.first_tokens.resize(slot + 1, Time(0));
+            self.first_tokens.resize(slot + 1, Timestamp(0));
         }
         let Some(last) = self.first_tokens.get_mut(slot) else { return };
         let before = std::mem::replace(last, now);
@@ -142,7 +143,7 @@ impl Pool {
     }
 
     /// The output grew: a gap is measured now and then, while nobody at the endpoint waits for a first token.
-    pub(super) fn watch_tokens(&self, held: &mut Held, tokens: u32, now: Time) {
+    pub(super) fn observe_tokens(&self, held: &mut LedgerHold, tokens: u32, now: Timestamp) {
         let Some(watch) = &mut held.watch else { return };
         watch.tokens = watch.tokens.saturating_add(tokens);
         let is_due = watch.gap_began.map_or(watch.next_gap, |(_, from)| from + GAP_TOKENS) <= watch.tokens;
@@ -153,7 +154,7 @@ impl Pool {
             watch.next_gap = watch.tokens.saturating_mul(2);
             #[expect(clippy::cast_precision_loss, reason = "requests and tokens of one endpoint")]
             let (batch, context_tokens, count) = (load.requests as f32, load.decode_tokens as f32, (watch.tokens - from) as f32);
-            let gap = Gap { batch, context_tokens, gap_ms: ms_between(began, now) / count };
+            let gap = TokenGap { batch, context_tokens, gap_ms: ms_between(began, now) / count };
             watch.gap = Some(gap).filter(|_| quiet).or(watch.gap);
         } else if quiet {
             watch.gap_began = Some((now, watch.tokens));
@@ -163,16 +164,16 @@ impl Pool {
     }
 
     /// The request has ended.
-    pub fn observe_end(&mut self, held: &Held, ending: &Ending<'_>) {
-        let tells = ending.ended != Ended::Done || ending.ttft_ms.is_some() || ending.usage.completion_tokens.is_some();
-        if let Some(observed) = held.watch.as_ref().filter(|_| tells).and_then(|watch| watch.observed(ending)) {
-            self.untaken.keep(observed);
+    pub fn observe_end(&mut self, held: &LedgerHold, ending: &RequestEnding<'_>) {
+        let tells = ending.ended != RequestEnd::Done || ending.ttft_ms.is_some() || ending.usage.completion_tokens.is_some();
+        if let Some(observed) = held.watch.as_ref().filter(|_| tells).and_then(|watch| watch.observation(ending)) {
+            self.observations.push(observed);
         }
     }
 }
 
 /// Milliseconds with their fraction.
 #[expect(clippy::cast_precision_loss, reason = "minutes in µs; beyond 2^24 nearly right is right enough")]
-pub fn ms_between(from: Time, to: Time) -> f32 {
+pub fn ms_between(from: Timestamp, to: Timestamp) -> f32 {
     to.us_since(from) as f32 / 1_000.0
 }

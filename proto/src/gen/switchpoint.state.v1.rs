@@ -19,7 +19,7 @@ pub mod proxy_message {
         Report(super::Report),
         /// Every few ms while there is traffic and the daemon said that there are other proxies.
         #[prost(message, tag = "4")]
-        Share(super::Share),
+        LoadReport(super::LoadReport),
         /// Ten times a second while requests end and the daemon learns from them.
         #[prost(message, tag = "40")]
         Observations(super::Observations),
@@ -45,10 +45,10 @@ pub mod daemon_message {
         Metrics(super::Metrics),
         /// Every few ms while other proxies of the pool have something to tell, and when their number changes.
         #[prost(message, tag = "4")]
-        Peers(super::Peers),
+        PeerLoad(super::PeerLoad),
         /// What was learned of a pool. Replaces the one before; a roster does not touch it.
         #[prost(message, tag = "40")]
-        Learned(super::Learned),
+        LearnedModels(super::LearnedModels),
     }
 }
 /// A newer term is a newer life of the daemon; within a term the sequence only grows.
@@ -450,7 +450,7 @@ pub struct Histogram {
 }
 /// What all VMs of a process together have under way in a pool, and what they placed since the last of these messages.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Share {
+pub struct LoadReport {
     #[prost(string, tag = "1")]
     pub pool: ::prost::alloc::string::String,
     /// A row as pool_state::row has it, absolute: it replaces the one before and counts for SHARE_EXPIRY_MS. Empty: the one before stands.
@@ -459,25 +459,25 @@ pub struct Share {
     /// Placements new since the last message, as src/placements.rs has them. Hashes keyed by the deployment's secret, never a prompt.
     #[prost(bytes = "vec", tag = "57")]
     pub placements: ::prost::alloc::vec::Vec<u8>,
-    /// The moment since which it has news, by a clock that only the sender reads: it comes back in Peers. 0: no matter.
+    /// The moment since which it has news, by a clock that only the sender reads: it comes back in PeerLoad. 0: no matter.
     #[prost(fixed64, tag = "55")]
     pub stamp: u64,
 }
 /// What the other proxies of a pool have under way, all together, and what they placed. Counts for SHARE_EXPIRY_MS.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Peers {
+pub struct PeerLoad {
     #[prost(string, tag = "1")]
     pub pool: ::prost::alloc::string::String,
     /// Proxies of the pool that the daemon hears, this one included: with 1 there is nobody to share with.
     #[prost(uint32, tag = "2")]
     pub proxies: u32,
-    /// As in Share.
+    /// As in LoadReport.
     #[prost(bytes = "vec", tag = "3")]
     pub row: ::prost::alloc::vec::Vec<u8>,
-    /// As in Share.
+    /// As in LoadReport.
     #[prost(bytes = "vec", tag = "57")]
     pub placements: ::prost::alloc::vec::Vec<u8>,
-    /// The stamp of the newest Share of this proxy that was heard: what was told then, the others know now.
+    /// The stamp of the newest LoadReport of this proxy that was heard: what was told then, the others know now.
     #[prost(fixed64, tag = "55")]
     pub stamp: u64,
     /// Other proxies that have told anything of late.
@@ -500,7 +500,7 @@ pub struct Observations {
 }
 /// What was learned of a pool; each number is checked before any is used. A proxy that has it tells Observations.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Learned {
+pub struct LearnedModels {
     #[prost(string, tag = "1")]
     pub pool: ::prost::alloc::string::String,
     /// Of the same count as the rosters', which it does not depend on.

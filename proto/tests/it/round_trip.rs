@@ -5,14 +5,14 @@ use prost::Message;
 use proto::{PoolState, encode_metrics, encode_roster, state};
 use scheduler::{ProfilePlugin, Version};
 
-use crate::strategies::{AnyPool, any_pool, any_version, one_profile};
+use crate::strategies::{PoolCase, any_pool, any_version, one_profile};
 
 fn over_the_wire<M: Message + Default>(message: &M) -> M {
     M::decode(message.encode_to_vec().as_slice()).unwrap()
 }
 
-fn encode(pool: &AnyPool) -> state::Roster {
-    let AnyPool { version, endpoints, pipeline, objects, hash_secret, staleness_max_ms, .. } = pool;
+fn encode(pool: &PoolCase) -> state::Roster {
+    let PoolCase { version, endpoints, pipeline, objects, hash_secret, staleness_max_ms, .. } = pool;
     encode_roster(PoolState {
         pool: "p",
         version: *version,

@@ -10,7 +10,7 @@
 
 use std::collections::VecDeque;
 
-use super::Load;
+use super::EndpointLoad;
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Incarnation};
 
 /// Picks that may stand for others' at once: 20 ms of 50,000 picks a second. Beyond it the oldest cease to.
@@ -18,19 +18,19 @@ const YOUNG_MAX: usize = 1_024;
 
 /// The table. One writer; reads are array look-ups.
 #[derive(Debug, Default)]
-pub struct Others {
+pub struct PeerLoads {
     /// By slot, up to the highest one present.
-    rows: Vec<Option<(Incarnation, Load)>>,
+    rows: Vec<Option<(Incarnation, EndpointLoad)>>,
     /// For how many picks of others one made here stands, and for how long, µs.
     stands_for: u32,
     delay_us: u64,
     /// When each that does was made, and what it adds; the oldest first.
-    young: VecDeque<(u64, EndpointRef, Load)>,
+    young: VecDeque<(u64, EndpointRef, EndpointLoad)>,
 }
 
 // === impl Others ===
 
-impl Others {
+impl PeerLoads {
     /// Starts afresh: nothing is outstanding, and only these lives of endpoints will count.
     pub fn start(&mut self, present: &[EndpointRef]) {
         self.rows.clear();
@@ -44,13 +44,13 @@ impl Others {
                 self.rows.resize(slot + 1, None);
             }
             if let Some(row) = self.rows.get_mut(slot) {
-                *row = Some((endpoint.incarnation, Load::default()));
+                *row = Some((endpoint.incarnation, EndpointLoad::default()));
             }
         }
     }
 
     /// Somebody has `load` outstanding at `endpoint`. Nothing, if that life is not present.
-    pub fn add(&mut self, endpoint: EndpointRef, load: Load) {
+    pub fn add(&mut self, endpoint: EndpointRef, load: EndpointLoad) {
         if let Some(Some((incarnation, sum))) = self.rows.get_mut(usize::from(endpoint.slot.0))
             && *incarnation == endpoint.incarnation
         {
@@ -59,7 +59,7 @@ impl Others {
     }
 
     /// Takes out what [`Self::add`] put in; the SLOs stay.
-    pub fn subtract(&mut self, endpoint: EndpointRef, load: Load) {
+    pub fn subtract(&mut self, endpoint: EndpointRef, load: EndpointLoad) {
         if let Some(Some((incarnation, sum))) = self.rows.get_mut(usize::from(endpoint.slot.0))
             && *incarnation == endpoint.incarnation
         {
@@ -71,7 +71,7 @@ impl Others {
     }
 
     /// [`Self::subtract`] of `was` and [`Self::add`] of `is` in one look, but for SLOs: most of what a look at others' rows has to do.
-    pub fn replace(&mut self, endpoint: EndpointRef, was: &Load, is: &Load) {
+    pub fn replace(&mut self, endpoint: EndpointRef, was: &EndpointLoad, is: &EndpointLoad) {
         if let Some(Some((incarnation, sum))) = self.rows.get_mut(usize::from(endpoint.slot.0))
             && *incarnation == endpoint.incarnation
         {
@@ -114,9 +114,9 @@ impl Others {
     }
 
     /// Somebody here picked `endpoint` for a request of `load`.
-    pub fn picked(&mut self, endpoint: EndpointRef, load: Load, now_us: u64) {
+    pub fn picked(&mut self, endpoint: EndpointRef, load: EndpointLoad, now_us: u64) {
         if self.picks_stand() {
-            let load = Load { ttft_slo_us: None, tpot_slo_us: None, ..load.times(self.stands_for) };
+            let load = EndpointLoad { ttft_slo_us: None, tpot_slo_us: None, ..load.times(self.stands_for) };
             self.add(endpoint, load);
             self.young.push_back((now_us, endpoint, load));
             self.stand_for(self.stands_for, self.delay_us, now_us);
@@ -125,7 +125,7 @@ impl Others {
 
     /// What all others together have outstanding at `endpoint`.
     #[must_use]
-    pub fn load(&self, endpoint: EndpointRef) -> Load {
+    pub fn load(&self, endpoint: EndpointRef) -> EndpointLoad {
         self.row(endpoint).copied().unwrap_or_default()
     }
 
@@ -135,7 +135,7 @@ impl Others {
         self.row(endpoint).map_or(0, |load| load.requests)
     }
 
-    fn row(&self, endpoint: EndpointRef) -> Option<&Load> {
+    fn row(&self, endpoint: EndpointRef) -> Option<&EndpointLoad> {
         match self.rows.get(usize::from(endpoint.slot.0)) {
             Some(Some((incarnation, load))) if *incarnation == endpoint.incarnation => Some(load),
             _ => None,
@@ -152,15 +152,15 @@ mod tests {
         EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) }
     }
 
-    fn load(requests: u32, prefill_tokens: u64) -> Load {
-        Load { requests, prefill_tokens, ..Load::default() }
+    fn load(requests: u32, prefill_tokens: u64) -> EndpointLoad {
+        EndpointLoad { requests, prefill_tokens, ..EndpointLoad::default() }
     }
 
     #[test]
     fn rows_of_many_add_up_and_only_of_lives_present() {
-        let (a, b, mut others) = (endpoint(3, 1), endpoint(9, 2), Others::default());
+        let (a, b, mut others) = (endpoint(3, 1), endpoint(9, 2), PeerLoads::default());
         others.add(a, load(1, 1));
-        assert_eq!(others.load(a), Load::default(), "nobody is present yet");
+        assert_eq!(others.load(a), EndpointLoad::default(), "nobody is present yet");
         others.start(&[a, b, endpoint(u16::MAX, 1)]);
         others.add(a, load(2, 50));
         others.add(a, load(1, 7));
@@ -174,19 +174,19 @@ mod tests {
         others.replace(endpoint(3, 2), &load(3, 9), &load(0, 0));
         assert_eq!(others.load(a), load(3, 9));
         others.start(&[a]);
-        assert_eq!(others.load(a), Load::default(), "made anew");
+        assert_eq!(others.load(a), EndpointLoad::default(), "made anew");
     }
 
     #[test]
     fn a_young_pick_stands_for_one_of_each_other_proxy_until_theirs_are_heard() {
-        let (a, b, mut others) = (endpoint(3, 1), endpoint(4, 1), Others::default());
+        let (a, b, mut others) = (endpoint(3, 1), endpoint(4, 1), PeerLoads::default());
         others.start(&[a, b]);
         others.picked(a, load(1, 50), 1_000);
-        assert_eq!(others.load(a), Load::default(), "there is no other proxy");
+        assert_eq!(others.load(a), EndpointLoad::default(), "there is no other proxy");
         assert!(!others.picks_stand());
         others.stand_for(3, 10_000, 1_000);
         assert!(others.picks_stand());
-        others.picked(a, Load { ttft_slo_us: Some(5), tpot_slo_us: Some(6), ..load(1, 50) }, 2_000);
+        others.picked(a, EndpointLoad { ttft_slo_us: Some(5), tpot_slo_us: Some(6), ..load(1, 50) }, 2_000);
         others.picked(b, load(1, 7), 8_000);
         others.add(a, load(2, 20));
         assert_eq!((others.load(a), others.load(b)), (load(5, 170), load(3, 21)), "SLOs are not multiplied by guessing");
@@ -195,25 +195,25 @@ mod tests {
         others.stand_for(3, 10_000, 12_000);
         assert_eq!((others.load(a), others.load(b)), (load(2, 20), load(3, 21)));
         others.stand_for(0, 0, 12_001);
-        assert_eq!((others.load(a), others.load(b)), (load(2, 20), Load::default()), "nobody else is there any more");
+        assert_eq!((others.load(a), others.load(b)), (load(2, 20), EndpointLoad::default()), "nobody else is there any more");
         others.stand_for(1, u64::MAX, 0);
         (0..2 * YOUNG_MAX).for_each(|_| others.picked(b, load(1, 1), 0));
         assert_eq!(others.load(b).requests as usize, YOUNG_MAX, "bounded");
         others.start(&[b]);
         others.stand_for(0, 0, 0);
-        assert_eq!(others.load(b), Load::default());
+        assert_eq!(others.load(b), EndpointLoad::default());
     }
 
     #[test]
     fn the_strictest_slo_of_all_is_the_one_to_keep() {
-        let slo = |ttft, tpot| Load { requests: 1, ttft_slo_us: ttft, tpot_slo_us: tpot, ..Load::default() };
-        let (a, mut others) = (endpoint(0, 1), Others::default());
+        let slo = |ttft, tpot| EndpointLoad { requests: 1, ttft_slo_us: ttft, tpot_slo_us: tpot, ..EndpointLoad::default() };
+        let (a, mut others) = (endpoint(0, 1), PeerLoads::default());
         others.start(&[a]);
         others.add(a, slo(Some(5_000), None));
         others.add(a, slo(Some(9_000), Some(20)));
-        assert_eq!(others.load(a), Load { requests: 2, ..slo(Some(5_000), Some(20)) });
+        assert_eq!(others.load(a), EndpointLoad { requests: 2, ..slo(Some(5_000), Some(20)) });
         others.forget_slos();
-        others.add(a, Load { requests: 0, ..slo(None, Some(30)) });
-        assert_eq!(others.load(a), Load { requests: 2, ..slo(None, Some(30)) });
+        others.add(a, EndpointLoad { requests: 0, ..slo(None, Some(30)) });
+        assert_eq!(others.load(a), EndpointLoad { requests: 2, ..slo(None, Some(30)) });
     }
 }

@@ -11,7 +11,7 @@ pub const MEASURED_MAX: usize = 8;
 
 /// One running request with an SLO.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Running {
+pub struct RunningRequest {
     /// Its number in this ledger.
     pub id: u64,
     /// What people know it by; empty where that is not told.
@@ -31,21 +31,21 @@ pub struct Running {
 
 /// A request's entry, wherever it is queued.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Entry {
+pub(super) struct RunningKey {
     pub(super) id: u64,
     pub(super) promise: TrackedSlo,
 }
 
 /// All queues.
 #[derive(Debug, Default)]
-pub(super) struct Queues {
-    by_slot: Vec<Vec<Running>>,
+pub(super) struct RunningQueues {
+    by_slot: Vec<Vec<RunningRequest>>,
     numbered: u64,
 }
 
 // === impl Running ===
 
-impl Running {
+impl RunningRequest {
     /// The stricter SLO first; none comes last, and the older before the younger.
     fn order(&self) -> (u32, u32, u64) {
         (self.slo.tpot_us.unwrap_or(u32::MAX), self.slo.ttft_us.unwrap_or(u32::MAX), self.id)
@@ -59,20 +59,20 @@ impl Running {
 
 // === impl Queues ===
 
-impl Queues {
+impl RunningQueues {
     /// An entry for a request of which this is promised.
-    pub(super) fn number(&mut self, promise: TrackedSlo) -> Entry {
+    pub(super) fn number(&mut self, promise: TrackedSlo) -> RunningKey {
         self.numbered += 1;
-        Entry { id: self.numbered, promise }
+        RunningKey { id: self.numbered, promise }
     }
 
-    pub(super) fn add(&mut self, slot: u16, entry: Entry, request_id: Box<str>, waits: bool) {
+    pub(super) fn add(&mut self, slot: u16, entry: RunningKey, request_id: Box<str>, waits: bool) {
         let slot = usize::from(slot);
         if self.by_slot.len() <= slot {
             self.by_slot.resize(slot + 1, Vec::new());
         }
         let TrackedSlo { slo, counts, predicted } = entry.promise;
-        let running = Running { id: entry.id, request_id, slo, predicted, ttft_ms: None, tpots_ms: Vec::new(), counts, waits };
+        let running = RunningRequest { id: entry.id, request_id, slo, predicted, ttft_ms: None, tpots_ms: Vec::new(), counts, waits };
         if let Some(queue) = self.by_slot.get_mut(slot) {
             let at = queue.partition_point(|other| other.order() < running.order());
             queue.insert(at, running);
@@ -115,7 +115,7 @@ impl Queues {
         }
     }
 
-    pub(super) fn queue(&self, slot: u16) -> &[Running] {
+    pub(super) fn queue(&self, slot: u16) -> &[RunningRequest] {
         self.by_slot.get(usize::from(slot)).map_or(&[], Vec::as_slice)
     }
 
@@ -124,7 +124,7 @@ impl Queues {
         self.queue(slot).iter().fold(Slo::default(), |lowest, running| lowest.strictest(running.keeps()))
     }
 
-    fn find(&mut self, slot: u16, id: u64) -> Option<&mut Running> {
+    fn find(&mut self, slot: u16, id: u64) -> Option<&mut RunningRequest> {
         self.by_slot.get_mut(usize::from(slot))?.iter_mut().find(|running| running.id == id)
     }
 }
@@ -133,7 +133,7 @@ impl Queues {
 mod tests {
     use super::*;
     use crate::endpoint::{EndpointRef, Incarnation, Slot};
-    use crate::in_flight::{InFlight, Ticket};
+    use crate::in_flight::{InFlight, InFlightTicket};
     use proptest::prelude::*;
 
     fn endpoint(slot: u16, incarnation: u32) -> EndpointRef {
@@ -149,7 +149,7 @@ mod tests {
         TrackedSlo { slo, counts: slo, predicted: None }
     }
 
-    fn tracked(ledger: &mut InFlight, at: EndpointRef, asked: Slo) -> Ticket {
+    fn tracked(ledger: &mut InFlight, at: EndpointRef, asked: Slo) -> InFlightTicket {
         let mut ticket = ledger.admit(at, 10);
         ledger.track(&mut ticket, promise(asked), "");
         ticket
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[derive(Clone, Debug)]
-    enum Op {
+    enum QueueOp {
         Admit(u16, u32, u32),
         Restart(u16),
         FirstToken(prop::sample::Index),
@@ -234,14 +234,14 @@ mod tests {
 
     const SLOTS: u16 = 3;
 
-    fn op() -> impl Strategy<Value = Op> {
+    fn op() -> impl Strategy<Value = QueueOp> {
         let index = any::<prop::sample::Index>;
         prop_oneof![
-            4 => (0..SLOTS, 0..50_u32, 0..50_u32).prop_map(|(slot, ttft, tpot)| Op::Admit(slot, ttft, tpot)),
-            1 => (0..SLOTS).prop_map(Op::Restart),
-            2 => index().prop_map(Op::FirstToken),
-            2 => (index(), 0..SLOTS).prop_map(|(at, slot)| Op::Transfer(at, slot)),
-            3 => index().prop_map(Op::Release),
+            4 => (0..SLOTS, 0..50_u32, 0..50_u32).prop_map(|(slot, ttft, tpot)| QueueOp::Admit(slot, ttft, tpot)),
+            1 => (0..SLOTS).prop_map(QueueOp::Restart),
+            2 => index().prop_map(QueueOp::FirstToken),
+            2 => (index(), 0..SLOTS).prop_map(|(at, slot)| QueueOp::Transfer(at, slot)),
+            3 => index().prop_map(QueueOp::Release),
         ]
     }
 
@@ -252,29 +252,29 @@ mod tests {
             let mut ledger = InFlight::default();
             let mut lives = vec![1_u32; usize::from(SLOTS)];
             // Each with where it is counted, what it asks for, and whether it waits.
-            let mut live: Vec<(Ticket, EndpointRef, Slo, bool)> = Vec::new();
+            let mut live: Vec<(InFlightTicket, EndpointRef, Slo, bool)> = Vec::new();
             for op in ops {
                 match op {
-                    Op::Admit(slot, ttft, tpot) => {
+                    QueueOp::Admit(slot, ttft, tpot) => {
                         let at = endpoint(slot, lives[usize::from(slot)]);
                         live.push((tracked(&mut ledger, at, slo(ttft, tpot)), at, slo(ttft, tpot), true));
                     }
-                    Op::Restart(slot) => {
+                    QueueOp::Restart(slot) => {
                         lives[usize::from(slot)] += 1;
                         let at = endpoint(slot, lives[usize::from(slot)]);
                         live.push((tracked(&mut ledger, at, slo(0, 0)), at, slo(0, 0), true));
                     }
-                    Op::FirstToken(at) if !live.is_empty() => {
+                    QueueOp::FirstToken(at) if !live.is_empty() => {
                         let (ticket, _, _, waits) = at.get_mut(&mut live);
                         *waits = false;
                         ledger.first_token(ticket, 10);
                     }
-                    Op::Transfer(at, slot) if !live.is_empty() => {
+                    QueueOp::Transfer(at, slot) if !live.is_empty() => {
                         let (ticket, from, ..) = at.get_mut(&mut live);
                         *from = endpoint(slot, lives[usize::from(slot)]);
                         ledger.transfer(ticket, *from);
                     }
-                    Op::Release(at) if !live.is_empty() => {
+                    QueueOp::Release(at) if !live.is_empty() => {
                         let (ticket, ..) = live.swap_remove(at.index(live.len()));
                         ledger.release(ticket);
                     }

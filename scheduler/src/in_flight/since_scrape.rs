@@ -10,7 +10,7 @@ use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Incarnation};
 
 /// The ledger as it was when the last scrape came in.
 #[derive(Debug, Default)]
-pub(super) struct SinceScrape {
+pub(super) struct ScrapeBaseline {
     /// By slot.
     rows: Vec<Option<(Incarnation, u32)>>,
 }
@@ -30,7 +30,7 @@ pub fn requests_now(scraped: Option<f32>, then: u32, now: u32) -> f32 {
 
 // === impl SinceScrape ===
 
-impl SinceScrape {
+impl ScrapeBaseline {
     pub(super) fn start(&mut self, ledger: impl Iterator<Item = (EndpointRef, u32)>) {
         self.rows.clear();
         for (endpoint, requests) in ledger.filter(|(endpoint, _)| usize::from(endpoint.slot.0) < ENDPOINTS_MAX) {
@@ -56,7 +56,7 @@ impl SinceScrape {
 mod tests {
     use super::*;
     use crate::endpoint::Slot;
-    use crate::in_flight::{InFlight, Load};
+    use crate::in_flight::{EndpointLoad, InFlight};
     use crate::metrics::EndpointMetrics;
     use proptest::prelude::*;
 
@@ -83,7 +83,7 @@ mod tests {
         let mut ledger = InFlight::default();
         let first = ledger.admit(at, 1);
         ledger.others_mut().start(&[at]);
-        ledger.others_mut().add(at, Load { requests: 2, ..Load::default() });
+        ledger.others_mut().add(at, EndpointLoad { requests: 2, ..EndpointLoad::default() });
         assert_eq!(ledger.requests_now(at, &said), 10.0, "nothing noted: all of ours is news");
         ledger.scraped(&[at]);
         assert_eq!(ledger.requests_now(at, &said), 7.0, "ours are among the seven");
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn a_slot_that_no_snapshot_has_is_not_noted() {
         let at = |slot: usize| EndpointRef { slot: Slot(slot as u16), incarnation: Incarnation(1) };
-        let mut noted = SinceScrape::default();
+        let mut noted = ScrapeBaseline::default();
         noted.start([(at(ENDPOINTS_MAX - 1), 3), (at(ENDPOINTS_MAX), 4)].into_iter());
         assert_eq!((noted.requests(at(ENDPOINTS_MAX - 1)), noted.requests(at(ENDPOINTS_MAX))), (3, 0));
     }

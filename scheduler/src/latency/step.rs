@@ -4,13 +4,13 @@
 //! to all before it. A decode step of a batch of `B` with `K` tokens of context takes `e0 + e1 B + e2 K` ms. Both times a speed of the endpoint.
 
 mod learner;
-pub use learner::{FirstToken, Gap, Learner};
+pub use learner::{FirstToken, StepLearner, TokenGap};
 
 use std::ops::RangeInclusive;
 
-use super::words::{InvalidModel, Words, put};
+use super::words::{InvalidModel, WordReader, put};
 use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Incarnation};
-use crate::in_flight::Load;
+use crate::in_flight::EndpointLoad;
 
 /// What the steps of a pool's engines cost, in ms. The default is deliberately rough: the learner corrects it within some tens of requests.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,12 +22,12 @@ pub struct StepModel {
     /// Tokens that a request puts out, on average.
     output_tokens: f32,
     /// By slot.
-    speeds: Box<[Speed]>,
+    speeds: Box<[EndpointSpeed]>,
 }
 
 /// How many times as long as by the pool's model one endpoint takes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Speed {
+struct EndpointSpeed {
     incarnation: Incarnation,
     prefill: f32,
     decode: f32,
@@ -48,7 +48,7 @@ const OUTPUT_TOKENS: RangeInclusive<f32> = 1.0..=1_000_000.0;
 /// again get, all requests.
 const SPEEDS: RangeInclusive<f32> = 0.05..=20.0;
 
-const AVERAGE: Speed = Speed { incarnation: Incarnation(0), prefill: 1.0, decode: 1.0 };
+const AVERAGE: EndpointSpeed = EndpointSpeed { incarnation: Incarnation(0), prefill: 1.0, decode: 1.0 };
 
 /// The first word of a step model.
 const LAYOUT: u32 = 0x5731;
@@ -80,7 +80,7 @@ impl StepModel {
         }
         if let Some(speed) = speeds.get_mut(slot) {
             let (prefill, decode) = (nearest(prefill, &SPEEDS), nearest(decode, &SPEEDS));
-            *speed = Speed { incarnation: endpoint.incarnation, prefill, decode };
+            *speed = EndpointSpeed { incarnation: endpoint.incarnation, prefill, decode };
         }
         Self { speeds: speeds.into(), ..self }
     }
@@ -109,7 +109,7 @@ impl StepModel {
     /// to the end of `output` tokens, ms.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "times are no better known than to seven digits")]
-    pub fn expected_ms(&self, endpoint: EndpointRef, load: &Load, uncached: f32, prompt: f32, output: f32) -> (f32, f32) {
+    pub fn expected_ms(&self, endpoint: EndpointRef, load: &EndpointLoad, uncached: f32, prompt: f32, output: f32) -> (f32, f32) {
         let ((prefill_speed, decode_speed), [_, per_token, _]) = (self.speed(endpoint), self.prefill);
         let waiting = per_token * load.prefills.uncached_tokens as f32;
         let first_token = prefill_speed * (waiting + self.prefill_ms(uncached, prompt));
@@ -161,7 +161,7 @@ impl StepModel {
     /// [`InvalidModel`]; nothing of it may then be used.
     pub fn from_words(words: &[u32]) -> Result<Self, InvalidModel> {
         let count = words.len();
-        let mut words = Words::of(words, LAYOUT)?;
+        let mut words = WordReader::of(words, LAYOUT)?;
         let mut model = Self::read_costs(&mut words)?;
         let mut speeds = Vec::new();
         while !words.ended() {
@@ -169,7 +169,7 @@ impl StepModel {
                 return Err(InvalidModel::Length(count));
             }
             let incarnation = Incarnation(words.word()?);
-            speeds.push(Speed { incarnation, prefill: words.number(&SPEEDS)?, decode: words.number(&SPEEDS)? });
+            speeds.push(EndpointSpeed { incarnation, prefill: words.number(&SPEEDS)?, decode: words.number(&SPEEDS)? });
         }
         model.speeds = speeds.into();
         Ok(model)
@@ -183,7 +183,7 @@ impl StepModel {
     }
 
     /// Reads what [`Self::put_costs`] wrote.
-    pub(super) fn read_costs(words: &mut Words<'_>) -> Result<Self, InvalidModel> {
+    pub(super) fn read_costs(words: &mut WordReader<'_>) -> Result<Self, InvalidModel> {
         let (prefill, decode) = (words.numbers(&COEFFICIENTS)?, words.numbers(&COEFFICIENTS)?);
         Ok(Self { prefill, decode, output_tokens: words.number(&OUTPUT_TOKENS)?, speeds: Box::default() })
     }

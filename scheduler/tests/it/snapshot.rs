@@ -10,10 +10,10 @@ use scheduler::{
     PipelineSpec, Slot, Snapshot, Version,
 };
 
-use crate::case::Row;
+use crate::case::EndpointCase;
 
 fn pool(size: usize) -> Vec<Endpoint> {
-    let mut pool: Vec<Endpoint> = (0..size).map(|at| Row::new(at, &format!("pod-{at}")).endpoint).collect();
+    let mut pool: Vec<Endpoint> = (0..size).map(|at| EndpointCase::new(at, &format!("pod-{at}")).endpoint).collect();
     pool.iter_mut().enumerate().for_each(|(at, endpoint)| endpoint.address = format!("10.{}.{}.1:8000", at / 200, at % 200).into());
     pool
 }

@@ -1,15 +1,15 @@
 //! Policies that no plugin stands for. Each is told what ours is told: the same ledger, the same prefix index, of the same age.
 
-use scheduler::in_flight::Load;
+use scheduler::in_flight::EndpointLoad;
 use scheduler::{Readiness, Rng, Snapshot};
 
 use super::oracle;
-use crate::engine::{BLOCK_TOKENS, Job, Model};
+use crate::engine::{BLOCK_TOKENS, EngineJob, EngineSimulator};
 use crate::workload::mix;
 
 /// A policy of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rival {
+pub(crate) enum BaselinePolicy {
     RoundRobin,
     /// The fewest requests in flight.
     LeastRequest,
@@ -28,12 +28,12 @@ pub(crate) enum Rival {
 }
 
 /// What a policy sees.
-pub(crate) struct View<'a, 'w> {
+pub(crate) struct PolicyView<'a, 'w> {
     pub(crate) snapshot: &'a Snapshot,
-    pub(crate) loads: &'a [Load],
+    pub(crate) loads: &'a [EndpointLoad],
     pub(crate) matched: &'a [u32],
-    pub(crate) job: &'a Job<'w>,
-    pub(crate) engines: &'a [Box<dyn Model<'w> + 'w>],
+    pub(crate) job: &'a EngineJob<'w>,
+    pub(crate) engines: &'a [Box<dyn EngineSimulator<'w> + 'w>],
     pub(crate) now: f64,
     pub(crate) turn: usize,
 }
@@ -44,7 +44,7 @@ const CHWBL_PLACES: u64 = 128;
 
 // === impl Rival ===
 
-impl Rival {
+impl BaselinePolicy {
     pub(crate) fn named(name: &str) -> Option<Self> {
         Some(match name {
             "round-robin" => Self::RoundRobin,
@@ -60,7 +60,7 @@ impl Rival {
     }
 
     /// The position picked, among those that are ready.
-    pub(crate) fn pick(self, view: &View<'_, '_>, rng: &mut Rng) -> Option<usize> {
+    pub(crate) fn pick(self, view: &PolicyView<'_, '_>, rng: &mut Rng) -> Option<usize> {
         let ready: Vec<usize> = view.ready();
         let lowest = |cost: &dyn Fn(usize) -> f64, rng: &mut Rng| {
             let costs = ready.iter().map(|&at| (cost(at), rng.next_u64(), at));
@@ -86,13 +86,13 @@ impl Rival {
 
 // === impl View ===
 
-impl View<'_, '_> {
+impl PolicyView<'_, '_> {
     fn ready(&self) -> Vec<usize> {
         let endpoints = self.snapshot.endpoints().iter().enumerate();
         endpoints.filter(|(_, endpoint)| endpoint.readiness == Readiness::Ready).map(|(at, _)| at).collect()
     }
 
-    fn load(&self, at: usize) -> Load {
+    fn load(&self, at: usize) -> EndpointLoad {
         self.loads.get(at).copied().unwrap_or_default()
     }
 
@@ -119,7 +119,7 @@ impl View<'_, '_> {
 }
 
 /// Walks a ring of places clockwise from the hash of the prompt's head, to the first replica below its bound.
-fn chwbl(view: &View<'_, '_>, ready: &[usize]) -> Option<usize> {
+fn chwbl(view: &PolicyView<'_, '_>, ready: &[usize]) -> Option<usize> {
     let hashes = view.job.hashes;
     let head = hashes.get(CHWBL_HEAD_BLOCKS.min(hashes.len()).saturating_sub(1)).copied();
     let hash = head.unwrap_or_else(|| mix(u64::from(view.job.request), 5));

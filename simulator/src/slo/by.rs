@@ -1,12 +1,12 @@
 //! Who picks in the experiment, by name.
 
-use scheduler::plugin::Value;
+use scheduler::plugin::ParameterValue;
 use scheduler::registry;
 use scheduler::{PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec};
 
 /// Who picks.
 #[derive(Clone, Debug)]
-pub(crate) enum By {
+pub(crate) enum SloPolicy {
     /// The proposal's profiles, or a profile of the newer plugins, each with its parameters.
     Slo(PipelineSpec),
     /// What holds without a configuration, or scorers of load and prefix, weighed.
@@ -27,15 +27,16 @@ const ADMITTER: &str = "latency-slo-admitter";
 
 // === impl By ===
 
-impl By {
+impl SloPolicy {
     /// `default`, `weighed`, `turns`, `slo` (the proposal's example) or `newer`, the latter two with parameters: `slo:headroomSelectionStrategy=most`.
     pub(crate) fn named(name: &str) -> Result<Self, String> {
         let (name, given) = name.split_once(':').unwrap_or((name, ""));
         let pair = |pair: &str| {
             let (key, value) = pair.split_once('=').ok_or_else(|| format!("`{pair}` is no key=value"))?;
-            Ok((key.to_owned(), value.parse().map_or_else(|_| Value::Text(value.to_owned()), Value::Number)))
+            Ok((key.to_owned(), value.parse().map_or_else(|_| ParameterValue::Text(value.to_owned()), ParameterValue::Number)))
         };
-        let given: Vec<(String, Value)> = given.split(',').filter(|pair| !pair.is_empty()).map(pair).collect::<Result<_, String>>()?;
+        let given: Vec<(String, ParameterValue)> =
+            given.split(',').filter(|pair| !pair.is_empty()).map(pair).collect::<Result<_, String>>()?;
         match name {
             "default" => Ok(Self::Scored(PipelineSpec::default())),
             "weighed" => {
@@ -58,7 +59,7 @@ impl By {
 }
 
 /// The proposal's example with these plugins in its SLO profile; each parameter goes to those that have it.
-fn proposal(slo: &[&str], given: &[(String, Value)]) -> Result<PipelineSpec, String> {
+fn proposal(slo: &[&str], given: &[(String, ParameterValue)]) -> Result<PipelineSpec, String> {
     let default = ["queue-scorer", "kv-cache-utilization-scorer", "prefix-cache-scorer"];
     let others = ["predicted-latency-producer", "slo-request-tracker", "slo-aware-profile-handler"];
     let all = || default.iter().chain(&others).chain(slo).copied();

@@ -9,13 +9,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use tokio::time::Instant;
 
 use super::EDS_ACK_WAIT_MAX;
-use crate::state::shared::{EdsAck, Pools};
+use crate::state::shared::{EdsAck, PoolViews};
 
 /// A stream's subscriptions.
 #[derive(Debug, Default)]
-pub struct Subscription {
+pub struct EdsSubscription {
     names: BTreeSet<String>,
-    in_flight: Option<InFlight>,
+    in_flight: Option<PendingResponse>,
     /// Generations sent, by pool; answered or not.
     sent: BTreeMap<String, u64>,
     acks: BTreeMap<String, EdsAck>,
@@ -27,14 +27,14 @@ pub struct Subscription {
 }
 
 #[derive(Debug)]
-struct InFlight {
+struct PendingResponse {
     nonce: String,
     generations: Vec<(String, u64)>,
 }
 
 /// What is to be sent.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Due {
+pub struct DueResponse {
     /// Comes back with the answer.
     pub nonce: String,
     /// Pools to be told, those that changed.
@@ -43,7 +43,7 @@ pub struct Due {
 
 /// How Envoy answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum EnvoyAnswer {
     /// It took the response over.
     Accepted,
     /// It did not, for this reason.
@@ -52,7 +52,7 @@ pub enum Answer {
 
 // === impl Subscription ===
 
-impl Subscription {
+impl EdsSubscription {
     /// Replaces the names subscribed to. What is subscribed to anew is sent anew.
     pub fn set_names(&mut self, names: BTreeSet<String>) {
         self.sent.retain(|name, _| names.contains(name));
@@ -81,16 +81,16 @@ impl Subscription {
     }
 
     /// Envoy answered the response with `nonce`. An answer to any other but the last is out of date and says nothing.
-    pub fn answer(&mut self, nonce: &str, answer: &Answer) -> bool {
+    pub fn answer(&mut self, nonce: &str, answer: &EnvoyAnswer) -> bool {
         let Some(in_flight) = self.in_flight.take_if(|f| f.nonce == nonce) else { return false };
         for (name, generation) in in_flight.generations {
             let Some(ack) = self.acks.get_mut(&name) else { continue };
             match answer {
-                Answer::Accepted => *ack = EdsAck { acked: generation, ..EdsAck::default() },
-                Answer::Refused(why) => ack.refused = Some(why.clone()),
+                EnvoyAnswer::Accepted => *ack = EdsAck { acked: generation, ..EdsAck::default() },
+                EnvoyAnswer::Refused(why) => ack.refused = Some(why.clone()),
             }
         }
-        if *answer == Answer::Accepted {
+        if *answer == EnvoyAnswer::Accepted {
             self.waits = None;
         }
         true
@@ -109,7 +109,7 @@ impl Subscription {
     }
 
     /// What to send now, if anything; it counts as sent.
-    pub fn due(&mut self, pools: &Pools, now: Instant) -> Option<Due> {
+    pub fn due(&mut self, pools: &PoolViews, now: Instant) -> Option<DueResponse> {
         if self.in_flight.is_some() {
             return None;
         }
@@ -125,7 +125,7 @@ impl Subscription {
         let nonce = self.nonce.to_string();
         self.sent.extend(generations.iter().cloned());
         let changed = generations.iter().map(|(name, _)| name.clone()).collect();
-        self.in_flight = Some(InFlight { nonce: nonce.clone(), generations });
-        Some(Due { nonce, changed })
+        self.in_flight = Some(PendingResponse { nonce: nonce.clone(), generations });
+        Some(DueResponse { nonce, changed })
     }
 }

@@ -14,17 +14,18 @@ use std::sync::Arc;
 
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Part;
 use envoy_types::pb::envoy::service::ext_proc::v3::{HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse};
-use exchange::api::Family;
-use exchange::rewrite::Splice;
+use exchange::api::ApiFamily;
+use exchange::rewrite::BodyEdit;
 use exchange::{
-    Asking, Exchange, Forward, HeadersStep, Origin, Reply, ResponseBody, ResponseHead, Settings, Step, Time, headers, ready_reply,
+    Exchange, ExchangeSettings, ExchangeStep, HeadersStep, LocalReply, PendingRequest, RequestChanges, ResponseBody, ResponseHead,
+    ResponseOrigin, Timestamp, headers, ready_reply,
 };
 
-use super::answers::{self, Answers};
-use super::front::{Front, FrontPool};
-use super::held::{Held, Pieces};
-use super::refusal::Refusal;
-use super::wire::{self, BodyMode, BodyModes, Direction, HeaderChanges};
+use super::answers::{self, AnswerQueue};
+use super::front::{ExtProcServer, ServedPool};
+use super::held::{BodyPieces, HeldBody};
+use super::refusal::StreamRefusal;
+use super::wire::{self, BodyDirection, BodyMode, BodyModes, HeaderChanges};
 
 /// Longest piece of a body sent in one full-duplex message, in bytes: Envoy asks for no more than 64 KiB.
 const PIECE_BYTES_MAX: usize = 60 << 10;
@@ -34,40 +35,40 @@ const SERVED: &str = "x-gateway-destination-endpoint-served";
 
 /// What a stream asks of whoever drives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum StreamAction {
     /// The next message.
     Listen,
-    /// To be asked again by [`Conversation::retry`] when the pool has state, or at this moment.
-    Wait(Time),
+    /// To be asked again by [`ExtProcStream::retry`] when the pool has state, or at this moment.
+    Wait(Timestamp),
 }
 
 /// One exchange.
 #[derive(Debug)]
-pub struct Conversation {
-    front: Arc<Front>,
-    pool: Arc<FrontPool>,
-    settings: Arc<Settings>,
+pub struct ExtProcStream {
+    front: Arc<ExtProcServer>,
+    pool: Arc<ServedPool>,
+    settings: Arc<ExchangeSettings>,
     exchange: Exchange,
     number: u64,
     /// Of the API that was called.
-    family: Family,
+    family: ApiFamily,
     /// Length of the request headers, some of which the exchange keeps.
     head_bytes: usize,
     modes: Option<BodyModes>,
-    request: Request,
+    request: RequestProgress,
     hint: Option<Vec<u8>>,
     /// Control headers that the client sent.
     stripped: Vec<String>,
-    held: Held,
+    held: HeldBody,
     /// How the held body's end came.
-    end: End,
+    end: RequestEndedBy,
     response: ResponseBody,
-    out: Answers,
+    out: AnswerQueue,
 }
 
 /// How far the request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Request {
+enum RequestProgress {
     /// Nothing is decided, and nothing is to be: its body flows by.
     Passing,
     /// Waiting for its last byte; the headers are answered already, or not.
@@ -88,7 +89,7 @@ enum Request {
 
 /// What the request's last byte came with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+enum RequestEndedBy {
     Headers,
     Body,
     Trailers,
@@ -96,27 +97,27 @@ enum End {
 
 // === impl Conversation ===
 
-impl Conversation {
+impl ExtProcStream {
     /// A stream that has only just begun.
     #[must_use]
-    pub fn new(front: Arc<Front>, pool: Arc<FrontPool>, settings: Arc<Settings>) -> Self {
+    pub fn new(front: Arc<ExtProcServer>, pool: Arc<ServedPool>, settings: Arc<ExchangeSettings>) -> Self {
         let number = front.streams().begin();
         Self {
             exchange: Exchange::new(front.now()),
             number,
-            family: Family::OpenAi,
+            family: ApiFamily::OpenAi,
             head_bytes: 0,
             front,
             pool,
             settings,
             modes: None,
-            request: Request::Passing,
+            request: RequestProgress::Passing,
             hint: None,
             stripped: Vec::new(),
-            held: Held::default(),
-            end: End::Headers,
+            held: HeldBody::default(),
+            end: RequestEndedBy::Headers,
             response: ResponseBody::Ignore,
-            out: Answers::default(),
+            out: AnswerQueue::default(),
         }
     }
 
@@ -146,17 +147,17 @@ impl Conversation {
     /// Is the request's body on its way, and nothing can be done before its end?
     #[must_use]
     pub fn awaits_body(&self) -> bool {
-        matches!(self.request, Request::Buffering { .. })
+        matches!(self.request, RequestProgress::Buffering { .. })
     }
 
     /// The client was answered by us, and that has been sent: the proxy has nothing more to ask.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.request == Request::Answered && self.out.is_empty()
+        self.request == RequestProgress::Answered && self.out.is_empty()
     }
 
     /// Answers the client in place of all that is not sent yet, and gives back what the pick and the body hold.
-    pub fn refuse(&mut self, refusal: Refusal) {
+    pub fn refuse(&mut self, refusal: StreamRefusal) {
         self.front.streams().refuse();
         self.release();
         self.out.clear();
@@ -169,14 +170,14 @@ impl Conversation {
     pub fn is_dispensable(&self) -> bool {
         let restoring = matches!(self.response, ResponseBody::Restore | ResponseBody::Hold);
         let duplex = self.modes().response == BodyMode::FullDuplex;
-        self.request == Request::Routed && !restoring && !duplex
+        self.request == RequestProgress::Routed && !restoring && !duplex
     }
 
     /// The proxy says something.
-    pub fn receive(&mut self, mut message: ProcessingRequest) -> Next {
+    pub fn receive(&mut self, mut message: ProcessingRequest) -> StreamAction {
         // One that only looks on heeds no answer, so it is no pick of ours that counts.
         if message.observability_mode {
-            return Next::Listen;
+            return StreamAction::Listen;
         }
         if self.modes.is_none() {
             self.modes = Some(BodyModes::of(message.protocol_config.as_ref()));
@@ -190,14 +191,14 @@ impl Conversation {
             Some(Part::ResponseTrailers(_)) => self.response_trailers(),
             None => {} // a newer proxy's flow control, which we never turn on
         }
-        Next::Listen
+        StreamAction::Listen
     }
 
     /// There is state, or there will be none in time.
-    pub fn retry(&mut self, now: Time) -> Next {
+    pub fn retry(&mut self, now: Timestamp) -> StreamAction {
         match self.request {
-            Request::Parked { headers_answered } => self.decide(headers_answered, now),
-            _ => Next::Listen,
+            RequestProgress::Parked { headers_answered } => self.decide(headers_answered, now),
+            _ => StreamAction::Listen,
         }
     }
 
@@ -205,9 +206,9 @@ impl Conversation {
         self.modes.unwrap_or(BodyModes::of(None))
     }
 
-    fn request_headers(&mut self, message: &ProcessingRequest, headers: &HttpHeaders) -> Next {
+    fn request_headers(&mut self, message: &ProcessingRequest, headers: &HttpHeaders) -> StreamAction {
         self.release(); // a proxy that begins twice must not leak the first pick, nor its body
-        self.held = Held::default();
+        self.held = HeldBody::default();
         self.exchange = Exchange::new(self.front.now());
         let pairs = wire::pairs(headers.headers.as_ref());
         self.family = wire::family(pairs.clone());
@@ -219,80 +220,80 @@ impl Conversation {
         let step = self.exchange.request_headers(&settings, pairs.clone(), headers.end_of_stream);
         if step == HeadersStep::Ready {
             self.reply(ready_reply(self.front.is_ready()));
-            return Next::Listen;
+            return StreamAction::Listen;
         }
-        self.exchange.capture(&self.pool.lock().pool, pairs);
+        self.exchange.capture_headers(&self.pool.lock().pool, pairs);
         match (step, self.modes().request) {
             (HeadersStep::Reply(reply), _) => self.reply(reply),
             (HeadersStep::Buffer, BodyMode::FullDuplex | BodyMode::Streamed { early: true }) => {
-                self.request = Request::Buffering { headers_answered: false };
+                self.request = RequestProgress::Buffering { headers_answered: false };
             }
             (HeadersStep::Buffer, BodyMode::Buffered | BodyMode::BufferedPartial) => {
-                self.request = Request::Buffering { headers_answered: true };
+                self.request = RequestProgress::Buffering { headers_answered: true };
                 let changes = HeaderChanges { remove: std::mem::take(&mut self.stripped), set: Vec::new() };
-                self.answer(wire::headers_answer(Direction::Request, changes));
+                self.answer(wire::headers_answer(BodyDirection::Request, changes));
             }
             (HeadersStep::Buffer, BodyMode::None | BodyMode::Streamed { early: false }) => {
-                self.exchange.body_unseen();
+                self.exchange.set_body_unavailable();
                 return self.decide(false, self.front.now());
             }
             (HeadersStep::Decide | HeadersStep::Ready, _) => return self.decide(false, self.front.now()),
         }
-        Next::Listen
+        StreamAction::Listen
     }
 
-    fn request_body(&mut self, HttpBody { body, end_of_stream, .. }: HttpBody) -> Next {
-        let Request::Buffering { headers_answered } = self.request else {
-            if self.request != Request::Answered {
-                self.pass(Direction::Request, body, end_of_stream);
+    fn request_body(&mut self, HttpBody { body, end_of_stream, .. }: HttpBody) -> StreamAction {
+        let RequestProgress::Buffering { headers_answered } = self.request else {
+            if self.request != RequestProgress::Answered {
+                self.forward_body(BodyDirection::Request, body, end_of_stream);
             }
-            return Next::Listen;
+            return StreamAction::Listen;
         };
         self.held.push(body);
-        if let Some(reply) = self.exchange.body_grew(&self.settings, self.held.len()) {
+        if let Some(reply) = self.exchange.check_body_size(&self.settings, self.held.len()) {
             self.reply(reply);
-            return Next::Listen;
+            return StreamAction::Listen;
         }
         let mode = self.modes().request;
         if mode == BodyMode::BufferedPartial && !end_of_stream {
-            self.exchange.body_unseen(); // what is cut off cannot be read
+            self.exchange.set_body_unavailable(); // what is cut off cannot be read
         }
         if end_of_stream || matches!(mode, BodyMode::Buffered | BodyMode::BufferedPartial) {
-            self.end = End::Body;
+            self.end = RequestEndedBy::Body;
             return self.decide(headers_answered, self.front.now());
         }
-        Next::Listen
+        StreamAction::Listen
     }
 
-    fn request_trailers(&mut self) -> Next {
+    fn request_trailers(&mut self) -> StreamAction {
         match self.request {
-            Request::Buffering { headers_answered } => {
-                self.end = End::Trailers;
+            RequestProgress::Buffering { headers_answered } => {
+                self.end = RequestEndedBy::Trailers;
                 return self.decide(headers_answered, self.front.now());
             }
-            Request::Parked { .. } => self.end = End::Trailers,
-            Request::Answered => {}
-            Request::Passing | Request::Routed => self.answer(wire::trailers_answer(Direction::Request)),
+            RequestProgress::Parked { .. } => self.end = RequestEndedBy::Trailers,
+            RequestProgress::Answered => {}
+            RequestProgress::Passing | RequestProgress::Routed => self.answer(wire::trailers_answer(BodyDirection::Request)),
         }
-        Next::Listen
+        StreamAction::Listen
     }
 
     /// The pool is locked for what needs it alone: other exchanges do not wait while this one's body is read and its prompt hashed.
-    fn decide(&mut self, headers_answered: bool, now: Time) -> Next {
+    fn decide(&mut self, headers_answered: bool, now: Timestamp) -> StreamAction {
         let step = {
             let (exchange, settings) = (&mut self.exchange, &*self.settings);
-            let read = exchange.read(self.held.whole());
+            let read = exchange.read(self.held.bytes());
             let resolved = {
                 let mut inner = self.pool.lock();
-                inner.use_it();
+                inner.prepare_index();
                 exchange.resolve(settings, &mut inner.pool, read, now)
             };
-            match resolved.map(Asking::hashed) {
+            match resolved.map(PendingRequest::with_hashes) {
                 Ok(asking) => {
                     let mut inner = self.pool.lock();
                     let step = exchange.pick(settings, &mut inner.pool, self.hint.as_deref(), asking, now);
-                    if matches!(step, Step::Forward(_)) {
-                        inner.pick_took(self.front.now().us_since(now));
+                    if matches!(step, ExchangeStep::Forward(_)) {
+                        inner.record_pick_time(self.front.now().us_since(now));
                     }
                     step
                 }
@@ -300,20 +301,20 @@ impl Conversation {
             }
         };
         match step {
-            Step::Forward(forward) => self.forward(forward, headers_answered),
-            Step::Reply(reply) => self.reply(reply),
-            Step::Park { deadline } => {
-                self.request = Request::Parked { headers_answered };
-                return Next::Wait(deadline);
+            ExchangeStep::Forward(forward) => self.forward(forward, headers_answered),
+            ExchangeStep::Reply(reply) => self.reply(reply),
+            ExchangeStep::Park { deadline } => {
+                self.request = RequestProgress::Parked { headers_answered };
+                return StreamAction::Wait(deadline);
             }
         }
-        Next::Listen
+        StreamAction::Listen
     }
 
     /// Sends the request on, with all of it that was held.
-    fn forward(&mut self, forward: Forward, headers_answered: bool) {
-        let Forward { set, body: splice } = forward;
-        self.request = Request::Routed;
+    fn forward(&mut self, forward: RequestChanges, headers_answered: bool) {
+        let RequestChanges { set, body: splice } = forward;
+        self.request = RequestProgress::Routed;
         let (open, set): (Vec<_>, Vec<_>) = set.into_iter().partition(|(name, _)| name == headers::OPEN);
         let known = [&self.settings.destination_header, &self.settings.fallback_header];
         let told = set.iter().filter(|(name, _)| known.contains(&name)).cloned();
@@ -323,41 +324,46 @@ impl Conversation {
         let mut remove = std::mem::take(&mut self.stripped);
         remove.retain(|name| !set.iter().any(|(set, _)| set == name));
         let changes = HeaderChanges { remove, set };
-        let mode_override = if self.end == End::Headers { wire::decline_request_body(self.modes()) } else { None };
+        let mode_override = if self.end == RequestEndedBy::Headers { wire::decline_request_body(self.modes()) } else { None };
         if headers_answered {
-            let (answer, body_bytes) = self.buffered(splice, changes);
+            let (answer, body_bytes) = self.buffered_answer(splice, changes);
             let answer = ProcessingResponse { dynamic_metadata: metadata, mode_override, ..answer };
             self.out.push(answer, body_bytes);
         } else {
-            let answer = wire::headers_answer(Direction::Request, changes);
+            let answer = wire::headers_answer(BodyDirection::Request, changes);
             self.answer(ProcessingResponse { dynamic_metadata: metadata, mode_override, ..answer });
             self.send_pieces(splice);
         }
     }
 
     /// The answer to a body that came as one piece, and how long the body in it is.
-    fn buffered(&mut self, splice: Option<Splice>, changes: HeaderChanges) -> (ProcessingResponse, usize) {
+    fn buffered_answer(&mut self, splice: Option<BodyEdit>, changes: HeaderChanges) -> (ProcessingResponse, usize) {
         // Trailers came in place of a body. Their answer cannot change headers; the destination goes as metadata alone.
-        let Some(piece) = self.held.take(splice) else { return (wire::trailers_answer(Direction::Request), 0) };
+        let Some(piece) = self.held.take(splice) else { return (wire::trailers_answer(BodyDirection::Request), 0) };
         let replacement = piece.changed.then_some(piece.bytes);
         let body_bytes = replacement.as_ref().map_or(0, Vec::len);
-        (wire::body_answer(Direction::Request, replacement, changes), body_bytes)
+        (wire::body_answer(BodyDirection::Request, replacement, changes), body_bytes)
     }
 
-    fn send_pieces(&mut self, splice: Option<Splice>) {
+    fn send_pieces(&mut self, splice: Option<BodyEdit>) {
         let duplex = self.modes().request == BodyMode::FullDuplex;
         // Where each piece is answered, they stay as they were.
         let pieces = self.held.take_pieces(splice, if duplex { PIECE_BYTES_MAX } else { usize::MAX });
-        self.out.push_body(answers::Body { pieces, direction: Direction::Request, duplex, ends: self.end == End::Body });
-        if self.end == End::Trailers {
-            self.answer(wire::trailers_answer(Direction::Request));
+        self.out.push_body(answers::AnswerBody {
+            pieces,
+            direction: BodyDirection::Request,
+            duplex,
+            ends: self.end == RequestEndedBy::Body,
+        });
+        if self.end == RequestEndedBy::Trailers {
+            self.answer(wire::trailers_answer(BodyDirection::Request));
         }
     }
 
     /// A piece of a body that is none of our business.
-    fn pass(&mut self, direction: Direction, body: Vec<u8>, end_of_stream: bool) {
+    fn forward_body(&mut self, direction: BodyDirection, body: Vec<u8>, end_of_stream: bool) {
         let modes = self.modes();
-        let mode = if direction == Direction::Request { modes.request } else { modes.response };
+        let mode = if direction == BodyDirection::Request { modes.request } else { modes.response };
         if mode == BodyMode::FullDuplex {
             self.send_duplex(direction, body, end_of_stream);
         } else {
@@ -365,10 +371,10 @@ impl Conversation {
         }
     }
 
-    fn send_duplex(&mut self, direction: Direction, body: Vec<u8>, ends: bool) {
+    fn send_duplex(&mut self, direction: BodyDirection, body: Vec<u8>, ends: bool) {
         if body.len() > PIECE_BYTES_MAX {
-            let pieces = Pieces::of(body, PIECE_BYTES_MAX);
-            self.out.push_body(answers::Body { pieces, direction, duplex: true, ends });
+            let pieces = BodyPieces::of(body, PIECE_BYTES_MAX);
+            self.out.push_body(answers::AnswerBody { pieces, direction, duplex: true, ends });
         } else {
             let body_bytes = body.len();
             self.out.push(wire::streamed_body(direction, body, ends), body_bytes);
@@ -380,15 +386,15 @@ impl Conversation {
         self.out.push(message, 0);
     }
 
-    fn reply(&mut self, reply: Reply) {
-        self.request = Request::Answered;
-        self.held = Held::default();
+    fn reply(&mut self, reply: LocalReply) {
+        self.request = RequestProgress::Answered;
+        self.held = HeldBody::default();
         self.answer(wire::immediate(reply));
     }
 
     fn response_headers(&mut self, message: &ProcessingRequest, given: &HttpHeaders) {
         let mut changes = HeaderChanges::default();
-        if self.request == Request::Routed {
+        if self.request == RequestProgress::Routed {
             let head = self.response_head(message, given);
             let now = self.front.now();
             let step = self.exchange.response_headers(&mut self.pool.lock().pool, &head, now);
@@ -396,7 +402,7 @@ impl Conversation {
             changes.remove = step.remove.into_iter().map(str::to_owned).collect();
             changes.set = step.set.into_iter().map(|(name, value)| (name.into_owned(), value)).collect();
         }
-        self.answer(wire::headers_answer(Direction::Response, changes));
+        self.answer(wire::headers_answer(BodyDirection::Response, changes));
     }
 
     /// What of a response's headers matters, and who served by the attributes that the proxy sends along, else by the protocol's word for it.
@@ -405,13 +411,13 @@ impl Conversation {
         let served = wire::metadata(message.metadata_context.as_ref(), self.front.destination_namespace(), SERVED).and_then(wire::text);
         match wire::text_attribute(message, "response.code_details") {
             Some(details) => {
-                head.origin = Origin::of_details(details.as_bytes());
+                head.origin = ResponseOrigin::of_details(details.as_bytes());
                 head.upstream_address = wire::text_attribute(message, "upstream.address").or(served).map(str::as_bytes);
                 head.attempts = wire::count_attribute(message, "upstream.request_attempt_count").unwrap_or(0);
             }
             None => {
                 // The proxy's own words for a server that failed are not told from a server's: nothing is learned of those.
-                head.origin = if matches!(head.status, 502..=504) { Origin::Ours } else { Origin::Upstream };
+                head.origin = if matches!(head.status, 502..=504) { ResponseOrigin::Ours } else { ResponseOrigin::Upstream };
                 head.upstream_address = served.map(str::as_bytes);
             }
         }
@@ -430,7 +436,7 @@ impl Conversation {
 
     fn response_body(&mut self, HttpBody { body, end_of_stream, .. }: HttpBody) {
         if self.response == ResponseBody::Ignore {
-            return self.pass(Direction::Response, body, end_of_stream);
+            return self.forward_body(BodyDirection::Response, body, end_of_stream);
         }
         let mode = self.modes().response;
         let whole = matches!(mode, BodyMode::Buffered | BodyMode::BufferedPartial);
@@ -440,14 +446,14 @@ impl Conversation {
             self.exchange.response_chunk(&mut inner.pool, &body, end_of_stream || whole, now).map(<[u8]>::to_vec)
         };
         if mode == BodyMode::FullDuplex {
-            return self.send_duplex(Direction::Response, restored.unwrap_or(body), end_of_stream);
+            return self.send_duplex(BodyDirection::Response, restored.unwrap_or(body), end_of_stream);
         }
         let mut changes = HeaderChanges::default();
         if let (ResponseBody::Hold, Some(restored)) = (self.response, &restored) {
             changes.set.push((headers::CONTENT_LENGTH.to_owned(), restored.len().to_string()));
         }
         let body_bytes = restored.as_ref().map_or(0, Vec::len);
-        self.out.push(wire::body_answer(Direction::Response, restored, changes), body_bytes);
+        self.out.push(wire::body_answer(BodyDirection::Response, restored, changes), body_bytes);
     }
 
     fn response_trailers(&mut self) {
@@ -459,9 +465,9 @@ impl Conversation {
         if restoring && self.modes().response == BodyMode::FullDuplex {
             let now = self.front.now();
             let rest = self.exchange.response_chunk(&mut self.pool.lock().pool, &[], true, now).map(<[u8]>::to_vec);
-            rest.into_iter().for_each(|rest| self.answer(wire::streamed_body(Direction::Response, rest, false)));
+            rest.into_iter().for_each(|rest| self.answer(wire::streamed_body(BodyDirection::Response, rest, false)));
         }
-        self.answer(wire::trailers_answer(Direction::Response));
+        self.answer(wire::trailers_answer(BodyDirection::Response));
     }
 
     fn release(&mut self) {
@@ -470,7 +476,7 @@ impl Conversation {
     }
 }
 
-impl Drop for Conversation {
+impl Drop for ExtProcStream {
     fn drop(&mut self) {
         self.release();
         self.front.streams().end();

@@ -1,6 +1,6 @@
-//! What the front knows: one [`exchange::Pool`] for each pool, as each worker of a proxy has one.
+//! What the front knows: one [`exchange::ManagedPool`] for each pool, as each worker of a proxy has one.
 //!
-//! The front is a proxy of the daemon's own. It is told what proxies are told, by the same [`Session`], refuses what they would refuse, acknowledges
+//! The front is a proxy of the daemon's own. It is told what proxies are told, by the same [`StateSession`], refuses what they would refuse, acknowledges
 //! as they do (so no slot is lent anew while it is still in use here), and counts as they count. Since no Envoy's EDS stream is known to be
 //! the one that asks, it hears of a new endpoint after the delay that stands in for an acknowledgement.
 //!
@@ -11,27 +11,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use discovery::Status;
-use exchange::Time;
-use pool_state::{DURATION_BOUNDS_MS, Histogram, Observed};
+use discovery::BackendStatus;
+use exchange::Timestamp;
+use pool_state::{CountHistogram, DURATION_BOUNDS_MS, EncodedObservation};
 use proto::state::{self, daemon_message};
 use scheduler::prefix::ENTRIES_DEFAULT;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
-use super::authority::Asked;
-use super::health::Health;
-use super::memory::Memory;
-use super::peers::Peers;
-use super::talk::Talk;
+use super::authority::ServiceAuthority;
+use super::health::HealthChecks;
+use super::memory::StreamMemory;
+use super::peers::LocalPeer;
+use super::talk::StreamSession;
 use super::wire;
-use crate::pool::endpoint_source::Components;
-use crate::serve::state_stream::Session;
+use crate::pool::endpoint_source::WatchedComponents;
+use crate::serve::state_stream::StateSession;
 use crate::shutdown::Shutdown;
-use crate::state::counters::Totals;
-use crate::state::peer::{Origin, Peer};
+use crate::state::counters::CounterTotals;
+use crate::state::peer::{Origin, ProxyProcess};
 use crate::state::peer_relay::SHARE_INTERVAL;
-use crate::state::shared::Shared;
+use crate::state::shared::DaemonState;
 
 /// The most requests that wait for a pool's first state at once, each with its body; beyond it they are answered at once.
 const PARKED_MAX: usize = 1_024;
@@ -52,59 +52,59 @@ const NODE: &str = "switchpointd/ext_proc";
 
 /// The front, shared by its streams.
 #[derive(Debug)]
-pub struct Front {
-    pools: BTreeMap<Arc<str>, Arc<FrontPool>>,
+pub struct ExtProcServer {
+    pools: BTreeMap<Arc<str>, Arc<ServedPool>>,
     destination_namespace: String,
     /// By pool: what its source asks of gateways, where it is discovered.
-    sources: OnceLock<Vec<(Arc<FrontPool>, watch::Receiver<Status>)>>,
+    sources: OnceLock<Vec<(Arc<ServedPool>, watch::Receiver<BackendStatus>)>>,
     began: Instant,
     /// Places to wait in.
     pub(super) parking: Semaphore,
-    streams: Arc<Streams>,
+    streams: Arc<StreamCounts>,
     /// Open streams, each by its number.
-    talks: Mutex<HashMap<u64, Weak<Talk>>>,
+    talks: Mutex<HashMap<u64, Weak<StreamSession>>>,
 }
 
 /// How many streams there are, and what they hold.
 #[derive(Debug, Default)]
-pub struct Streams {
+pub struct StreamCounts {
     begun: AtomicU64,
     ended: AtomicU64,
     refused: AtomicU64,
-    memory: Arc<Memory>,
+    memory: Arc<StreamMemory>,
 }
 
 /// One pool of it.
 #[derive(Debug)]
-pub struct FrontPool {
-    inner: Mutex<Inner>,
+pub struct ServedPool {
+    inner: Mutex<ServedPoolState>,
     has_state: watch::Sender<bool>,
 }
 
 /// What is behind the lock.
 #[derive(Debug)]
-pub struct Inner {
+pub struct ServedPoolState {
     /// What requests are decided with.
-    pub pool: exchange::Pool,
+    pub pool: exchange::ManagedPool,
     /// Time a pick took, in µs.
-    pick_us: Histogram,
-    peers: Peers,
+    pick_us: CountHistogram,
+    peers: LocalPeer,
     used: bool,
 }
 
 // === impl Front ===
 
-impl Front {
+impl ExtProcServer {
     /// Nothing is known yet of these pools.
     #[must_use]
     pub fn new(pools: &[Arc<str>]) -> Arc<Self> {
-        Self::of_namespace(pools, None)
+        Self::with_namespace(pools, None)
     }
 
     /// A front that tells destinations in this metadata namespace, where one is given.
     #[must_use]
-    pub fn of_namespace(pools: &[Arc<str>], destination_namespace: Option<String>) -> Arc<Self> {
-        let pools = pools.iter().map(|name| (Arc::clone(name), Arc::new(FrontPool::new()))).collect();
+    pub fn with_namespace(pools: &[Arc<str>], destination_namespace: Option<String>) -> Arc<Self> {
+        let pools = pools.iter().map(|name| (Arc::clone(name), Arc::new(ServedPool::new()))).collect();
         Arc::new(Self {
             pools,
             destination_namespace: destination_namespace.unwrap_or_else(|| wire::DESTINATION_NAMESPACE.to_owned()),
@@ -124,7 +124,7 @@ impl Front {
 
     /// The pool of that name; without a name the only one.
     #[must_use]
-    pub fn pool(&self, name: Option<&str>) -> Option<&Arc<FrontPool>> {
+    pub fn pool(&self, name: Option<&str>) -> Option<&Arc<ServedPool>> {
         match name {
             Some(name) => self.pools.get(name),
             None if self.pools.len() == 1 => self.pools.values().next(),
@@ -133,8 +133,8 @@ impl Front {
     }
 
     /// From now on a pool is also found by the Service that its InferencePool names.
-    pub fn follow(&self, components: &BTreeMap<Arc<str>, Components>) {
-        let of_pool = |(name, pool): (&Arc<str>, &Arc<FrontPool>)| {
+    pub fn follow(&self, components: &BTreeMap<Arc<str>, WatchedComponents>) {
+        let of_pool = |(name, pool): (&Arc<str>, &Arc<ServedPool>)| {
             let components = components.get(name).into_iter().flatten();
             components.map(|(_, followed)| (Arc::clone(pool), followed.status())).collect::<Vec<_>>()
         };
@@ -143,10 +143,15 @@ impl Front {
 
     /// The pool whose picker is the Service of this authority, if that is one pool's alone.
     #[must_use]
-    pub fn asked(&self, authority: &str) -> Option<&Arc<FrontPool>> {
-        let asked = Asked::parse(authority)?;
-        let is_asked = |status: &watch::Receiver<Status>| {
-            status.borrow().asked.as_ref().and_then(|of_pool| of_pool.picker.as_ref()).is_some_and(|service| asked.is(service))
+    pub fn pool_of_service(&self, authority: &str) -> Option<&Arc<ServedPool>> {
+        let asked = ServiceAuthority::parse(authority)?;
+        let is_asked = |status: &watch::Receiver<BackendStatus>| {
+            status
+                .borrow()
+                .requirements
+                .as_ref()
+                .and_then(|of_pool| of_pool.picker.as_ref())
+                .is_some_and(|service| asked.names_service(service))
         };
         let mut pools = self.sources.get()?.iter().filter(|(_, status)| is_asked(status)).map(|(pool, _)| pool);
         pools.next().filter(|_| pools.next().is_none())
@@ -160,48 +165,49 @@ impl Front {
 
     /// This moment, as exchanges know time.
     #[must_use]
-    pub fn now(&self) -> Time {
-        Time(u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    pub fn now(&self) -> Timestamp {
+        Timestamp(u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 
     /// The moment of the runtime's clock that is `time`.
     #[must_use]
-    pub fn instant(&self, time: Time) -> Instant {
+    pub fn instant_of(&self, time: Timestamp) -> Instant {
         self.began + Duration::from_nanos(time.0)
     }
 
     /// Its streams, counted.
     #[must_use]
-    pub fn streams(&self) -> &Arc<Streams> {
+    pub fn streams(&self) -> &Arc<StreamCounts> {
         &self.streams
     }
 
     /// Has `talk` looked after by [`Self::expire`], under this number.
-    pub(super) fn register(&self, number: u64, talk: Weak<Talk>) {
-        self.talks().insert(number, talk);
+    pub(super) fn register(&self, number: u64, talk: Weak<StreamSession>) {
+        self.sessions().insert(number, talk);
     }
 
     /// It is over.
     pub(super) fn forget(&self, number: u64) {
-        self.talks().remove(&number);
+        self.sessions().remove(&number);
     }
 
     /// Ends the streams whose time is up.
     pub fn expire(&self) {
         let now = self.now();
-        let talks: Vec<Arc<Talk>> = self.talks().values().filter_map(Weak::upgrade).collect();
+        let talks: Vec<Arc<StreamSession>> = self.sessions().values().filter_map(Weak::upgrade).collect();
         talks.iter().for_each(|talk| talk.expire(now));
     }
 
-    fn talks(&self) -> MutexGuard<'_, HashMap<u64, Weak<Talk>>> {
+    fn sessions(&self) -> MutexGuard<'_, HashMap<u64, Weak<StreamSession>>> {
         self.talks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Follows the daemon's state until `shutdown`, and tells `health` whether every pool has some.
-    pub async fn keep(self: Arc<Self>, shared: Arc<Shared>, mut shutdown: Shutdown, health: Health) {
+    pub async fn follow_state(self: Arc<Self>, shared: Arc<DaemonState>, mut shutdown: Shutdown, health: HealthChecks) {
         // 0 is nobody among processes.
         let process_id = rand::random::<u64>().max(1);
-        let mut session = Session::new(Peer::front(NODE, process_id), self.pools.keys().map(ToString::to_string), Instant::now());
+        let mut session =
+            StateSession::new(ProxyProcess::front(NODE, process_id), self.pools.keys().map(ToString::to_string), Instant::now());
         let (mut pools, mut relayed) = (shared.pools.subscribe(), shared.relayed.subscribe());
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -213,7 +219,7 @@ impl Front {
                 relayed.borrow_and_update();
             }
             while let Some(message) = session.next(&shared, Instant::now()) {
-                if let Some(ack) = self.told(message) {
+                if let Some(ack) = self.apply(message) {
                     session.ack(ack);
                 }
                 shared.front_has(session.status());
@@ -223,7 +229,7 @@ impl Front {
                 health.ready(ready).await;
             }
             let relay_at = session.relay_at(Instant::now());
-            let share_at = if self.tell(&shared, process_id) { Instant::now() + SHARE_INTERVAL } else { far() };
+            let share_at = if self.publish(&shared, process_id) { Instant::now() + SHARE_INTERVAL } else { far() };
             tokio::select! {
                 changed = pools.changed() => if changed.is_err() { return },
                 // Others tell hundreds of times a second: no look at any of it before it may be passed on.
@@ -244,15 +250,15 @@ impl Front {
     }
 
     /// Takes over a message as a proxy does: whole, or not at all. The answer to it, if it wants one.
-    pub fn told(&self, message: state::DaemonMessage) -> Option<state::Ack> {
+    pub fn apply(&self, message: state::DaemonMessage) -> Option<state::Ack> {
         match message.message? {
             daemon_message::Message::Roster(roster) => {
                 let (name, version) = (roster.pool.clone(), roster.version);
                 let refused = match (self.pools.get(name.as_str()), proto::roster(roster)) {
                     (Some(pool), Ok(roster)) => {
-                        let Inner { pool: inner, peers, .. } = &mut *pool.lock();
+                        let ServedPoolState { pool: inner, peers, .. } = &mut *pool.lock();
                         inner.install(roster.snapshot, roster.hash_secret, roster.staleness_max_ms);
-                        peers.count_anew(inner);
+                        peers.recount(inner);
                         pool.has_state.send_replace(true);
                         String::new()
                     }
@@ -273,15 +279,15 @@ impl Front {
                 }
                 None
             }
-            daemon_message::Message::Peers(told) => {
-                let Inner { pool, peers, .. } = &mut *self.pools.get(told.pool.as_str())?.lock();
-                peers.heard(pool, told, self.now());
+            daemon_message::Message::PeerLoad(told) => {
+                let ServedPoolState { pool, peers, .. } = &mut *self.pools.get(told.pool.as_str())?.lock();
+                peers.receive(pool, told, self.now());
                 None
             }
-            daemon_message::Message::Learned(learned) => {
+            daemon_message::Message::LearnedModels(learned) => {
                 let mut pool = self.pools.get(learned.pool.as_str())?.lock();
                 match proto::learned(learned) {
-                    Ok(learned) => pool.pool.learned(learned.step, learned.latency),
+                    Ok(learned) => pool.pool.install_models(learned.step, learned.latency),
                     Err(why) => tracing::error!(%why, "the ext_proc front cannot use what was learned; it keeps what it had"),
                 }
                 None
@@ -290,10 +296,10 @@ impl Front {
         }
     }
 
-    fn tidy(&self, shared: &Shared, process_id: u64) {
+    fn tidy(&self, shared: &DaemonState, process_id: u64) {
         let now = self.now();
         for (name, pool) in &self.pools {
-            let Inner { pool, peers, used, .. } = &mut *pool.lock();
+            let ServedPoolState { pool, peers, used, .. } = &mut *pool.lock();
             pool.tick(now);
             peers.expire(pool, now);
             observed(name, pool).into_iter().for_each(|observations| shared.observed(process_id, observations));
@@ -306,27 +312,27 @@ impl Front {
     }
 
     /// Tells the proxies of each pool what changed here. Says whether any of them hears.
-    fn tell(&self, shared: &Shared, process_id: u64) -> bool {
+    fn publish(&self, shared: &DaemonState, process_id: u64) -> bool {
         let mut heard = false;
         for (name, pool) in &self.pools {
             let share = {
-                let Inner { pool, peers, .. } = &mut *pool.lock();
-                heard |= peers.has_listeners();
-                peers.share(name, pool, self.now())
+                let ServedPoolState { pool, peers, .. } = &mut *pool.lock();
+                heard |= peers.has_peers();
+                peers.next_report(name, pool, self.now())
             };
             if let Some(share) = share {
-                shared.relay().told(process_id, share, Instant::now());
+                shared.relay().receive(process_id, share, Instant::now());
                 shared.relayed.send_replace(());
             }
         }
         heard
     }
 
-    fn report(&self, shared: &Shared) {
+    fn report(&self, shared: &DaemonState) {
         for (name, pool) in &self.pools {
             let totals = {
                 let inner = pool.lock();
-                inner.used.then(|| Totals::of_pool(&inner.pool, &inner.pick_us))
+                inner.used.then(|| CounterTotals::from_pool(&inner.pool, &inner.pick_us))
             };
             if let Some(totals) = totals {
                 shared.front_counted(name, totals, Instant::now());
@@ -336,15 +342,15 @@ impl Front {
 }
 
 /// What ended requests of the front saw since the last time. It counts as one VM of its process.
-fn observed(name: &str, pool: &mut exchange::Pool) -> Option<state::Observations> {
-    let (first, rows) = pool.take_observed();
-    let rows: Vec<u8> = rows.iter().flat_map(Observed::to_bytes).collect();
+fn observed(name: &str, pool: &mut exchange::ManagedPool) -> Option<state::Observations> {
+    let (first, rows) = pool.take_observations();
+    let rows: Vec<u8> = rows.iter().flat_map(EncodedObservation::to_bytes).collect();
     (!rows.is_empty()).then(|| state::Observations { pool: name.to_owned(), vm_id: 0, first, rows })
 }
 
 // === impl Streams ===
 
-impl Streams {
+impl StreamCounts {
     /// Counts one more. Its number.
     pub(super) fn begin(&self) -> u64 {
         self.begun.fetch_add(1, Ordering::Relaxed)
@@ -360,7 +366,7 @@ impl Streams {
 
     /// What they hold.
     #[must_use]
-    pub fn memory(&self) -> &Arc<Memory> {
+    pub fn memory(&self) -> &Arc<StreamMemory> {
         &self.memory
     }
 
@@ -386,15 +392,15 @@ impl Streams {
 
 // === impl FrontPool ===
 
-impl FrontPool {
+impl ServedPool {
     fn new() -> Self {
-        let pool = exchange::Pool::new(rand::random(), 0);
-        let inner = Mutex::new(Inner { pool, pick_us: Histogram::default(), peers: Peers::default(), used: false });
+        let pool = exchange::ManagedPool::new(rand::random(), 0);
+        let inner = Mutex::new(ServedPoolState { pool, pick_us: CountHistogram::default(), peers: LocalPeer::default(), used: false });
         Self { inner, has_state: watch::Sender::new(false) }
     }
 
     /// For one step.
-    pub fn lock(&self) -> MutexGuard<'_, Inner> {
+    pub fn lock(&self) -> MutexGuard<'_, ServedPoolState> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -412,16 +418,16 @@ impl FrontPool {
 
 // === impl Inner ===
 
-impl Inner {
+impl ServedPoolState {
     /// Before the first exchange that is decided here: the index of a pool that is never used costs nothing.
-    pub(super) fn use_it(&mut self) {
+    pub(super) fn prepare_index(&mut self) {
         self.used = true;
         self.pool.reserve_prefixes(ENTRIES_DEFAULT);
     }
 
     /// Notes that a pick took `us` microseconds.
     #[expect(clippy::cast_precision_loss, reason = "a pick is far below 2^52 µs")]
-    pub(super) fn pick_took(&mut self, us: u64) {
+    pub(super) fn record_pick_time(&mut self, us: u64) {
         self.pick_us.record(us as f64, &DURATION_BOUNDS_MS);
     }
 }

@@ -1,21 +1,21 @@
 //! One ext_proc stream, from its bytes to its bytes: messages are read, the conversation answers, and what all of it holds is accounted.
 //!
-//! No sockets and no waiting here, as in [`Conversation`]. A stream that waits for its proxy holds memory, a place and perhaps a pick, so its waiting
-//! has an end ([`Talk::expire`]). That is found out from outside: HTTP/2 does not ask a stream for more while the proxy takes nothing.
+//! No sockets and no waiting here, as in [`ExtProcStream`]. A stream that waits for its proxy holds memory, a place and perhaps a pick, so its waiting
+//! has an end ([`StreamSession::expire`]). That is found out from outside: HTTP/2 does not ask a stream for more while the proxy takes nothing.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use exchange::{Settings, Time};
+use exchange::{ExchangeSettings, Timestamp};
 use prost::Message;
 use prost::bytes::{BufMut, Bytes, BytesMut};
 use tokio::sync::Notify;
 use tonic::Status;
 
-use super::conversation::{Conversation, Next};
-use super::framing::{EXPANSION_MAX, Framing};
-use super::front::{Front, FrontPool};
-use super::memory::Account;
-use super::refusal::Refusal;
+use super::conversation::{ExtProcStream, StreamAction};
+use super::framing::{EXPANSION_MAX, MessageReader};
+use super::front::{ExtProcServer, ServedPool};
+use super::memory::MemoryAccount;
+use super::refusal::StreamRefusal;
 
 /// How long a proxy may be silent while it owes us the rest of a body or of a message, or takes nothing of what it asked for, in ms. A client that
 /// is slower than that is gone.
@@ -32,54 +32,54 @@ const SMALL_ENVELOPE_BYTES: usize = 4 << 10;
 
 /// A stream.
 #[derive(Debug)]
-pub struct Talk {
-    state: Mutex<State>,
+pub struct StreamSession {
+    state: Mutex<SessionState>,
     woken: Notify,
-    front: Arc<Front>,
+    front: Arc<ExtProcServer>,
     number: u64,
 }
 
 /// What is to be done.
 #[derive(Debug)]
-pub enum Act {
+pub enum SessionAction {
     /// Send these bytes; then ask again.
     Send(Bytes),
-    /// Bring the next bytes by [`Talk::receive`].
+    /// Bring the next bytes by [`StreamSession::receive`].
     Listen,
-    /// Call [`Talk::retry`] when the pool has state, or at this moment.
-    Wait(Time),
+    /// Call [`StreamSession::retry`] when the pool has state, or at this moment.
+    Wait(Timestamp),
     /// End the stream.
     End(Status),
 }
 
 #[derive(Debug)]
-struct State {
-    framing: Framing,
+struct SessionState {
+    framing: MessageReader,
     /// `None` once it is over.
-    conversation: Option<Conversation>,
-    account: Account,
+    conversation: Option<ExtProcStream>,
+    account: MemoryAccount,
     /// Bytes that were given to be sent, and are not known to be.
     unsent: usize,
     /// The proxy has said something.
     begun: bool,
     /// When the proxy last sent or took something.
-    moved: Time,
+    moved: Timestamp,
     /// Since when it owes us something.
-    owed: Option<Time>,
+    owed: Option<Timestamp>,
     /// Why it is over.
     over: Option<Status>,
 }
 
 // === impl Talk ===
 
-impl Talk {
+impl StreamSession {
     /// A stream that has only just begun.
     #[must_use]
-    pub fn new(front: &Arc<Front>, pool: &Arc<FrontPool>, settings: &Arc<Settings>) -> Arc<Self> {
-        let conversation = Conversation::new(Arc::clone(front), Arc::clone(pool), Arc::clone(settings));
+    pub fn new(front: &Arc<ExtProcServer>, pool: &Arc<ServedPool>, settings: &Arc<ExchangeSettings>) -> Arc<Self> {
+        let conversation = ExtProcStream::new(Arc::clone(front), Arc::clone(pool), Arc::clone(settings));
         let (number, now) = (conversation.number(), front.now());
-        let state = State {
-            framing: Framing::default(),
+        let state = SessionState {
+            framing: MessageReader::default(),
             conversation: Some(conversation),
             account: front.streams().memory().account(),
             unsent: 0,
@@ -94,7 +94,7 @@ impl Talk {
     }
 
     /// The proxy has taken what it was sent. What is next?
-    pub fn next(&self) -> Act {
+    pub fn next(&self) -> SessionAction {
         let now = self.front.now();
         let mut state = self.lock();
         if std::mem::take(&mut state.unsent) > 0 {
@@ -102,7 +102,7 @@ impl Talk {
             state.owed = None;
         }
         let act = state.act();
-        if let Act::Send(bytes) = &act {
+        if let SessionAction::Send(bytes) = &act {
             state.unsent = bytes.len();
             state.moved = now;
         }
@@ -118,16 +118,16 @@ impl Talk {
         if state.conversation.is_some() {
             state.framing.push(bytes);
             if state.hold(0).is_err() {
-                state.refuse(Refusal::Memory);
+                state.refuse(StreamRefusal::Memory);
             }
         }
         state.settle(now);
     }
 
     /// The pool has state, or this is the moment it should have had some.
-    pub fn retry(&self, now: Time) -> Next {
+    pub fn retry(&self, now: Timestamp) -> StreamAction {
         let mut state = self.lock();
-        let next = state.conversation.as_mut().map_or(Next::Listen, |conversation| conversation.retry(now));
+        let next = state.conversation.as_mut().map_or(StreamAction::Listen, |conversation| conversation.retry(now));
         state.settle(now);
         next
     }
@@ -140,7 +140,7 @@ impl Talk {
     /// May the proxy go on without us?
     #[must_use]
     pub fn is_dispensable(&self) -> bool {
-        self.lock().conversation.as_ref().is_some_and(Conversation::is_dispensable)
+        self.lock().conversation.as_ref().is_some_and(ExtProcStream::is_dispensable)
     }
 
     /// How much memory it takes for what the proxy sent and has not taken, in bytes.
@@ -150,19 +150,19 @@ impl Talk {
     }
 
     /// Resolves when [`Self::next`] is to be asked though nothing came.
-    pub async fn woken(&self) {
+    pub async fn wait_for_wake(&self) {
         self.woken.notified().await;
     }
 
     /// Ends what has waited for its proxy too long.
-    pub fn expire(&self, now: Time) {
+    pub fn expire(&self, now: Timestamp) {
         let mut state = self.lock();
         if !state.is_overdue(now) {
             return;
         }
-        let awaits_body = state.conversation.as_ref().is_some_and(Conversation::awaits_body);
+        let awaits_body = state.conversation.as_ref().is_some_and(ExtProcStream::awaits_body);
         if awaits_body && state.unsent == 0 {
-            state.refuse(Refusal::Slow);
+            state.refuse(StreamRefusal::Slow);
         } else {
             state.end(Status::deadline_exceeded("the proxy owed the rest of a message, or did not take its answer"));
         }
@@ -171,12 +171,12 @@ impl Talk {
         self.woken.notify_one();
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SessionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Talk {
+impl Drop for StreamSession {
     fn drop(&mut self) {
         self.front.forget(self.number);
     }
@@ -184,54 +184,56 @@ impl Drop for Talk {
 
 // === impl State ===
 
-impl State {
-    fn act(&mut self) -> Act {
+impl SessionState {
+    fn act(&mut self) -> SessionAction {
         loop {
-            let Some(conversation) = &mut self.conversation else { return Act::End(self.over.take().unwrap_or_else(|| Status::ok(""))) };
+            let Some(conversation) = &mut self.conversation else {
+                return SessionAction::End(self.over.take().unwrap_or_else(|| Status::ok("")));
+            };
             if let Some(bytes) = batch(conversation) {
-                return Act::Send(bytes);
+                return SessionAction::Send(bytes);
             }
             if conversation.is_over() {
                 self.end(Status::ok(""));
                 continue;
             }
             match self.read() {
-                Ok(Some(Next::Listen)) => {}
-                Ok(Some(Next::Wait(deadline))) => return Act::Wait(deadline),
-                Ok(None) => return Act::Listen,
+                Ok(Some(StreamAction::Listen)) => {}
+                Ok(Some(StreamAction::Wait(deadline))) => return SessionAction::Wait(deadline),
+                Ok(None) => return SessionAction::Listen,
                 Err(status) => self.end(status),
             }
         }
     }
 
     /// Reads one message; `None` if none is whole.
-    fn read(&mut self) -> Result<Option<Next>, Status> {
+    fn read(&mut self) -> Result<Option<StreamAction>, Status> {
         let Some(layout) = self.framing.next()? else { return Ok(None) };
         let envelope = layout.envelope_bytes();
         if envelope > SMALL_ENVELOPE_BYTES && self.hold(envelope * EXPANSION_MAX).is_err() {
-            self.refuse(Refusal::Memory);
-            return Ok(Some(Next::Listen));
+            self.refuse(StreamRefusal::Memory);
+            return Ok(Some(StreamAction::Listen));
         }
         let message = self.framing.take(layout)?;
         self.begun = true;
-        let next = self.conversation.as_mut().map_or(Next::Listen, |conversation| conversation.receive(message));
+        let next = self.conversation.as_mut().map_or(StreamAction::Listen, |conversation| conversation.receive(message));
         if self.hold(0).is_err() {
-            self.refuse(Refusal::Memory);
-            return Ok(Some(Next::Listen));
+            self.refuse(StreamRefusal::Memory);
+            return Ok(Some(StreamAction::Listen));
         }
         Ok(Some(next))
     }
 
     /// Accounts for what it holds, and `more`.
-    fn hold(&mut self, more: usize) -> Result<(), super::memory::Full> {
+    fn hold(&mut self, more: usize) -> Result<(), super::memory::MemoryExceeded> {
         self.account.hold(self.memory() + more)
     }
 
     fn memory(&self) -> usize {
-        self.framing.memory() + self.conversation.as_ref().map_or(0, Conversation::memory) + self.unsent
+        self.framing.memory() + self.conversation.as_ref().map_or(0, ExtProcStream::memory) + self.unsent
     }
 
-    fn refuse(&mut self, refusal: Refusal) {
+    fn refuse(&mut self, refusal: StreamRefusal) {
         self.framing.clear();
         if let Some(conversation) = &mut self.conversation {
             conversation.refuse(refusal);
@@ -246,7 +248,7 @@ impl State {
     }
 
     /// After every step: the account says what is held, and the clock what is owed.
-    fn settle(&mut self, now: Time) {
+    fn settle(&mut self, now: Timestamp) {
         self.account.record(self.memory());
         let owes = self.unsent > 0
             || !self.begun
@@ -255,14 +257,14 @@ impl State {
         self.owed = if owes { self.owed.or(Some(now)) } else { None };
     }
 
-    fn is_overdue(&self, now: Time) -> bool {
+    fn is_overdue(&self, now: Timestamp) -> bool {
         let Some(owed) = self.owed else { return false };
         self.conversation.is_some() && (now >= self.moved.plus_ms(SILENCE_MS_MAX) || now >= owed.plus_ms(BODY_MS_MAX))
     }
 }
 
 /// The next answers, as they are sent.
-fn batch(conversation: &mut Conversation) -> Option<Bytes> {
+fn batch(conversation: &mut ExtProcStream) -> Option<Bytes> {
     let mut bytes = BytesMut::new();
     while bytes.len() < BATCH_BYTES {
         let Some(answer) = conversation.next_answer() else { break };

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::Budget;
+use super::ConnectionBudget;
 
 /// From the moment a connection is accepted to its first request, TLS and HTTP/2 handshakes included. A peer on the same network needs
 /// milliseconds; clients that connect ahead of their first request connect again.
@@ -19,19 +19,19 @@ pub const FIRST_REQUEST_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// The connections of one listener.
 #[derive(Debug)]
-pub(super) struct Rooms {
-    waiting: Room,
-    served: Room,
+pub(super) struct ConnectionLimits {
+    waiting: ConnectionGroup,
+    served: ConnectionGroup,
     /// Connections that exist, also those that were told to close and have not yet.
     open: usize,
     open_max: usize,
     next: u64,
-    closed: Closed,
+    closed: ClosedConnections,
 }
 
 /// How many connections were closed, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Closed {
+pub(super) struct ClosedConnections {
     /// No request came in time.
     pub(super) silent: u64,
     /// The listener was full.
@@ -40,39 +40,39 @@ pub(super) struct Closed {
 
 /// Connections that count against one maximum.
 #[derive(Debug)]
-struct Room {
-    held: usize,
-    held_max: usize,
+struct ConnectionGroup {
+    open: usize,
+    open_max: usize,
     /// Numbers of connections rise with time.
-    by_address: HashMap<IpAddr, BTreeMap<u64, Held>>,
+    by_address: HashMap<IpAddr, BTreeMap<u64, OpenConnection>>,
 }
 
 /// Dropping it closes the connection.
 #[derive(Debug)]
-struct Held {
+struct OpenConnection {
     since: Instant,
     _open: oneshot::Sender<()>,
 }
 
 /// Which connection of the address leaves a full room.
 #[derive(Clone, Copy, Debug)]
-enum Leaves {
+enum EvictionOrder {
     Oldest,
     Newest,
 }
 
 // === impl Rooms ===
 
-impl Rooms {
-    pub(super) fn new(budget: Budget) -> Self {
+impl ConnectionLimits {
+    pub(super) fn new(budget: ConnectionBudget) -> Self {
         let waiting = budget.waiting_max();
         Self {
-            waiting: Room::new(waiting),
-            served: Room::new(budget.served_max()),
+            waiting: ConnectionGroup::new(waiting),
+            served: ConnectionGroup::new(budget.served_max()),
             open: 0,
             open_max: budget.open_max(),
             next: 0,
-            closed: Closed::default(),
+            closed: ClosedConnections::default(),
         }
     }
 
@@ -86,22 +86,22 @@ impl Rooms {
         let (open, closed) = oneshot::channel();
         let number = self.next;
         self.next += 1;
-        self.closed.crowded += self.waiting.enter(address, number, Held { since: now, _open: open }, Leaves::Oldest);
+        self.closed.crowded += self.waiting.insert(address, number, OpenConnection { since: now, _open: open }, EvictionOrder::Oldest);
         Some((number, closed))
     }
 
     /// A connection made its first request.
-    pub(super) fn asked(&mut self, address: IpAddr, number: u64) {
-        if let Some(held) = self.waiting.leave(address, number) {
-            self.closed.crowded += self.served.enter(address, number, held, Leaves::Newest);
+    pub(super) fn mark_requested(&mut self, address: IpAddr, number: u64) {
+        if let Some(held) = self.waiting.remove(address, number) {
+            self.closed.crowded += self.served.insert(address, number, held, EvictionOrder::Newest);
         }
     }
 
     /// A connection is gone.
-    pub(super) fn left(&mut self, address: IpAddr, number: u64) {
+    pub(super) fn remove(&mut self, address: IpAddr, number: u64) {
         self.open = self.open.saturating_sub(1);
-        if self.waiting.leave(address, number).is_none() {
-            self.served.leave(address, number);
+        if self.waiting.remove(address, number).is_none() {
+            self.served.remove(address, number);
         }
     }
 
@@ -111,56 +111,56 @@ impl Rooms {
     }
 
     /// How many were closed since the listener was opened.
-    pub(super) fn closed(&self) -> Closed {
+    pub(super) fn closed(&self) -> ClosedConnections {
         self.closed
     }
 }
 
 // === impl Room ===
 
-impl Room {
+impl ConnectionGroup {
     fn new(held_max: usize) -> Self {
-        Self { held: 0, held_max, by_address: HashMap::new() }
+        Self { open: 0, open_max: held_max, by_address: HashMap::new() }
     }
 
     /// Adds a connection. Returns how many were closed to make room (possibly this one).
-    fn enter(&mut self, address: IpAddr, number: u64, held: Held, leaves: Leaves) -> u64 {
+    fn insert(&mut self, address: IpAddr, number: u64, held: OpenConnection, leaves: EvictionOrder) -> u64 {
         self.by_address.entry(address).or_default().insert(number, held);
-        self.held += 1;
-        if self.held <= self.held_max {
+        self.open += 1;
+        if self.open <= self.open_max {
             return 0;
         }
         // Among equals the newcomer's own address: an address never loses a connection to one that holds as many.
         let heaviest = self.by_address.iter().max_by_key(|(a, held)| (held.len(), **a == address));
         let leaver = heaviest.and_then(|(address, held)| {
             let number = match leaves {
-                Leaves::Oldest => held.keys().next(),
-                Leaves::Newest => held.keys().next_back(),
+                EvictionOrder::Oldest => held.keys().next(),
+                EvictionOrder::Newest => held.keys().next_back(),
             };
             number.map(|number| (*address, *number))
         });
-        leaver.and_then(|(address, number)| self.leave(address, number)).map_or(0, |_| 1)
+        leaver.and_then(|(address, number)| self.remove(address, number)).map_or(0, |_| 1)
     }
 
-    fn leave(&mut self, address: IpAddr, number: u64) -> Option<Held> {
+    fn remove(&mut self, address: IpAddr, number: u64) -> Option<OpenConnection> {
         let of_address = self.by_address.get_mut(&address)?;
         let held = of_address.remove(&number)?;
         if of_address.is_empty() {
             self.by_address.remove(&address);
         }
-        self.held -= 1;
+        self.open -= 1;
         Some(held)
     }
 
     /// Returns how many were removed.
-    fn retain(&mut self, stays: impl Fn(&Held) -> bool) -> u64 {
-        let before = self.held;
+    fn retain(&mut self, stays: impl Fn(&OpenConnection) -> bool) -> u64 {
+        let before = self.open;
         self.by_address.retain(|_, held| {
             held.retain(|_, held| stays(held));
             !held.is_empty()
         });
-        self.held = self.by_address.values().map(BTreeMap::len).sum();
-        u64::try_from(before - self.held).unwrap_or(u64::MAX)
+        self.open = self.by_address.values().map(BTreeMap::len).sum();
+        u64::try_from(before - self.open).unwrap_or(u64::MAX)
     }
 }
 
@@ -175,8 +175,8 @@ mod tests {
     }
 
     /// Room for 4 that wait and 12 that are served.
-    fn rooms() -> Rooms {
-        Rooms::new(Budget { connections_max: 16 })
+    fn rooms() -> ConnectionLimits {
+        ConnectionLimits::new(ConnectionBudget { connections_max: 16 })
     }
 
     fn is_open(closed: &mut oneshot::Receiver<()>) -> bool {
@@ -191,7 +191,7 @@ mod tests {
         assert!(is_open(&mut proper.1));
         let open: Vec<bool> = silent.iter_mut().map(|s| is_open(&mut s.1)).collect();
         assert_eq!(open, [false, true, true, true], "the oldest of the address with the most");
-        rooms.left(ATTACKER, silent[0].0);
+        rooms.remove(ATTACKER, silent[0].0);
         let mut second = rooms.admit(other(2), now).unwrap();
         assert!(is_open(&mut second.1) && is_open(&mut proper.1) && !is_open(&mut silent[1].1));
     }
@@ -202,13 +202,13 @@ mod tests {
         let flood: Vec<_> = (0..4).map(|_| rooms.admit(ATTACKER, now).unwrap()).collect();
         let mut proper = rooms.admit(ATTACKER, now).unwrap();
         assert!(is_open(&mut proper.1));
-        rooms.asked(ATTACKER, proper.0);
+        rooms.mark_requested(ATTACKER, proper.0);
         for (number, _) in flood {
-            rooms.left(ATTACKER, number);
+            rooms.remove(ATTACKER, number);
         }
         for _ in 0..4 {
             let (number, _closed) = rooms.admit(ATTACKER, now).unwrap();
-            rooms.left(ATTACKER, number);
+            rooms.remove(ATTACKER, number);
         }
         assert!(is_open(&mut proper.1), "one that is served is not closed for those that wait");
     }
@@ -218,7 +218,7 @@ mod tests {
         let (mut rooms, now) = (rooms(), Instant::now());
         let mut ask = |address| {
             let (number, closed) = rooms.admit(address, now).unwrap();
-            rooms.asked(address, number);
+            rooms.mark_requested(address, number);
             (number, closed)
         };
         let mut hoard: Vec<_> = (0..12).map(|_| ask(ATTACKER)).collect();
@@ -227,25 +227,25 @@ mod tests {
         let mut proper = ask(other(1));
         assert!(is_open(&mut proper.1));
         assert!(!is_open(&mut hoard[11].1) && is_open(&mut hoard[0].1), "the newest of the hoard went");
-        assert_eq!(rooms.closed(), Closed { silent: 0, crowded: 2 });
+        assert_eq!(rooms.closed(), ClosedConnections { silent: 0, crowded: 2 });
     }
 
     #[test]
     fn a_connection_without_a_request_is_closed_in_time() {
         let (mut rooms, now) = (rooms(), Instant::now());
         let (mut silent, mut asking) = (rooms.admit(ATTACKER, now).unwrap(), rooms.admit(other(1), now).unwrap());
-        rooms.asked(other(1), asking.0);
+        rooms.mark_requested(other(1), asking.0);
         rooms.sweep(now + FIRST_REQUEST_WAIT_MAX / 2);
         assert!(is_open(&mut silent.1));
         rooms.sweep(now + FIRST_REQUEST_WAIT_MAX);
         assert!(!is_open(&mut silent.1) && is_open(&mut asking.1));
-        assert_eq!(rooms.closed(), Closed { silent: 1, crowded: 0 });
+        assert_eq!(rooms.closed(), ClosedConnections { silent: 1, crowded: 0 });
     }
 
     #[test]
     fn descriptors_are_bounded_also_while_connections_close() {
         let (mut rooms, now) = (rooms(), Instant::now());
         let admitted = (0..1_000).map_while(|_| rooms.admit(ATTACKER, now)).count();
-        assert_eq!(admitted, Budget { connections_max: 16 }.open_max());
+        assert_eq!(admitted, ConnectionBudget { connections_max: 16 }.open_max());
     }
 }

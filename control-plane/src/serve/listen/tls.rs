@@ -5,7 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use discovery::content::{self, Follow};
+use discovery::content::{self, FileWatcher};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
@@ -27,7 +27,7 @@ pub struct TlsFiles {
 
 /// How a listener is protected.
 #[derive(Clone, Debug)]
-pub enum Tls {
+pub enum ServerTls {
     /// Not at all.
     Off,
     /// With these files.
@@ -37,19 +37,19 @@ pub enum Tls {
 }
 
 /// What a listener shows to clients, now and after each change; `None` in clear.
-pub(super) async fn configuration(tls: Tls, shutdown: &Shutdown) -> io::Result<Option<watch::Receiver<Arc<ServerConfig>>>> {
+pub(super) async fn configuration(tls: ServerTls, shutdown: &Shutdown) -> io::Result<Option<watch::Receiver<Arc<ServerConfig>>>> {
     Ok(match tls {
-        Tls::Off => None,
-        Tls::Files(files) => Some(follow(files, shutdown.clone()).await?),
-        Tls::SelfSigned => Some(watch::channel(Arc::new(self_signed().map_err(io::Error::other)?)).1),
+        ServerTls::Off => None,
+        ServerTls::Files(files) => Some(follow(files, shutdown.clone()).await?),
+        ServerTls::SelfSigned => Some(watch::channel(Arc::new(self_signed().map_err(io::Error::other)?)).1),
     })
 }
 
 /// Reads the files, and again whenever they change.
 async fn follow(files: TlsFiles, mut shutdown: Shutdown) -> io::Result<watch::Receiver<Arc<ServerConfig>>> {
     let (sender, receiver) = watch::channel(Arc::new(server_config(&files).await.map_err(io::Error::other)?));
-    let mut follows: Vec<Follow> =
-        [Some(&files.cert), Some(&files.key), files.client_ca.as_ref()].into_iter().flatten().map(Follow::new).collect();
+    let mut follows: Vec<FileWatcher> =
+        [Some(&files.cert), Some(&files.key), files.client_ca.as_ref()].into_iter().flatten().map(FileWatcher::new).collect();
     // What is there at first was just read.
     for follow in &mut follows {
         let _ = follow.changed().await;
@@ -117,7 +117,7 @@ async fn certificates(path: &std::path::Path) -> Result<Vec<CertificateDer<'stat
 
 // === impl Tls ===
 
-impl From<Option<TlsFiles>> for Tls {
+impl From<Option<TlsFiles>> for ServerTls {
     fn from(files: Option<TlsFiles>) -> Self {
         files.map_or(Self::Off, Self::Files)
     }

@@ -7,18 +7,18 @@ use proto::state::{self, daemon_message};
 use tokio::time::Instant;
 use tonic::Status;
 
-use super::Session;
-use super::admission::{self, Admitted, Said, Scope};
-use crate::state::peer::{Peer, Remote};
-use crate::state::shared::{Pools, Proxy, Shared};
+use super::StateSession;
+use super::admission::{self, Admission, AdmittedMessage, ProxyScope};
+use crate::state::peer::{ProxyProcess, RemoteAddress};
+use crate::state::shared::{ConnectedProxy, DaemonState, PoolViews};
 
 /// A proxy's stream, from its Hello until it is dropped.
 #[derive(Debug)]
-pub struct Conversation {
-    shared: Arc<Shared>,
-    peer: Peer,
-    scope: Scope,
-    session: Session,
+pub struct StateStream {
+    shared: Arc<DaemonState>,
+    peer: ProxyProcess,
+    scope: ProxyScope,
+    session: StateSession,
     /// Its row in the table of proxies, gone with it.
     stream_id: u64,
     /// Rosters it refused.
@@ -27,21 +27,26 @@ pub struct Conversation {
 
 // === impl Conversation ===
 
-impl Conversation {
+impl StateStream {
     /// A proxy at `remote` said hello. It is in the table of proxies from now on, and any older stream of it no longer. What it is to be told first
     /// comes back, too.
     ///
     /// # Errors
     /// Says which rule of the protocol the Hello breaks.
-    pub fn begin(shared: &Arc<Shared>, hello: state::Hello, remote: Remote, now: Instant) -> Result<(Self, state::DaemonMessage), Status> {
+    pub fn begin(
+        shared: &Arc<DaemonState>,
+        hello: state::Hello,
+        remote: RemoteAddress,
+        now: Instant,
+    ) -> Result<(Self, state::DaemonMessage), Status> {
         let (hello, unknown_pools) = admission::hello(hello, &shared.pool_names)?;
         let peer = shared.origins.peer(&hello, remote);
         if !unknown_pools.is_empty() {
             tracing::warn!(node = peer.node_id, unknown = ?unknown_pools, known = ?shared.pool_names, "a proxy asks for pools that are not configured here");
         }
-        let session = Session::new(peer.clone(), hello.pools.iter().cloned(), now);
+        let session = StateSession::new(peer.clone(), hello.pools.iter().cloned(), now);
         let stream_id = shared.next_stream_id();
-        let proxy = Proxy { peer: peer.clone(), since: SystemTime::now(), pools: session.status() };
+        let proxy = ConnectedProxy { peer: peer.clone(), since: SystemTime::now(), pools: session.status() };
         shared.proxies.send_modify(|proxies| {
             proxies.retain(|_, other| other.peer.id != peer.id);
             proxies.insert(stream_id, proxy);
@@ -52,13 +57,13 @@ impl Conversation {
         shared.relayed.send_replace(());
         let welcome = state::Welcome { schema: proto::SCHEMA, release: env!("CARGO_PKG_VERSION").to_owned(), unknown_pools };
         let welcome = state::DaemonMessage { message: Some(daemon_message::Message::Welcome(welcome)) };
-        let scope = Scope::new(hello.pools);
+        let scope = ProxyScope::new(hello.pools);
         Ok((Self { shared: Arc::clone(shared), peer, scope, session, stream_id, refusals: 0 }, welcome))
     }
 
     /// Who it is with.
     #[must_use]
-    pub fn peer(&self) -> &Peer {
+    pub fn peer(&self) -> &ProxyProcess {
         &self.peer
     }
 
@@ -79,20 +84,24 @@ impl Conversation {
     /// # Errors
     /// Says why the stream must end.
     pub fn receive(&mut self, message: state::ProxyMessage, now: Instant) -> Result<(), Status> {
-        let Admitted { said, refused } = self.scope.admit(message)?;
+        let Admission { message: said, refused } = self.scope.admit(message)?;
         if refused > 0 {
             let mut counters = self.shared.counters();
-            let count = if matches!(said, Some(Said::Report(_))) { &mut counters.reports_invalid } else { &mut counters.said_refused };
+            let count = if matches!(said, Some(AdmittedMessage::Report(_))) {
+                &mut counters.reports_invalid
+            } else {
+                &mut counters.messages_refused
+            };
             *count = count.saturating_add(refused);
         }
         match said {
-            Some(Said::Ack(ack)) => self.ack(ack),
-            Some(Said::Report(report)) => self.shared.report(&self.peer, report, now),
-            Some(Said::Share(share)) => {
-                self.shared.relay().told(self.peer.id, share, now);
+            Some(AdmittedMessage::Ack(ack)) => self.ack(ack),
+            Some(AdmittedMessage::Report(report)) => self.shared.report(&self.peer, report, now),
+            Some(AdmittedMessage::Share(share)) => {
+                self.shared.relay().receive(self.peer.id, share, now);
                 self.shared.relayed.send_replace(());
             }
-            Some(Said::Observations(observations)) => self.shared.observed(self.peer.id, observations),
+            Some(AdmittedMessage::Observations(observations)) => self.shared.observed(self.peer.id, observations),
             None => {}
         }
         Ok(())
@@ -102,7 +111,7 @@ impl Conversation {
     pub fn next(&mut self, now: Instant) -> Option<state::DaemonMessage> {
         let message = self.session.next(&self.shared, now)?;
         // Some hundred a second, and none of them changes what is known of the proxy.
-        if !matches!(message.message, Some(daemon_message::Message::Peers(_))) {
+        if !matches!(message.message, Some(daemon_message::Message::PeerLoad(_))) {
             self.update();
         }
         Some(message)
@@ -116,7 +125,7 @@ impl Conversation {
 
     /// When to ask again though nobody changed anything.
     #[must_use]
-    pub fn wake_at(&self, pools: &Pools, now: Instant) -> Instant {
+    pub fn wake_at(&self, pools: &PoolViews, now: Instant) -> Instant {
         self.session.wake_at(pools, now)
     }
 
@@ -151,7 +160,7 @@ impl Conversation {
     }
 }
 
-impl Drop for Conversation {
+impl Drop for StateStream {
     fn drop(&mut self) {
         let mut gone = None;
         self.shared.proxies.send_if_modified(|proxies| {

@@ -1,6 +1,6 @@
 //! What one proxy is to be sent next: pure, with time as an argument.
 //!
-//! A session never queues. Whenever the stream can take a message, [`Session::next`] makes the newest one that is due; whatever a
+//! A session never queues. Whenever the stream can take a message, [`StateSession::next`] makes the newest one that is due; whatever a
 //! slow reader missed in between it never needed.
 //!
 //! ```text
@@ -16,10 +16,10 @@ use proto::{METRICS_INTERVAL_MAX_MS, PoolState, state};
 use scheduler::{Endpoint, EndpointMetrics, Version};
 use tokio::time::Instant;
 
-use crate::pool::writer::{Member, PoolView};
-use crate::state::peer::Peer;
-use crate::state::peer_relay::Cursor;
-use crate::state::shared::{EdsStreams, Pools, ProxyEds, ProxyPool, Shared};
+use crate::pool::writer::{PoolMember, PoolView};
+use crate::state::peer::ProxyProcess;
+use crate::state::peer_relay::RelayCursor;
+use crate::state::shared::{DaemonState, EdsStreams, PoolViews, ProxyEds, ProxyPool};
 
 /// After a Hello, how long an EDS stream of the same proxy is waited for before Envoy counts as getting its hosts from elsewhere (Istio,
 /// static clusters); and, for such an Envoy, how long a new endpoint is held back so that its other source can tell it.
@@ -45,8 +45,8 @@ pub const RAISES_MAX: u32 = 3;
 
 /// A proxy's stream.
 #[derive(Debug)]
-pub struct Session {
-    peer: Peer,
+pub struct StateSession {
+    peer: ProxyProcess,
     begun: Instant,
     pools: BTreeMap<String, PoolSession>,
 }
@@ -54,21 +54,21 @@ pub struct Session {
 /// What a proxy was sent of one pool.
 #[derive(Debug, Default)]
 struct PoolSession {
-    roster: Option<SentRoster>,
+    roster: Option<SentPoolUpdate>,
     metrics: Option<SentMetrics>,
     unacked: VecDeque<(Version, u64)>,
     /// Its rosters are of this term at least: above what the proxy held when it refused one of ours. The daemon's own term stays what it is, so that what one
     /// proxy says of its state reaches no other.
     term_min: u64,
     raises: u32,
-    relayed: Cursor,
+    relayed: RelayCursor,
     /// The sequence of what was learned, as sent last.
     learned: Option<u64>,
     status: ProxyPool,
 }
 
 #[derive(Debug)]
-struct SentRoster {
+struct SentPoolUpdate {
     version: Version,
     generation: u64,
     /// Positions in the view's members.
@@ -83,7 +83,7 @@ struct SentMetrics {
 
 /// Which members a proxy may hear of now.
 #[derive(Clone, Copy, Debug)]
-enum Gate {
+enum MemberGate {
     /// Its Envoy acknowledged this EDS generation.
     Eds(u64),
     /// Its Envoy is not ours to tell: whoever joined before this moment.
@@ -94,10 +94,10 @@ enum Gate {
 
 // === impl Session ===
 
-impl Session {
+impl StateSession {
     /// A proxy said hello and asked for `pools`.
     #[must_use]
-    pub fn new(peer: Peer, pools: impl IntoIterator<Item = String>, now: Instant) -> Self {
+    pub fn new(peer: ProxyProcess, pools: impl IntoIterator<Item = String>, now: Instant) -> Self {
         Self { peer, begun: now, pools: pools.into_iter().map(|name| (name, PoolSession::default())).collect() }
     }
 
@@ -108,8 +108,8 @@ impl Session {
     }
 
     /// The newest message that is due, if any: rosters before metrics, then what was learned, what other proxies tell last.
-    pub fn next(&mut self, shared: &Shared, now: Instant) -> Option<state::DaemonMessage> {
-        use state::daemon_message::Message::{Learned, Metrics, Peers, Roster};
+    pub fn next(&mut self, shared: &DaemonState, now: Instant) -> Option<state::DaemonMessage> {
+        use state::daemon_message::Message::{LearnedModels, Metrics, PeerLoad, Roster};
         let (views, eds) = (shared.pools.borrow().clone(), shared.eds.borrow());
         let (peer, begun) = (&self.peer, self.begun);
         let wrap = |message| Some(state::DaemonMessage { message: Some(message) });
@@ -127,14 +127,14 @@ impl Session {
             }
         }
         for (name, pool) in self.pools.iter_mut().filter(|(_, pool)| pool.roster.is_some()) {
-            if let Some(learned) = pool.next_learned(name, shared) {
-                return wrap(Learned(learned));
+            if let Some(learned) = pool.next_models(name, shared) {
+                return wrap(LearnedModels(learned));
             }
         }
         for (name, pool) in self.pools.iter_mut().filter(|(_, pool)| pool.roster.is_some()) {
             let Some(view) = views.get(name) else { continue };
             if let Some(peers) = shared.relay().next(view, peer.id, &mut pool.relayed, now) {
-                return wrap(Peers(peers));
+                return wrap(PeerLoad(peers));
             }
         }
         None
@@ -148,7 +148,7 @@ impl Session {
 
     /// When to ask again though nobody changed anything.
     #[must_use]
-    pub fn wake_at(&self, pools: &Pools, now: Instant) -> Instant {
+    pub fn wake_at(&self, pools: &PoolViews, now: Instant) -> Instant {
         let mut at = now + HEARTBEAT;
         for (name, pool) in &self.pools {
             let Some(view) = pools.get(name) else { continue };
@@ -210,13 +210,20 @@ impl PoolSession {
         Version { term: version.term.max(self.term_min), ..version }
     }
 
-    fn next_roster(&mut self, view: &PoolView, gate: Gate, begun: Instant, shared: &Shared, now: Instant) -> Option<state::Roster> {
+    fn next_roster(
+        &mut self,
+        view: &PoolView,
+        gate: MemberGate,
+        begun: Instant,
+        shared: &DaemonState,
+        now: Instant,
+    ) -> Option<state::Roster> {
         let rows: Vec<usize> = (0..).zip(view.members.iter()).filter(|(_, m)| gate.admits(m)).map(|(i, _)| i).collect();
         let withheld = view.members.len() - rows.len();
         self.status.withheld = withheld;
         let due = match &self.roster {
             // A first roster short of members would replace a complete one the proxy may have, or end its parking too soon.
-            None => withheld == 0 && !matches!(gate, Gate::Undecided) || now >= begun + FIRST_ROSTER_WAIT,
+            None => withheld == 0 && !matches!(gate, MemberGate::Undecided) || now >= begun + FIRST_ROSTER_WAIT,
             Some(sent) => sent.generation != view.generation || sent.rows != rows,
         };
         // Held back entirely is no reason to tell a proxy that the pool is empty.
@@ -234,7 +241,7 @@ impl PoolSession {
             hash_secret: shared.hash_secret,
             staleness_max_ms: u32::try_from(view.staleness_max.as_millis()).unwrap_or(u32::MAX),
         });
-        self.roster = Some(SentRoster { version, generation: view.generation, rows });
+        self.roster = Some(SentPoolUpdate { version, generation: view.generation, rows });
         self.metrics = None;
         self.status.sent = Some((version, view.generation));
         self.unacked.push_back((version, view.generation));
@@ -244,7 +251,7 @@ impl PoolSession {
         Some(roster)
     }
 
-    fn next_metrics(&mut self, view: &PoolView, shared: &Shared, now: Instant) -> Option<state::Metrics> {
+    fn next_metrics(&mut self, view: &PoolView, shared: &DaemonState, now: Instant) -> Option<state::Metrics> {
         let roster = self.roster.as_ref()?;
         let due = self.metrics.as_ref().is_none_or(|sent| {
             let interval = if sent.generation == view.metrics_generation { HEARTBEAT } else { METRICS_INTERVAL_MIN };
@@ -261,7 +268,7 @@ impl PoolSession {
         Some(proto::encode_metrics(&view.name, roster.version, shared.next_version().sequence, &metrics))
     }
 
-    fn next_learned(&mut self, name: &str, shared: &Shared) -> Option<state::Learned> {
+    fn next_models(&mut self, name: &str, shared: &DaemonState) -> Option<state::LearnedModels> {
         let newest = shared.learned.borrow().get(name).map(Arc::clone)?;
         let sequence = newest.version?.sequence;
         let is_new = self.learned.replace(sequence) != Some(sequence);
@@ -277,8 +284,8 @@ impl PoolSession {
 
 // === impl Gate ===
 
-impl Gate {
-    fn admits(self, member: &Member) -> bool {
+impl MemberGate {
+    fn admits(self, member: &PoolMember) -> bool {
         match self {
             Self::Eds(acked) => member.eds_since <= acked,
             Self::JoinedBefore(moment) => member.joined <= moment,
@@ -287,11 +294,11 @@ impl Gate {
     }
 }
 
-fn gate(peer: &Peer, begun: Instant, pool: &str, eds: &EdsStreams, now: Instant) -> Gate {
+fn gate(peer: &ProxyProcess, begun: Instant, pool: &str, eds: &EdsStreams, now: Instant) -> MemberGate {
     match eds.of(peer, pool, now) {
-        ProxyEds::Acked(generation) => Gate::Eds(generation),
-        ProxyEds::None if now < begun + EDS_ABSENT_GRACE => Gate::Undecided,
-        ProxyEds::None => now.checked_sub(EDS_ABSENT_GRACE).map_or(Gate::Undecided, Gate::JoinedBefore),
+        ProxyEds::Acked(generation) => MemberGate::Eds(generation),
+        ProxyEds::None if now < begun + EDS_ABSENT_GRACE => MemberGate::Undecided,
+        ProxyEds::None => now.checked_sub(EDS_ABSENT_GRACE).map_or(MemberGate::Undecided, MemberGate::JoinedBefore),
     }
 }
 

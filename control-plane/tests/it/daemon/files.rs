@@ -7,7 +7,7 @@ use control_plane::daemon::Daemon;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::harness::{Filter, daemon, endpoints, get, get_json, names, until, write};
+use super::harness::{FilterStream, daemon, endpoints, get, get_json, names, until, write};
 
 async fn names_of(daemon: &Daemon) -> Vec<String> {
     let endpoints = get_json(daemon.admin_address, "/debug/endpoints").await;
@@ -86,7 +86,7 @@ async fn until_the_file_can_be_read_the_daemon_is_alive_but_not_ready() {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("endpoints.yaml");
     let daemon = on(&file).await;
-    let (mut filter, _) = Filter::connect(daemon.state_address, "n", 1, &["default"]).await;
+    let (mut filter, _) = FilterStream::connect(daemon.state_address, "n", 1, &["default"]).await;
     let said = || async {
         let (status, text) = get(daemon.admin_address, "/readyz").await;
         status == 503 && text.contains("No such file")
@@ -112,7 +112,7 @@ async fn the_snapshot_file_is_its_owners_alone() {
         std::fs::set_permissions(folder.path().join(left), std::fs::Permissions::from_mode(0o644)).unwrap();
     }
     let daemon = daemon(&["--endpoints-file", file.to_str().unwrap(), "--snapshot-file", snapshot.to_str().unwrap()]).await;
-    let (mut filter, _) = Filter::connect(daemon.state_address, "n", 1, &["default"]).await;
+    let (mut filter, _) = FilterStream::connect(daemon.state_address, "n", 1, &["default"]).await;
     filter.roster().await;
     daemon.stop().await;
     assert!(std::fs::read_to_string(&snapshot).unwrap().contains("hash_secret"));
@@ -126,7 +126,7 @@ async fn a_restart_keeps_slots_incarnations_and_secret_in_a_newer_term() {
     write(&file, &endpoints(&[1, 2, 3]));
     let args = ["--endpoints-file", file.to_str().unwrap(), "--snapshot-file", snapshot.to_str().unwrap()];
     let first = daemon(&args).await;
-    let (mut filter, _) = Filter::connect(first.state_address, "n", 1, &["default"]).await;
+    let (mut filter, _) = FilterStream::connect(first.state_address, "n", 1, &["default"]).await;
     filter.roster().await;
     write(&file, &endpoints(&[1, 3]));
     let before = loop {
@@ -141,7 +141,7 @@ async fn a_restart_keeps_slots_incarnations_and_secret_in_a_newer_term() {
     std::fs::remove_file(&file).unwrap();
     let second = daemon(&args).await;
     assert_eq!(get(second.admin_address, "/readyz").await.0, 200);
-    let (mut filter, _) = Filter::connect(second.state_address, "n", 1, &["default"]).await;
+    let (mut filter, _) = FilterStream::connect(second.state_address, "n", 1, &["default"]).await;
     let after = filter.roster().await;
     let ids = |r: &proto::state::Roster| r.endpoints.iter().map(|e| (e.name.clone(), e.slot, e.incarnation)).collect::<Vec<_>>();
     assert_eq!(ids(&after), ids(&before));
@@ -188,7 +188,7 @@ async fn a_configuration_is_reloaded_and_a_bad_one_keeps_the_old() {
     };
     write(&config, &with("queue-scorer"));
     let daemon = daemon(&["--endpoint", "127.0.0.1:1", "--config", config.to_str().unwrap()]).await;
-    let (mut filter, _) = Filter::connect(daemon.state_address, "n", 1, &["default"]).await;
+    let (mut filter, _) = FilterStream::connect(daemon.state_address, "n", 1, &["default"]).await;
     let scorer = |roster: proto::state::Roster| roster.pipeline.unwrap().plugins[0].r#type.clone();
     assert_eq!(scorer(filter.roster().await), "queue-scorer");
     write(&config, &with("queue-scoorer"));
@@ -215,7 +215,7 @@ async fn objects_are_reloaded_and_bad_ones_keep_the_old() {
     let file = folder.path().join("objects.yaml");
     write(&file, &objective("default", -1));
     let daemon = daemon(&["--endpoint", "127.0.0.1:1", "--objects", folder.path().to_str().unwrap()]).await;
-    let (mut filter, _) = Filter::connect(daemon.state_address, "n", 1, &["default"]).await;
+    let (mut filter, _) = FilterStream::connect(daemon.state_address, "n", 1, &["default"]).await;
     let priority = |roster: proto::state::Roster| roster.objects.map(|objects| objects.objectives[0].priority);
     assert_eq!(priority(filter.roster().await), Some(-1));
     write(&file, &objective("default", -1).replace("priority", "piority"));
@@ -246,7 +246,7 @@ async fn each_pool_takes_its_own_objects() {
     let third = format!(", objects: '{}', strictModels: true", own.display());
     write(&pools, &format!("pools:\n{}{}{}", row("a", 1, ""), row("b", 2, ""), row("c", 3, &third)));
     let daemon = daemon(&["--pools", pools.to_str().unwrap(), "--objects", all.to_str().unwrap()]).await;
-    let (mut filter, _) = Filter::connect(daemon.state_address, "n", 1, &["a", "b", "c"]).await;
+    let (mut filter, _) = FilterStream::connect(daemon.state_address, "n", 1, &["a", "b", "c"]).await;
     let mut seen = Vec::new();
     for _ in 0..3 {
         let roster = filter.roster().await;
@@ -266,7 +266,7 @@ async fn several_pools_have_their_own_endpoints() {
     let text = format!("pools:\n- {{name: a, endpointsFile: {}}}\n- {{name: b, endpoints: ['127.0.0.1:2', '[::1]:3']}}\n", file.display());
     write(&pools, &text);
     let daemon = daemon(&["--pools", pools.to_str().unwrap()]).await;
-    let (mut filter, welcome) = Filter::connect(daemon.state_address, "n", 1, &["a", "b"]).await;
+    let (mut filter, welcome) = FilterStream::connect(daemon.state_address, "n", 1, &["a", "b"]).await;
     assert!(welcome.unknown_pools.is_empty());
     let mut seen = [filter.roster().await, filter.roster().await];
     seen.sort_by(|x, y| x.pool.cmp(&y.pool));

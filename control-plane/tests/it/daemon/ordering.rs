@@ -5,17 +5,17 @@ use std::time::Duration;
 use control_plane::pool::writer::EDS_REMOVAL_GRACE;
 use control_plane::serve::state_stream::EDS_ABSENT_GRACE;
 
-use super::harness::{Envoy, Filter, Rig, instance, names, ports, until};
+use super::harness::{DaemonHarness, EnvoyStream, FilterStream, instance, names, ports, until};
 
 /// Long enough that a message which wrongly comes would have come; a correct daemon never sends it.
 const QUIET: Duration = Duration::from_millis(700);
 
 #[tokio::test]
 async fn an_added_endpoint_waits_for_the_eds_acknowledgement() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
-    let mut envoy = Envoy::connect(rig.address, "n").await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let mut envoy = EnvoyStream::connect(rig.address, "n").await;
     assert_eq!(envoy.ports().await, [1]);
-    let (mut filter, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
+    let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     assert_eq!(names(&filter.roster().await), ["a"]);
 
     rig.reset(vec![instance("a", 1), instance("b", 2)]).await;
@@ -29,13 +29,13 @@ async fn an_added_endpoint_waits_for_the_eds_acknowledgement() {
 
 #[tokio::test]
 async fn every_eds_stream_of_the_node_must_acknowledge_but_no_other() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
-    let (mut one, mut two) = (Envoy::connect(rig.address, "n").await, Envoy::connect(rig.address, "n").await);
-    let mut other = Envoy::connect(rig.address, "other").await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let (mut one, mut two) = (EnvoyStream::connect(rig.address, "n").await, EnvoyStream::connect(rig.address, "n").await);
+    let mut other = EnvoyStream::connect(rig.address, "other").await;
     for envoy in [&mut one, &mut two, &mut other] {
         assert_eq!(envoy.ports().await, [1]);
     }
-    let (mut filter, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
+    let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     filter.roster().await;
 
     rig.reset(vec![instance("a", 1), instance("b", 2)]).await;
@@ -49,10 +49,10 @@ async fn every_eds_stream_of_the_node_must_acknowledge_but_no_other() {
 
 #[tokio::test]
 async fn a_removed_endpoint_leaves_the_roster_at_once_and_eds_after_a_grace() {
-    let rig = Rig::start(vec![instance("a", 1), instance("b", 2)]).await;
-    let mut envoy = Envoy::connect(rig.address, "n").await;
+    let rig = DaemonHarness::start(vec![instance("a", 1), instance("b", 2)]).await;
+    let mut envoy = EnvoyStream::connect(rig.address, "n").await;
     assert_eq!(envoy.ports().await, [1, 2]);
-    let (mut filter, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
+    let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     filter.roster().await;
 
     rig.reset(vec![instance("a", 1)]).await;
@@ -64,11 +64,11 @@ async fn a_removed_endpoint_leaves_the_roster_at_once_and_eds_after_a_grace() {
 
 #[tokio::test]
 async fn a_removed_endpoint_stays_in_eds_until_every_filter_acknowledged() {
-    let rig = Rig::start(vec![instance("a", 1), instance("b", 2)]).await;
-    let mut envoy = Envoy::connect(rig.address, "n").await;
+    let rig = DaemonHarness::start(vec![instance("a", 1), instance("b", 2)]).await;
+    let mut envoy = EnvoyStream::connect(rig.address, "n").await;
     envoy.ports().await;
-    let (mut quick, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
-    let (mut slow, _) = Filter::connect(rig.address, "n", 2, &["default"]).await;
+    let (mut quick, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
+    let (mut slow, _) = FilterStream::connect(rig.address, "n", 2, &["default"]).await;
     quick.roster().await;
     slow.roster().await;
 
@@ -82,8 +82,8 @@ async fn a_removed_endpoint_stays_in_eds_until_every_filter_acknowledged() {
 
 #[tokio::test]
 async fn a_slot_is_lent_again_only_after_every_filter_acknowledged() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
-    let (mut filter, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     let first = filter.roster().await.endpoints[0].clone();
 
     rig.reset(vec![instance("b", 2)]).await;
@@ -110,9 +110,9 @@ async fn a_slot_is_lent_again_only_after_every_filter_acknowledged() {
 
 #[tokio::test]
 async fn without_an_eds_stream_endpoints_come_after_a_short_delay() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let begun = std::time::Instant::now();
-    let (mut filter, _) = Filter::connect(rig.address, "istio", 1, &["default"]).await;
+    let (mut filter, _) = FilterStream::connect(rig.address, "istio", 1, &["default"]).await;
     assert_eq!(names(&filter.roster().await), ["a"]);
     assert!(begun.elapsed() >= EDS_ABSENT_GRACE, "Envoy had no chance to ask");
 
@@ -128,10 +128,10 @@ async fn without_an_eds_stream_endpoints_come_after_a_short_delay() {
 
 #[tokio::test]
 async fn a_refused_set_keeps_the_endpoint_away_until_a_good_one() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
-    let mut envoy = Envoy::connect(rig.address, "n").await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let mut envoy = EnvoyStream::connect(rig.address, "n").await;
     envoy.ports().await;
-    let (mut filter, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
+    let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     filter.roster().await;
 
     rig.reset(vec![instance("a", 1), instance("b", 2)]).await;

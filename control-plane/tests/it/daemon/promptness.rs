@@ -7,7 +7,7 @@ use discovery::kubernetes::Kubernetes;
 use serde_json::{Value, json};
 
 use super::fake_api::FakeApi;
-use super::harness::{Envoy, Filter, Rig, names};
+use super::harness::{DaemonHarness, EnvoyStream, FilterStream, names};
 
 /// Ten times what is promised of an addition: the machine may be busy with other things.
 const LIMIT: Duration = Duration::from_millis(500);
@@ -34,11 +34,11 @@ async fn a_proxy_is_told_of_who_comes_and_goes_in_time_and_of_nothing_else() {
     fake.put("services", json!({"metadata": {"name": "svc"}, "spec": {"selector": selector}}));
     fake.put("endpointslices", slice(&["stays"], 0));
     let discovery = Kubernetes::new(fake.client(), "default").discovery(MetadataPolicy::Ignored);
-    let rig = Rig::following(discovery.changes("dynamo", "decode").unwrap()).await;
-    let mut envoy = Envoy::connect(rig.address, "n").await;
+    let rig = DaemonHarness::following(discovery.changes("dynamo", "decode").unwrap()).await;
+    let mut envoy = EnvoyStream::connect(rig.address, "n").await;
     envoy.ports().await;
     let acknowledges = tokio::spawn(async move { while !envoy.ports().await.is_empty() {} });
-    let (mut filter, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
+    let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     assert_eq!(names(&filter.roster().await), ["stays"]);
 
     let (mut added, mut removed) = (Vec::new(), Vec::new());

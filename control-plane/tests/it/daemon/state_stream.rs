@@ -2,17 +2,17 @@
 
 use std::time::{Duration, Instant};
 
-use control_plane::scrape::{FailReason, Observed, ScrapeEvent};
+use control_plane::scrape::{FailReason, ScrapeEvent, ScrapedMetrics};
 use control_plane::state::peer_relay::SHARE_INTERVAL;
 use prost::Message as _;
 use proto::state::{self, daemon_message::Message, proxy_message};
 use scheduler::{EndpointMetrics, EndpointRef, Incarnation, Slot};
 use tonic::Code;
 
-use super::harness::{Filter, Rig, instance, names, until};
+use super::harness::{DaemonHarness, FilterStream, instance, names, until};
 
-async fn refused(rig: &Rig, message: proxy_message::Message) -> tonic::Status {
-    let mut filter = Filter::silent(rig.address).await;
+async fn refused(rig: &DaemonHarness, message: proxy_message::Message) -> tonic::Status {
+    let mut filter = FilterStream::silent(rig.address).await;
     filter.say(message).await;
     loop {
         match filter.next().await {
@@ -26,9 +26,9 @@ fn hello(schema: u32, pools: Vec<String>) -> proxy_message::Message {
     proxy_message::Message::Hello(state::Hello { schema, node_id: "n".to_owned(), process_id: 1, pools })
 }
 
-fn observed(queue: f32) -> Observed {
+fn observed(queue: f32) -> ScrapedMetrics {
     let metrics = EndpointMetrics { queue_depth: Some(queue), ..EndpointMetrics::default() };
-    Observed { metrics, process_start: None, observed_at: tokio::time::Instant::now() }
+    ScrapedMetrics { metrics, process_start: None, observed_at: tokio::time::Instant::now() }
 }
 
 fn first_id(roster: &state::Roster) -> EndpointRef {
@@ -38,8 +38,8 @@ fn first_id(roster: &state::Roster) -> EndpointRef {
 
 #[tokio::test]
 async fn hello_is_answered_by_welcome_roster_and_metrics() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
-    let (mut filter, welcome) = Filter::connect(rig.address, "n", 1, &["default"]).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let (mut filter, welcome) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     assert_eq!((welcome.schema, welcome.unknown_pools.len()), (proto::SCHEMA, 0));
     let roster = filter.roster().await;
     assert_eq!((roster.pool.as_str(), roster.hash_secret, roster.staleness_max_ms), ("default", 99, 5000));
@@ -59,8 +59,8 @@ async fn hello_is_answered_by_welcome_roster_and_metrics() {
 
 #[tokio::test]
 async fn metrics_come_soon_after_a_scrape_and_as_a_heartbeat() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
-    let (mut filter, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     let id = first_id(&filter.roster().await);
     let mut sequence = filter.metrics().await.sequence;
     for _ in 0..3 {
@@ -82,8 +82,8 @@ async fn metrics_come_soon_after_a_scrape_and_as_a_heartbeat() {
 
 #[tokio::test]
 async fn a_restarted_engine_is_another_life_in_the_same_slot() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
-    let (mut filter, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     let before = filter.roster().await;
     let id = first_id(&before);
     rig.scraped(ScrapeEvent::Metrics(id, observed(5.0))).await;
@@ -97,7 +97,7 @@ async fn a_restarted_engine_is_another_life_in_the_same_slot() {
 
 #[tokio::test]
 async fn another_schema_is_refused_by_name() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let status = refused(&rig, hello(proto::SCHEMA + 1, vec![])).await;
     assert_eq!(status.code(), Code::FailedPrecondition);
     assert!(status.message().contains(&format!("schema {}", proto::SCHEMA + 1)), "{}", status.message());
@@ -105,14 +105,14 @@ async fn another_schema_is_refused_by_name() {
 
 #[tokio::test]
 async fn what_breaks_the_protocol_ends_the_stream_with_the_reason() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let first = refused(&rig, proxy_message::Message::Report(state::Report::default())).await;
     assert!(first.message().contains("Hello"), "{first}");
     let many = refused(&rig, hello(proto::SCHEMA, (0..1000).map(|i| i.to_string()).collect())).await;
     assert!(many.message().contains("1000 pools"), "{many}");
     let long = refused(&rig, hello(proto::SCHEMA, vec!["x".repeat(100_000)])).await;
     assert!(long.message().contains("longer"), "{long}");
-    let (mut filter, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
+    let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     filter.hello(proto::SCHEMA, "n", 1, &[]).await;
     let twice = loop {
         if let Err(status) = filter.next().await {
@@ -124,18 +124,18 @@ async fn what_breaks_the_protocol_ends_the_stream_with_the_reason() {
 
 #[tokio::test]
 async fn an_unknown_pool_is_named_and_the_others_served() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
-    let (mut filter, welcome) = Filter::connect(rig.address, "n", 1, &["default", "defualt"]).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let (mut filter, welcome) = FilterStream::connect(rig.address, "n", 1, &["default", "defualt"]).await;
     assert_eq!(welcome.unknown_pools, ["defualt"]);
     assert_eq!(filter.roster().await.pool, "default");
 }
 
 #[tokio::test]
 async fn a_newer_stream_of_a_process_takes_over() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
-    let (mut old, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let (mut old, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     let before = old.roster().await;
-    let (mut new, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
+    let (mut new, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     let status = loop {
         if let Err(status) = old.next().await {
             break status;
@@ -149,8 +149,8 @@ async fn a_newer_stream_of_a_process_takes_over() {
 
 #[tokio::test]
 async fn a_refused_roster_is_remembered_with_its_reason_and_acknowledges_nothing() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
-    let (mut filter, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     let roster = filter.roster_unanswered().await;
     filter.ack(&roster, "slot 7 twice").await;
     let told = || async { rig.shared.proxies.borrow().values().any(|p| p.pools["default"].refused.as_deref() == Some("slot 7 twice")) };
@@ -167,12 +167,12 @@ async fn a_refused_roster_is_remembered_with_its_reason_and_acknowledges_nothing
 
 #[tokio::test]
 async fn a_message_too_large_ends_its_stream_and_nothing_else() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
-    let (mut filter, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     let report = state::Report { counters: vec![vec![0; proto::MESSAGE_BYTES_MAX + 1]] };
     filter.say(proxy_message::Message::Report(report)).await;
     while filter.next().await.is_ok() {}
-    let (mut again, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
+    let (mut again, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     assert_eq!(names(&again.roster().await), ["a"]);
 }
 
@@ -183,8 +183,8 @@ async fn a_slow_reader_is_sent_the_newest_and_not_what_it_missed() {
             |i: u16| vec![("generation".to_owned(), generation.to_string()), ("pad".to_owned(), "x".repeat(2000 + usize::from(i % 7)))];
         (0..1000).map(|i| discovery::Instance { labels: label(i), ..instance(&format!("e{i}"), i + 1) }).collect::<Vec<_>>()
     };
-    let rig = Rig::start(large(0)).await;
-    let (mut filter, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
+    let rig = DaemonHarness::start(large(0)).await;
+    let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     const CHANGES: u16 = 20;
     for generation in 1..=CHANGES {
         rig.reset(large(generation)).await;
@@ -220,8 +220,8 @@ async fn a_full_pool_fits_a_message() {
         })
         .collect::<Vec<_>>();
     discovery::validate(&full).unwrap();
-    let rig = Rig::start(full).await;
-    let (mut filter, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
+    let rig = DaemonHarness::start(full).await;
+    let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     let roster = filter.roster().await;
     assert_eq!(roster.endpoints.len(), discovery::INSTANCES_MAX);
     assert!(roster.encoded_len() < proto::MESSAGE_BYTES_MAX * 9 / 10, "{} bytes", roster.encoded_len());
@@ -230,10 +230,10 @@ async fn a_full_pool_fits_a_message() {
 #[tokio::test]
 async fn many_proxies_all_get_every_change() {
     const PROXIES: u64 = 100;
-    let rig = Rig::start(vec![instance("a", 1)]).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let mut filters = Vec::new();
     for process_id in 0..PROXIES {
-        filters.push(Filter::connect(rig.address, &format!("n{process_id}"), process_id, &["default"]).await.0);
+        filters.push(FilterStream::connect(rig.address, &format!("n{process_id}"), process_id, &["default"]).await.0);
     }
     for filter in &mut filters {
         filter.roster().await;
@@ -249,8 +249,8 @@ async fn many_proxies_all_get_every_change() {
 
 #[tokio::test]
 async fn reports_add_up_over_vms_and_survive_nonsense() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
-    let (mut filter, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     let id = first_id(&filter.roster().await);
     let counters = |vm_id, picked, requests| {
         let row =
@@ -274,8 +274,8 @@ async fn reports_add_up_over_vms_and_survive_nonsense() {
 
 #[tokio::test]
 async fn an_empty_pool_is_told_as_empty() {
-    let rig = Rig::start(vec![]).await;
-    let (mut filter, _) = Filter::connect(rig.address, "n", 1, &["default"]).await;
+    let rig = DaemonHarness::start(vec![]).await;
+    let (mut filter, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     assert!(filter.roster().await.endpoints.is_empty());
     let message = filter.next().await.unwrap();
     assert!(matches!(message, Message::Metrics(m) if m.queue_depth.is_empty()));
@@ -286,23 +286,23 @@ async fn what_others_tell_too_soon_is_passed_on_as_soon_as_it_is_due() {
     // Rounds that tell something: on a busy machine most are over before the daemon could be too early.
     const ROUNDS: u32 = 8;
     const TRIES_MAX: u32 = 1_000;
-    let rig = Rig::start(vec![instance("a", 1)]).await;
-    let (mut one, _) = Filter::connect(rig.address, "one", 1, &["default"]).await;
-    let (mut two, _) = Filter::connect(rig.address, "two", 2, &["default"]).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
+    let (mut one, _) = FilterStream::connect(rig.address, "one", 1, &["default"]).await;
+    let (mut two, _) = FilterStream::connect(rig.address, "two", 2, &["default"]).await;
     let (roster, _) = (one.roster().await, two.roster().await);
-    let share = || proxy_message::Message::Share(state::Share { pool: "default".to_owned(), ..state::Share::default() });
+    let share = || proxy_message::Message::LoadReport(state::LoadReport { pool: "default".to_owned(), ..state::LoadReport::default() });
     // Whether a heartbeat had to come first.
     let (mut rounds, mut late) = (0, 0);
     for _ in 0..TRIES_MAX {
         two.say(share()).await;
-        while !matches!(one.next().await.unwrap(), Message::Peers(_)) {}
+        while !matches!(one.next().await.unwrap(), Message::PeerLoad(_)) {}
         let told = std::time::Instant::now();
         two.say(share()).await;
         tokio::time::sleep(SHARE_INTERVAL / 4).await;
         // It says something meanwhile, and then nobody says a word.
         one.ack(&roster, "").await;
         let early = told.elapsed() < SHARE_INTERVAL / 2;
-        let waited = !matches!(one.next().await.unwrap(), Message::Peers(_));
+        let waited = !matches!(one.next().await.unwrap(), Message::PeerLoad(_));
         (rounds, late) = (rounds + u32::from(early), late + u32::from(early && waited));
         if rounds == ROUNDS {
             break;

@@ -7,18 +7,18 @@ use control_plane::serve::eds::EDS_ACK_WAIT_MAX;
 use proto::state;
 
 use super::kit::{ELSEWHERE, HOME, NODE, channel, filter};
-use crate::daemon::harness::{Envoy, Filter, PATIENCE, Rig, get, instance, names, ports, until};
+use crate::daemon::harness::{DaemonHarness, EnvoyStream, FilterStream, PATIENCE, get, instance, names, ports, until};
 
 /// Well before an EDS stream that does not answer stops counting.
 const SOON: Duration = Duration::from_secs(2);
 
-async fn rig() -> Rig {
+async fn rig() -> DaemonHarness {
     assert!(SOON * 2 < EDS_ACK_WAIT_MAX);
-    Rig::start(vec![instance("a", 1)]).await
+    DaemonHarness::start(vec![instance("a", 1)]).await
 }
 
 /// The roster of these endpoints, soon.
-async fn roster_of(filter: &mut Filter, expected: &[&str]) -> state::Roster {
+async fn roster_of(filter: &mut FilterStream, expected: &[&str]) -> state::Roster {
     let found = async {
         loop {
             let roster = filter.roster().await;
@@ -34,9 +34,9 @@ async fn roster_of(filter: &mut Filter, expected: &[&str]) -> state::Roster {
 async fn an_eds_stream_from_elsewhere_that_never_acknowledges_holds_back_nobody() {
     let rig = rig().await;
     let home = channel(rig.address, HOME).await;
-    let mut silent = Envoy::over(channel(rig.address, ELSEWHERE).await, NODE).await;
+    let mut silent = EnvoyStream::over(channel(rig.address, ELSEWHERE).await, NODE).await;
     silent.next().await.unwrap();
-    let mut envoy = Envoy::over(home.clone(), NODE).await;
+    let mut envoy = EnvoyStream::over(home.clone(), NODE).await;
     assert_eq!(envoy.ports().await, [1]);
     let mut good = filter(&home, 1).await;
     roster_of(&mut good, &["a"]).await;
@@ -49,9 +49,9 @@ async fn an_eds_stream_from_elsewhere_that_never_acknowledges_holds_back_nobody(
 async fn one_from_the_same_host_holds_back_only_its_own_connection() {
     let rig = rig().await;
     let (one, two) = (channel(rig.address, HOME).await, channel(rig.address, HOME).await);
-    let mut silent = Envoy::over(two.clone(), NODE).await;
+    let mut silent = EnvoyStream::over(two.clone(), NODE).await;
     silent.next().await.unwrap();
-    let mut envoy = Envoy::over(one.clone(), NODE).await;
+    let mut envoy = EnvoyStream::over(one.clone(), NODE).await;
     envoy.ports().await;
     let (mut good, mut held) = (filter(&one, 1).await, filter(&two, 2).await);
     roster_of(&mut good, &["a"]).await;
@@ -61,7 +61,7 @@ async fn one_from_the_same_host_holds_back_only_its_own_connection() {
 #[tokio::test]
 async fn a_roster_waits_for_a_silent_eds_stream_so_long_and_no_longer_and_the_daemon_says_so() {
     let rig = rig().await;
-    let mut silent = Envoy::over(channel(rig.address, HOME).await, NODE).await;
+    let mut silent = EnvoyStream::over(channel(rig.address, HOME).await, NODE).await;
     silent.next().await.unwrap();
     let begun = tokio::time::Instant::now();
     let mut good = filter(&channel(rig.address, HOME).await, 1).await;
@@ -76,7 +76,7 @@ async fn a_roster_waits_for_a_silent_eds_stream_so_long_and_no_longer_and_the_da
 #[tokio::test]
 async fn an_eds_stream_that_asks_for_nothing_is_closed() {
     let rig = rig().await;
-    let mut mute = Envoy::mute(channel(rig.address, ELSEWHERE).await).await;
+    let mut mute = EnvoyStream::mute(channel(rig.address, ELSEWHERE).await).await;
     let ended = tokio::time::timeout(PATIENCE, mute.next()).await.expect("still open");
     assert!(ended.is_err_and(|status| status.message().contains("no request")));
 }
@@ -85,7 +85,7 @@ async fn an_eds_stream_that_asks_for_nothing_is_closed() {
 async fn a_stream_that_came_and_went_without_an_acknowledgement_leaves_nothing() {
     let rig = rig().await;
     let home = channel(rig.address, HOME).await;
-    let mut silent = Envoy::over(home.clone(), NODE).await;
+    let mut silent = EnvoyStream::over(home.clone(), NODE).await;
     silent.next().await.unwrap();
     drop(silent);
     until("the stream is gone", || async { rig.shared.eds.borrow().open.is_empty() }).await;
@@ -97,7 +97,7 @@ async fn a_stream_that_came_and_went_without_an_acknowledgement_leaves_nothing()
 #[tokio::test]
 async fn state_at_one_daemon_and_eds_at_another_work_together() {
     let (a, b) = (rig().await, rig().await);
-    let mut envoy = Envoy::over(channel(b.address, HOME).await, NODE).await;
+    let mut envoy = EnvoyStream::over(channel(b.address, HOME).await, NODE).await;
     assert_eq!(envoy.ports().await, [1]);
     let mut good = filter(&channel(a.address, HOME).await, 1).await;
     roster_of(&mut good, &["a"]).await;
@@ -130,7 +130,7 @@ async fn metrics_say_which_proxies_have_no_eds_stream_here() {
     let mut good = filter(&home, 1).await;
     good.roster().await;
     assert!(row("proxies_without_eds", "1.0").await, "{}", get(daemon.admin_address, "/metrics").await.1);
-    let mut envoy = Envoy::over(home, NODE).await;
+    let mut envoy = EnvoyStream::over(home, NODE).await;
     envoy.ports().await;
     until("it has", || row("proxies_without_eds", "0.0")).await;
     assert!(row("eds_streams_unanswered", "0.0").await);

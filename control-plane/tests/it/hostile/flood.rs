@@ -10,7 +10,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream};
 
 use super::kit::{ELSEWHERE, HOME, NODE, channel, filter, largest_row, share};
-use crate::daemon::harness::{Filter, PATIENCE, endpoints, names, write};
+use crate::daemon::harness::{FilterStream, PATIENCE, endpoints, names, write};
 
 /// By how much the daemon may grow through one hostile host, in bytes: half messages on all its streams, and what it may have counted and placed.
 const GROWTH_MAX: u64 = 256 << 20;
@@ -22,13 +22,13 @@ const CORES_MAX: f64 = 1.2;
 const LATE_MAX: Duration = Duration::from_secs(10);
 
 /// The program, and where it listens.
-struct Daemon {
+struct FloodedDaemon {
     child: tokio::process::Child,
     state: SocketAddr,
     folder: tempfile::TempDir,
 }
 
-impl Daemon {
+impl FloodedDaemon {
     async fn start() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("endpoints.yaml");
@@ -71,7 +71,7 @@ impl Daemon {
 }
 
 /// Says the same as fast as the daemon takes it, until the daemon ends the stream.
-async fn say_without_end(filter: Filter, messages: Vec<proxy_message::Message>) {
+async fn say_without_end(filter: FilterStream, messages: Vec<proxy_message::Message>) {
     for message in messages.iter().cycle() {
         if !filter.tell(message.clone()).await {
             return;
@@ -106,7 +106,7 @@ fn everything() -> Vec<Vec<proxy_message::Message>> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn floods_of_every_message_leave_other_proxies_served_and_the_daemon_small() {
-    let daemon = Daemon::start().await;
+    let daemon = FloodedDaemon::start().await;
     let home = channel(daemon.state, HOME).await;
     let mut good = filter(&home, 1).await;
     let third = filter(&home, 3).await;
@@ -132,7 +132,7 @@ async fn floods_of_every_message_leave_other_proxies_served_and_the_daemon_small
     let asked = Instant::now();
     let arrives = async {
         loop {
-            if let Message::Peers(peers) = good.next().await.unwrap() {
+            if let Message::PeerLoad(peers) = good.next().await.unwrap() {
                 assert!(peers.active <= 18, "{} others", peers.active);
                 if proto::placements::each(&peers.placements).any(|(_, blocks)| blocks == [424_242]) {
                     return;
@@ -189,7 +189,7 @@ async fn half_messages(address: SocketAddr, streams: u32) -> TcpStream {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_that_never_end_take_bounded_memory_and_their_streams_are_closed() {
-    let daemon = Daemon::start().await;
+    let daemon = FloodedDaemon::start().await;
     let before = daemon.memory();
     let mut half = Vec::new();
     for _ in 0..10 {
@@ -203,7 +203,7 @@ async fn messages_that_never_end_take_bounded_memory_and_their_streams_are_close
     // Their share of streams is free again once no Hello came of them.
     let again = async {
         loop {
-            if let Ok(filter) = Filter::over(channel(daemon.state, ELSEWHERE).await).await {
+            if let Ok(filter) = FilterStream::over(channel(daemon.state, ELSEWHERE).await).await {
                 filter.hello(proto::SCHEMA, NODE, 9, &[]).await;
                 return;
             }

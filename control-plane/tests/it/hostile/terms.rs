@@ -5,9 +5,9 @@ use std::time::Duration;
 use proto::state::{self, daemon_message::Message, proxy_message};
 
 use super::kit::{ELSEWHERE, HOME, channel, filter};
-use crate::daemon::harness::{Filter, PATIENCE, Rig, instance, names};
+use crate::daemon::harness::{DaemonHarness, FilterStream, PATIENCE, instance, names};
 
-async fn refuse(filter: &Filter, roster: &state::Roster, held: state::Version) {
+async fn refuse(filter: &FilterStream, roster: &state::Roster, held: state::Version) {
     let refused = "older than what is in force".to_owned();
     let ack = state::Ack { pool: roster.pool.clone(), version: roster.version, refused, held: Some(held) };
     filter.say(proxy_message::Message::Ack(ack)).await;
@@ -15,7 +15,7 @@ async fn refuse(filter: &Filter, roster: &state::Roster, held: state::Version) {
 
 #[tokio::test]
 async fn a_daemon_whose_term_is_behind_numbers_its_rosters_above_what_the_proxy_holds() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let mut filter = filter(&channel(rig.address, HOME).await, 1).await;
     let first = filter.roster_unanswered().await;
     let held = state::Version { term: first.version.unwrap().term + 1_000_000, sequence: u64::MAX };
@@ -31,7 +31,7 @@ async fn a_daemon_whose_term_is_behind_numbers_its_rosters_above_what_the_proxy_
 
 #[tokio::test]
 async fn a_peer_that_lies_about_its_term_changes_it_for_nobody_else_and_gets_no_roster_after_roster() {
-    let rig = Rig::start(vec![instance("a", 1)]).await;
+    let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let mut good = filter(&channel(rig.address, HOME).await, 1).await;
     let before = good.roster().await.version.unwrap();
     let mut bad = filter(&channel(rig.address, ELSEWHERE).await, 2).await;

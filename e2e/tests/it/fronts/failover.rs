@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use testbed::client;
-use testbed::model_server::{self, Fault, FaultMode, ModelServer};
-use testbed::ports::Port;
-use testbed::stack::{Front, Stack};
+use testbed::model_server::{self, FaultMode, ModelServer, ServerFault};
+use testbed::ports::ReservedPort;
+use testbed::stack::{PickerMode, Stack};
 use testbed::{Result, wait_for};
 
 use super::log_metadata;
@@ -25,7 +25,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 const POOLS: [&str; 2] = ["default", "second"];
 
 /// What an operator writes for a second pool: a cluster, and a route by the name that the request asks for.
-fn second_route(config: &mut Value, front: Front) {
+fn second_route(config: &mut Value, front: PickerMode) {
     let clusters = config.pointer_mut("/static_resources/clusters").and_then(Value::as_array_mut).expect("clusters");
     let mut cluster = clusters[0].clone();
     cluster["name"] = json!("second-pool");
@@ -37,7 +37,7 @@ fn second_route(config: &mut Value, front: Front) {
     route["match"] = json!({"prefix": "/", "headers": [{"name": ":authority", "string_match": {"exact": "second"}}]});
     route["route"]["cluster"] = json!("second-pool");
     route["metadata"]["filter_metadata"]["switchpoint"]["pool"] = json!("second");
-    if front == Front::ExtProc {
+    if front == PickerMode::ExtProc {
         // Which pool is asked for is gRPC metadata, here as the route says.
         route["typed_per_filter_config"]["switchpoint"] = json!({
             "@type": "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute",
@@ -89,21 +89,21 @@ async fn counted(stack: &Stack, servers: &[ModelServer]) -> Option<Vec<(u64, u64
     servers.iter().map(of).collect()
 }
 
-async fn who_answers_is_told(front: Front) -> Result<()> {
-    let server = || ModelServer::start(model_server::Options { models: vec!["demo".into()], speed: 0.0, ..Default::default() });
+async fn who_answers_is_told(front: PickerMode) -> Result<()> {
+    let server = || ModelServer::start(model_server::ModelServerOptions { models: vec!["demo".into()], speed: 0.0, ..Default::default() });
     let servers = [server()?, server()?];
     let folder = tempfile::tempdir()?;
     let pools = folder.path().join("pools.yaml");
     let told: Vec<Value> = POOLS.iter().zip(&servers).map(|(pool, server)| json!({"name": pool, "endpoints": [server.addr()]})).collect();
     std::fs::write(&pools, json!({ "pools": told }).to_string())?;
-    let listen = Port::lease()?;
+    let listen = ReservedPort::lease()?;
     let entry = listen.address();
     let builder = Stack::builder().front(front).daemon_arguments(&["--pools", &pools.display().to_string()]);
     let builder = match front {
-        Front::Filter => builder.picker(json!({"pools": [
+        PickerMode::Filter => builder.picker(json!({"pools": [
             {"name": "default", "clusters": ["inference-pool"]}, {"name": "second", "clusters": ["second-pool"]},
         ]})),
-        Front::ExtProc => builder,
+        PickerMode::ExtProc => builder,
     };
     let stack = builder
         .envoy_config(log_metadata)
@@ -117,7 +117,7 @@ async fn who_answers_is_told(front: Front) -> Result<()> {
         .await?;
     let ready = || async { (counted(&stack, &servers).await? == [(0, 0), (0, 0)]).then_some(()) };
     wait_for(LIMIT, "both pools to be known", ready).await?;
-    servers[0].fault(Fault::new(FaultMode::Refuse)).await;
+    servers[0].fault(ServerFault::new(FaultMode::Refuse)).await;
     let asked = || echo::post("/v1/chat/completions", &[("x-request-id", "failed-over")], echo::chat("hi").to_string());
     let reply = client::send(entry, asked()?).await?;
     assert_eq!(reply.status, 200, "{front:?}: {}", reply.text());
@@ -139,10 +139,10 @@ async fn who_answers_is_told(front: Front) -> Result<()> {
 
 #[tokio::test]
 async fn after_a_failover_the_filter_of_the_pool_that_answered_hears_who_served() -> Result<()> {
-    who_answers_is_told(Front::Filter).await
+    who_answers_is_told(PickerMode::Filter).await
 }
 
 #[tokio::test]
 async fn after_a_failover_ext_proc_of_the_pool_that_answered_hears_who_served() -> Result<()> {
-    who_answers_is_told(Front::ExtProc).await
+    who_answers_is_told(PickerMode::ExtProc).await
 }

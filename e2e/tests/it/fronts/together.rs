@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use testbed::model_server::Options;
-use testbed::second::Second;
-use testbed::stack::{Front, Stack};
+use testbed::model_server::ModelServerOptions;
+use testbed::second::SecondEnvoy;
+use testbed::stack::{PickerMode, Stack};
 use testbed::{Result, client};
 
 use super::{slow, stream, until_in_flight};
@@ -15,9 +15,9 @@ async fn both_fronts_at_once_share_one_state() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let config = folder.path().join("config.yaml");
     std::fs::write(&config, "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins: [{type: active-request-scorer}]\n")?;
-    let builder = Stack::builder().front(Front::Filter).servers_like(2, &slow(100));
+    let builder = Stack::builder().front(PickerMode::Filter).servers_like(2, &slow(100));
     let stack = builder.daemon_arguments(&["--config", &config.display().to_string()]).start().await?;
-    let beside = Second::start_as(Front::ExtProc, &stack, "beside").await?;
+    let beside = SecondEnvoy::start_as(PickerMode::ExtProc, &stack, "beside").await?;
     let mut open = Vec::new();
     for i in 0..8 {
         let address = if i % 2 == 0 { stack.address() } else { beside.envoy.listener() };
@@ -36,9 +36,10 @@ async fn what_one_front_placed_the_other_finds() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let config = folder.path().join("config.yaml");
     std::fs::write(&config, "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins: [{type: prefix-cache-scorer}]\n")?;
-    let builder = Stack::builder().front(Front::Filter).servers_like(6, &Options { speed: 0.0, ..Options::default() });
+    let builder =
+        Stack::builder().front(PickerMode::Filter).servers_like(6, &ModelServerOptions { speed: 0.0, ..ModelServerOptions::default() });
     let stack = builder.daemon_arguments(&["--config", &config.display().to_string()]).start().await?;
-    let beside = Second::start_as(Front::ExtProc, &stack, "beside").await?;
+    let beside = SecondEnvoy::start_as(PickerMode::ExtProc, &stack, "beside").await?;
     let fronts = [stack.address(), beside.envoy.listener()];
     let post = |front: usize, prompt: String| async move {
         client::post(fronts[front], "/v1/chat/completions", echo::chat(&prompt).to_string()).await

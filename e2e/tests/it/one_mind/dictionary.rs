@@ -8,7 +8,7 @@ use serde_json::json;
 use testbed::stack::Stack;
 use testbed::{Result, client};
 
-use super::outsider::{LIMIT, Outsider};
+use super::outsider::{LIMIT, RevokedProxy};
 
 /// A prompt that the reader knows was sent, since the reader sent it.
 const KNOWN: &str = "hi";
@@ -83,7 +83,7 @@ async fn asked(stack: &Stack, prompt: &str, id: &str) -> Result<String> {
 async fn a_reader_with_a_dictionary_learns_nothing_of_frames_or_logs() -> Result<()> {
     let picker = json!({"decision_log_one_in": 1, "explain": true});
     let mut stack = Stack::builder().servers(2).picker(picker).start().await?;
-    let mut outsider = Outsider::join(&mut stack).await?;
+    let mut outsider = RevokedProxy::join(&mut stack).await?;
     outsider.hear_until(0).await?;
     tokio::time::sleep(Duration::from_millis(300)).await;
     let (began, mut said) = (Instant::now(), String::new());

@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use exchange::Time;
-use pool_state::{PeerRow, RowHead, Sum};
+use exchange::Timestamp;
+use pool_state::{LoadReportHead, LoadReportSum, PeerLoadReport};
 use prost::Message;
 use proto::state::state_service_client::StateServiceClient;
 use proto::state::{self, daemon_message, proxy_message};
-use scheduler::in_flight::Load;
+use scheduler::in_flight::EndpointLoad;
 use scheduler::{EndpointRef, Incarnation, Slot};
 use testbed::stack::Stack;
 use testbed::{Error, Result, wait_for};
@@ -19,16 +19,16 @@ use tokio_stream::wrappers::ReceiverStream;
 pub(super) const LIMIT: Duration = Duration::from_secs(20);
 
 /// The proxy.
-pub(super) struct Outsider {
+pub(super) struct RevokedProxy {
     out: mpsc::Sender<proxy_message::Message>,
     stream: tonic::Streaming<state::DaemonMessage>,
     roster: state::Roster,
-    others: (Sum, PeerRow),
+    others: (LoadReportSum, PeerLoadReport),
     /// All that the daemon said, as bytes.
-    pub(super) heard: Vec<Vec<u8>>,
+    pub(super) received: Vec<Vec<u8>>,
 }
 
-impl Outsider {
+impl RevokedProxy {
     /// Joins the pool of a stack.
     pub(super) async fn join(stack: &mut Stack) -> Result<Self> {
         let daemon = stack.daemon()?.settings().state.address();
@@ -38,8 +38,13 @@ impl Outsider {
         out.send(proxy_message::Message::Hello(hello)).await?;
         let wrapped = ReceiverStream::new(messages).map(|message| state::ProxyMessage { message: Some(message) });
         let stream = client.stream(wrapped).await?.into_inner();
-        let mut outsider =
-            Self { out, stream, roster: state::Roster::default(), others: (Sum::default(), PeerRow::default()), heard: Vec::new() };
+        let mut outsider = Self {
+            out,
+            stream,
+            roster: state::Roster::default(),
+            others: (LoadReportSum::default(), PeerLoadReport::default()),
+            received: Vec::new(),
+        };
         while outsider.roster.endpoints.len() < stack.servers.len() {
             if let daemon_message::Message::Roster(roster) = outsider.next().await? {
                 let ack = state::Ack { pool: roster.pool.clone(), version: roster.version, ..state::Ack::default() };
@@ -48,13 +53,13 @@ impl Outsider {
             }
         }
         let present = (0..stack.servers.len()).map(|server| outsider.endpoint(server)).collect::<Result<Vec<_>>>()?;
-        outsider.others.0.start(present, []);
+        outsider.others.0.reset(present, []);
         Ok(outsider)
     }
 
     async fn next(&mut self) -> Result<daemon_message::Message> {
         let next = tokio::time::timeout(LIMIT, self.stream.message()).await??.ok_or("the daemon has left")?;
-        self.heard.push(next.encode_to_vec());
+        self.received.push(next.encode_to_vec());
         next.message.ok_or_else(|| Error::from("nothing was said"))
     }
 
@@ -66,19 +71,19 @@ impl Outsider {
 
     /// Says that it has so many requests at a server.
     pub(super) async fn tell(&self, server: usize, requests: u32) -> Result<()> {
-        let (mut sum, endpoint) = (Sum::default(), self.endpoint(server)?);
-        sum.start(vec![endpoint], []);
-        sum.add(endpoint, Load { requests, prefill_tokens: u64::from(requests) * 100, ..Load::default() });
-        let row = sum.row(RowHead { written: Time(1), ..RowHead::default() }, [], &[]);
-        let share = state::Share { pool: "default".into(), row, ..state::Share::default() };
-        Ok(self.out.send(proxy_message::Message::Share(share)).await?)
+        let (mut sum, endpoint) = (LoadReportSum::default(), self.endpoint(server)?);
+        sum.reset(vec![endpoint], []);
+        sum.add(endpoint, EndpointLoad { requests, prefill_tokens: u64::from(requests) * 100, ..EndpointLoad::default() });
+        let row = sum.row(LoadReportHead { written: Timestamp(1), ..LoadReportHead::default() }, [], &[]);
+        let share = state::LoadReport { pool: "default".into(), row, ..state::LoadReport::default() };
+        Ok(self.out.send(proxy_message::Message::LoadReport(share)).await?)
     }
 
     /// The blocks of each prompt that was told as placed.
     pub(super) fn placed(&self) -> Vec<Vec<u64>> {
         let message = |bytes: &Vec<u8>| state::DaemonMessage::decode(bytes.as_slice()).ok()?.message;
-        let placements = |message| if let daemon_message::Message::Peers(peers) = message { peers.placements } else { Vec::new() };
-        let told = self.heard.iter().filter_map(message).map(placements);
+        let placements = |message| if let daemon_message::Message::PeerLoad(peers) = message { peers.placements } else { Vec::new() };
+        let told = self.received.iter().filter_map(message).map(placements);
         told.flat_map(|told| proto::placements::each(&told).map(|(_, blocks)| blocks).collect::<Vec<_>>()).collect()
     }
 
@@ -86,7 +91,7 @@ impl Outsider {
     pub(super) async fn hear_until(&mut self, requests: u32) -> Result<(Duration, usize)> {
         let (began, mut placed) = (Instant::now(), 0);
         loop {
-            if let daemon_message::Message::Peers(peers) = self.next().await? {
+            if let daemon_message::Message::PeerLoad(peers) = self.next().await? {
                 placed += proto::placements::each(&peers.placements).count();
                 let (sum, row) = &mut self.others;
                 sum.read(row, peers.row);
@@ -109,8 +114,8 @@ impl Outsider {
 pub(super) async fn tells_apart(stack: &Stack, scorer: &str, expected: bool) -> Result<Duration> {
     let began = Instant::now();
     let look = || async {
-        let decision = e2e::explain::Decision::ask(stack.address(), "a question of its own").await.ok()?;
-        (decision.tells_apart(scorer) == expected).then(|| began.elapsed())
+        let decision = e2e::explain::ExplainedDecision::ask(stack.address(), "a question of its own").await.ok()?;
+        (decision.distinguishes(scorer) == expected).then(|| began.elapsed())
     };
     wait_for(LIMIT, &format!("{scorer} to tell apart: {expected}"), look).await
 }

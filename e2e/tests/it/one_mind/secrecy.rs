@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use memchr::memmem;
 use serde_json::{Value, json};
-use testbed::cable::Cable;
+use testbed::cable::CuttableLink;
 use testbed::stack::Stack;
 use testbed::{Result, wait_for};
 
-use super::outsider::{LIMIT, Outsider};
+use super::outsider::{LIMIT, RevokedProxy};
 use crate::echo;
 
 /// Not to be found anywhere else.
@@ -68,12 +68,12 @@ fn found(bytes: &[u8]) -> Vec<String> {
 
 /// What a proxy said to its daemon while it served all of them, and the hashes that another proxy was told.
 async fn told(transport: &str) -> Result<(Vec<u8>, BTreeSet<u64>)> {
-    let cable = Cable::lay().await?;
+    let cable = CuttableLink::lay().await?;
     let state = json!({"cluster": "switchpoint-state", "transport": transport});
     let mut stack = Stack::builder().servers(2).concurrency(2).picker(json!({"state": state})).cable(&cable).start().await?;
-    cable.plug(stack.daemon()?.settings().state.address());
+    cable.connect_to(stack.daemon()?.settings().state.address());
     stack.wait_until_ready().await?;
-    let mut outsider = Outsider::join(&mut stack).await?;
+    let mut outsider = RevokedProxy::join(&mut stack).await?;
     // From now on the proxy is told that there is another; what it placed before, it does not tell.
     outsider.hear_until(0).await?;
     tokio::time::sleep(Duration::from_millis(300)).await;
@@ -93,7 +93,7 @@ async fn told(transport: &str) -> Result<(Vec<u8>, BTreeSet<u64>)> {
         (rows.iter().filter_map(|row| row["served"].as_u64()).sum::<u64>() >= served).then_some(())
     };
     wait_for(LIMIT, "all that was served to be reported", reported).await?;
-    Ok((cable.said(), outsider.placed().into_iter().flatten().collect()))
+    Ok((cable.sent_bytes(), outsider.placed().into_iter().flatten().collect()))
 }
 
 #[tokio::test]

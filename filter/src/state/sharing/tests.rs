@@ -4,37 +4,37 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use proptest::prelude::*;
-use scheduler::in_flight::Load;
+use scheduler::in_flight::EndpointLoad;
 use scheduler::{EndpointRef, Version};
 
 use super::*;
 use crate::config::FilterConfig;
 use crate::fake::{FakeHost, roster_message};
-use crate::host::Buffer;
-use crate::http::{Context, Http, HttpContext};
-use crate::state::{TICK_MS, Vm};
+use crate::host::BodyBuffer;
+use crate::http::{Context, HttpContext, HttpStreamContext};
+use crate::state::{TICK_MS, VmState};
 
 const ADDRESSES: [&str; 3] = ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"];
 const DESTINATION: &str = "x-gateway-destination-endpoint";
 
-type Worker = Rc<RefCell<Vm<FakeHost>>>;
+type SharedVm = Rc<RefCell<VmState<FakeHost>>>;
 
 /// A process whose VMs all have a roster of three.
-struct World {
+struct SharingWorld {
     host: FakeHost,
     config: Rc<FilterConfig>,
-    workers: Vec<Worker>,
+    workers: Vec<SharedVm>,
     streams: Cell<u32>,
 }
 
-impl World {
+impl SharingWorld {
     fn new(workers: usize, more: &str) -> Self {
         let config = format!(r#"{{"pools": [{{"name": "default"}}], "prefix_entries": 4096{more}}}"#);
         let config = Rc::new(FilterConfig::parse(config.as_bytes()).unwrap());
         let mut world = Self { host: FakeHost::new(), config, workers: Vec::new(), streams: Cell::new(10) };
         let version = Version { term: 1, sequence: 1 };
-        let board = super::super::board::Board::new("default");
-        board.post_roster(&world.host, 1, version, &roster_message("default", version, &ADDRESSES), world.host.now()).unwrap();
+        let board = super::super::board::SharedSnapshotStore::new("default");
+        board.publish_pool_update(&world.host, 1, version, &roster_message("default", version, &ADDRESSES), world.host.now()).unwrap();
         world.workers = (0..workers).map(|_| world.worker()).collect();
         // The first leads; all know each other by the second tick.
         world.tick();
@@ -42,8 +42,8 @@ impl World {
         world
     }
 
-    fn worker(&self) -> Worker {
-        let mut vm = Vm::new(self.host.clone());
+    fn worker(&self) -> SharedVm {
+        let mut vm = VmState::new(self.host.clone());
         vm.configure(1, Rc::clone(&self.config));
         Rc::new(RefCell::new(vm))
     }
@@ -56,13 +56,13 @@ impl World {
     }
 
     /// A request at a worker; who is to try it, in order.
-    fn request(&self, worker: usize, prompt: &str) -> (Http<FakeHost>, Vec<String>) {
+    fn request(&self, worker: usize, prompt: &str) -> (HttpStreamContext<FakeHost>, Vec<String>) {
         self.streams.set(self.streams.get() + 1);
         let vm = Rc::clone(&self.workers[worker]);
-        let mut stream = Http::new(self.streams.get(), self.host.clone(), vm, Rc::clone(&self.config));
+        let mut stream = HttpStreamContext::new(self.streams.get(), self.host.clone(), vm, Rc::clone(&self.config));
         let body = format!(r#"{{"model":"m","prompt":"{prompt}"}}"#);
         *self.host.request.borrow_mut() = vec![(":method".into(), "POST".into()), (":path".into(), "/v1/completions".into())];
-        self.host.buffers.borrow_mut().insert(Buffer::RequestBody as u32, body.clone().into());
+        self.host.buffers.borrow_mut().insert(BodyBuffer::RequestBody as u32, body.clone().into());
         let _ = stream.on_http_request_headers(2, false);
         let _ = stream.on_http_request_body(body.len(), true);
         let headers = self.host.request.borrow();
@@ -70,7 +70,7 @@ impl World {
         (stream, list.split(',').map(str::to_owned).collect())
     }
 
-    fn respond(&self, stream: &mut Http<FakeHost>, details: &str, upstream: &str, attempts: u64) {
+    fn respond(&self, stream: &mut HttpStreamContext<FakeHost>, details: &str, upstream: &str, attempts: u64) {
         let mut properties = self.host.properties.borrow_mut();
         properties.insert("response.code_details".into(), details.into());
         properties.insert("upstream.address".into(), upstream.into());
@@ -81,18 +81,18 @@ impl World {
     }
 
     /// What a worker believes is outstanding, over all endpoints.
-    fn known(&self, worker: usize) -> Load {
+    fn known(&self, worker: usize) -> EndpointLoad {
         let replica = self.workers[worker].borrow().replica("default").unwrap();
         let replica = replica.borrow();
         let endpoints = replica.pool.snapshot().unwrap().endpoints();
-        endpoints.iter().fold(Load::default(), |sum, e| sum.with(replica.pool.in_flight().load(e.id)))
+        endpoints.iter().fold(EndpointLoad::default(), |sum, e| sum.with(replica.pool.in_flight().load(e.id)))
     }
 
     /// Has a worker look, as it does before each pick.
-    fn look(&self, worker: usize) -> Load {
+    fn look(&self, worker: usize) -> EndpointLoad {
         let vm = self.workers[worker].borrow();
         let replica = vm.replica("default").unwrap();
-        vm.hear(&mut replica.borrow_mut(), self.host.now(), Moment::Pick);
+        vm.receive_loads(&mut replica.borrow_mut(), self.host.now(), SharingOccasion::Pick);
         drop(vm);
         self.known(worker)
     }
@@ -103,13 +103,13 @@ impl World {
         let (replica, mut out) = (replica.borrow(), Vec::new());
         let refs: Vec<EndpointRef> = replica.pool.snapshot().unwrap().endpoints().iter().map(|e| e.id).collect();
         replica.pool.prefixes().matched(blocks, &refs, &mut out);
-        out.into_iter().map(|known| known.held).max().unwrap()
+        out.into_iter().map(|known| known.cached).max().unwrap()
     }
 }
 
 #[test]
 fn a_pick_is_known_to_the_others_at_their_next_pick_and_its_end_too() {
-    let world = World::new(4, "");
+    let world = SharingWorld::new(4, "");
     let (mut stream, _) = world.request(0, &"x".repeat(4_000));
     world.host.pass_ms(ROWS_MS);
     for worker in 0..4 {
@@ -118,16 +118,16 @@ fn a_pick_is_known_to_the_others_at_their_next_pick_and_its_end_too() {
     }
     stream.on_done();
     world.host.pass_ms(ROWS_MS);
-    assert!((0..4).all(|worker| world.look(worker) == Load::default()));
+    assert!((0..4).all(|worker| world.look(worker) == EndpointLoad::default()));
 }
 
 #[test]
 fn sixty_four_workers_are_of_one_mind_and_one_that_is_lost_takes_only_its_own_along() {
-    let mut world = World::new(64, "");
+    let mut world = SharingWorld::new(64, "");
     let streams: Vec<_> = (0..64).map(|worker| world.request(worker, &format!("{worker}"))).collect();
     world.host.pass_ms(ROWS_MS);
     assert!((0..64).all(|worker| world.look(worker).requests == 64));
-    let keys = |world: &World| world.host.shared.borrow().keys().filter(|key| key.contains("/row/")).count();
+    let keys = |world: &SharingWorld| world.host.shared.borrow().keys().filter(|key| key.contains("/row/")).count();
     assert_eq!(keys(&world), 64);
     world.workers[63] = world.worker();
     world.host.pass_ms(ROW_EXPIRY_MS);
@@ -138,13 +138,13 @@ fn sixty_four_workers_are_of_one_mind_and_one_that_is_lost_takes_only_its_own_al
         stream.on_done();
     }
     world.host.pass_ms(ROWS_MS);
-    assert!((0..63).all(|worker| world.look(worker) == Load::default()));
+    assert!((0..63).all(|worker| world.look(worker) == EndpointLoad::default()));
     assert!(keys(&world) <= 65, "a seat is used again");
 }
 
 #[test]
 fn nothing_is_counted_twice_however_often_it_is_told() {
-    let world = World::new(3, "");
+    let world = SharingWorld::new(3, "");
     let streams: Vec<_> =
         (0..3).flat_map(|worker| (0..5).map(move |i| (worker, i))).map(|(w, i)| world.request(w, &format!("{i}"))).collect();
     for _ in 0..20 {
@@ -157,7 +157,7 @@ fn nothing_is_counted_twice_however_often_it_is_told() {
 
 #[test]
 fn looks_are_no_closer_than_two_ms() {
-    let world = World::new(2, "");
+    let world = SharingWorld::new(2, "");
     world.look(1);
     let _stream = world.request(0, "x");
     world.host.pass_ms(ROWS_MS - 1);
@@ -169,7 +169,7 @@ fn looks_are_no_closer_than_two_ms() {
 /// All 192 workers of the largest hosts share; and what their looks cost is bounded, not squared.
 #[test]
 fn of_many_workers_all_are_heard_and_none_looks_at_more_than_so_many_rows_a_millisecond() {
-    let world = World::new(193, "");
+    let world = SharingWorld::new(193, "");
     let streams: Vec<_> = (0..193).map(|worker| world.request(worker, &format!("{worker}"))).collect();
     world.tick();
     world.host.pass_ms(6);
@@ -186,7 +186,7 @@ fn of_many_workers_all_are_heard_and_none_looks_at_more_than_so_many_rows_a_mill
 
 #[test]
 fn sharing_switched_off_tells_and_hears_nothing() {
-    let world = World::new(2, r#", "sharing": false"#);
+    let world = SharingWorld::new(2, r#", "sharing": false"#);
     let _stream = world.request(0, &"x".repeat(4_000));
     world.tick();
     world.host.pass_ms(ROWS_MS);
@@ -196,7 +196,7 @@ fn sharing_switched_off_tells_and_hears_nothing() {
 
 #[test]
 fn once_sharing_is_switched_off_nobody_else_counts_any_more() {
-    let world = World::new(3, "");
+    let world = SharingWorld::new(3, "");
     let _theirs = world.request(0, &"x".repeat(4_000));
     world.host.pass_ms(ROWS_MS);
     assert_eq!(world.look(1).requests, 1);
@@ -211,7 +211,7 @@ fn once_sharing_is_switched_off_nobody_else_counts_any_more() {
 
 #[test]
 fn a_vm_that_trapped_leaves_no_ghosts_and_its_seat_no_row() {
-    let mut world = World::new(3, "");
+    let mut world = SharingWorld::new(3, "");
     let _ghosts: Vec<_> = (0..10).map(|i| world.request(2, &format!("{i}"))).collect();
     world.host.pass_ms(ROWS_MS);
     assert_eq!(world.look(1).requests, 10);
@@ -226,7 +226,7 @@ fn a_vm_that_trapped_leaves_no_ghosts_and_its_seat_no_row() {
 
 #[test]
 fn a_new_vm_counts_from_its_first_request_and_knows_what_there_is() {
-    let mut world = World::new(2, "");
+    let mut world = SharingWorld::new(2, "");
     let prompt = "long ".repeat(1_000);
     let _old = world.request(0, &prompt);
     world.workers.push(world.worker());
@@ -238,7 +238,7 @@ fn a_new_vm_counts_from_its_first_request_and_knows_what_there_is() {
 
 #[test]
 fn a_long_silent_owner_counts_again_when_it_speaks() {
-    let world = World::new(2, "");
+    let world = SharingWorld::new(2, "");
     let _stream = world.request(0, "x");
     world.host.pass_ms(ROW_EXPIRY_MS + ROWS_MS);
     assert_eq!(world.look(1).requests, 0, "it may be dead");
@@ -249,7 +249,7 @@ fn a_long_silent_owner_counts_again_when_it_speaks() {
 
 #[test]
 fn what_fails_at_one_worker_is_left_out_by_all_until_anyone_has_an_answer() {
-    let world = World::new(4, "");
+    let world = SharingWorld::new(4, "");
     let (mut stream, list) = world.request(0, "x");
     let (mut under_way, _) = world.request(1, "y");
     world.respond(&mut stream, "via_upstream", &list[1], 2);
@@ -267,7 +267,7 @@ fn what_fails_at_one_worker_is_left_out_by_all_until_anyone_has_an_answer() {
 
 #[test]
 fn a_placement_is_known_to_the_others_within_ten_ms_and_the_leader_keeps_none() {
-    let mut world = World::new(3, "");
+    let mut world = SharingWorld::new(3, "");
     let prompt = "once upon a time ".repeat(200);
     let _stream = world.request(1, &prompt);
     let blocks = {
@@ -293,7 +293,7 @@ fn a_placement_is_known_to_the_others_within_ten_ms_and_the_leader_keeps_none() 
 #[test]
 fn workers_that_lost_each_others_rings_agree_by_a_hash_for_as_long_as_news_counts() {
     let homes = |rings_lost: bool, later_ms: u64| {
-        let world = World::new(3, "");
+        let world = SharingWorld::new(3, "");
         let prompt = |number: usize| format!("{number} once upon a time ").repeat(200);
         // The second reads the first's ring at its first pick, so there must be more in it.
         for (number, worker) in [1, 2, 1].into_iter().enumerate() {
@@ -327,10 +327,10 @@ fn workers_that_lost_each_others_rings_agree_by_a_hash_for_as_long_as_news_count
 
 #[test]
 fn garbage_where_rows_are_counts_nothing() {
-    let world = World::new(2, "");
+    let world = SharingWorld::new(2, "");
     let _stream = world.request(0, "x");
     for seat in 0..5 {
-        world.host.share(&key("default", seat), &[0xff; 77], Expect::Any).unwrap();
+        world.host.share(&key("default", seat), &[0xff; 77], WriteCondition::Any).unwrap();
     }
     world.host.pass_ms(ROWS_MS);
     assert_eq!(world.look(1).requests, 0);
@@ -341,7 +341,7 @@ fn garbage_where_rows_are_counts_nothing() {
 
 #[test]
 fn keys_are_a_fixed_set() {
-    let world = World::new(3, "");
+    let world = SharingWorld::new(3, "");
     for i in 0..400 {
         let (mut stream, _) = world.request(i % 3, &format!("{i} ").repeat(2_000));
         world.host.pass_ms(3);
@@ -358,8 +358,8 @@ proptest! {
     /// Whatever begins and ends wherever in whatever order: all agree on the sum of what is open, and in the end every row is zero.
     #[test]
     fn all_agree_and_in_the_end_nothing_is_left(steps in prop::collection::vec((0..3_usize, any::<bool>(), 0..2_u8, 0..300_u64), 1..60)) {
-        let world = World::new(3, "");
-        let mut open: Vec<Http<FakeHost>> = Vec::new();
+        let world = SharingWorld::new(3, "");
+        let mut open: Vec<HttpStreamContext<FakeHost>> = Vec::new();
         for (worker, begins, what, ms) in steps {
             if begins || open.is_empty() {
                 let (mut stream, list) = world.request(worker, "some prompt");
@@ -381,7 +381,7 @@ proptest! {
         }
         world.host.pass_ms(ROWS_MS);
         for worker in 0..3 {
-            prop_assert_eq!(world.look(worker), Load::default());
+            prop_assert_eq!(world.look(worker), EndpointLoad::default());
             let replica = world.workers[worker].borrow().replica("default").unwrap();
             prop_assert_eq!(replica.borrow().pool.in_flight().rows().count(), 0);
             prop_assert!(replica.borrow().sharing.row.is_idle());

@@ -2,12 +2,12 @@
 
 use scheduler::latency::Conditions;
 
-use crate::gbdt::{Boosted, Objective};
-use crate::rows::Row;
+use crate::gbdt::{BoostedTrees, TreeObjective};
+use crate::rows::EvaluationRow;
 
 /// One way of predicting, each of logarithms of ms.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Rival {
+pub(crate) enum BaselinePredictor {
     /// The median and the ninth decile of what was seen.
     Constant,
     /// Ridge regression on logarithms of the features; the ninth decile of what it leaves.
@@ -16,24 +16,24 @@ pub(crate) enum Rival {
     Boosted,
 }
 
-pub(crate) const ALL: [Rival; 3] = [Rival::Constant, Rival::Ridge, Rival::Boosted];
+pub(crate) const ALL: [BaselinePredictor; 3] = [BaselinePredictor::Constant, BaselinePredictor::Ridge, BaselinePredictor::Boosted];
 
 /// What is said of a request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Said {
+pub(crate) struct BaselinePrediction {
     pub(crate) middle_ms: f32,
     pub(crate) p90_ms: f32,
 }
 
 /// A rival, fitted.
-pub(crate) enum Fitted {
-    Constant(Said),
-    Ridge(Ridge),
-    Boosted(Box<[Boosted; 2]>),
+pub(crate) enum FittedBaseline {
+    Constant(BaselinePrediction),
+    Ridge(RidgeModel),
+    Boosted(Box<[BoostedTrees; 2]>),
 }
 
 /// Linear in standardised inputs.
-pub(crate) struct Ridge {
+pub(crate) struct RidgeModel {
     means: Vec<f64>,
     deviations: Vec<f64>,
     weights: Vec<f64>,
@@ -45,7 +45,7 @@ const PENALTY: f64 = 1.0;
 
 // === impl Rival ===
 
-impl Rival {
+impl BaselinePredictor {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Constant => "constant",
@@ -54,39 +54,41 @@ impl Rival {
         }
     }
 
-    pub(crate) fn fit(self, rows: &[(&Row, f32)]) -> Fitted {
+    pub(crate) fn fit(self, rows: &[(&EvaluationRow, f32)]) -> FittedBaseline {
         let logs: Vec<f64> = rows.iter().map(|(_, ms)| f64::from(*ms).ln()).collect();
         match self {
-            Self::Constant => Fitted::Constant(Said { middle_ms: exp(quantile(&logs, 0.5)), p90_ms: exp(quantile(&logs, 0.9)) }),
-            Self::Ridge => Fitted::Ridge(Ridge::fit(&rows.iter().map(|(row, _)| logarithms(row)).collect::<Vec<_>>(), &logs)),
+            Self::Constant => {
+                FittedBaseline::Constant(BaselinePrediction { middle_ms: exp(quantile(&logs, 0.5)), p90_ms: exp(quantile(&logs, 0.9)) })
+            }
+            Self::Ridge => FittedBaseline::Ridge(RidgeModel::fit(&rows.iter().map(|(row, _)| logarithms(row)).collect::<Vec<_>>(), &logs)),
             Self::Boosted => {
                 let inputs: Vec<Vec<f64>> = rows.iter().map(|(row, _)| plain(row)).collect();
-                Fitted::Boosted(Box::new([
-                    Boosted::fit(&inputs, &logs, Objective::Mean),
-                    Boosted::fit(&inputs, &logs, Objective::Quantile(0.9)),
+                FittedBaseline::Boosted(Box::new([
+                    BoostedTrees::fit(&inputs, &logs, TreeObjective::Mean),
+                    BoostedTrees::fit(&inputs, &logs, TreeObjective::Quantile(0.9)),
                 ]))
             }
         }
     }
 
-    pub(crate) fn say(self, fitted: &Fitted, row: &Row) -> Said {
+    pub(crate) fn say(self, fitted: &FittedBaseline, row: &EvaluationRow) -> BaselinePrediction {
         match fitted {
-            Fitted::Constant(said) => *said,
-            Fitted::Ridge(ridge) => {
+            FittedBaseline::Constant(said) => *said,
+            FittedBaseline::Ridge(ridge) => {
                 let log = ridge.log(&logarithms(row));
-                Said { middle_ms: exp(log), p90_ms: exp(log + ridge.ninth) }
+                BaselinePrediction { middle_ms: exp(log), p90_ms: exp(log + ridge.ninth) }
             }
-            Fitted::Boosted(both) => {
+            FittedBaseline::Boosted(both) => {
                 let [middle, ninth] = &**both;
-                let (x, middle_of) = (plain(row), |model: &Boosted, x: &[f64]| exp(model.log(x)));
-                Said { middle_ms: middle_of(middle, &x), p90_ms: middle_of(ninth, &x) }
+                let (x, middle_of) = (plain(row), |model: &BoostedTrees, x: &[f64]| exp(model.log(x)));
+                BaselinePrediction { middle_ms: middle_of(middle, &x), p90_ms: middle_of(ninth, &x) }
             }
         }
     }
 }
 
 /// The features of the reference's predictor.
-fn plain(row: &Row) -> Vec<f64> {
+fn plain(row: &EvaluationRow) -> Vec<f64> {
     let Conditions { queued, running, requests, prefill_tokens, context_tokens, kv_utilization, prompt_tokens, uncached_tokens } =
         row.conditions;
     let queued = queued.unwrap_or(0.0);
@@ -106,14 +108,14 @@ fn plain(row: &Row) -> Vec<f64> {
 }
 
 /// The same as logarithms, beside themselves.
-fn logarithms(row: &Row) -> Vec<f64> {
+fn logarithms(row: &EvaluationRow) -> Vec<f64> {
     let plain = plain(row);
     plain.iter().map(|number| number.ln_1p()).chain(plain.iter().copied()).collect()
 }
 
 // === impl Ridge ===
 
-impl Ridge {
+impl RidgeModel {
     fn fit(rows: &[Vec<f64>], logs: &[f64]) -> Self {
         let width = rows.first().map_or(0, Vec::len);
         let count = rows.len().max(1) as f64;

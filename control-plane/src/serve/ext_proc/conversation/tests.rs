@@ -22,13 +22,13 @@ pub(in crate::serve::ext_proc) const SERVER: &str = "10.0.0.1:8000";
 const OTHER: &str = "10.0.0.2:8000";
 
 /// A front that knows these endpoints, and serves the model `alias` as `served`.
-pub(in crate::serve::ext_proc) fn front(addresses: &[&str]) -> Arc<Front> {
-    let front = Front::new(&[POOL.into()]);
+pub(in crate::serve::ext_proc) fn front(addresses: &[&str]) -> Arc<ExtProcServer> {
+    let front = ExtProcServer::new(&[POOL.into()]);
     tell(&front, 1, addresses);
     front
 }
 
-fn tell(front: &Front, sequence: u64, addresses: &[&str]) {
+fn tell(front: &ExtProcServer, sequence: u64, addresses: &[&str]) {
     let endpoint = |(slot, address): (u32, &&str)| state::Endpoint {
         slot,
         incarnation: 1,
@@ -61,24 +61,24 @@ fn tell(front: &Front, sequence: u64, addresses: &[&str]) {
         staleness_max_ms: 2_000,
         ..state::Roster::default()
     };
-    let ack = front.told(state::DaemonMessage { message: Some(Told::Roster(roster)) }).unwrap();
+    let ack = front.apply(state::DaemonMessage { message: Some(Told::Roster(roster)) }).unwrap();
     assert_eq!(ack.refused, "");
     // The first is the emptier.
     let metrics: Vec<_> = (0..).zip(addresses).map(|(i, _): (u16, _)| queue(f32::from(i) * 9.0)).collect();
     let metrics = proto::encode_metrics(POOL, Version { term: 1, sequence }, sequence, &metrics);
-    assert!(front.told(state::DaemonMessage { message: Some(Told::Metrics(metrics)) }).is_none());
+    assert!(front.apply(state::DaemonMessage { message: Some(Told::Metrics(metrics)) }).is_none());
 }
 
 fn queue(depth: f32) -> scheduler::EndpointMetrics {
     scheduler::EndpointMetrics { queue_depth: Some(depth), ..scheduler::EndpointMetrics::default() }
 }
 
-fn conversation(front: &Arc<Front>, settings: Settings) -> Conversation {
-    Conversation::new(Arc::clone(front), Arc::clone(front.pool(None).unwrap()), Arc::new(settings))
+fn conversation(front: &Arc<ExtProcServer>, settings: ExchangeSettings) -> ExtProcStream {
+    ExtProcStream::new(Arc::clone(front), Arc::clone(front.pool(None).unwrap()), Arc::new(settings))
 }
 
 /// Requests under way at the first endpoint, as the ledger has it.
-pub(in crate::serve::ext_proc) fn under_way(front: &Front) -> u32 {
+pub(in crate::serve::ext_proc) fn under_way(front: &ExtProcServer) -> u32 {
     let inner = front.pool(None).unwrap().lock();
     inner.pool.in_flight().rows().map(|(_, load)| load.requests).sum()
 }
@@ -86,7 +86,7 @@ pub(in crate::serve::ext_proc) fn under_way(front: &Front) -> u32 {
 // === the language of transcripts ===
 
 #[derive(Default)]
-struct Script {
+struct StreamScript {
     mode: Option<ProtocolConfiguration>,
     list: bool,
     message: ProcessingRequest,
@@ -105,7 +105,7 @@ fn header_map<'t>(pairs: impl Iterator<Item = (&'t str, &'t str)>) -> Option<Hea
     Some(HeaderMap { headers: pairs.map(header).collect() })
 }
 
-impl Script {
+impl StreamScript {
     fn modes(&mut self, words: &str) {
         let mode = |word: &str| match word {
             "none" => BodySendMode::None,
@@ -236,7 +236,7 @@ fn mutation(changes: &HeaderMutation) -> String {
 
 /// Plays the proxy's lines and writes the answers behind each.
 fn play(transcript: &str) -> String {
-    let (mut script, mut played) = (Script::default(), String::new());
+    let (mut script, mut played) = (StreamScript::default(), String::new());
     let front = front(&[SERVER, OTHER]);
     let mut conversation = None;
     for line in transcript.lines() {
@@ -250,9 +250,9 @@ fn play(transcript: &str) -> String {
         }
         let Some(message) = line.strip_prefix("> ").and_then(|line| script.says(line)) else { continue };
         let format = if script.list { DestinationFormat::List } else { DestinationFormat::Single };
-        let settings = || Settings { destination_format: format, body_limit_bytes: 200, ..Settings::default() };
+        let settings = || ExchangeSettings { destination_format: format, body_limit_bytes: 200, ..ExchangeSettings::default() };
         let conversation = conversation.get_or_insert_with(|| self::conversation(&front, settings()));
-        assert_eq!(conversation.receive(message), Next::Listen, "there is state");
+        assert_eq!(conversation.receive(message), StreamAction::Listen, "there is state");
         for answer in conversation.answers() {
             let _ = writeln!(played, "< {}", shown(&answer));
         }
@@ -276,8 +276,8 @@ fn transcripts_play_as_written() {
 
 // === what no transcript can show ===
 
-fn say(conversation: &mut Conversation, lines: &[&str]) -> Vec<String> {
-    let mut script = Script::default();
+fn say(conversation: &mut ExtProcStream, lines: &[&str]) -> Vec<String> {
+    let mut script = StreamScript::default();
     let mut answers = Vec::new();
     for line in lines {
         if let Some(message) = script.says(line) {
@@ -295,8 +295,8 @@ fn whenever_a_client_leaves_its_pick_is_released_once() {
     let phases = ["POST /v1/chat/completions", CHAT, "reply 200 content-type=text/event-stream", "reply-body data: {}", "reply-last "];
     for phase in 0..=phases.len() {
         let front = front(&[SERVER]);
-        let mut left = conversation(&front, Settings::default());
-        let mut stays = conversation(&front, Settings::default());
+        let mut left = conversation(&front, ExchangeSettings::default());
+        let mut stays = conversation(&front, ExchangeSettings::default());
         say(&mut stays, &phases[..2]);
         say(&mut left, &phases[..phase]);
         assert_eq!(under_way(&front), if phase < 2 { 1 } else { 2 }, "phase {phase}");
@@ -309,21 +309,21 @@ fn whenever_a_client_leaves_its_pick_is_released_once() {
 #[test]
 fn headers_twice_release_the_first_pick() {
     let front = front(&[SERVER]);
-    let mut conversation = conversation(&front, Settings::default());
+    let mut conversation = conversation(&front, ExchangeSettings::default());
     say(&mut conversation, &["GET /v1/models", "GET /v1/models"]);
     assert_eq!(under_way(&front), 1);
 }
 
 #[test]
 fn without_state_a_request_waits_whole_and_then_goes() {
-    let front = Front::new(&[POOL.into()]);
-    let mut conversation = conversation(&front, Settings::default());
+    let front = ExtProcServer::new(&[POOL.into()]);
+    let mut conversation = conversation(&front, ExchangeSettings::default());
     assert!(say(&mut conversation, &["POST /v1/chat/completions", r#"body {"model":"m","#]).is_empty());
-    let mut script = Script::default();
-    let Next::Wait(deadline) = conversation.receive(script.says(r#"last "messages":[]}"#).unwrap()) else { panic!("not parked") };
+    let mut script = StreamScript::default();
+    let StreamAction::Wait(deadline) = conversation.receive(script.says(r#"last "messages":[]}"#).unwrap()) else { panic!("not parked") };
     assert!(deadline > front.now());
     tell(&front, 1, &[SERVER]);
-    assert_eq!(conversation.retry(front.now()), Next::Listen);
+    assert_eq!(conversation.retry(front.now()), StreamAction::Listen);
     let answers: Vec<_> = conversation.answers().map(|answer| shown(&answer)).collect();
     assert_eq!(answers.len(), 3, "{answers:?}");
     assert!(answers[0].contains(SERVER), "{answers:?}");
@@ -332,22 +332,22 @@ fn without_state_a_request_waits_whole_and_then_goes() {
 
 #[test]
 fn without_state_in_time_it_is_refused() {
-    let front = Front::new(&[POOL.into()]);
-    let mut conversation = conversation(&front, Settings::default());
-    let mut script = Script::default();
-    let Next::Wait(deadline) = conversation.receive(script.says("GET /v1/models").unwrap()) else { panic!("not parked") };
-    assert_eq!(conversation.retry(deadline), Next::Listen);
+    let front = ExtProcServer::new(&[POOL.into()]);
+    let mut conversation = conversation(&front, ExchangeSettings::default());
+    let mut script = StreamScript::default();
+    let StreamAction::Wait(deadline) = conversation.receive(script.says("GET /v1/models").unwrap()) else { panic!("not parked") };
+    assert_eq!(conversation.retry(deadline), StreamAction::Listen);
     assert!(conversation.answers().map(|answer| shown(&answer)).next().unwrap().starts_with("answer 503 "));
 }
 
 #[test]
 fn one_that_looks_on_is_not_answered_and_picks_nothing() {
     let front = front(&[SERVER]);
-    let mut conversation = conversation(&front, Settings::default());
-    let mut script = Script::default();
+    let mut conversation = conversation(&front, ExchangeSettings::default());
+    let mut script = StreamScript::default();
     for line in ["POST /v1/chat/completions", CHAT, "reply 200", "reply-last x"] {
         let message = ProcessingRequest { observability_mode: true, ..script.says(line).unwrap() };
-        assert_eq!(conversation.receive(message), Next::Listen);
+        assert_eq!(conversation.receive(message), StreamAction::Listen);
     }
     assert_eq!((conversation.answers().count(), under_way(&front)), (0, 0));
 }
@@ -355,10 +355,10 @@ fn one_that_looks_on_is_not_answered_and_picks_nothing() {
 #[test]
 fn a_large_piece_goes_back_in_pieces_that_envoy_asks_for() {
     let front = front(&[SERVER]);
-    let mut conversation = conversation(&front, Settings::default());
+    let mut conversation = conversation(&front, ExchangeSettings::default());
     let body = format!(r#"{{"model":"m","messages":[],"x":"{}"}}"#, "y".repeat(200_000));
     say(&mut conversation, &["POST /v1/chat/completions"]);
-    let mut script = Script::default();
+    let mut script = StreamScript::default();
     let _ = conversation.receive(script.says(&format!("last {body}")).unwrap());
     let (mut whole, mut ends) = (Vec::new(), 0);
     for answer in conversation.answers().skip(1) {
@@ -382,8 +382,8 @@ fn a_stop_may_cut_off_only_what_the_proxy_finishes_alone() {
         ("modes request=duplex response=duplex", &["POST /v1/chat/completions", CHAT, "reply 200"], false),
     ] {
         let front = front(&[SERVER]);
-        let mut conversation = conversation(&front, Settings::default());
-        let mut script = Script::default();
+        let mut conversation = conversation(&front, ExchangeSettings::default());
+        let mut script = StreamScript::default();
         script.modes(modes.strip_prefix("modes ").unwrap());
         for line in lines {
             let _ = conversation.receive(script.says(line).unwrap());
@@ -395,8 +395,11 @@ fn a_stop_may_cut_off_only_what_the_proxy_finishes_alone() {
 #[test]
 fn who_serves_is_learned_from_the_protocols_word_alone() {
     let front = front(&[SERVER, OTHER]);
-    let settings =
-        Settings { destination_format: DestinationFormat::List, objective_header: ObjectiveHeader::Trust, ..Settings::default() };
+    let settings = ExchangeSettings {
+        destination_format: DestinationFormat::List,
+        objective_header: ObjectiveHeader::Trust,
+        ..ExchangeSettings::default()
+    };
     let mut conversation = conversation(&front, settings);
     let served = format!("metadata envoy.lb x-gateway-destination-endpoint-served={OTHER}");
     say(&mut conversation, &["GET /v1/models", &served, "reply 200"]);
@@ -407,7 +410,7 @@ fn who_serves_is_learned_from_the_protocols_word_alone() {
     };
     assert_eq!(loads(), [0, 1], "accounting moved to who served");
     // Another pool's endpoint served: nothing here is credited with it.
-    let mut elsewhere = self::conversation(&front, Settings::default());
+    let mut elsewhere = self::conversation(&front, ExchangeSettings::default());
     say(&mut elsewhere, &["GET /v1/models", "metadata envoy.lb x-gateway-destination-endpoint-served=10.9.9.9:1", "reply 200"]);
     let served: Vec<u64> = front.pool(None).unwrap().lock().pool.counters().endpoints().iter().map(|e| e.served).collect();
     assert_eq!(served, [0, 1]);
@@ -415,9 +418,9 @@ fn who_serves_is_learned_from_the_protocols_word_alone() {
 
 #[test]
 fn the_destination_and_who_served_are_told_in_the_namespace_that_the_operator_names() {
-    let front = Front::of_namespace(&[POOL.into()], Some("gateway.lb".to_owned()));
+    let front = ExtProcServer::with_namespace(&[POOL.into()], Some("gateway.lb".to_owned()));
     tell(&front, 1, &[SERVER, OTHER]);
-    let settings = Settings { destination_format: DestinationFormat::List, ..Settings::default() };
+    let settings = ExchangeSettings { destination_format: DestinationFormat::List, ..ExchangeSettings::default() };
     let mut conversation = conversation(&front, settings);
     let sent = say(&mut conversation, &["GET /v1/models"]);
     assert!(sent.iter().any(|answer| answer.contains("gateway.lb")) && !sent.iter().any(|answer| answer.contains("envoy.lb")), "{sent:?}");
@@ -433,7 +436,7 @@ fn the_destination_and_who_served_are_told_in_the_namespace_that_the_operator_na
 #[test]
 fn after_a_failover_the_pool_that_answered_learns_who_served() {
     let (first, second) = (front(&[SERVER]), front(&[OTHER]));
-    let settings = || Settings { destination_format: DestinationFormat::List, ..Settings::default() };
+    let settings = || ExchangeSettings { destination_format: DestinationFormat::List, ..ExchangeSettings::default() };
     let mut given_up = conversation(&first, settings());
     let mut goes_on = conversation(&second, settings());
     let to_first = say(&mut given_up, &["POST /v1/chat/completions", CHAT]);
@@ -448,7 +451,7 @@ fn after_a_failover_the_pool_that_answered_learns_who_served() {
     let served = format!("metadata envoy.lb x-gateway-destination-endpoint-served={OTHER}");
     say(&mut goes_on, &[&served, "reply 200", "reply-last {}"]);
     drop(goes_on);
-    let counted = |front: &Front| -> Vec<(u64, u64)> {
+    let counted = |front: &ExtProcServer| -> Vec<(u64, u64)> {
         front.pool(None).unwrap().lock().pool.counters().endpoints().iter().map(|e| (e.picked, e.served)).collect()
     };
     assert_eq!((counted(&first), counted(&second)), (vec![(1, 0)], vec![(1, 1)]));
@@ -469,8 +472,8 @@ proptest::proptest! {
             "request=buffered response=buffered", "request=partial response=none",
         ];
         let front = front(&[SERVER, OTHER]);
-        let mut conversation = conversation(&front, Settings::default());
-        let mut said = Script::default();
+        let mut conversation = conversation(&front, ExchangeSettings::default());
+        let mut said = StreamScript::default();
         said.modes(MODES[modes]);
         for line in script {
             if let Some(message) = said.says(LINES[line]) {

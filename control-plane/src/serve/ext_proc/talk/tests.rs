@@ -16,8 +16,12 @@ use super::*;
 const DUPLEX: i32 = 4;
 const BUFFERED: i32 = 2;
 
-fn talk(front: &Arc<Front>) -> Arc<Talk> {
-    Talk::new(front, front.pool(None).unwrap(), &Arc::new(Settings { body_limit_bytes: 1 << 20, ..Settings::default() }))
+fn talk(front: &Arc<ExtProcServer>) -> Arc<StreamSession> {
+    StreamSession::new(
+        front,
+        front.pool(None).unwrap(),
+        &Arc::new(ExchangeSettings { body_limit_bytes: 1 << 20, ..ExchangeSettings::default() }),
+    )
 }
 
 fn framed(message: &ProcessingRequest) -> Vec<u8> {
@@ -49,11 +53,11 @@ fn prompt() -> ProcessingRequest {
 }
 
 /// What is sent until the stream listens or ends; the status where it ends.
-fn play(talk: &Talk) -> (Vec<ProcessingResponse>, Option<Status>) {
+fn play(talk: &StreamSession) -> (Vec<ProcessingResponse>, Option<Status>) {
     let mut answers = Vec::new();
     loop {
         match talk.next() {
-            Act::Send(bytes) => {
+            SessionAction::Send(bytes) => {
                 let mut rest = &bytes[..];
                 while let [0, a, b, c, d, more @ ..] = rest {
                     let (message, after) = more.split_at(u32::from_be_bytes([*a, *b, *c, *d]) as usize);
@@ -61,9 +65,9 @@ fn play(talk: &Talk) -> (Vec<ProcessingResponse>, Option<Status>) {
                     rest = after;
                 }
             }
-            Act::Listen => return (answers, None),
-            Act::Wait(_) => panic!("there is state"),
-            Act::End(status) => return (answers, Some(status)),
+            SessionAction::Listen => return (answers, None),
+            SessionAction::Wait(_) => panic!("there is state"),
+            SessionAction::End(status) => return (answers, Some(status)),
         }
     }
 }
@@ -89,16 +93,16 @@ async fn a_body_without_progress_is_given_up_in_the_words_of_its_api() {
         assert!(play(&talk).1.is_none());
         talk.receive(&messages);
         assert!(play(&talk).1.is_none());
-        assert!(front.streams().memory().held() >= 900);
+        assert!(front.streams().memory().used() >= 900);
         pass(SILENCE_MS_MAX - 1).await;
         front.expire();
         assert_eq!(play(&talk).0, []);
         pass(1).await;
         front.expire();
-        tokio::time::timeout(Duration::from_millis(1), talk.woken()).await.expect("it is woken");
+        tokio::time::timeout(Duration::from_millis(1), talk.wait_for_wake()).await.expect("it is woken");
         let (answers, status) = play(&talk);
         assert_eq!((status_of(&answers), status.unwrap().code()), (Some(408), Code::Ok));
-        assert_eq!(front.streams().memory().held(), 0);
+        assert_eq!(front.streams().memory().used(), 0);
     }
     assert_eq!(front.streams().refused(), 2);
 }
@@ -140,19 +144,19 @@ async fn what_is_not_taken_is_given_up_and_so_is_what_never_begins() {
     let front = front(&[SERVER]);
     let (unread, silent) = (talk(&front), talk(&front));
     unread.receive(&[framed(&chat(DUPLEX)), framed(&body(&[b' '; 300_000], false)), framed(&prompt())].concat());
-    let Act::Send(first) = unread.next() else { panic!("no answer") };
-    assert!(matches!(silent.next(), Act::Listen));
+    let SessionAction::Send(first) = unread.next() else { panic!("no answer") };
+    assert!(matches!(silent.next(), SessionAction::Listen));
     assert_eq!(under_way(&front), 1);
-    assert!(front.streams().memory().held() >= 300_000);
+    assert!(front.streams().memory().used() >= 300_000);
     pass(SILENCE_MS_MAX).await;
     front.expire();
     assert_eq!(under_way(&front), 0);
     assert_eq!(front.streams().open(), 0);
-    assert_eq!(front.streams().memory().held(), first.len(), "what HTTP/2 has is held until the stream is gone");
+    assert_eq!(front.streams().memory().used(), first.len(), "what HTTP/2 has is held until the stream is gone");
     for talk in [unread, silent] {
         assert_eq!(play(&talk).1.unwrap().code(), Code::DeadlineExceeded);
     }
-    assert_eq!(front.streams().memory().held(), 0);
+    assert_eq!(front.streams().memory().used(), 0);
 }
 
 #[tokio::test]
@@ -172,7 +176,7 @@ async fn without_memory_a_request_is_refused_at_once_and_holds_nothing() {
     envelope.receive(&framed(&said(Part::RequestHeaders(headers(&[(":path", "/"), ("x-long", &long)], true)))));
     assert_eq!(status_of(&play(&envelope).0), Some(503), "what takes much to decode is accounted before it is");
     drop((large, envelope));
-    assert_eq!(front.streams().memory().held(), HELD_BYTES_MAX - (64 << 10));
+    assert_eq!(front.streams().memory().used(), HELD_BYTES_MAX - (64 << 10));
 }
 
 #[test]
@@ -183,12 +187,12 @@ fn headers_twice_release_the_first_body() {
         talk.receive(&[framed(&chat(DUPLEX)), framed(&body(&[b' '; 100_000], false))].concat());
         play(&talk);
     }
-    assert!(front.streams().memory().held() < 200_000);
+    assert!(front.streams().memory().used() < 200_000);
 }
 
 /// Something that happens to one of several streams.
 #[derive(Clone, Debug)]
-enum Event {
+enum SessionEvent {
     Says(usize),
     /// The same, in frames of so many bytes.
     SaysInFrames(usize, usize),
@@ -230,15 +234,15 @@ fn messages() -> Vec<ProcessingRequest> {
     ]
 }
 
-fn event() -> impl Strategy<Value = Event> {
+fn event() -> impl Strategy<Value = SessionEvent> {
     prop_oneof![
-        12 => (0..messages().len()).prop_map(Event::Says),
-        4 => (0..messages().len(), 1_usize..20_000).prop_map(|(what, frame)| Event::SaysInFrames(what, frame)),
-        1 => prop::collection::vec(any::<u8>(), 0..40).prop_map(Event::Bytes),
-        6 => (1_usize..9).prop_map(Event::Takes),
-        1 => (0_u64..60).prop_map(Event::Waits),
-        1 => (0_usize..400_000).prop_map(Event::Short),
-        1 => Just(Event::Leaves),
+        12 => (0..messages().len()).prop_map(SessionEvent::Says),
+        4 => (0..messages().len(), 1_usize..20_000).prop_map(|(what, frame)| SessionEvent::SaysInFrames(what, frame)),
+        1 => prop::collection::vec(any::<u8>(), 0..40).prop_map(SessionEvent::Bytes),
+        6 => (1_usize..9).prop_map(SessionEvent::Takes),
+        1 => (0_u64..60).prop_map(SessionEvent::Waits),
+        1 => (0_usize..400_000).prop_map(SessionEvent::Short),
+        1 => Just(SessionEvent::Leaves),
     ]
 }
 
@@ -250,43 +254,43 @@ proptest! {
         let memory = Arc::clone(front.streams().memory());
         let mut others = memory.account();
         let (messages, mut ahead) = (messages(), 0);
-        let mut talks: Vec<Option<Arc<Talk>>> = (0..4).map(|_| Some(talk(&front))).collect();
+        let mut talks: Vec<Option<Arc<StreamSession>>> = (0..4).map(|_| Some(talk(&front))).collect();
         let mut short = 0;
         for (index, event) in events {
             let talk = talks[index].get_or_insert_with(|| self::talk(&front));
             match event {
-                Event::Says(what) => talk.receive(&framed(&messages[what])),
-                Event::SaysInFrames(what, frame) => {
+                SessionEvent::Says(what) => talk.receive(&framed(&messages[what])),
+                SessionEvent::SaysInFrames(what, frame) => {
                     for frame in framed(&messages[what]).chunks(frame) {
                         talk.receive(frame);
                         let _ = play(talk);
                     }
                 }
-                Event::Bytes(bytes) => talk.receive(&bytes),
-                Event::Takes(times) => {
+                SessionEvent::Bytes(bytes) => talk.receive(&bytes),
+                SessionEvent::Takes(times) => {
                     for _ in 0..times {
-                        if matches!(talk.next(), Act::Listen | Act::End(_)) {
+                        if matches!(talk.next(), SessionAction::Listen | SessionAction::End(_)) {
                             break;
                         }
                     }
                 }
-                Event::Waits(seconds) => {
+                SessionEvent::Waits(seconds) => {
                     ahead += seconds * 1000;
                     talk.expire(front.now().plus_ms(ahead));
                 }
-                Event::Short(left) => {
-                    let ours = memory.held() - short;
+                SessionEvent::Short(left) => {
+                    let ours = memory.used() - short;
                     short = HELD_BYTES_MAX.saturating_sub(ours + left);
                     others.record(short);
                 }
-                Event::Leaves => talks[index] = None,
+                SessionEvent::Leaves => talks[index] = None,
             }
             let held: usize = talks.iter().flatten().map(|talk| talk.memory()).sum();
-            prop_assert_eq!(memory.held(), held + short);
+            prop_assert_eq!(memory.used(), held + short);
         }
         talks.clear();
         drop(others);
         prop_assert_eq!(under_way(&front), 0);
-        prop_assert_eq!((memory.held(), front.streams().open()), (0, 0));
+        prop_assert_eq!((memory.used(), front.streams().open()), (0, 0));
     }
 }

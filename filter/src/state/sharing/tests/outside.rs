@@ -5,29 +5,29 @@ use prost::Message as _;
 use proto::state::{daemon_message, proxy_message};
 
 /// Shares sent to the daemon since the last look.
-fn told(world: &World) -> Vec<state::Share> {
+fn told(world: &SharingWorld) -> Vec<state::LoadReport> {
     let sent = std::mem::take(&mut *world.host.sent.borrow_mut());
     let share = |(_, bytes): (u32, Vec<u8>)| match state::ProxyMessage::decode(bytes.as_slice()).unwrap().message {
-        Some(proxy_message::Message::Share(share)) => Some(share),
+        Some(proxy_message::Message::LoadReport(share)) => Some(share),
         _ => None,
     };
     sent.into_iter().filter_map(share).collect()
 }
 
-fn say(world: &World, peers: state::Peers) {
-    let bytes = crate::fake::encode(daemon_message::Message::Peers(peers));
+fn say(world: &SharingWorld, peers: state::PeerLoad) {
+    let bytes = crate::fake::encode(daemon_message::Message::PeerLoad(peers));
     let (size, stream) = (bytes.len(), world.host.streams.borrow().len() as u32);
-    world.host.buffers.borrow_mut().insert(Buffer::StreamMessage as u32, bytes);
-    world.workers[0].borrow_mut().stream_message(1, stream, size);
+    world.host.buffers.borrow_mut().insert(BodyBuffer::StreamMessage as u32, bytes);
+    world.workers[0].borrow_mut().on_stream_message(1, stream, size);
 }
 
-fn others(proxies: u32) -> state::Peers {
-    state::Peers { pool: "default".into(), proxies, ..state::Peers::default() }
+fn others(proxies: u32) -> state::PeerLoad {
+    state::PeerLoad { pool: "default".into(), proxies, ..state::PeerLoad::default() }
 }
 
 #[test]
 fn nothing_is_told_while_there_is_nobody_to_tell() {
-    let world = World::new(3, "");
+    let world = SharingWorld::new(3, "");
     let _stream = world.request(1, "x");
     world.tick();
     assert!(told(&world).is_empty(), "the daemon has not said a word of others");
@@ -41,7 +41,7 @@ fn nothing_is_told_while_there_is_nobody_to_tell() {
 
 #[test]
 fn what_one_process_has_under_way_counts_at_every_worker_of_the_other() {
-    let (one, two) = (World::new(3, ""), World::new(3, ""));
+    let (one, two) = (SharingWorld::new(3, ""), SharingWorld::new(3, ""));
     say(&one, others(2));
     let prompt = "once upon a time ".repeat(100);
     let (mut first, _) = one.request(1, &prompt);
@@ -50,7 +50,7 @@ fn what_one_process_has_under_way_counts_at_every_worker_of_the_other() {
     one.tick();
     let [share] = &told(&one)[..] else { panic!("one message") };
     let long = placements::each(&share.placements).map(|(_, blocks)| blocks).max_by_key(Vec::len).unwrap();
-    let peers = state::Peers { row: share.row.clone(), placements: share.placements.clone(), ..others(2) };
+    let peers = state::PeerLoad { row: share.row.clone(), placements: share.placements.clone(), ..others(2) };
     say(&two, peers.clone());
     two.host.pass_ms(RINGS_AT_PICK_MS);
     for worker in 0..3 {
@@ -60,7 +60,7 @@ fn what_one_process_has_under_way_counts_at_every_worker_of_the_other() {
     assert_eq!(two.matched(1, &long), long.len() as u32);
     // What it heard it does not tell, and what it has itself it does.
     two.tick();
-    assert!(told(&two).iter().all(|share| share.row.len() == RowHead::BYTES && share.placements.is_empty()), "{:?}", told(&two));
+    assert!(told(&two).iter().all(|share| share.row.len() == LoadReportHead::BYTES && share.placements.is_empty()), "{:?}", told(&two));
 
     two.host.pass_ms(proto::SHARE_EXPIRY_MS);
     assert_eq!(two.look(1).requests, 0, "nobody told it again");
@@ -72,15 +72,15 @@ fn what_one_process_has_under_way_counts_at_every_worker_of_the_other() {
     one.tick();
     one.tick();
     let last = told(&one).pop().unwrap();
-    assert_eq!(last.row.len(), RowHead::BYTES, "all has ended");
-    say(&two, state::Peers { row: last.row, ..others(2) });
+    assert_eq!(last.row.len(), LoadReportHead::BYTES, "all has ended");
+    say(&two, state::PeerLoad { row: last.row, ..others(2) });
     two.host.pass_ms(SLOW_ROWS_MS);
     assert_eq!(two.look(1).requests, 0);
 }
 
 #[test]
 fn the_one_that_leads_ticks_faster_while_there_is_something_to_tell() {
-    let world = World::new(2, "");
+    let world = SharingWorld::new(2, "");
     say(&world, others(2));
     world.host.take_log();
     let (mut stream, _) = world.request(1, "x");
@@ -102,7 +102,7 @@ fn the_one_that_leads_ticks_faster_while_there_is_something_to_tell() {
 
 #[test]
 fn a_failure_at_one_process_is_known_to_every_worker_of_the_other_and_not_told_back() {
-    let (one, two) = (World::new(3, ""), World::new(3, ""));
+    let (one, two) = (SharingWorld::new(3, ""), SharingWorld::new(3, ""));
     // Its clock is another.
     (0..10).for_each(|_| two.tick());
     say(&one, others(2));
@@ -113,8 +113,8 @@ fn a_failure_at_one_process_is_known_to_every_worker_of_the_other_and_not_told_b
     one.host.pass_ms(ROWS_MS);
     one.tick();
     let share = told(&one).pop().unwrap();
-    assert!(share.row.len() > RowHead::BYTES, "it is told");
-    say(&two, state::Peers { row: share.row, ..others(2) });
+    assert!(share.row.len() > LoadReportHead::BYTES, "it is told");
+    say(&two, state::PeerLoad { row: share.row, ..others(2) });
     two.host.pass_ms(RINGS_AT_PICK_MS);
     for worker in 0..3 {
         let (mut stream, others) = two.request(worker, "z");
@@ -123,14 +123,14 @@ fn a_failure_at_one_process_is_known_to_every_worker_of_the_other_and_not_told_b
     }
     two.tick();
     two.tick();
-    assert!(told(&two).iter().all(|share| share.row.len() == RowHead::BYTES), "it goes in no circles");
+    assert!(told(&two).iter().all(|share| share.row.len() == LoadReportHead::BYTES), "it goes in no circles");
     two.host.pass_ms(1_000);
     assert!(two.request(1, "z").1.contains(&list[0]), "for as long as it counts where it was seen, and no longer");
 }
 
 #[test]
 fn a_leader_that_serves_tells_its_own_placements() {
-    let world = World::new(2, "");
+    let world = SharingWorld::new(2, "");
     say(&world, others(2));
     let prompt = "once upon a time ".repeat(100);
     let _stream = world.request(0, &prompt);
@@ -141,7 +141,7 @@ fn a_leader_that_serves_tells_its_own_placements() {
 
 #[test]
 fn own_picks_weigh_once_for_each_active_proxy_while_the_others_cannot_know_of_them() {
-    let world = World::new(3, "");
+    let world = SharingWorld::new(3, "");
     say(&world, others(4));
     world.tick();
     let (mut first, _) = world.request(1, "x");
@@ -149,7 +149,7 @@ fn own_picks_weigh_once_for_each_active_proxy_while_the_others_cannot_know_of_th
     world.tick();
     let stamp = told(&world).pop().unwrap().stamp;
     // Heard, after some way there and back.
-    let peers = state::Peers { row: vec![0; RowHead::BYTES], stamp, active: 3, ..others(4) };
+    let peers = state::PeerLoad { row: vec![0; LoadReportHead::BYTES], stamp, active: 3, ..others(4) };
     say(&world, peers.clone());
     first.on_done();
     world.host.pass_ms(300);
@@ -166,7 +166,7 @@ fn own_picks_weigh_once_for_each_active_proxy_while_the_others_cannot_know_of_th
 
 #[test]
 fn a_row_that_stands_is_told_again_before_it_expires() {
-    let world = World::new(2, "");
+    let world = SharingWorld::new(2, "");
     say(&world, others(2));
     let _stream = world.request(1, "x");
     let mut times = Vec::new();
@@ -179,9 +179,9 @@ fn a_row_that_stands_is_told_again_before_it_expires() {
 
 #[test]
 fn any_row_from_outside_is_survived() {
-    let world = World::new(2, "");
+    let world = SharingWorld::new(2, "");
     for row in [vec![], vec![1], vec![0xff; 16], vec![0xff; 400]] {
-        say(&world, state::Peers { placements: row.clone(), row, ..others(9) });
+        say(&world, state::PeerLoad { placements: row.clone(), row, ..others(9) });
         world.host.pass_ms(ROWS_MS);
         assert_eq!(world.look(1).requests, 0);
         world.tick();
@@ -189,27 +189,27 @@ fn any_row_from_outside_is_survived() {
 }
 
 /// The daemon's heartbeat.
-fn beat(world: &World, sequence: u64) {
+fn beat(world: &SharingWorld, sequence: u64) {
     let version = Version { term: 1, sequence: 1 };
-    let board = crate::state::board::Board::new("default");
+    let board = crate::state::board::SharedSnapshotStore::new("default");
     let metrics = crate::fake::metrics_message("default", version, sequence, &[0.0; 3]);
-    board.post_metrics(&world.host, 9, (version, sequence), &metrics, world.host.now()).unwrap();
+    board.publish_metrics(&world.host, 9, (version, sequence), &metrics, world.host.now()).unwrap();
     world.tick();
 }
 
 #[test]
 fn proxies_that_cannot_hear_each_other_agree_on_cold_prompts() {
-    let worlds = [World::new(3, ""), World::new(3, "")];
+    let worlds = [SharingWorld::new(3, ""), SharingWorld::new(3, "")];
     for world in &worlds {
         beat(world, 2);
-        say(world, state::Peers { row: vec![0; RowHead::BYTES], ..others(2) });
+        say(world, state::PeerLoad { row: vec![0; LoadReportHead::BYTES], ..others(2) });
     }
     // So that chance is not the same in both.
     for i in 0..7 {
         worlds[1].request(1, &format!("{i}")).0.on_done();
     }
     let homes = |round: u32| {
-        let home = |world: &World, i: u32| {
+        let home = |world: &SharingWorld, i: u32| {
             world.host.pass_ms(ROWS_MS);
             let (mut stream, list) = world.request(1, &format!("{round} {i} {}", "a cold prompt ".repeat(100)));
             stream.on_done();
@@ -222,7 +222,7 @@ fn proxies_that_cannot_hear_each_other_agree_on_cold_prompts() {
     assert_eq!(homes(1), 20);
     for world in &worlds {
         beat(world, 3);
-        say(world, state::Peers { row: vec![0; RowHead::BYTES], ..others(1) });
+        say(world, state::PeerLoad { row: vec![0; LoadReportHead::BYTES], ..others(1) });
         world.host.pass_ms(proto::SHARE_EXPIRY_MS);
     }
     assert!(homes(2) < 18, "the other is gone: there is nobody to agree with");
