@@ -6,7 +6,7 @@ use testbed::Result;
 use testbed::broken_pools::BrokenPools;
 use testbed::engine_matrix::EngineMatrix;
 use testbed::engine_page::{MatrixRow, MatrixShape};
-use testbed::second::SecondEnvoy;
+use testbed::second_envoy::SecondEnvoy;
 use testbed::stack::Stack;
 
 /// Workers of each proxy, and proxies.

@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use discovery::content::FileWatcher;
+use discovery::file_watcher::FileWatcher;
 use scheduler::PipelineSpec;
 use serde::Serialize;
 
@@ -15,10 +15,10 @@ use crate::pool::event_loop::MetricsDiscovery;
 use crate::scrape::MetricsLocation;
 use crate::scrape::engine::EngineTable;
 
-mod known;
 mod latency;
 mod page;
 mod reader;
+mod reference_items;
 mod resolved;
 mod schema;
 mod status;
@@ -444,15 +444,15 @@ mod tests {
     #[test]
     fn every_name_is_answered_for_once() {
         let ours: Vec<&str> = PLUGINS.iter().map(|p| p.name).collect();
-        for (i, row) in known::FOREIGN.iter().enumerate() {
+        for (i, row) in reference_items::FOREIGN.iter().enumerate() {
             let name = row.name;
             assert!(!ours.contains(&name), "{name} is implemented");
-            assert!(known::FOREIGN.iter().skip(i + 1).all(|other| other.name != name), "{name} twice");
+            assert!(reference_items::FOREIGN.iter().skip(i + 1).all(|other| other.name != name), "{name} twice");
             let (report, config) = read(&file(&format!("plugins:\n- type: {name}\n")));
             assert!(report.errors.is_empty(), "{name}: {}", report.complaints("f"));
-            assert_eq!(config.is_none(), matches!(row.support, known::ItemSupport::Refused(..)), "{name}");
+            assert_eq!(config.is_none(), matches!(row.support, reference_items::ItemSupport::Refused(..)), "{name}");
         }
-        for (plugin_type, way, _) in known::REFERENCES {
+        for (plugin_type, way, _) in reference_items::REFERENCES {
             let mut rows = PLUGINS.iter().filter(|row| plugin_type.is_empty() || row.name == *plugin_type);
             assert!(rows.any(|row| row.parameters.iter().any(|parameter| parameter.name == way[0])), "{plugin_type} has no {way:?}");
         }

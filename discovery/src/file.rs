@@ -19,7 +19,7 @@ use futures::stream::StreamExt;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, Visitor};
 
-use crate::content::FileWatcher;
+use crate::file_watcher::FileWatcher;
 use crate::{Instance, InstanceMetricsLocation, MetricsScheme, NAMESPACE_DEFAULT, SetChange, SetChanges, validate};
 
 /// Follows the endpoints file at `path`, which need not exist yet.

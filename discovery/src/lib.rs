@@ -62,11 +62,11 @@ mod fetch;
 pub mod table;
 pub mod watch;
 
-pub mod content;
 pub mod directory;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod file;
+pub mod file_watcher;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 #[cfg(any(feature = "kubernetes", feature = "etcd"))]

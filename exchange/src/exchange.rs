@@ -16,9 +16,9 @@
 //! The host (the wasm filter, an ext_proc stream) owns sockets and clocks. It must not resume a request before its last body byte, must call
 //! `decide` again for a parked one, and calls `end` when the exchange is over in any way.
 
-mod asking;
-mod flight;
 mod forward;
+mod pending_request;
+mod routed_request;
 mod slo;
 
 use std::borrow::Cow;
@@ -37,11 +37,11 @@ use crate::{headers, rewrite};
 use pool_state::ManagedPool;
 use pool_state::Timestamp;
 
-pub use asking::{ParsedBody, PendingRequest};
-pub use flight::{ExchangeOutcome, HELD_BYTES_MAX, ResponseBody, ResponseHead, ResponseOrigin, ResponseStep};
 pub use forward::RequestChanges;
+pub use pending_request::{ParsedBody, PendingRequest};
+pub use routed_request::{ExchangeOutcome, HELD_BYTES_MAX, ResponseBody, ResponseHead, ResponseOrigin, ResponseStep};
 
-use flight::{RoutedRequest, SentPrompt};
+use routed_request::{RoutedRequest, SentPrompt};
 
 /// Request headers kept for plugins, in bytes of names and values: a session and a few labels take a fraction of it.
 const CAPTURED_BYTES_MAX: usize = 16_384;
@@ -299,7 +299,7 @@ impl Exchange {
         // A client may declare what it likes.
         let unseen_bytes = self.declared_bytes.filter(|_| unseen).unwrap_or(0).min(settings.body_limit_bytes);
         Ok(PendingRequest {
-            prompt_tokens: asking::tokens(parsed.as_ref(), unseen_bytes, token, pool),
+            prompt_tokens: pending_request::tokens(parsed.as_ref(), unseen_bytes, token, pool),
             parsed,
             body_bytes: if unseen { unseen_bytes } else { body.len() },
             model,

@@ -12,12 +12,12 @@ use pool_state::verdict::ErrorBody;
 
 mod event;
 mod events;
-mod held;
+mod held_event;
 mod lines;
 
 use events::EventSplitter;
-use held::HeldEvent;
-pub use held::{HELD_BYTES_MAX, HELD_BYTES_MIN};
+use held_event::HeldEvent;
+pub use held_event::{HELD_BYTES_MAX, HELD_BYTES_MIN};
 pub(crate) use lines::{LineSplitter, StreamPiece};
 
 /// What one chunk brought.

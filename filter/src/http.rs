@@ -1,6 +1,6 @@
 //! One HTTP stream of the proxy: each callback is one call into [`HttpStream`] and one translation to an [`Action`].
 
-mod hosted;
+mod http_stream;
 mod stage;
 
 use std::cell::RefCell;
@@ -9,7 +9,7 @@ use std::rc::Rc;
 pub use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
 
-use self::hosted::HttpStream;
+use self::http_stream::HttpStream;
 use self::stage::FilterAction;
 use crate::config::FilterConfig;
 use crate::host::Host;

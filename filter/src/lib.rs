@@ -21,7 +21,7 @@ pub mod root;
 #[cfg(feature = "drill")]
 pub mod sharing_cost;
 pub mod state;
-pub mod stream;
+pub mod state_link;
 
 #[cfg(target_arch = "wasm32")]
 mod entry {

@@ -10,7 +10,7 @@ use crate::config::FilterConfig;
 use crate::host::{BodyBuffer, Host};
 use crate::http::HttpStreamContext;
 use crate::state::{ParkedRequest, TICK_MS, VmState};
-use crate::stream::CallResponse;
+use crate::state_link::CallResponse;
 
 /// A root context: one plugin configuration in one VM.
 pub struct FilterRoot<H: Host> {

@@ -8,9 +8,9 @@ use scheduler::Version;
 
 use crate::fake::{endpoints, roster_message};
 use crate::host::{Host, WriteCondition};
+use crate::state::load_sharing::{SharingOccasion, VmContext};
 use crate::state::replica::{DaemonUpdate, PoolReplica, decode};
-use crate::state::roll::{self, VmTable};
-use crate::state::sharing::{SharingOccasion, VmContext};
+use crate::state::vm_table::{self, VmTable};
 
 /// Request header that asks for the cost of sharing, answered instead of the request; its value is `peers/endpoints`.
 pub const COST: &[u8] = b"x-drill-cost";
@@ -105,8 +105,8 @@ pub fn cost<H: Host>(host: &H, headers: &[u8]) -> Option<String> {
     let vm_of = |seat: u16| u64::from(seat).saturating_add(1);
     let now = host.now();
     let mut roll = VmTable::default();
-    (0..=peers).for_each(|seat| roll.insert(roll::VmEntry { vm: vm_of(seat), beat: now, queue: 0, serves: true }));
-    let me = VmContext { vm: vm_of(peers), seat: peers, roll: &roll };
+    (0..=peers).for_each(|seat| vm_table.insert(vm_table::VmEntry { vm: vm_of(seat), beat: now, queue: 0, serves: true }));
+    let me = VmContext { vm: vm_of(peers), seat: peers, roll: &vm_table };
     let mut row = replica.pool.write_load_report(&mut OwnLoadReport::default(), LoadReportHead::default()).to_vec();
     let rows = replica.pool.in_flight().rows().count();
     let (mut tell, mut hear, mut same, mut clock) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());

@@ -5,16 +5,16 @@
 //! What the VM does by itself it does in the ticks of its newest root context, beginning with the first: a configuration is also read by a
 //! throw-away VM that never ticks, and whatever that one did would be done for nobody.
 
-pub mod board;
+pub mod crash_guard;
 pub mod lease;
-pub mod observed;
-pub mod outward;
-pub mod poison;
+pub mod load_sharing;
+pub mod observation_ring;
+pub mod peer_publisher;
+pub mod placement_ring;
 pub mod replica;
 pub mod report;
-pub mod ring;
-pub mod roll;
-pub mod sharing;
+pub mod snapshot_store;
+pub mod vm_table;
 mod words;
 
 use std::cell::RefCell;
@@ -25,12 +25,12 @@ use exchange::Timestamp;
 use crate::config::FilterConfig;
 use crate::host::{BodyBuffer, Host};
 use crate::metrics::{FilterMetrics, Stat};
-use crate::stream::{CallResponse, LeaderContext, StateLink};
-use board::PublishError;
+use crate::state_link::{CallResponse, LeaderContext, StateLink};
 use lease::LeaderElection;
+use load_sharing::{SharingOccasion, VmContext};
 use replica::PoolReplica;
-use roll::{EXPIRY_MS, HEARTBEAT_MS, SEATS_MAX, VmEntry, VmTable};
-use sharing::{SharingOccasion, VmContext};
+use snapshot_store::PublishError;
+use vm_table::{EXPIRY_MS, HEARTBEAT_MS, SEATS_MAX, VmEntry, VmTable};
 
 /// Tick period. It bounds how late a lost wake-up is noticed, a parked request answered, a free lease taken. A tick costs a few µs.
 pub const TICK_MS: u32 = 100;
@@ -718,7 +718,7 @@ mod tests {
         let deadly = |sequence| roster_message("default", version(sequence), &["10.0.0.2:1"]);
         // The leader is lost in the middle of decoding: its mark stays.
         let mut mark = None;
-        let (other, _) = poison::CrashGuard::load(&host, leader.id, host.now());
+        let (other, _) = crash_guard::CrashGuard::load(&host, leader.id, host.now());
         other.decode_guarded(&host, leader.id, &deadly(2), || mark = host.shared("switchpoint/1/decoding").unwrap());
         host.share("switchpoint/1/decoding", &mark.unwrap().bytes, WriteCondition::Any).unwrap();
         drop(leader);
@@ -982,7 +982,7 @@ mod tests {
     // === a proxy that refuses ===
 
     /// At some seats of the process requests end, more than the daemon is told at once.
-    fn requests_end(host: &FakeHost, writers: &mut [observed::ObservationRingWriter]) {
+    fn requests_end(host: &FakeHost, writers: &mut [observation_ring::ObservationRingWriter]) {
         for (seat, writer) in (10_u16..).zip(writers) {
             let vm = 1_000 + u64::from(seat);
             VmTable::seat(host, seat, VmEntry { vm, beat: host.now(), queue: 0, serves: true });
@@ -993,7 +993,7 @@ mod tests {
     #[test]
     fn a_call_that_fails_at_once_ends_the_connection_and_harms_no_vm() {
         let (host, mut leader, mut seen) = calling();
-        let mut writers = [observed::ObservationRingWriter::default()];
+        let mut writers = [observation_ring::ObservationRingWriter::default()];
         for round in 0..3 {
             requests_end(&host, &mut writers);
             host.fail(&[crate::fake::FakeCall::Call]);
@@ -1029,7 +1029,7 @@ mod tests {
                     host.calls.borrow().iter().map(|(_, session, _)| session.clone()).collect();
                 sessions.len() + host.streams.borrow().len()
             };
-            let mut writers: Vec<_> = (0..8).map(|_| observed::ObservationRingWriter::default()).collect();
+            let mut writers: Vec<_> = (0..8).map(|_| observation_ring::ObservationRingWriter::default()).collect();
             // The daemon takes nothing, for less long than would count as silence.
             for _ in 0..48 {
                 requests_end(&host, &mut writers);

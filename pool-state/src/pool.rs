@@ -7,37 +7,37 @@
 //! ([`ManagedPool::write_load_report`], [`ManagedPool::take_placements`]); what they tell comes in by [`ManagedPool::read_load_report`], [`ManagedPool::learn_ejection`] and [`ManagedPool::record_peer_placement`]. How it
 //! travels is the host's business.
 
-mod accepted;
+mod accepted_kinds;
 mod adapters;
 mod counters;
-mod crashing;
+mod crash_correlation;
 mod ejection;
 mod health;
-mod judging;
-mod observed;
+mod load_report;
+mod observation;
 mod pick;
-mod row;
+mod request_timing;
 mod token_rate;
-mod watch;
+mod verdicts;
 
 pub use counters::CountedRequest;
 pub use counters::{CountHistogram, DURATION_BOUNDS_MS, EndpointCounters, MODELS_MAX, ModelCounters, ModelLabel, PoolCounters};
 pub use ejection::{Ejection, Ejections};
-pub use judging::SentRequest;
-pub use observed::{EncodedObservation, OBSERVATION_BYTES, OBSERVATIONS_MAX};
+pub use load_report::{LoadReportHead, LoadReportSum, OwnLoadReport, PeerLoadReport, TOLD_MS_MAX};
+pub use observation::{EncodedObservation, OBSERVATION_BYTES, OBSERVATIONS_MAX};
 pub use pick::{DecisionObserver, LedgerHold, RecordedPick, SessionTokenHeader};
-pub use row::{LoadReportHead, LoadReportSum, OwnLoadReport, PeerLoadReport, TOLD_MS_MAX};
-pub use watch::{RequestEnding, ms_between};
+pub use request_timing::{RequestEnding, ms_between};
+pub use verdicts::SentRequest;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use accepted::AcceptedKinds;
+use accepted_kinds::AcceptedKinds;
 use adapters::AdapterTable;
-use crashing::CrashCorrelator;
+use crash_correlation::CrashCorrelator;
 use health::EndpointHealthTable;
 pub use health::RequestFailure;
-use observed::ObservationQueue;
+use observation::ObservationQueue;
 use scheduler::in_flight::{EndpointLoad, InFlight};
 use scheduler::latency::LatencyModel;
 use scheduler::latency::step::StepModel;
@@ -341,7 +341,7 @@ impl ManagedPool {
         let Some(at) = self.state.as_ref().and_then(|state| state.refs.iter().position(|id| *id == endpoint)) else { return };
         match blocks {
             [mark] if adapters::is_mark(*mark) => self.adapters.record_model(at, *mark),
-            [mark] if crashing::is_mark(*mark) => self.crashing.record(*mark, endpoint, now),
+            [mark] if crash_correlation::is_mark(*mark) => self.crashing.record(*mark, endpoint, now),
             _ => {
                 self.in_flight.picked(endpoint);
                 self.prefixes.record(endpoint, blocks);

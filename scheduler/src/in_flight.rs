@@ -17,12 +17,12 @@
 mod last_picks;
 use last_picks::LastPicks;
 
-mod others;
-pub use others::PeerLoads;
+mod peer_loads;
+pub use peer_loads::PeerLoads;
 
-mod running;
-pub use running::{MEASURED_MAX, RunningRequest};
-use running::{RunningKey, RunningQueues};
+mod running_requests;
+pub use running_requests::{MEASURED_MAX, RunningRequest};
+use running_requests::{RunningKey, RunningQueues};
 
 mod since_scrape;
 use since_scrape::ScrapeBaseline;

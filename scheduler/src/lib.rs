@@ -43,8 +43,8 @@ pub use settings::{
 };
 mod endpoint_table;
 pub use endpoint_table::{EndpointTable, InvalidSnapshot};
-mod local;
-pub use local::{AdapterRoom, LocalState};
+mod local_state;
+pub use local_state::{AdapterRoom, LocalState};
 mod predictions;
 pub use predictions::{EndpointPrediction, Headroom};
 mod candidates;

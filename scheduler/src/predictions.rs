@@ -13,7 +13,7 @@ use crate::endpoint::EndpointIndex;
 use crate::endpoint_table::EndpointTable;
 use crate::in_flight::EndpointLoad;
 use crate::latency::{Conditions, NoPrediction, Prediction};
-use crate::local::LocalState;
+use crate::local_state::LocalState;
 use crate::request::Request;
 use crate::settings::LatencySettings;
 use crate::slo::{Slo, TrackedSlo, ms};

@@ -5,7 +5,7 @@ use crate::decision::{Decision, Explanation, UnavailableReason};
 use crate::endpoint::EndpointIndex;
 use crate::filter::{ReadinessFilter, ServesModelFilter, SubsetFilter};
 use crate::latency::{NoPrediction, Prediction};
-use crate::local::LocalState;
+use crate::local_state::LocalState;
 use crate::plugin::{Context, Filter};
 use crate::predictions::{self, EndpointPrediction, Predictions};
 use crate::prefix::rendezvous_endpoint;

@@ -3,9 +3,9 @@
 //! Engines are simulated; the scheduler, its plugins, the ledger, the prefix index and the step learner are the real ones.
 #![deny(clippy::indexing_slicing)]
 
-mod agenda;
 mod campaign;
 mod engine;
+mod event_queue;
 mod grid;
 mod hardware;
 mod learning;

@@ -1,8 +1,8 @@
 //! The policies compared: configurations of our own plugins, and small rivals for which no plugin exists.
 
+mod baseline;
 mod oracle;
-mod rival;
-pub(crate) use rival::{BaselinePolicy, PolicyView};
+pub(crate) use baseline::{BaselinePolicy, PolicyView};
 
 use scheduler::plugin::ParameterValue;
 use scheduler::{PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec};

@@ -1,8 +1,8 @@
 //! Requests of several SLO classes on a pool of two speeds, in virtual time: what share of each class is in time, by who picks. The experiment of the
 //! long end-to-end test, with the real scheduler, ledger and latency learner between, and nothing of the machine that it runs on.
 
-mod by;
-pub(crate) use by::SloPolicy;
+mod policy;
+pub(crate) use policy::SloPolicy;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use scheduler::{
     Version, schedule, tracked_slo,
 };
 
-use crate::agenda::EventQueue;
 use crate::engine::{EngineJob, EngineSimulator, SimulatedEngine, SimulatedEngineSpec, StepEvent};
+use crate::event_queue::EventQueue;
 use crate::hardware::LLAMA_8B_H100;
 use crate::workload::Sampler;
 

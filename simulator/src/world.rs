@@ -21,8 +21,8 @@ use scheduler::{
     session_token,
 };
 
-use crate::agenda::EventQueue;
 use crate::engine::{BLOCK_TOKENS, EngineJob, EngineSimulator, StepEvent};
+use crate::event_queue::EventQueue;
 use crate::learning::SimulatedLearner;
 use crate::policy::RoutingPolicy;
 use crate::router::{PolicyRouter, SimulatedPick, adapter_name};

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::model_server::{ModelServer, ModelServerOptions};
 use crate::replay::{self, ReplayPlan};
-use crate::second::SecondEnvoy;
+use crate::second_envoy::SecondEnvoy;
 use crate::stack::Stack;
 use crate::trace::Arrival;
 use crate::{Result, client, wait_for};

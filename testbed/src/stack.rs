@@ -16,8 +16,8 @@ use http::Request;
 use serde_json::{Map, Value};
 use tempfile::TempDir;
 
-use crate::cable::CuttableLink;
 use crate::client::{self, Body, ClientReply};
+use crate::cuttable_link::CuttableLink;
 use crate::daemon::{DaemonProcess, DaemonSettings};
 use crate::envoy::{EnvoyConfig, EnvoyOptions, EnvoyProcess};
 use crate::model_server::{self, ModelServer};

@@ -25,12 +25,28 @@ const DUPLEX: i32 = 4;
 enum Said {
     /// A message as bytes.
     Raw(Vec<u8>),
-    Begins { inference: bool, length: Option<u16>, end: bool },
-    Body { bytes: Vec<u8>, end: bool },
-    Prompt { end: bool },
+    Begins {
+        inference: bool,
+        length: Option<u16>,
+        end: bool,
+    },
+    Body {
+        bytes: Vec<u8>,
+        end: bool,
+    },
+    Prompt {
+        end: bool,
+    },
     Trailers,
-    Answers { status: u8, length: Option<u16>, streamed: bool },
-    Reply { bytes: Vec<u8>, end: bool },
+    Answers {
+        status: u8,
+        length: Option<u16>,
+        streamed: bool,
+    },
+    Reply {
+        bytes: Vec<u8>,
+        end: bool,
+    },
     ReplyTrailers,
 }
 
@@ -89,7 +105,11 @@ fn front() -> Arc<Front> {
         endpoints: (1..4).map(endpoint).collect(),
         pipeline: Some(state::Pipeline {
             plugins: vec![plugin("prefix-cache-scorer"), plugin("max-score-picker")],
-            profiles: vec![state::Profile { name: "p".into(), plugins: vec![part("prefix-cache-scorer"), part("max-score-picker")], ..state::Profile::default() }],
+            profiles: vec![state::Profile {
+                name: "p".into(),
+                plugins: vec![part("prefix-cache-scorer"), part("max-score-picker")],
+                ..state::Profile::default()
+            }],
             ranked_max: 3,
             ..state::Pipeline::default()
         }),
@@ -101,7 +121,8 @@ fn front() -> Arc<Front> {
 }
 
 fn headers(pairs: &[(&str, String)], end_of_stream: bool) -> HttpHeaders {
-    let header = |(name, value): &(&str, String)| HeaderValue { key: (*name).into(), raw_value: value.clone().into(), ..HeaderValue::default() };
+    let header =
+        |(name, value): &(&str, String)| HeaderValue { key: (*name).into(), raw_value: value.clone().into(), ..HeaderValue::default() };
     HttpHeaders { headers: Some(HeaderMap { headers: pairs.iter().map(header).collect() }), end_of_stream, ..HttpHeaders::default() }
 }
 

@@ -16,7 +16,8 @@ fuzz_target!(|text: &str| {
                 assert!(report.errors.is_empty());
                 let compiled = Objects::build(&found.spec).expect("objects that the filter would refuse");
                 let model = found.spec.models.first().map_or("m", |model| &model.name);
-                let _ = compiled.resolve(Asked { model, objective: Some(&object.name), rewrite: Some(model) }, &mut scheduler::Rng::seeded(1));
+                let _ =
+                    compiled.resolve(Asked { model, objective: Some(&object.name), rewrite: Some(model) }, &mut scheduler::Rng::seeded(1));
             }
             Err(why) => assert!(!why.is_empty(), "refused without a word"),
         }

@@ -102,7 +102,7 @@ fn error_text(what: &str, why: &str, format: OutputFormat) -> String {
 
 async fn check_file(path: &Path, format: OutputFormat) -> (String, CheckVerdict) {
     let file = path.display().to_string();
-    let text = match discovery::content::read(path).await {
+    let text = match discovery::file_watcher::read(path).await {
         Ok(text) => text,
         Err(error) => return (error_text(&file, &error.why, format), CheckVerdict::Invalid),
     };

@@ -46,7 +46,7 @@ impl EtcdAccess {
             return Err("etcd: a user needs a password file, and a certificate its key".to_owned());
         }
         let read = async |file: Option<PathBuf>| match file {
-            Some(path) => discovery::content::read(&path).await.map(Some).map_err(|e| e.to_string()),
+            Some(path) => discovery::file_watcher::read(&path).await.map(Some).map_err(|e| e.to_string()),
             None => Ok(None),
         };
         let password = read(password_file).await?.map(|text| text.trim_end().to_owned());

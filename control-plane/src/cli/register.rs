@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use clap::Args;
 use comfy_table::{Table, presets};
-use discovery::content::FileWatcher;
 use discovery::directory::{DirectoryBackend, DirectoryRegistry};
 use discovery::etcd::{Etcd, EtcdRegistry};
+use discovery::file_watcher::FileWatcher;
 use discovery::kubernetes::{self, Kubernetes, KubernetesRegistry};
 use discovery::metadata::METADATA_BYTES_MAX;
 use discovery::{

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use scheduler::registry::reference_markdown;
 
-use super::known::{FEATURE_GATES, FOREIGN, ItemSupport};
+use super::reference_items::{FEATURE_GATES, FOREIGN, ItemSupport};
 
 const HEAD: &str = "\
 # Plugins and configuration

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use scheduler::plugin::closest;
 
 use self::plugins::DeclaredPlugin;
-use super::known::{FEATURE_GATES, ItemSupport, PluginRole, plugin_types};
+use super::reference_items::{FEATURE_GATES, ItemSupport, PluginRole, plugin_types};
 use super::schema::{API_VERSIONS, ConfigDialect, FILE, KIND, SchemaShape};
 use super::yaml::{self, YamlKey, YamlNode, YamlValue};
 use super::{CompiledConfig, ConfigItem, ConfigProblem, ConfigReport, ItemStatus};

@@ -4,7 +4,7 @@
 
 use scheduler::registry::PluginKind;
 
-use super::known::{ItemSupport, PluginRole};
+use super::reference_items::{ItemSupport, PluginRole};
 
 /// A dialect of the file, by `apiVersion`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -18,7 +18,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use discovery::content::{FileSet, FileSetWatcher};
+use discovery::file_watcher::{FileSet, FileSetWatcher};
 use discovery::kubernetes::{self, CustomKind, follow_objects};
 use futures::stream::{BoxStream, StreamExt};
 use scheduler::objects::{ModelSpec, ObjectiveSpec, Objects, ObjectsSpec, RewriteSpec};

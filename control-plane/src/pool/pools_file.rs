@@ -98,7 +98,7 @@ enum ObjectsKubernetes {
 /// # Errors
 /// Says what is wrong and where. Whoever wrote the file is at fault.
 pub async fn read(path: &Path, given: &ObjectsSource) -> Result<Vec<PoolSource>, String> {
-    let text = discovery::content::read(path).await.map_err(|e| e.to_string())?;
+    let text = discovery::file_watcher::read(path).await.map_err(|e| e.to_string())?;
     parse(&text, given).map_err(|why| format!("{}: {why}", path.display()))
 }
 

@@ -7,7 +7,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use discovery::content::{self, FileWatcher};
+use discovery::file_watcher::{self, FileWatcher};
 use subtle::ConstantTimeEq;
 use tokio::sync::watch;
 
@@ -31,7 +31,8 @@ impl BearerToken {
     /// # Errors
     /// Says why the file cannot be used.
     pub async fn follow(file: PathBuf, mut shutdown: Shutdown) -> Result<Self, String> {
-        let first = token(&content::read(&file).await.map_err(|e| e.to_string())?).map_err(|why| format!("{}: {why}", file.display()))?;
+        let first =
+            token(&file_watcher::read(&file).await.map_err(|e| e.to_string())?).map_err(|why| format!("{}: {why}", file.display()))?;
         let (sender, receiver) = watch::channel(first);
         let mut follow = FileWatcher::new(&file);
         let _ = follow.changed().await; // what is there at first was just read

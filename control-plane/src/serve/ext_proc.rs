@@ -10,23 +10,23 @@
 
 mod answers;
 mod authority;
-mod conversation;
+mod ext_proc_stream;
 mod framing;
-mod front;
-mod held;
+mod held_body;
 mod memory;
 mod peers;
 mod refusal;
 mod serve;
-mod talk;
+mod server;
+mod session;
 mod wire;
 
-pub use conversation::{ExtProcStream, StreamAction};
+pub use ext_proc_stream::{ExtProcStream, StreamAction};
 pub use framing::{ENVELOPE_BYTES_MAX, MESSAGE_BYTES_MAX};
-pub use front::{ExtProcServer, ServedPool, ServedPoolState, StreamCounts};
 pub use memory::{HELD_BYTES_MAX, MemoryAccount, MemoryExceeded, StreamMemory};
 pub use serve::ExtProcListener;
-pub use talk::{BODY_MS_MAX, SILENCE_MS_MAX, SessionAction, StreamSession};
+pub use server::{ExtProcServer, ServedPool, ServedPoolState, StreamCounts};
+pub use session::{BODY_MS_MAX, SILENCE_MS_MAX, SessionAction, StreamSession};
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};

@@ -23,17 +23,17 @@ use crate::shutdown::Shutdown;
 
 mod budget;
 mod connection;
+mod connection_limits;
 mod peer;
-mod rooms;
 mod tls;
 pub use budget::{ConnectionBudget, ListenerName, raise_descriptors};
 pub use connection::{ServerConnection, WRITE_STALL_MAX};
+pub use connection_limits::FIRST_REQUEST_WAIT_MAX;
 pub use peer::{IdentifyLayer, PeerInfo, PeerName, identify};
-pub use rooms::FIRST_REQUEST_WAIT_MAX;
 pub use tls::{ServerTls, TlsFiles};
 
 use connection::ConnectionIo;
-use rooms::{ClosedConnections, ConnectionLimits};
+use connection_limits::{ClosedConnections, ConnectionLimits};
 
 /// Connections whose handshake is done, ahead of the server above; more wait in tasks of their own.
 const READY_MAX: usize = 64;

@@ -22,10 +22,10 @@ use crate::state::shared::DaemonState;
 
 pub mod admission;
 pub mod calls;
-mod conversation;
 mod session;
-pub use conversation::StateStream;
+mod stream;
 pub use session::{EDS_ABSENT_GRACE, FIRST_ROSTER_WAIT, METRICS_INTERVAL_MIN, RAISES_MAX, StateSession};
+pub use stream::StateStream;
 
 /// How long a new stream may take to say hello.
 const HELLO_WAIT_MAX: std::time::Duration = std::time::Duration::from_secs(5);

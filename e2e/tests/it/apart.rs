@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use e2e::books;
+use e2e::ledger_metrics;
 use testbed::fleet::{Fleet, FleetShape};
 use testbed::load::LoadGenerator;
 use testbed::model_server::ModelServerOptions;
@@ -53,7 +53,7 @@ async fn without_the_daemon_two_proxies_send_cold_prompts_to_the_same_and_with_i
     }
     let load = LoadGenerator::start(one, 2);
     load.goes_on(50, LIMIT).await?;
-    books::close("two proxies, their daemon killed and started again", load, &fleet.stack).await?;
+    ledger_metrics::close("two proxies, their daemon killed and started again", load, &fleet.stack).await?;
     for round in 0..8 {
         let prompt = format!("{round} is told again. ");
         let server = served(&fleet, one, &prompt).await?;

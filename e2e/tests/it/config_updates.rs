@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use e2e::books;
+use e2e::ledger_metrics;
 use http::Request;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -115,7 +115,7 @@ async fn a_storm_of_updates_is_weathered() -> Result<()> {
     }
     in_force(&stack, "/v1/models/ready-99").await?;
     load.goes_on(50, LIMIT).await?;
-    books::close("ECDS configuration changed 100 times", load, &stack).await?;
+    ledger_metrics::close("ECDS configuration changed 100 times", load, &stack).await?;
     stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
     Ok(())
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use e2e::books;
 use e2e::explain::{ExplainedDecision, pool_is};
+use e2e::ledger_metrics;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use testbed::client::{self, ClientReply, RawConnection};
@@ -66,7 +66,7 @@ async fn a_killed_daemon_is_not_missed_and_its_successor_is_heard() -> Result<()
     stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
     pool_is(&stack, &[1, 2, 3]).await?;
     load.goes_on(50, LIMIT).await?;
-    books::close("daemon killed, one endpoint gone and one come meanwhile", load, &stack).await?;
+    ledger_metrics::close("daemon killed, one endpoint gone and one come meanwhile", load, &stack).await?;
     assert!(term(&stack).await? > before, "a new life is a newer term");
     let log = stack.envoy.process().stderr();
     assert!(log.contains("picking goes on with the state there is") && log.contains("the daemon is there again"), "the log tells both");
@@ -98,7 +98,7 @@ async fn a_paused_daemon_is_given_up_and_heard_again() -> Result<()> {
     stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
     pool_is(&stack, &[0, 2, 3]).await?;
     load.goes_on(50, LIMIT).await?;
-    books::close("daemon stopped by SIGSTOP, one endpoint gone and one come meanwhile", load, &stack).await?;
+    ledger_metrics::close("daemon stopped by SIGSTOP, one endpoint gone and one come meanwhile", load, &stack).await?;
     assert_eq!(term(&stack).await?, before, "it was the same life");
     Ok(())
 }
@@ -114,7 +114,7 @@ async fn a_daemon_that_comes_and_goes_harms_nobody() -> Result<()> {
         stack.daemon()?.start_again()?;
         pool_is(&stack, &[round % 3, (round + 1) % 3]).await?;
     }
-    books::close("daemon killed and restarted four times", load, &stack).await.map(drop)
+    ledger_metrics::close("daemon killed and restarted four times", load, &stack).await.map(drop)
 }
 
 // === Before there ever was a daemon ===

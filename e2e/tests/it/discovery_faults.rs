@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use e2e::books;
 use e2e::explain::pool_is;
+use e2e::ledger_metrics;
 use serde_json::Value;
 use testbed::load::LoadGenerator;
 use testbed::stack::Stack;
@@ -93,7 +93,7 @@ async fn endpoints_leave_under_load_and_no_request_notices() -> Result<()> {
         stack.set_pool(&[0, 1, 2, 3])?;
         pool_is(&stack, &[0, 1, 2, 3]).await?;
     }
-    books::close("endpoints removed and added eight times", load, &stack).await.map(drop)
+    ledger_metrics::close("endpoints removed and added eight times", load, &stack).await.map(drop)
 }
 
 #[tokio::test]

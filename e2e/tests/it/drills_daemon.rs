@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use e2e::books;
 use e2e::explain::{ExplainedDecision, pool_is};
+use e2e::ledger_metrics;
 use proto::state::daemon_message::Message;
 use serde_json::{Value, json};
 use testbed::load::LoadGenerator;
@@ -45,7 +45,7 @@ async fn a_daemon_killed_behind_calls_is_found_again() -> Result<()> {
         connected(&stack, 1).await?;
         pool_is(&stack, &indices).await?;
     }
-    books::close("daemon killed three times, by calls", load, &stack).await?;
+    ledger_metrics::close("daemon killed three times, by calls", load, &stack).await?;
     Ok(())
 }
 
@@ -69,7 +69,7 @@ async fn a_daemon_with_an_empty_memory_is_a_new_life() -> Result<()> {
     let found = || async { (ExplainedDecision::ask(stack.address(), &prompt).await.ok()?.picked[0] == home).then_some(()) };
     wait_for(LIMIT, "a prompt to be found by its new hash", found).await?;
     load.goes_on(50, LIMIT).await?;
-    books::close("daemon restarted with an empty memory", load, &stack).await?;
+    ledger_metrics::close("daemon restarted with an empty memory", load, &stack).await?;
     Ok(())
 }
 
@@ -93,7 +93,7 @@ async fn a_daemon_of_a_newer_version_in_its_place_is_not_obeyed() -> Result<()> 
     stack.set_pool(&[1, 2, 3])?;
     stack.daemon()?.start_again()?;
     pool_is(&stack, &[1, 2, 3]).await?;
-    books::close("daemon of a newer message version", load, &stack).await?;
+    ledger_metrics::close("daemon of a newer message version", load, &stack).await?;
     Ok(())
 }
 
@@ -132,6 +132,6 @@ async fn a_leader_that_stands_still_beyond_its_lease_is_followed_and_rolls_nothi
     assert!(stack.envoy.process().stderr().contains("standing still, as told by a drill"), "the drill was one");
     connected(&stack, 1).await?;
     assert_eq!(stack.post("/v1/chat/completions", &echo::chat("x")).await?.status, 200);
-    books::close("main-thread leader stalled 4 s beyond a lease of 0.5 s", load, &stack).await?;
+    ledger_metrics::close("main-thread leader stalled 4 s beyond a lease of 0.5 s", load, &stack).await?;
     Ok(())
 }

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use e2e::books;
 use e2e::explain::ExplainedDecision;
+use e2e::ledger_metrics;
 use serde_json::json;
 use testbed::load::LoadGenerator;
 use testbed::stack::Stack;
@@ -69,11 +69,11 @@ async fn a_vm_that_traps_among_a_hundred_streams_fails_its_own_and_no_other() ->
     let lost = wait_for(LIMIT, "a worker to have lost its streams", lost).await?;
     let (whole, broken) = streams::ends(running).await;
     assert_eq!((whole, broken), (STREAMS - lost as usize, lost as usize), "those of one worker exactly: {held:?}");
-    let outcome = books::close_but("a VM traps among 100 streams", load, &stack, drill::is_of_a_trap).await?;
+    let outcome = ledger_metrics::close_but("a VM traps among 100 streams", load, &stack, drill::is_of_a_trap).await?;
     // Whom each client had with that worker at that moment, or while it healed; the request that trapped; the streams.
     assert!(outcome.failures.len() <= CLIENTS, "{:?}", outcome.failures);
-    books::agree(&stack, outcome.failures.len() + 1 + broken, drill::is_lost_to_a_trap).await?;
-    books::note("a VM traps among 100 streams", &format!("{broken} broke, all of the worker that trapped; {whole} came whole"));
+    ledger_metrics::agree(&stack, outcome.failures.len() + 1 + broken, drill::is_lost_to_a_trap).await?;
+    ledger_metrics::note("a VM traps among 100 streams", &format!("{broken} broke, all of the worker that trapped; {whole} came whole"));
     no_ghosts(stack.address()).await
 }
 
@@ -101,7 +101,7 @@ async fn one_of_two_proxies_killed_leaves_no_ghosts_at_the_other() -> Result<()>
     drop(their_load);
     assert_eq!(streams::ends(ours).await, (STREAMS, 0), "and no other's");
     load.goes_on(60, LIMIT).await?;
-    books::close("SIGKILL of one of two proxies", load, &stack).await?;
-    books::note("SIGKILL of one of two proxies", &format!("{broken} streams, its own, broke; {STREAMS} of the other came whole"));
+    ledger_metrics::close("SIGKILL of one of two proxies", load, &stack).await?;
+    ledger_metrics::note("SIGKILL of one of two proxies", &format!("{broken} streams, its own, broke; {STREAMS} of the other came whole"));
     no_ghosts(stack.address()).await
 }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use e2e::books;
 use e2e::explain::{ExplainedDecision, pool_is};
+use e2e::ledger_metrics;
 use serde_json::{Value, json};
 use testbed::client::{self, Http2Client, RawConnection};
 use testbed::load::LoadGenerator;
@@ -66,11 +66,12 @@ async fn clients_that_leave_at_any_moment_leave_nothing_behind() -> Result<()> {
     upstream_active(&silent, 2 * EACH).await?;
     raws.into_iter().try_for_each(RawConnection::reset)?;
     pending.iter().for_each(tokio::task::JoinHandle::abort);
-    books::nothing_left(&silent).await?;
+    ledger_metrics::nothing_left(&silent).await?;
     // In the middle of a stream.
     drop(streams::open(stack.address(), 2 * EACH, 1_000).await?);
     assert_eq!(stack.envoy.picker_stat("switchpoint_host_errors_total").await?, 0, "they were let go quietly");
-    books::close("clients leave: in headers, in the body, at the pick, before the first token, in the stream", load, &stack).await?;
+    ledger_metrics::close("clients leave: in headers, in the body, at the pick, before the first token, in the stream", load, &stack)
+        .await?;
     Ok(())
 }
 
@@ -91,7 +92,7 @@ async fn clients_that_leave_while_parked_leave_nothing_behind() -> Result<()> {
     stack.start_daemon()?;
     load.goes_on(100, LIMIT).await?;
     assert_eq!(stack.envoy.picker_stat("switchpoint_host_errors_total").await?, 0);
-    books::close("proxy started while the daemon is down; clients leave while parked", load, &stack).await?;
+    ledger_metrics::close("proxy started while the daemon is down; clients leave while parked", load, &stack).await?;
     Ok(())
 }
 
@@ -108,7 +109,7 @@ async fn an_engine_that_fails_before_it_answers_fails_nobody() -> Result<()> {
         stack.servers[1].fault(ServerFault::new(FaultMode::None)).await;
         load.goes_on(20, LIMIT).await?;
     }
-    books::close("engine refuses, hangs, resets before and in the headers, answers 503", load, &stack).await?;
+    ledger_metrics::close("engine refuses, hangs, resets before and in the headers, answers 503", load, &stack).await?;
     Ok(())
 }
 
@@ -122,7 +123,7 @@ async fn an_engine_that_breaks_off_fails_exactly_those_it_answered() -> Result<(
     let broken = || async { (load.so_far().failures.len() == BROKEN as usize).then_some(()) };
     wait_for(LIMIT, "seven streams to break", broken).await?;
     load.goes_on(60, LIMIT).await?;
-    let outcome = books::close_but("engine resets in the stream, seven times", load, &stack, client::is_broken_off).await?;
+    let outcome = ledger_metrics::close_but("engine resets in the stream, seven times", load, &stack, client::is_broken_off).await?;
     assert_eq!(outcome.failures.len(), BROKEN as usize, "{:?}", outcome.failures);
     Ok(())
 }
@@ -154,7 +155,7 @@ async fn a_retry_takes_the_accounting_with_it() -> Result<()> {
     let load = LoadGenerator::start(stack.address(), 4);
     load.goes_on(60, LIMIT).await?;
     drop(running);
-    books::close("a retry moves a request", load, &stack).await?;
+    ledger_metrics::close("a retry moves a request", load, &stack).await?;
     Ok(())
 }
 
@@ -171,7 +172,7 @@ async fn an_endpoint_removed_while_it_serves_ends_its_streams_itself() -> Result
     pool_is(&stack, &[1, 2]).await?;
     load.goes_on(60, LIMIT).await?;
     assert_eq!(streams::ends(running).await, (STREAMS, 0));
-    books::close(&format!("endpoint removed while it serves {served} streams"), load, &stack).await?;
+    ledger_metrics::close(&format!("endpoint removed while it serves {served} streams"), load, &stack).await?;
     Ok(())
 }
 
@@ -212,12 +213,12 @@ async fn an_endpoint_replaced_at_its_address_begins_anew() -> Result<()> {
     assert!(believed.last().is_some_and(|last| last.is_none_or(|score| score == 0.0)), "its prompts died with it: {believed:?}");
     load.goes_on(60, LIMIT).await?;
     // Replies that had begun at the moment of death; a request that had not was sent on.
-    let outcome = books::close_but("endpoint replaced at its address", load, &stack, client::is_broken_off).await?;
+    let outcome = ledger_metrics::close_but("endpoint replaced at its address", load, &stack, client::is_broken_off).await?;
     let failed = outcome.failures.len();
     assert!(failed <= CLIENTS, "at most what each client had under way: {:?}", outcome.failures);
     let had_begun =
         |line: &Value| line["details"].as_str().is_some_and(|details| details.starts_with("upstream_reset_after_response_started"));
-    books::agree(&stack, failed + broken, had_begun).await?;
-    books::note("endpoint replaced at its address", &format!("{lost} of {STREAMS} streams were its own and broke"));
+    ledger_metrics::agree(&stack, failed + broken, had_begun).await?;
+    ledger_metrics::note("endpoint replaced at its address", &format!("{lost} of {STREAMS} streams were its own and broke"));
     Ok(())
 }

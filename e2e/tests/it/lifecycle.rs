@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use e2e::books;
+use e2e::ledger_metrics;
 use http::Request;
 use rustix::process::Signal;
 use serde_json::json;
@@ -34,7 +34,7 @@ async fn the_start_script_stops_without_cutting_a_stream() -> Result<()> {
     load.goes_on(3, LIMIT).await?; // new requests are served while it drains
     let outcome = load.stop().await?;
     outcome.check_all_served()?;
-    books::note("Envoy drained by the start script", &format!("{} served, 0 failed", outcome.total()));
+    ledger_metrics::note("Envoy drained by the start script", &format!("{} served, 0 failed", outcome.total()));
     let events = stream.rest().await?;
     assert_eq!(events.last().map(|event| event.data.as_str()), Some("[DONE]"), "the stream came to its own end");
     assert!(asked.elapsed() > Duration::from_secs(2), "and that was well after the drain");

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use e2e::books;
 use e2e::explain::{ExplainedDecision, pool_is};
+use e2e::ledger_metrics;
 use serde_json::json;
 use testbed::Result;
-use testbed::cable::CuttableLink;
+use testbed::cuttable_link::CuttableLink;
 use testbed::load::LoadGenerator;
 use testbed::stack::Stack;
 
@@ -37,6 +37,6 @@ pub(crate) async fn partitioned_for(time: Duration, transport: &str) -> Result<(
     stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
     pool_is(&stack, &[1, 2, 3]).await?;
     load.goes_on(50, LIMIT).await?;
-    books::close(&format!("daemon cut off for {time:?}, by {transport}"), load, &stack).await?;
+    ledger_metrics::close(&format!("daemon cut off for {time:?}, by {transport}"), load, &stack).await?;
     Ok(())
 }

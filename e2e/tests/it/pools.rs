@@ -12,7 +12,7 @@ use testbed::client::{Body, ClientReply};
 use testbed::envoy::subset_hint_filter;
 use testbed::load::LoadGenerator;
 use testbed::model_server::{self, ModelServer};
-pub(crate) use testbed::second::SecondEnvoy;
+pub(crate) use testbed::second_envoy::SecondEnvoy;
 use testbed::stack::{Stack, StackBuilder};
 use testbed::{Result, wait_for};
 

@@ -7,7 +7,7 @@ use futures::future::join_all;
 use serde_json::{Value, json};
 use testbed::client::{self, ClientReply, EventStream};
 use testbed::model_server::ModelServerOptions;
-use testbed::second::SecondEnvoy;
+use testbed::second_envoy::SecondEnvoy;
 use testbed::stack::{Stack, StackBuilder};
 use testbed::{Result, wait_for};
 

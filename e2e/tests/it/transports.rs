@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use e2e::books;
 use e2e::explain::{ExplainedDecision, pool_is};
+use e2e::ledger_metrics;
 use serde_json::json;
 use testbed::load::LoadGenerator;
 use testbed::stack::{Stack, StackBuilder};
@@ -54,7 +54,7 @@ async fn state_comes_by_calls_and_acknowledgements_and_reports_go() -> Result<()
     assert_eq!(stack.envoy.picker_stat("switchpoint_state_streams_total").await?, 1, "one connection from beginning to end");
     let callouts = stack.envoy.stat("cluster.switchpoint-state.upstream_rq_200").await?;
     assert!(callouts > 20, "it was calls: {callouts}");
-    books::close("none, by HTTP calls", load, &stack).await?;
+    ledger_metrics::close("none, by HTTP calls", load, &stack).await?;
     Ok(())
 }
 
@@ -109,7 +109,7 @@ async fn two_pick_as_one(transport: &str) -> Result<()> {
         found += usize::from(decision.picked[0] == stack.servers[home].addr().to_string());
     }
     assert!(found >= 8, "{found} of 12 prompts were found again through the other proxy");
-    books::nothing_left(&stack).await
+    ledger_metrics::nothing_left(&stack).await
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use e2e::books;
+use e2e::ledger_metrics;
 use http::Request;
 use serde_json::json;
 use testbed::client::{self, ClientReply, EventStream, Http2Client};
@@ -46,11 +46,11 @@ async fn a_trap_costs_its_worker_a_moment_and_no_state() -> Result<()> {
         assert_eq!((reply.status, &reply.json()?["error"]["message"]), (503, &json!("the endpoint picker failed; retry")));
         load.goes_on(100, LIMIT).await?;
     }
-    let outcome = books::close_but("a VM traps six times", load, &stack, drill::is_of_a_trap).await?;
+    let outcome = ledger_metrics::close_but("a VM traps six times", load, &stack, drill::is_of_a_trap).await?;
     let failed = outcome.failures.len();
     // Whom each client had with that worker at that moment, or while it healed; and those that trapped.
     assert!(failed <= CLIENTS * TRAPS, "{:?}", outcome.failures);
-    books::agree(&stack, failed + TRAPS, drill::is_lost_to_a_trap).await?;
+    ledger_metrics::agree(&stack, failed + TRAPS, drill::is_lost_to_a_trap).await?;
 
     let calm = LoadGenerator::start(stack.address(), 8);
     calm.goes_on(200, LIMIT).await?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use testbed::Result;
 use testbed::broken_pools::BrokenPools;
-use testbed::second::SecondEnvoy;
+use testbed::second_envoy::SecondEnvoy;
 
 /// Ten times what it should take.
 const MENDED_LIMIT: Duration = Duration::from_secs(100);

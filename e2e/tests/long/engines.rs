@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use testbed::Result;
 use testbed::engine_matrix::EngineMatrix;
-use testbed::second::SecondEnvoy;
+use testbed::second_envoy::SecondEnvoy;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn any_engine_is_loaded_evenly_and_keeps_its_prompts_by_one_worker_two_and_two_proxies() -> Result<()> {

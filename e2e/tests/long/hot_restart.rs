@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use e2e::books;
+use e2e::ledger_metrics;
 use http::Request;
 use serde_json::{Value, json};
 use testbed::client::{self, EventStream};
@@ -63,7 +63,7 @@ async fn a_hot_restart_loses_no_request_and_both_hear_the_daemon() -> Result<()>
     wait_for(LIMIT, "the daemon to know the new process alone", one).await?;
     load.goes_on(100, LIMIT).await?;
     stack.envoy = second; // whose numbers are asked for from now on
-    books::close("Envoy hot-restarted", load, &stack).await?;
+    ledger_metrics::close("Envoy hot-restarted", load, &stack).await?;
     assert!(stack.envoy.process().check_running().is_ok());
     Ok(())
 }

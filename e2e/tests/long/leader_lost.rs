@@ -3,8 +3,8 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use e2e::books;
 use e2e::explain::pool_is;
+use e2e::ledger_metrics;
 use http::Request;
 use rustix::process::Signal;
 use serde_json::json;
@@ -45,7 +45,7 @@ async fn a_message_that_kills_costs_one_vm_once() -> Result<()> {
     assert_eq!(stack.envoy.picker_stat("switchpoint_state_poisoned_total").await?, 1, "once");
     assert_eq!(stack.envoy.picker_stat("switchpoint_state_leaders_total").await?, 2);
     // It serves nobody, so nobody noticed.
-    books::close("a message that traps its decoder", load, &stack).await?;
+    ledger_metrics::close("a message that traps its decoder", load, &stack).await?;
 
     let cured = labelled(&stack, &[0, 1], "harmless");
     stack.daemon()?.settings().write_endpoints_file(&cured)?;
@@ -77,11 +77,11 @@ async fn a_leader_that_serves_is_lost_and_replaced() -> Result<()> {
     stack.set_pool(&[1, 2])?;
     pool_is(&stack, &[1, 2]).await?;
     load.goes_on(100, LIMIT).await?;
-    let outcome = books::close_but("leader lost", load, &stack, drill::is_of_a_trap).await?;
+    let outcome = ledger_metrics::close_but("leader lost", load, &stack, drill::is_of_a_trap).await?;
     let (failed, traps) = (outcome.failures.len(), traps.get());
     assert!(failed <= CLIENTS * traps, "{traps} traps: {:?}", outcome.failures);
-    books::agree(&stack, failed + traps, drill::is_lost_to_a_trap).await?;
-    books::note("leader lost", &format!("{traps} traps until it was the one that leads"));
+    ledger_metrics::agree(&stack, failed + traps, drill::is_lost_to_a_trap).await?;
+    ledger_metrics::note("leader lost", &format!("{traps} traps until it was the one that leads"));
     assert_eq!(stack.envoy.picker_stat("switchpoint_state_connected").await?, 1);
     Ok(())
 }
@@ -99,7 +99,7 @@ async fn a_proxy_that_was_stopped_for_long_goes_on() -> Result<()> {
     stack.set_pool(&[1, 2])?;
     pool_is(&stack, &[1, 2]).await?;
     load.goes_on(100, LIMIT).await?;
-    books::close("Envoy stopped for 8 s by SIGSTOP", load, &stack).await?;
+    ledger_metrics::close("Envoy stopped for 8 s by SIGSTOP", load, &stack).await?;
     stack.envoy.picker_stat_until("switchpoint_state_connected", |connected| connected == 1, LIMIT).await?;
     Ok(())
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use e2e::books;
+use e2e::ledger_metrics;
 use http::Request;
 use serde_json::{Value, json};
 use testbed::client::{self, EventStream};
@@ -147,7 +147,7 @@ async fn memory_stays_and_counters_agree() -> Result<()> {
     for client in clients {
         client.await??;
     }
-    books::nothing_left(&stack).await?;
+    ledger_metrics::nothing_left(&stack).await?;
     let value = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
     let (asked, served, left, refused) = (value(&tally.sent), value(&tally.served), value(&tally.left), value(&tally.refused));
     assert_eq!((asked - served, value(&tally.failed)), (0, 0), "everybody was served");
@@ -161,12 +161,12 @@ async fn memory_stays_and_counters_agree() -> Result<()> {
     };
     wait_for(LIMIT, "the daemon's count to be the filter's", counted).await?;
 
-    books::note("soak", &format!("{length:?}: {served} served, {left} left, {refused} refused, 0 failed"));
+    ledger_metrics::note("soak", &format!("{length:?}: {served} served, {left} left, {refused} refused, 0 failed"));
     for ((name, _), samples) in processes.iter().zip(&samples) {
         let (slope, lower, upper) = slope(samples);
         let ends = (samples[samples.len() / 3].1, samples[samples.len() - 1].1);
         let seen = format!("{name}: {:.1} to {:.1} MB, slope {slope:.2} MB/h, 95 % bounds {lower:.2} and {upper:.2}", ends.0, ends.1);
-        books::note("soak", &seen);
+        ledger_metrics::note("soak", &seen);
         let bound = if length >= Duration::from_secs(3_600) { upper } else { lower };
         assert!(bound < SLOPE_MB_PER_HOUR_MAX, "{seen}");
     }

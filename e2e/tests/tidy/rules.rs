@@ -75,7 +75,7 @@ const CELLS: &[&str] = &[
     "filter/src/lib.rs",
     "filter/src/root.rs",
     "filter/src/http.rs",
-    "filter/src/http/hosted.rs",
+    "filter/src/http/http_stream.rs",
     "filter/src/state.rs",
     // Tests and drills.
     "filter/src/drill.rs",

@@ -3,8 +3,8 @@
 
 #![no_main]
 
-use pool_state::{OBSERVATION_BYTES, Observed};
 use libfuzzer_sys::fuzz_target;
+use pool_state::{OBSERVATION_BYTES, Observed};
 use scheduler::latency::LatencyModel;
 use scheduler::latency::learn::Learner;
 

@@ -14,7 +14,7 @@
 //!
 //! An opening event (only a role, `message_start`, `ping`) is no content, and neither is `[DONE]` or anything that is not JSON.
 
-use super::held::HeldEvent;
+use super::held_event::HeldEvent;
 use super::{ResponseFacts, read_error, status};
 use crate::api::RequestApi;
 use crate::json::{JsonError, JsonKind, JsonReader};

@@ -2,7 +2,7 @@
 //!
 //! Several data lines of one event are one text with line feeds between. An event ends with an empty line, or (leniently) with the stream.
 
-use super::held::HeldEvent;
+use super::held_event::HeldEvent;
 use super::lines::{LineSplitter, StreamPiece};
 
 /// State between chunks.

@@ -19,17 +19,47 @@ use switchpoint::state::Vm;
 
 #[derive(Arbitrary, Debug)]
 enum Event {
-    Tick { vm: bool },
-    Pass { ms: u16 },
-    Request { vm: bool, prompt: u8 },
-    Answered { stream: u8, details: u8, upstream: u8 },
-    Done { stream: u8 },
-    Roster { endpoints: u8, sequence: u8 },
+    Tick {
+        vm: bool,
+    },
+    Pass {
+        ms: u16,
+    },
+    Request {
+        vm: bool,
+        prompt: u8,
+    },
+    Answered {
+        stream: u8,
+        details: u8,
+        upstream: u8,
+    },
+    Done {
+        stream: u8,
+    },
+    Roster {
+        endpoints: u8,
+        sequence: u8,
+    },
     /// Anything at a key of ours; `like` keeps what is there and changes one byte.
-    Garbage { key: u8, bytes: Vec<u8> },
-    Changed { key: u8, at: u16, to: u8 },
-    Peers { proxies: u8, row: Vec<u8>, slot: u16, blocks: Vec<u64> },
-    Replace { vm: bool },
+    Garbage {
+        key: u8,
+        bytes: Vec<u8>,
+    },
+    Changed {
+        key: u8,
+        at: u16,
+        to: u8,
+    },
+    Peers {
+        proxies: u8,
+        row: Vec<u8>,
+        slot: u16,
+        blocks: Vec<u64>,
+    },
+    Replace {
+        vm: bool,
+    },
 }
 
 const KEYS: [&str; 7] = ["row/0", "row/1", "row/2", "row/outside", "ring/0/1", "ring/1/1", "ring/1/2"];

@@ -14,17 +14,51 @@ use switchpoint::stream::Answer;
 
 #[derive(Arbitrary, Debug)]
 enum Event {
-    Tick { vm: bool },
-    Pass { ms: u16 },
-    Raw { vm: bool, bytes: Vec<u8> },
-    Roster { vm: bool, term: u8, sequence: u8, endpoints: u8 },
-    Metrics { vm: bool, term: u8, sequence: u8, roster: u8, queues: Vec<u8> },
-    Closed { vm: bool },
+    Tick {
+        vm: bool,
+    },
+    Pass {
+        ms: u16,
+    },
+    Raw {
+        vm: bool,
+        bytes: Vec<u8>,
+    },
+    Roster {
+        vm: bool,
+        term: u8,
+        sequence: u8,
+        endpoints: u8,
+    },
+    Metrics {
+        vm: bool,
+        term: u8,
+        sequence: u8,
+        roster: u8,
+        queues: Vec<u8>,
+    },
+    Closed {
+        vm: bool,
+    },
     /// A call is answered: with anything, or with these messages.
-    Answered { vm: bool, back: u8, status: u8, raw: Option<Vec<u8>>, rosters: Vec<(u8, u8, u8)> },
-    Wake { vm: bool, queue: u8 },
-    Replace { vm: bool },
-    Garbage { key: u8, bytes: Vec<u8> },
+    Answered {
+        vm: bool,
+        back: u8,
+        status: u8,
+        raw: Option<Vec<u8>>,
+        rosters: Vec<(u8, u8, u8)>,
+    },
+    Wake {
+        vm: bool,
+        queue: u8,
+    },
+    Replace {
+        vm: bool,
+    },
+    Garbage {
+        key: u8,
+        bytes: Vec<u8>,
+    },
 }
 
 const KEYS: [&str; 12] = [

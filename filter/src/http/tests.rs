@@ -338,9 +338,9 @@ fn the_ready_path_tells_of_all_pools() {
     world.state("b");
     assert_eq!(ask(), r#"reply 200 {"ready":true}"#);
     // More workers than seats: it serves all the same, and says so.
-    for seat in 0..crate::state::roll::SEATS_MAX as u64 + 2 {
-        let row = crate::state::roll::VmEntry { vm: 1_000 + seat, beat: world.host.now(), queue: 0, serves: true };
-        crate::state::roll::VmTable::write_heartbeat(&world.host, row).unwrap();
+    for seat in 0..crate::state::vm_table::SEATS_MAX as u64 + 2 {
+        let row = crate::state::vm_table::VmEntry { vm: 1_000 + seat, beat: world.host.now(), queue: 0, serves: true };
+        crate::state::vm_table::VmTable::write_heartbeat(&world.host, row).unwrap();
     }
     // A VM that serves leaves a free lead to the others for a while.
     for _ in 0..2 {

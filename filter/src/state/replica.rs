@@ -11,11 +11,11 @@ use prost::Message;
 use proto::state::{self, daemon_message};
 use scheduler::{Snapshot, Version};
 
-use super::board::{HeadReading, SharedSnapshotStore};
-use super::observed;
-use super::outward::PeerPublisher;
-use super::roll::{VmEntry, VmTable};
-use super::sharing::LoadSharing;
+use super::load_sharing::LoadSharing;
+use super::observation_ring;
+use super::peer_publisher::PeerPublisher;
+use super::snapshot_store::{HeadReading, SharedSnapshotStore};
+use super::vm_table::{VmEntry, VmTable};
 use crate::host::{Host, Result};
 
 /// One pool.
@@ -36,9 +36,9 @@ pub struct PoolReplica {
     /// Where the leader puts up what the daemon learned.
     pub model_store: SharedSnapshotStore,
     /// What this VM tells the daemon of ended requests.
-    observed: observed::ObservationRingWriter,
+    observed: observation_ring::ObservationRingWriter,
     /// By seat, how far the leader has read what other VMs tell so.
-    observed_by: Vec<observed::ObservationRingReader>,
+    observed_by: Vec<observation_ring::ObservationRingReader>,
     learned: Version,
     model_head: Option<HeadReading>,
     version: Version,
@@ -109,7 +109,7 @@ impl PoolReplica {
             sharing: LoadSharing::new(name),
             peer_publisher: PeerPublisher::default(),
             model_store: SharedSnapshotStore::for_models(name),
-            observed: observed::ObservationRingWriter::default(),
+            observed: observation_ring::ObservationRingWriter::default(),
             observed_by: Vec::new(),
             learned: Version::default(),
             model_head: None,
@@ -210,7 +210,7 @@ impl PoolReplica {
         let Self { name, observed_by, .. } = self;
         let read = |(seat, row): (u16, VmEntry)| {
             while observed_by.len() <= usize::from(seat) {
-                observed_by.push(observed::ObservationRingReader::default());
+                observed_by.push(observation_ring::ObservationRingReader::default());
             }
             observed_by.get_mut(usize::from(seat))?.read(host, (name, seat, row.vm))
         };

@@ -11,7 +11,7 @@ use scheduler::EndpointRef;
 use scheduler::in_flight::EndpointLoad;
 
 use super::replica::PoolReplica;
-use super::roll::VmTable;
+use super::vm_table::VmTable;
 use crate::host::{Host, WriteCondition};
 
 /// The most rows' bytes in one report: half of what the wire allows, so that one more row always fits.
@@ -121,7 +121,7 @@ fn histogram(h: &CountHistogram) -> state::Histogram {
 mod tests {
     use super::*;
     use crate::fake::FakeHost;
-    use crate::state::roll::VmEntry;
+    use crate::state::vm_table::VmEntry;
 
     #[test]
     fn buckets_mean_the_same_on_both_sides_of_the_wire() {

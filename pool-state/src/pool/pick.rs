@@ -10,7 +10,7 @@ use scheduler::{
     session_token,
 };
 
-use super::watch::RequestTiming;
+use super::request_timing::RequestTiming;
 use super::{ManagedPool, PublishedState, adapters};
 use crate::refusal::PickRefusal;
 use crate::time::Timestamp;

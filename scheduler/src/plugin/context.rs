@@ -3,7 +3,7 @@
 use crate::endpoint::EndpointIndex;
 use crate::endpoint_table::EndpointTable;
 use crate::in_flight::EndpointLoad;
-use crate::local::LocalState;
+use crate::local_state::LocalState;
 use crate::metrics::EndpointMetrics;
 use crate::predictions::{EndpointPrediction, Predictions};
 use crate::request::Request;

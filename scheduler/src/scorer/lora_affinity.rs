@@ -6,7 +6,7 @@
 //! go, it is the one that the pool has not used for longest.
 
 use crate::endpoint::EndpointIndex;
-use crate::local::AdapterRoom;
+use crate::local_state::AdapterRoom;
 use crate::metrics::LoraMetrics;
 use crate::plugin::{Context, InvalidParameter, Parameters, RequiredState, Scorer, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};

@@ -25,7 +25,7 @@ use cost::{Cost, CostWeights, EndpointInputs, KvMemory, RequestInputs, float};
 
 use crate::decision::CostTerms;
 use crate::endpoint::EndpointIndex;
-use crate::local::AdapterRoom;
+use crate::local_state::AdapterRoom;
 use crate::plugin::{Context, InvalidParameter, Parameter, ParameterDefault, Parameters, RequiredState, Scorer, readable};
 use crate::plugin_type::{Plugin, PluginKind, PluginType};
 use crate::scorer::PREFIX_PRODUCER;

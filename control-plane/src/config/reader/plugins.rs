@@ -6,7 +6,7 @@ use scheduler::registry::{self, PluginType};
 
 use super::{ConfigReader, TEXT_BYTES_MAX, below, unknown};
 use crate::config::ItemStatus;
-use crate::config::known::{
+use crate::config::reference_items::{
     ItemSupport, NO_EFFECT, PARAMETERS, ParameterReference, PluginRole, REFERENCES, ReferencePlugin, foreign, plugin_types,
 };
 use crate::config::yaml::{YamlKey, YamlNode, YamlValue};

@@ -7,7 +7,7 @@ use scheduler::{Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec};
 use super::plugins::DeclaredPlugin;
 use super::{ConfigReader, below};
 use crate::config::ItemStatus;
-use crate::config::known::PluginRole;
+use crate::config::reference_items::PluginRole;
 use crate::config::yaml::{YamlNode, YamlValue};
 
 /// What a profile may hold.

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use envoy_types::pb::envoy::service::ext_proc::v3::ProcessingResponse;
 
-use super::held::BodyPieces;
+use super::held_body::BodyPieces;
 use super::wire::{self, BodyDirection, HeaderChanges};
 
 /// A queue of answers.

@@ -5,7 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use discovery::content::{self, FileWatcher};
+use discovery::file_watcher::{self, FileWatcher};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
@@ -76,7 +76,7 @@ async fn follow(files: TlsFiles, mut shutdown: Shutdown) -> io::Result<watch::Re
 async fn server_config(files: &TlsFiles) -> Result<ServerConfig, String> {
     let TlsFiles { cert, key, client_ca } = files;
     let chain = certificates(cert).await?;
-    let key_pem = content::read(key).await.map_err(|e| e.to_string())?;
+    let key_pem = file_watcher::read(key).await.map_err(|e| e.to_string())?;
     let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes()).map_err(|e| format!("{}: {e}", key.display()))?;
     // An error means that it is installed already; all code of this process installs the same one.
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -109,7 +109,7 @@ fn with_protocols(mut config: ServerConfig) -> ServerConfig {
 }
 
 async fn certificates(path: &std::path::Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let pem = content::read(path).await.map_err(|e| e.to_string())?;
+    let pem = file_watcher::read(path).await.map_err(|e| e.to_string())?;
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
     let chain = chain.map_err(|e| format!("{}: {e}", path.display()))?;
     if chain.is_empty() { Err(format!("{}: no certificate in it", path.display())) } else { Ok(chain) }

@@ -6,7 +6,7 @@ use proto::state::{self, daemon_message};
 
 use super::*;
 use crate::fake::{FakeCall, encode, metrics_message};
-use crate::stream::CallResponse;
+use crate::state_link::CallResponse;
 
 const CALLS: [FakeCall; 23] = [
     FakeCall::Shared,

@@ -1,6 +1,6 @@
 //! Gradient-boosted trees, as a rival: by histograms, level by level, of a mean or of a quantile.
 
-use crate::rivals::quantile;
+use crate::baselines::quantile;
 
 /// What the trees follow.
 #[derive(Clone, Copy, Debug)]

@@ -7,8 +7,8 @@
 //! 30 % do not exist: constants were chosen by that view alone.
 #![deny(clippy::indexing_slicing)]
 
+mod baselines;
 mod gbdt;
-mod rivals;
 mod rows;
 
 use std::io::Write;
@@ -22,7 +22,7 @@ use scheduler::latency::{Calibration, LatencyModel, Prediction};
 use scheduler::{EndpointRef, Incarnation, Slot};
 use serde_json::json;
 
-use crate::rivals::{BaselinePrediction, BaselinePredictor, FittedBaseline};
+use crate::baselines::{BaselinePrediction, BaselinePredictor, FittedBaseline};
 use crate::rows::{EvaluatedTarget, EvaluationRow, EvaluationTrace};
 
 #[derive(Parser)]
@@ -121,7 +121,7 @@ fn run(args: &Args) -> Result<(), String> {
         ours(&trace, &mut lines);
         if !args.ours {
             for target in [EvaluatedTarget::Ttft, EvaluatedTarget::Tpot] {
-                rivals::ALL.iter().for_each(|rival| theirs(&trace, target, *rival, &mut lines));
+                baselines::ALL.iter().for_each(|rival| theirs(&trace, target, *rival, &mut lines));
             }
         }
     }

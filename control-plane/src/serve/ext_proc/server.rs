@@ -23,7 +23,7 @@ use super::authority::ServiceAuthority;
 use super::health::HealthChecks;
 use super::memory::StreamMemory;
 use super::peers::LocalPeer;
-use super::talk::StreamSession;
+use super::session::StreamSession;
 use super::wire;
 use crate::pool::endpoint_source::WatchedComponents;
 use crate::serve::state_stream::StateSession;

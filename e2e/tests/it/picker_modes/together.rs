@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use testbed::model_server::ModelServerOptions;
-use testbed::second::SecondEnvoy;
+use testbed::second_envoy::SecondEnvoy;
 use testbed::stack::{PickerMode, Stack};
 use testbed::{Result, client};
 

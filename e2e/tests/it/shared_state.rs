@@ -7,7 +7,7 @@ use futures::future::join_all;
 use serde_json::json;
 use testbed::fleet::{BURST, BURST_MAX, BURST_SERVERS, ConversationPlan, Fleet, FleetShape};
 use testbed::model_server::{FaultMode, ModelServerOptions, ServerFault};
-use testbed::second::SecondEnvoy;
+use testbed::second_envoy::SecondEnvoy;
 use testbed::stack::{Stack, StackBuilder};
 use testbed::{Result, wait_for};
 

@@ -24,8 +24,8 @@ use crate::config::FilterConfig;
 use crate::host::{BodyBuffer, HeaderMap, Host, HostError};
 use crate::metrics::{FilterMetrics, Stat};
 use crate::pairs::{self, HeaderPairs};
+use crate::state::load_sharing::SharingOccasion;
 use crate::state::replica::PoolReplica;
-use crate::state::sharing::SharingOccasion;
 use crate::state::{ParkedRequest, VmState};
 
 /// The property that a recorded decision is put into; the access log shows it as `%FILTER_STATE(wasm.switchpoint_decision:PLAIN)%`.

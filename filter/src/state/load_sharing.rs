@@ -14,8 +14,8 @@ use exchange::{ManagedPool, Timestamp};
 use pool_state::{Ejection, LoadReportHead, OwnLoadReport, PeerLoadReport};
 use proto::{placements, state};
 
-use super::ring::{PlacementRingReader, PlacementRingWriter, ReadBudget, RingPosition};
-use super::roll::VmTable;
+use super::placement_ring::{PlacementRingReader, PlacementRingWriter, ReadBudget, RingPosition};
+use super::vm_table::VmTable;
 use crate::host::{Host, WriteCondition};
 
 /// A row that was not written again for this long counts nothing: ten ticks, at each of which a VM that has anything outstanding writes. So a

@@ -6,8 +6,8 @@ use exchange::{ManagedPool, Timestamp};
 use pool_state::{LoadReportHead, LoadReportSum};
 use proto::{placements, state};
 
-use super::ring::{PlacementRingReader, ReadBudget};
-use super::sharing::LoadSharing;
+use super::load_sharing::LoadSharing;
+use super::placement_ring::{PlacementRingReader, ReadBudget};
 use crate::host::Host;
 
 /// A row in which nothing changed is told again after so long, in ms: four times before it would count no more.

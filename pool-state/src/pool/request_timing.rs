@@ -8,7 +8,7 @@ use scheduler::latency::step::{FirstToken, TokenGap};
 use scheduler::latency::{Conditions, Prediction};
 use scheduler::{EndpointRef, LocalState, Request, Route};
 
-use super::observed::EncodedObservation;
+use super::observation::EncodedObservation;
 use super::{LedgerHold, ManagedPool};
 use crate::time::Timestamp;
 use crate::usage::TokenUsage;

@@ -22,9 +22,9 @@ use exchange::{
 };
 
 use super::answers::{self, AnswerQueue};
-use super::front::{ExtProcServer, ServedPool};
-use super::held::{BodyPieces, HeldBody};
+use super::held_body::{BodyPieces, HeldBody};
 use super::refusal::StreamRefusal;
+use super::server::{ExtProcServer, ServedPool};
 use super::wire::{self, BodyDirection, BodyMode, BodyModes, HeaderChanges};
 
 /// Longest piece of a body sent in one full-duplex message, in bytes: Envoy asks for no more than 64 KiB.

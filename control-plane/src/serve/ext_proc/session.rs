@@ -11,11 +11,11 @@ use prost::bytes::{BufMut, Bytes, BytesMut};
 use tokio::sync::Notify;
 use tonic::Status;
 
-use super::conversation::{ExtProcStream, StreamAction};
+use super::ext_proc_stream::{ExtProcStream, StreamAction};
 use super::framing::{EXPANSION_MAX, MessageReader};
-use super::front::{ExtProcServer, ServedPool};
 use super::memory::MemoryAccount;
 use super::refusal::StreamRefusal;
+use super::server::{ExtProcServer, ServedPool};
 
 /// How long a proxy may be silent while it owes us the rest of a body or of a message, or takes nothing of what it asked for, in ms. A client that
 /// is slower than that is gone.

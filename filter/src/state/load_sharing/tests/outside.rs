@@ -191,7 +191,7 @@ fn any_row_from_outside_is_survived() {
 /// The daemon's heartbeat.
 fn beat(world: &SharingWorld, sequence: u64) {
     let version = Version { term: 1, sequence: 1 };
-    let board = crate::state::board::SharedSnapshotStore::new("default");
+    let board = crate::state::snapshot_store::SharedSnapshotStore::new("default");
     let metrics = crate::fake::metrics_message("default", version, sequence, &[0.0; 3]);
     board.publish_metrics(&world.host, 9, (version, sequence), &metrics, world.host.now()).unwrap();
     world.tick();

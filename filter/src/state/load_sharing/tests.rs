@@ -33,7 +33,7 @@ impl SharingWorld {
         let config = Rc::new(FilterConfig::parse(config.as_bytes()).unwrap());
         let mut world = Self { host: FakeHost::new(), config, workers: Vec::new(), streams: Cell::new(10) };
         let version = Version { term: 1, sequence: 1 };
-        let board = super::super::board::SharedSnapshotStore::new("default");
+        let board = super::super::snapshot_store::SharedSnapshotStore::new("default");
         board.publish_pool_update(&world.host, 1, version, &roster_message("default", version, &ADDRESSES), world.host.now()).unwrap();
         world.workers = (0..workers).map(|_| world.worker()).collect();
         // The first leads; all know each other by the second tick.

@@ -3,7 +3,7 @@
 use scheduler::EndpointRef;
 
 use super::health::{self, RequestFailure};
-use super::{LedgerHold, ManagedPool, crashing};
+use super::{LedgerHold, ManagedPool, crash_correlation};
 use crate::time::Timestamp;
 use crate::verdict::Verdict;
 
@@ -51,7 +51,7 @@ impl ManagedPool {
     /// The connection was lost over the prompt of this hash after it was sent.
     pub fn record_lost_connection(&mut self, endpoint: EndpointRef, prompt: u64, now: Timestamp) {
         if prompt != 0 && self.knows(endpoint) {
-            let mark = crashing::mark(prompt);
+            let mark = crash_correlation::mark(prompt);
             self.crashing.record(mark, endpoint, now);
             self.placements.push(endpoint, &[mark], 0);
         }

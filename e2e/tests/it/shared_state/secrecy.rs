@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use memchr::memmem;
 use serde_json::{Value, json};
-use testbed::cable::CuttableLink;
+use testbed::cuttable_link::CuttableLink;
 use testbed::stack::Stack;
 use testbed::{Result, wait_for};
 

@@ -9,7 +9,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
 use proptest::prelude::*;
 use tonic::Code;
 
-use super::super::conversation::tests::{SERVER, front, under_way};
+use super::super::ext_proc_stream::tests::{SERVER, front, under_way};
 use super::super::memory::HELD_BYTES_MAX;
 use super::*;
 

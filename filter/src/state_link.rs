@@ -8,7 +8,7 @@
 //! Every message is first decoded here, under [`CrashGuard::decode_guarded`]; then it goes up on the notice board, whence all other VMs take it; then it is
 //! in force here. A message that breaks a rule is refused whole, counted, logged, and, when it is a roster, answered with the reason.
 
-mod wire;
+mod connection;
 
 use exchange::Timestamp;
 use prost::Message as _;
@@ -19,16 +19,16 @@ use scheduler::Version;
 use crate::config::{FilterConfig, StateConfig};
 use crate::host::{Host, WriteCondition};
 use crate::metrics::{FilterMetrics, Stat};
-use crate::state::board::PublishError;
-use crate::state::outward::PeerPublisher;
-use crate::state::poison::CrashGuard;
+use crate::state::crash_guard::CrashGuard;
+use crate::state::load_sharing::{SharingOccasion, VmContext};
+use crate::state::peer_publisher::PeerPublisher;
 use crate::state::replica::{DaemonUpdate, PoolReplica, RejectedMessage, decode};
 use crate::state::report;
-use crate::state::roll::VmTable;
-use crate::state::sharing::{SharingOccasion, VmContext};
-use wire::{ConnectionFailure, StateConnection};
+use crate::state::snapshot_store::PublishError;
+use crate::state::vm_table::VmTable;
+use connection::{ConnectionFailure, StateConnection};
 
-pub use wire::CallResponse;
+pub use connection::CallResponse;
 
 /// The first pause after a failure, in ms; it doubles with each further one.
 const BACKOFF_MS: u64 = 100;
