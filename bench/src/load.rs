@@ -38,7 +38,7 @@ pub(crate) struct LoadFigures {
     pub(crate) cpu_us: f64,
 }
 
-// === impl Load ===
+// === impl LoadRun ===
 
 impl LoadRun {
     /// Runs `oha`, pinned with the processes to one core when there is one connection: unpinned, wake-ups across cores move the median by more than what is
@@ -74,7 +74,7 @@ impl LoadRun {
     }
 }
 
-// === impl Measured ===
+// === impl LoadFigures ===
 
 impl LoadFigures {
     #[expect(clippy::cast_precision_loss, reason = "counts of one run")]

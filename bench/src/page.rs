@@ -152,7 +152,7 @@ const TARGETS: [TargetFigure; 20] = [
     },
 ];
 
-// === impl Measured ===
+// === impl BenchResults ===
 
 impl BenchResults {
     fn read() -> Result<Self> {
@@ -209,7 +209,7 @@ impl BenchResults {
     }
 }
 
-// === impl Found ===
+// === impl FoundFigure ===
 
 impl FoundFigure {
     fn verdict(self, bound: FigureBound) -> &'static str {

@@ -79,7 +79,7 @@ pub(crate) async fn bench(args: Args) -> Result<()> {
     crate::write_result("quality-real", &rows)
 }
 
-// === impl Policy ===
+// === impl QualityPolicy ===
 
 impl QualityPolicy {
     const ALL: [Self; 3] = [Self::Ours, Self::Weighted, Self::RoundRobin];
@@ -124,7 +124,7 @@ impl QualityPolicy {
     }
 }
 
-// === impl Row ===
+// === impl QualityRow ===
 
 impl QualityRow {
     fn of(policy: &'static str, round: u64, seen: &[ReplayResult]) -> Self {

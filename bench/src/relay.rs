@@ -12,7 +12,7 @@ use proto::placements;
 use proto::state::state_service_client::StateServiceClient;
 use proto::state::{self, daemon_message, proxy_message};
 use scheduler::in_flight::EndpointLoad;
-use scheduler::{EndpointRef, Incarnation, Slot};
+use scheduler::{EndpointRef, Generation, Slot};
 use serde_json::json;
 use testbed::ports::ReservedPort;
 use testbed::process::ChildProcess;
@@ -24,7 +24,7 @@ use tonic::Streaming;
 
 use crate::load::cpu_ns;
 
-/// From the first proxy to the last roster.
+/// From the first proxy to the last pool update.
 const LIMIT: Duration = Duration::from_secs(30);
 /// The longest age told apart, in tenths of a ms.
 const AGE_TENTHS_MAX: usize = 100_000;
@@ -124,7 +124,7 @@ async fn dropped(admin: std::net::SocketAddr) -> Result<f64> {
     Ok(line.and_then(|line| line.rsplit(' ').next()).ok_or("no such metric")?.parse()?)
 }
 
-// === impl Stage ===
+// === impl RelayBench ===
 
 impl RelayBench {
     fn now_us(&self) -> u64 {
@@ -166,7 +166,7 @@ impl RelayBench {
     }
 }
 
-// === impl Ages ===
+// === impl AgeHistogram ===
 
 impl AgeHistogram {
     fn add(&mut self, age_us: u64) {
@@ -202,7 +202,7 @@ struct RelayProxy {
 }
 
 impl RelayProxy {
-    /// Connects, and tells and hears from when it has a roster until all is over.
+    /// Connects, and tells and hears from when it has a pool update until all is over.
     async fn start(stage: &Arc<RelayBench>, number: u16, daemon: &str) -> Result<tokio::task::JoinHandle<Result<()>>> {
         let (out, messages) = mpsc::channel(16);
         let mut client = StateServiceClient::connect(daemon.to_owned()).await?;
@@ -211,7 +211,7 @@ impl RelayProxy {
         out.send(proxy_message::Message::Hello(hello)).await?;
         let wrapped = tokio_stream::StreamExt::map(ReceiverStream::new(messages), |message| state::ProxyMessage { message: Some(message) });
         let mut stream = client.stream(wrapped).await?.into_inner();
-        let present = tokio::time::timeout(LIMIT, roster(&mut stream, &out)).await??;
+        let present = tokio::time::timeout(LIMIT, pool_update(&mut stream, &out)).await??;
         let heard = vec![0; usize::from(stage.args.proxies)];
         let mut proxy = Self {
             stage: Arc::clone(stage),
@@ -239,7 +239,7 @@ impl RelayProxy {
                 }
                 message = stream.message() => match message?.and_then(|message| message.message) {
                     Some(daemon_message::Message::PeerLoad(peers)) => self.receive(peers),
-                    Some(daemon_message::Message::Roster(roster)) => out.send(ack(&roster)).await?,
+                    Some(daemon_message::Message::PoolUpdate(pool_update)) => out.send(ack(&pool_update)).await?,
                     Some(_) => {}
                     None => return Err("the daemon has left".into()),
                 },
@@ -299,18 +299,18 @@ impl RelayProxy {
     }
 }
 
-async fn roster(stream: &mut Streaming<state::DaemonMessage>, out: &mpsc::Sender<proxy_message::Message>) -> Result<Vec<EndpointRef>> {
+async fn pool_update(stream: &mut Streaming<state::DaemonMessage>, out: &mpsc::Sender<proxy_message::Message>) -> Result<Vec<EndpointRef>> {
     loop {
         let message = stream.message().await?.ok_or("the daemon has left")?.message;
-        if let Some(daemon_message::Message::Roster(roster)) = message {
-            out.send(ack(&roster)).await?;
+        if let Some(daemon_message::Message::PoolUpdate(pool_update)) = message {
+            out.send(ack(&pool_update)).await?;
             let endpoint =
-                |e: &state::Endpoint| Ok(EndpointRef { slot: Slot(u16::try_from(e.slot)?), incarnation: Incarnation(e.incarnation) });
-            return roster.endpoints.iter().map(endpoint).collect();
+                |e: &state::Endpoint| Ok(EndpointRef { slot: Slot(u16::try_from(e.slot)?), generation: Generation(e.generation) });
+            return pool_update.endpoints.iter().map(endpoint).collect();
         }
     }
 }
 
-fn ack(roster: &state::Roster) -> proxy_message::Message {
-    proxy_message::Message::Ack(state::Ack { pool: roster.pool.clone(), version: roster.version, ..state::Ack::default() })
+fn ack(pool_update: &state::PoolUpdate) -> proxy_message::Message {
+    proxy_message::Message::Ack(state::Ack { pool: pool_update.pool.clone(), version: pool_update.version, ..state::Ack::default() })
 }

@@ -136,7 +136,7 @@ fn delays(stats: &Value) -> String {
     format!(", load is {} ms old when it reaches the other proxy (p99 {})", of(50.0), of(99.0))
 }
 
-// === impl Cost ===
+// === impl SharingCost ===
 
 impl SharingCost {
     fn sum(self) -> f64 {

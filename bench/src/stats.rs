@@ -11,7 +11,7 @@ pub(crate) struct PairedDifference {
     pub(crate) iqr: f64,
 }
 
-// === impl Paired ===
+// === impl PairedDifference ===
 
 impl PairedDifference {
     /// Of `ours` over `theirs`, round by round.

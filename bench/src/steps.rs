@@ -191,7 +191,7 @@ fn compare_chunks(runs: &[Vec<StreamRunFigures>]) -> Vec<ChunkRow> {
     CHUNKS.iter().enumerate().map(row).collect()
 }
 
-// === impl Steps ===
+// === impl StepListeners ===
 
 impl StepListeners {
     async fn start(args: &Args, folder: &Path) -> Result<Self> {

@@ -48,7 +48,7 @@ pub(crate) struct ExtProcDaemon {
     ports: [ReservedPort; 4],
 }
 
-// === impl Way ===
+// === impl RequestPath ===
 
 impl RequestPath {
     pub(crate) const ALL: [Self; 3] = [Self::Plain, Self::Filter, Self::ExtProc];
@@ -62,7 +62,7 @@ impl RequestPath {
     }
 }
 
-// === impl World ===
+// === impl BenchStack ===
 
 impl BenchStack {
     /// Starts it all in front of so many endpoints, with these further arguments of the daemon and workers of Envoy.
@@ -133,7 +133,7 @@ impl BenchStack {
     }
 }
 
-// === impl Asked ===
+// === impl ExtProcDaemon ===
 
 impl ExtProcDaemon {
     /// Starts it with these endpoints and further arguments.

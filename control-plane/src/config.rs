@@ -101,7 +101,7 @@ pub fn read(text: &str) -> (ConfigReport, Option<CompiledConfig>) {
     (report, config.filter(|_| good))
 }
 
-// === impl PoolConfig ===
+// === impl CompiledConfig ===
 
 impl CompiledConfig {
     /// What holds when there is no file.
@@ -117,7 +117,7 @@ impl CompiledConfig {
     }
 }
 
-// === impl Report ===
+// === impl ConfigReport ===
 
 impl ConfigReport {
     /// Is any item refused?

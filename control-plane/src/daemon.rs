@@ -139,7 +139,7 @@ pub struct Daemon {
     trigger: shutdown::ShutdownTrigger,
 }
 
-// === impl Following ===
+// === impl StandbyDaemon ===
 
 impl StandbyDaemon {
     /// Begins to follow.
@@ -202,7 +202,7 @@ impl Daemon {
         let mut pools = Vec::new();
         for pool in followed {
             let saved = before.as_ref().and_then(|saved| saved.pools.get(&pool.0.name));
-            pools.push(PoolTask::prepare(pool, saved, (&scrape, &latency), &served, life.incarnation_first).await?);
+            pools.push(PoolTask::prepare(pool, saved, (&scrape, &latency), &served, life.generation_first).await?);
         }
         let scrapers: BTreeMap<Arc<str>, ScraperHandle> = pools.iter().map(PoolTask::scraper).collect();
         let components: Arc<BTreeMap<Arc<str>, WatchedComponents>> = Arc::new(pools.iter().map(PoolTask::components).collect());
@@ -268,7 +268,7 @@ impl Daemon {
 struct DaemonTerm {
     term: u64,
     hash_secret: u128,
-    incarnation_first: u32,
+    generation_first: u32,
 }
 
 impl DaemonTerm {
@@ -279,7 +279,7 @@ impl DaemonTerm {
         Self {
             term: before.map_or(0, |saved| saved.term.saturating_add(1)).max(unix_ms),
             hash_secret: before.map_or_else(rand::random, |saved| saved.hash_secret),
-            incarnation_first: u32::try_from(unix.as_secs()).unwrap_or(1),
+            generation_first: u32::try_from(unix.as_secs()).unwrap_or(1),
         }
     }
 }

@@ -79,7 +79,7 @@ pub enum ScrapeEvent {
     Metrics(EndpointRef, ScrapedMetrics),
     /// It did not; how often in a row by now.
     Failed(EndpointRef, FailReason, u32),
-    /// Another process answers at its address than before. What it said is withheld once, since it is not of this incarnation.
+    /// Another process answers at its address than before. What it said is withheld once, since it is not of this generation.
     Restarted(EndpointRef),
 }
 

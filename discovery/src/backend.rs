@@ -181,7 +181,7 @@ pub fn checked_name(name: &str) -> Result<&str, InvalidName> {
     if allowed && begins && name.len() <= NAME_BYTES_MAX { Ok(name) } else { Err(InvalidName(name.to_owned())) }
 }
 
-// === impl Record ===
+// === impl InstanceRecord ===
 
 impl InstanceRecord {
     /// Its name.

@@ -2,7 +2,7 @@
 //! id>.json`.
 //!
 //! ```json
-//! {"incarnation": "5f1c-4242", "address": "10.0.0.1:8000", "ready": true, "heartbeat_seconds": 5,
+//! {"generation": "5f1c-4242", "address": "10.0.0.1:8000", "ready": true, "heartbeat_seconds": 5,
 //!  "labels": {"llm-d.ai/role": "decode"}, "metadata": {"model": {"name": "Qwen3-32B"}}}
 //! ```
 //! It is meant for one machine, or for a shared file system without a cluster. Writers rename whole
@@ -32,7 +32,7 @@ use crate::backend::{Backend, BackendEvent, Component, ComponentFollower, Instan
 use crate::document::{DOCUMENT_BYTES_MAX, InstanceDocument};
 use crate::event::MetadataPolicy;
 use crate::instance::INSTANCES_MAX;
-use crate::registry::{Announcement, InstanceHandle, RegisterError, Registrant, Registration, ServiceRegistry, new_incarnation};
+use crate::registry::{Announcement, InstanceHandle, RegisterError, Registrant, Registration, ServiceRegistry, new_generation};
 use crate::watch::Discovery;
 
 /// How often the directory is read without a notification: changes that another host makes on a
@@ -86,7 +86,7 @@ struct ScannedFile {
     record: Result<(InstanceRecord, Option<Duration>), String>,
 }
 
-// === impl Directory ===
+// === impl DirectoryBackend ===
 
 impl DirectoryBackend {
     /// A backend for the directory at `root`, which need not exist yet.
@@ -131,7 +131,7 @@ impl ComponentFollower for DirectoryFollower {
     }
 }
 
-// === impl Scanner ===
+// === impl DirectoryScanner ===
 
 impl DirectoryScanner {
     fn scan(&mut self) -> Vec<BackendEvent> {
@@ -316,18 +316,18 @@ impl DirectoryRegistry {
 
     fn register(&self, namespace: &str, component: &str) -> Result<InstanceHandle, RegisterError> {
         let component = Component::try_new(namespace, component)?;
-        let incarnation = new_incarnation();
-        let id = self.registrant.id(&component, &incarnation)?;
+        let generation = new_generation();
+        let id = self.registrant.id(&component, &generation)?;
         let folder = self.root.join(component.namespace()).join(component.name());
         std::fs::create_dir_all(&folder).map_err(|e| RegisterError::Refused(format!("{}: {e}", folder.display())))?;
         let registration = Arc::new(DirectoryRegistration {
             path: folder.join(format!("{id}.json")),
-            temporary: folder.join(format!(".{id}.{incarnation}")),
-            incarnation: Arc::clone(&incarnation),
+            temporary: folder.join(format!(".{id}.{generation}")),
+            generation: Arc::clone(&generation),
             registrant: self.registrant.clone(),
             open: Mutex::new(true),
         });
-        Ok(InstanceHandle::new(id, incarnation, |said| {
+        Ok(InstanceHandle::new(id, generation, |said| {
             let task = tokio::spawn(Arc::clone(&registration).keep(said)).abort_handle();
             Registration { task: Some(task), withdraw: Some(Box::new(move || registration.withdraw())) }
         }))
@@ -345,7 +345,7 @@ impl ServiceRegistry for DirectoryRegistry {
 struct DirectoryRegistration {
     path: PathBuf,
     temporary: PathBuf,
-    incarnation: Arc<str>,
+    generation: Arc<str>,
     registrant: Registrant,
     /// True until the registration is withdrawn. Locked while the file is written, so that no write
     /// happens after the withdrawal.
@@ -410,6 +410,6 @@ impl DirectoryRegistration {
     /// Whether the file exists, and whether this process wrote it.
     fn is_ours(&self) -> Option<bool> {
         let (record, _) = read(&self.path).ok()?;
-        Some(record.instance.incarnation == *self.incarnation)
+        Some(record.instance.generation == *self.generation)
     }
 }

@@ -1,7 +1,7 @@
 //! An instance as a JSON document, as registries store it: a directory in files, etcd under keys.
 //!
 //! ```json
-//! {"incarnation": "5f1c-4242", "address": "10.0.0.1:8000", "ready": true, "labels": {"llm-d.ai/role": "decode"}, "metadata": {"model": {"name": "Qwen3-32B"}}}
+//! {"generation": "5f1c-4242", "address": "10.0.0.1:8000", "ready": true, "labels": {"llm-d.ai/role": "decode"}, "metadata": {"model": {"name": "Qwen3-32B"}}}
 //! ```
 
 use std::collections::BTreeMap;
@@ -24,7 +24,7 @@ pub const DOCUMENT_BYTES_MAX: usize = METADATA_BYTES_MAX + (1 << 16);
 #[serde(deny_unknown_fields)]
 pub(crate) struct InstanceDocument {
     #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub(crate) incarnation: String,
+    pub(crate) generation: String,
     pub(crate) address: SocketAddr,
     #[serde(default = "yes")]
     pub(crate) ready: bool,
@@ -42,13 +42,13 @@ fn yes() -> bool {
     true
 }
 
-// === impl Document ===
+// === impl InstanceDocument ===
 
 impl InstanceDocument {
     /// The document of an instance in its current state.
     pub(crate) fn of(said: &Announcement, registrant: &Registrant) -> Self {
         Self {
-            incarnation: said.incarnation.to_string(),
+            generation: said.generation.to_string(),
             address: registrant.address,
             ready: said.status == InstanceStatus::Ready,
             heartbeat_seconds: None,
@@ -67,14 +67,14 @@ impl InstanceDocument {
 
     /// The record of the instance of that id.
     pub(crate) fn record(self, id: &str, freshness: u64) -> Result<InstanceRecord, String> {
-        let Self { incarnation, address, ready, heartbeat_seconds: _, labels, metadata } = self;
+        let Self { generation, address, ready, heartbeat_seconds: _, labels, metadata } = self;
         let metadata = if metadata.is_empty() {
             MetadataSource::None
         } else {
             MetadataSource::Given(Arc::new(Metadata::try_new(metadata).map_err(|e| e.to_string())?))
         };
         let id = checked_name(id).map_err(|e| e.to_string())?;
-        let instance = Instance { incarnation, labels: labels.into_iter().collect(), ..Instance::new(id, address) };
+        let instance = Instance { generation, labels: labels.into_iter().collect(), ..Instance::new(id, address) };
         let readiness =
             if ready { InstanceReadiness::Ready } else { InstanceReadiness::NotReady("it says that it is not ready".to_owned()) };
         Ok(InstanceRecord { instance, readiness, metadata, freshness })

@@ -30,7 +30,7 @@ use crate::backend::{Backend, BackendEvent, Component, ComponentFollower, Instan
 use crate::document::{DOCUMENT_BYTES_MAX, InstanceDocument};
 use crate::event::MetadataPolicy;
 use crate::instance::INSTANCES_MAX;
-use crate::registry::{Announcement, InstanceHandle, RegisterError, Registrant, Registration, ServiceRegistry, chance, new_incarnation};
+use crate::registry::{Announcement, InstanceHandle, RegisterError, Registrant, Registration, ServiceRegistry, chance, new_generation};
 use crate::watch::Discovery;
 
 use api::auth_client::AuthClient;
@@ -111,7 +111,7 @@ struct EtcdConnection {
     token: Arc<Mutex<Option<MetadataValue<tonic::metadata::Ascii>>>>,
 }
 
-// === impl Connection ===
+// === impl EtcdConnection ===
 
 impl EtcdConnection {
     fn open(config: EtcdConfig) -> Result<Self, String> {
@@ -224,7 +224,7 @@ struct EtcdFollower {
     relist: Arc<Notify>,
 }
 
-// === impl Follow ===
+// === impl EtcdFollower ===
 
 impl ComponentFollower for EtcdFollower {
     async fn next(&mut self) -> Option<Vec<BackendEvent>> {
@@ -343,15 +343,15 @@ impl EtcdRegistry {
 
     fn register(&self, namespace: &str, component: &str) -> Result<InstanceHandle, RegisterError> {
         let component = Component::try_new(namespace, component)?;
-        let incarnation = new_incarnation();
-        let id = self.registrant.id(&component, &incarnation)?;
+        let generation = new_generation();
+        let id = self.registrant.id(&component, &generation)?;
         let keeper = EtcdRegistration {
             connection: self.connection.clone(),
             key: format!("{}{id}", self.connection.folder(&component)).into_bytes(),
             registrant: self.registrant.clone(),
             lease: Arc::default(),
         };
-        Ok(InstanceHandle::new(id, incarnation, |said| {
+        Ok(InstanceHandle::new(id, generation, |said| {
             let (lease, connection) = (Arc::clone(&keeper.lease), keeper.connection.clone());
             let task = tokio::spawn(keeper.keep(said)).abort_handle();
             let revoke = move || {

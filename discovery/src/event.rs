@@ -45,7 +45,7 @@ pub struct InstanceSummary {
     /// Its id.
     pub id: Arc<str>,
     /// Its generation.
-    pub incarnation: String,
+    pub generation: String,
     /// Its current or last address.
     pub address: SocketAddr,
     /// Its state.
@@ -74,7 +74,7 @@ pub enum InstanceState {
     Removed,
 }
 
-// === impl Now ===
+// === impl ClockReading ===
 
 impl ClockReading {
     /// The current moment.

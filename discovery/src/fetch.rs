@@ -31,7 +31,7 @@ const ETAG_BYTES_MAX: usize = 256;
 #[derive(Clone, Debug)]
 pub(crate) struct MetadataFetcher(Client<HttpConnector, Empty<Bytes>>);
 
-// === impl Fetcher ===
+// === impl MetadataFetcher ===
 
 impl MetadataFetcher {
     pub(crate) fn new() -> Self {

@@ -95,7 +95,7 @@ fn instance(row: EndpointEntry) -> Result<Instance, String> {
     Ok(Instance { namespace, labels: labels.into_iter().collect(), metrics, ..Instance::new(name, SocketAddr::new(ip, port.0)) })
 }
 
-// === impl Port ===
+// === impl PortNumber ===
 
 impl<'de> Deserialize<'de> for PortNumber {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

@@ -70,7 +70,7 @@ pub struct PathWatcher<C> {
     next_look: Instant,
 }
 
-// === impl Following ===
+// === impl PathWatcher ===
 
 impl<C: Readable> PathWatcher<C> {
     /// Starts with the content at `path`, which need not exist.

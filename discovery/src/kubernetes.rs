@@ -176,7 +176,7 @@ struct KubernetesFollower {
     relist: Arc<Notify>,
 }
 
-// === impl Follow ===
+// === impl KubernetesFollower ===
 
 impl ComponentFollower for KubernetesFollower {
     async fn next(&mut self) -> Option<Vec<BackendEvent>> {
@@ -352,8 +352,8 @@ impl KubernetesRegistry {
                 self.kube_namespace, self.pod
             )));
         }
-        let incarnation = pod.uid().unwrap_or_default().into();
-        Ok(InstanceHandle::new(self.pod.as_str().into(), incarnation, |_| Registration { task: None, withdraw: None }))
+        let generation = pod.uid().unwrap_or_default().into();
+        Ok(InstanceHandle::new(self.pod.as_str().into(), generation, |_| Registration { task: None, withdraw: None }))
     }
 }
 

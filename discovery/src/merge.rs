@@ -40,7 +40,7 @@ pub fn merge(parts: Vec<MergeSource>) -> SetChanges {
     futures::stream::unfold(merge, |mut merge| async move { Some((merge.next().await?, merge)) }).boxed()
 }
 
-// === impl Merge ===
+// === impl MergedChanges ===
 
 impl MergedChanges {
     async fn next(&mut self) -> Option<SetChange> {

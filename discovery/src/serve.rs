@@ -6,7 +6,7 @@
 //!
 //! | request | answer |
 //! |---|---|
-//! | `GET /metadata` | 200, the JSON object, `ETag: "<incarnation>-<generation>"`; 304 if `If-None-Match` names that |
+//! | `GET /metadata` | 200, the JSON object, `ETag: "<generation>-<generation>"`; 304 if `If-None-Match` names that |
 //! | `GET /health` | 200 `{"status":"ready"}`, or 503 `{"status":"notready"}` |
 
 use axum::Router;
@@ -35,7 +35,7 @@ pub async fn serve(listener: TcpListener, handle: &InstanceHandle) -> std::io::R
 
 async fn metadata(State(said): State<watch::Receiver<Announcement>>, headers: HeaderMap) -> Response {
     let said = said.borrow().clone();
-    let etag = format!("\"{}-{}\"", said.incarnation, said.generation);
+    let etag = format!("\"{}-{}\"", said.generation, said.revision);
     let asked = headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|v| v.to_str().ok()).flat_map(|v| v.split(','));
     if asked.map(str::trim).any(|tag| tag.trim_start_matches("W/") == etag || tag == "*") {
         return (StatusCode::NOT_MODIFIED, [(header::ETAG, etag)]).into_response();

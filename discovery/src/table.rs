@@ -52,7 +52,7 @@ const GONE_MAX: usize = 256;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MetadataRequest {
     pub(crate) id: Arc<str>,
-    pub(crate) incarnation: String,
+    pub(crate) generation: String,
     pub(crate) address: SocketAddr,
     /// The entity tag of the known metadata.
     pub(crate) etag: Option<String>,
@@ -119,7 +119,7 @@ struct RemovalHold {
     doomed: BTreeMap<Arc<str>, Option<Arc<InstanceRecord>>>,
 }
 
-// === impl Table ===
+// === impl InstanceTable ===
 
 impl InstanceTable {
     pub(crate) fn new(policy: MetadataPolicy) -> Self {
@@ -206,8 +206,8 @@ impl InstanceTable {
                 row.metadata.again = true;
                 continue;
             }
-            let (incarnation, etag) = (row.record.instance.incarnation.clone(), row.metadata.etag.clone());
-            return Some(MetadataRequest { id, incarnation, address, etag });
+            let (generation, etag) = (row.record.instance.generation.clone(), row.metadata.etag.clone());
+            return Some(MetadataRequest { id, generation, address, etag });
         }
     }
 
@@ -226,7 +226,7 @@ impl InstanceTable {
         events: &mut Vec<InstanceEvent>,
     ) {
         let Some(row) = self.rows.get_mut(&fetch.id) else { return };
-        let same_life = row.record.instance.incarnation == fetch.incarnation && row.record.metadata == MetadataSource::At(fetch.address);
+        let same_life = row.record.instance.generation == fetch.generation && row.record.metadata == MetadataSource::At(fetch.address);
         if !same_life || !row.metadata.fetching {
             return;
         }
@@ -266,7 +266,7 @@ impl InstanceTable {
     pub(crate) fn seen(&self) -> Vec<InstanceSummary> {
         let rows = self.rows.iter().map(|(id, row)| InstanceSummary {
             id: Arc::clone(id),
-            incarnation: row.record.instance.incarnation.clone(),
+            generation: row.record.instance.generation.clone(),
             address: row.claim.as_ref().map_or(row.record.instance.address, |(address, _)| *address),
             state: row.state.clone(),
             since: row.since,
@@ -293,7 +293,7 @@ impl InstanceTable {
         match self.rows.get_mut(id) {
             Some(row) => {
                 changed = row.record.instance != record.instance || row.record.readiness != record.readiness;
-                let same_life = row.record.instance.incarnation == record.instance.incarnation && row.record.metadata == record.metadata;
+                let same_life = row.record.instance.generation == record.instance.generation && row.record.metadata == record.metadata;
                 if !same_life && let Some(at) = std::mem::take(&mut row.metadata).due {
                     self.due.remove(&(at, Arc::clone(id)));
                 }
@@ -334,9 +334,9 @@ impl InstanceTable {
         {
             self.settle(&heir, now, events);
         }
-        let Instance { incarnation, address, .. } = row.record.instance.clone();
+        let Instance { generation, address, .. } = row.record.instance.clone();
         self.removed.truncate(GONE_MAX - 1);
-        self.removed.push_front(InstanceSummary { id, incarnation, address, state: InstanceState::Removed, since: now.wall });
+        self.removed.push_front(InstanceSummary { id, generation, address, state: InstanceState::Removed, since: now.wall });
     }
 
     fn schedule(&mut self, id: &Arc<str>, at: Instant) {
@@ -405,11 +405,11 @@ impl InstanceTable {
     }
 }
 
-// === impl Row ===
+// === impl InstanceRow ===
 
 impl InstanceRow {
     fn claim_of(&self, id: &Arc<str>) -> AddressClaim {
-        (self.record.freshness, self.record.instance.incarnation.clone(), Arc::clone(id))
+        (self.record.freshness, self.record.instance.generation.clone(), Arc::clone(id))
     }
 
     /// The instance as it would be published if it wins its address, or why it is not published.

@@ -205,7 +205,7 @@ impl WatchedComponent {
     }
 }
 
-// === impl Hub ===
+// === impl ComponentHub ===
 
 impl Drop for ComponentHub {
     fn drop(&mut self) {
@@ -213,7 +213,7 @@ impl Drop for ComponentHub {
     }
 }
 
-// === impl Shared ===
+// === impl HubState ===
 
 impl HubState {
     fn table(&self) -> MutexGuard<'_, InstanceTable> {

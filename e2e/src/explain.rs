@@ -34,7 +34,7 @@ pub struct ExplainedCandidate {
     pub scores: BTreeMap<String, f64>,
 }
 
-// === impl Decision ===
+// === impl ExplainedDecision ===
 
 impl ExplainedDecision {
     /// Sends a chat request of its own through `proxy` and reads how it was decided. It asks for a stream: an engine tells its load with other

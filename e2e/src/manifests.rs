@@ -188,7 +188,7 @@ fn exchange(fragment: &mut Value, at: &str, from: &Value, to: &Value) -> Result<
     Ok(())
 }
 
-// === impl Placed ===
+// === impl PlacedFragment ===
 
 impl PlacedFragment {
     /// Puts `meant` into the list at `list`, before the item named `before` or at its end.
@@ -252,7 +252,7 @@ impl PlacedFragment {
     }
 }
 
-// === impl Made ===
+// === impl AssembledConfig ===
 
 impl AssembledConfig {
     /// See [`PlacedFragment::check`]; and at least so many fragments were placed.

@@ -115,7 +115,7 @@ pub async fn predicts(stack: &Stack, limit: Duration) -> Result<()> {
     wait_for(limit, "a model that predicts", page).await.map(drop)
 }
 
-// === impl Outcome ===
+// === impl ExperimentOutcome ===
 
 impl ExperimentOutcome {
     /// Share of those sent that were answered in time.
@@ -126,7 +126,7 @@ impl ExperimentOutcome {
     }
 }
 
-// === impl Experiment ===
+// === impl SloExperiment ===
 
 impl SloExperiment {
     /// Runs all seeds under one policy; what became of each class.

@@ -18,7 +18,7 @@ use pool_state::{LoadReportHead, OwnLoadReport};
 use scheduler::latency::step::StepModel;
 use scheduler::prefix::ENTRIES_DEFAULT;
 use scheduler::{
-    Endpoint, EndpointMetrics, EndpointRef, Incarnation, Pipeline, PipelineSpec, Readiness, Rng, SETTLED_MS, Slot, Snapshot, Version,
+    Endpoint, EndpointMetrics, EndpointRef, Generation, Pipeline, PipelineSpec, Readiness, Rng, SETTLED_MS, Slot, Snapshot, Version,
 };
 
 const REQUESTS: usize = 200;
@@ -164,7 +164,7 @@ fn text(rng: &mut Rng, bytes: usize, at: usize) -> String {
 
 fn endpoint(at: u16) -> Endpoint {
     Endpoint {
-        id: EndpointRef { slot: Slot(at), incarnation: Incarnation(1) },
+        id: EndpointRef { slot: Slot(at), generation: Generation(1) },
         name: format!("pod-{at}").into(),
         address: format!("10.0.{}.{}:8000", at / 250, at % 250 + 1).into(),
         readiness: Readiness::Ready,

@@ -124,7 +124,7 @@ enum ModelField<'b> {
     Named(JsonStr<'b>),
 }
 
-// === impl Parsed ===
+// === impl ParsedRequest ===
 
 impl<'b> ParsedRequest<'b> {
     /// The prompt, in the order the engine sees it. A boundary belongs behind each piece (`["ab","c"]` is not `["a","bc"]`).
@@ -133,7 +133,7 @@ impl<'b> ParsedRequest<'b> {
     }
 }
 
-// === impl Fields ===
+// === impl BodyFields ===
 
 impl<'b> BodyFields<'b> {
     fn new(body: &'b [u8]) -> Self {

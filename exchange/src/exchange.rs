@@ -467,7 +467,7 @@ impl Exchange {
     }
 }
 
-// === impl Head ===
+// === impl RequestHead ===
 
 impl<'h> RequestHead<'h> {
     fn read(pairs: impl IntoIterator<Item = (&'h [u8], &'h [u8])>, model_header: &[u8]) -> Self {
@@ -501,7 +501,7 @@ impl<'h> RequestHead<'h> {
     }
 }
 
-// === impl Named ===
+// === impl HeaderPair ===
 
 impl<'h> HeaderPair<'h> {
     fn offer(&mut self, names: [&str; 2], name: &[u8], value: &'h [u8]) {

@@ -75,7 +75,7 @@ fn picked(w: &mut JsonWriter, snapshot: &Snapshot, decision: &Decision) {
     }
 }
 
-// === impl Why ===
+// === impl DecisionReason ===
 
 impl DecisionObserver for DecisionReason {
     fn before(&mut self, snapshot: &Snapshot, request: &Request<'_>, local: LocalState<'_>, rng: &Rng) {

@@ -68,7 +68,7 @@ pub struct JsonReader<'b> {
 
 type Result<T> = std::result::Result<T, JsonError>;
 
-// === impl Reader ===
+// === impl JsonReader ===
 
 impl<'b> JsonReader<'b> {
     /// Starts at the first byte.
@@ -314,7 +314,7 @@ impl<'b> JsonReader<'b> {
     }
 }
 
-// === impl Str ===
+// === impl JsonStr ===
 
 impl<'b> JsonStr<'b> {
     /// The bytes between the quotes, still escaped.

@@ -32,7 +32,7 @@ pub(crate) fn parse(report: &[u8]) -> Option<OrcaLoad> {
     (load != OrcaLoad::default()).then_some(load)
 }
 
-// === impl Load ===
+// === impl OrcaLoad ===
 
 impl OrcaLoad {
     /// Writes what is known over `metrics`.

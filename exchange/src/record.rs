@@ -41,7 +41,7 @@ pub fn running(pool: &ManagedPool) -> String {
             room -= told.len();
             w.object(|w| {
                 w.name("slot").plain(endpoint.slot.0);
-                w.name("incarnation").plain(endpoint.incarnation.0);
+                w.name("generation").plain(endpoint.generation.0);
                 w.name("running").array(|w| told.iter().for_each(|running| running_members(w, running)));
             });
         }
@@ -53,7 +53,7 @@ pub fn running(pool: &ManagedPool) -> String {
 #[derive(Debug)]
 pub struct DecisionRecord(String);
 
-// === impl Record ===
+// === impl DecisionRecord ===
 
 impl DecisionRecord {
     /// Of what `schedule` is about to be given, with the request headers whose names `headers` lists, comma-separated; `None` where the pool is larger than is recorded.
@@ -163,7 +163,7 @@ fn endpoint_members(w: &mut JsonWriter, endpoint: &Endpoint, load: EndpointLoad)
     w.name("endpoint").string(&endpoint.address);
     w.name("name").string(&endpoint.name);
     w.name("slot").plain(endpoint.id.slot.0);
-    w.name("incarnation").plain(endpoint.id.incarnation.0);
+    w.name("generation").plain(endpoint.id.generation.0);
     w.name("ready").plain(endpoint.readiness == Readiness::Ready);
     w.name("age_ms").plain(endpoint.age_ms);
     w.name("requests").plain(load.requests);

@@ -74,7 +74,7 @@ enum StringState {
     Plain,
 }
 
-// === impl Restorer ===
+// === impl ModelNameRestorer ===
 
 impl ModelNameRestorer {
     /// For a response of `api`; `streamed` if its content type is `text/event-stream`.
@@ -113,7 +113,7 @@ impl ModelNameRestorer {
     }
 }
 
-// === impl Names ===
+// === impl ModelNames ===
 
 impl ModelNames {
     fn is_sent(&self, literal: &[u8]) -> bool {
@@ -127,7 +127,7 @@ impl ModelNames {
     }
 }
 
-// === impl Scanner ===
+// === impl ModelNameScanner ===
 
 impl ModelNameScanner {
     fn feed(&mut self, mut bytes: &[u8], names: &ModelNames, out: &mut Vec<u8>) {

@@ -25,7 +25,7 @@ pub(crate) fn model(body: &[u8], parsed: &ParsedRequest<'_>, target: &str) -> Op
     Some((BodyEdit::string(range, target), ModelNames { sent: target.into(), requested: asked }))
 }
 
-// === impl Splice ===
+// === impl BodyEdit ===
 
 impl BodyEdit {
     /// Replaces the JSON string at `range` by one that says `text`.

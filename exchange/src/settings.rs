@@ -84,7 +84,7 @@ pub struct ExchangeSettings {
     pub retry: bool,
 }
 
-// === impl Settings ===
+// === impl ExchangeSettings ===
 
 impl ExchangeSettings {
     /// Is this a header that a client must not set? `name` is lower-case.

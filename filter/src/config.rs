@@ -345,7 +345,7 @@ pub fn reference() -> String {
     text
 }
 
-// === impl Field ===
+// === impl ConfigField ===
 
 impl ConfigField {
     fn set(&self, config: &mut FilterConfig, value: ConfigValue) -> Result<(), InvalidConfig> {
@@ -353,7 +353,7 @@ impl ConfigField {
     }
 }
 
-// === impl Kind ===
+// === impl FieldKind ===
 
 impl FieldKind {
     /// `None` when the value is not allowed.
@@ -398,7 +398,7 @@ impl FieldKind {
     }
 }
 
-// === impl Shape ===
+// === impl ConfigShape ===
 
 impl ConfigShape {
     fn allows(self, text: &str) -> bool {

@@ -354,12 +354,12 @@ pub fn endpoints(count: usize) -> Vec<String> {
     (1..u16::MAX).map(|port| format!("10.0.0.1:{port}")).filter(|address| slots.insert(slot(address))).take(count).collect()
 }
 
-/// A roster of ready endpoints at these addresses; an address always has the same identity. The model `alias` is sent as `served`.
-pub fn roster_message(pool: &str, version: scheduler::Version, addresses: &[&str]) -> Vec<u8> {
-    use proto::state::{self, daemon_message::Message::Roster};
+/// A pool update of ready endpoints at these addresses; an address always has the same identity. The model `alias` is sent as `served`.
+pub fn pool_update_message(pool: &str, version: scheduler::Version, addresses: &[&str]) -> Vec<u8> {
+    use proto::state::{self, daemon_message::Message::PoolUpdate};
     let endpoint = |address: &&str| state::Endpoint {
         slot: slot(address),
-        incarnation: 1,
+        generation: 1,
         name: (*address).into(),
         address: (*address).into(),
         ready: true,
@@ -378,7 +378,7 @@ pub fn roster_message(pool: &str, version: scheduler::Version, addresses: &[&str
     };
     let target = state::Target { model: "served".into(), weight: None };
     let rewrite = state::Rewrite { models: vec!["alias".into()], targets: vec![target] };
-    let roster = state::Roster {
+    let pool_update = state::PoolUpdate {
         pool: pool.into(),
         version: Some(state::Version { term: version.term, sequence: version.sequence }),
         endpoints: addresses.iter().map(endpoint).collect(),
@@ -386,9 +386,9 @@ pub fn roster_message(pool: &str, version: scheduler::Version, addresses: &[&str
         objects: Some(state::Objects { rewrites: vec![rewrite], ..state::Objects::default() }),
         hash_secret: 1,
         staleness_max_ms: 2_000,
-        ..state::Roster::default()
+        ..state::PoolUpdate::default()
     };
-    encode(Roster(roster))
+    encode(PoolUpdate(pool_update))
 }
 
 /// Metrics with these queue depths.
@@ -397,7 +397,7 @@ pub fn metrics_message(pool: &str, version: scheduler::Version, sequence: u64, q
     let n = queues.len();
     encode(Metrics(state::Metrics {
         pool: pool.into(),
-        roster: Some(state::Version { term: version.term, sequence: version.sequence }),
+        pool_update: Some(state::Version { term: version.term, sequence: version.sequence }),
         sequence,
         queue_depth: queues.to_vec(),
         running_requests: vec![0.0; n],

@@ -18,7 +18,7 @@ use crate::state::VmState;
 /// The context the proxy knows. A parked request's VM holds what is in it, too.
 pub struct HttpStreamContext<H: Host>(Rc<HttpStream<H>>);
 
-// === impl Http ===
+// === impl HttpStreamContext ===
 
 impl<H: Host> HttpStreamContext<H> {
     /// A stream that has only just begun.

@@ -43,17 +43,17 @@ metrics! {
     EstimatedTokens: Counter "switchpoint_estimated_completion_tokens_total", "Output tokens where engines reported none: counted by events.";
     PlacementsLost: Counter "switchpoint_placements_lost_total", "Ring segments of other workers that were overwritten before they were read.";
     ShareDelayUs: Histogram "switchpoint_share_delay_us", "Time from what is told to other proxies until they hear of it, in µs, as measured there and back.";
-    RostersApplied: Counter "switchpoint_state_rosters_total", "Rosters taken over from the daemon.";
+    PoolUpdatesApplied: Counter "switchpoint_state_pool_updates_total", "Pool updates taken over from the daemon.";
     MetricsApplied: Counter "switchpoint_state_metrics_total", "Metrics taken over from the daemon.";
     LearnedApplied: Counter "switchpoint_state_learned_total", "Models taken over from the daemon.";
     Refused: Counter "switchpoint_state_refused_total", "Messages of the daemon refused whole.";
-    Poisoned: Counter "switchpoint_state_poisoned_total", "Messages refused because a VM was lost decoding them.";
+    CrashGuarded: Counter "switchpoint_state_crash_guarded_total", "Messages refused because a VM was lost decoding them.";
     StreamsOpened: Counter "switchpoint_state_streams_total", "Streams opened to the daemon.";
     LeadersElected: Counter "switchpoint_state_leaders_total", "Times a VM became leader.";
     Connected: Gauge "switchpoint_state_connected", "Whether the daemon is heard: 1 or 0.";
     AgeMs: Gauge "switchpoint_state_age_ms", "Time since the daemon was last heard, in ms.";
     Endpoints: Gauge "switchpoint_state_endpoints", "Endpoints in all pools.";
-    WithoutSeat: Gauge "switchpoint_vms_without_seat", "Worker VMs that pick by what they know themselves, because all seats are taken.";
+    WithoutVmSlot: Gauge "switchpoint_vms_without_vm_slot", "Worker VMs that pick by what they know themselves, because all VM slots are taken.";
     HostErrors: Counter "switchpoint_host_errors_total", "Calls the proxy refused that it should not have.";
 }
 
@@ -64,7 +64,7 @@ pub struct FilterMetrics<H> {
     numbers: Vec<Option<u32>>,
 }
 
-// === impl Metrics ===
+// === impl FilterMetrics ===
 
 impl<H: Host> FilterMetrics<H> {
     /// Finds or makes every statistic.

@@ -8,7 +8,7 @@ pub struct HeaderPairs<'b> {
     values: &'b [u8],
 }
 
-// === impl Pairs ===
+// === impl HeaderPairs ===
 
 impl<'b> HeaderPairs<'b> {
     /// Reads the frame; no pairs when it is broken.

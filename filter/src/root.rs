@@ -20,7 +20,7 @@ pub struct FilterRoot<H: Host> {
     config: Rc<FilterConfig>,
 }
 
-// === impl Root ===
+// === impl FilterRoot ===
 
 impl<H: Host> FilterRoot<H> {
     /// A root context before its configuration, which makes every request pass.

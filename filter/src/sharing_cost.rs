@@ -6,7 +6,7 @@ use exchange::{Exchange, ExchangeSettings, Timestamp};
 use pool_state::{LoadReportHead, OwnLoadReport};
 use scheduler::Version;
 
-use crate::fake::{endpoints, roster_message};
+use crate::fake::{endpoints, pool_update_message};
 use crate::host::{Host, WriteCondition};
 use crate::state::load_sharing::{SharingOccasion, VmContext};
 use crate::state::replica::{DaemonUpdate, PoolReplica, decode};
@@ -96,17 +96,18 @@ pub fn cost<H: Host>(host: &H, headers: &[u8]) -> Option<String> {
     let addresses = endpoints(count);
     let version = Version { term: 1, sequence: 1 };
     let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
-    let Ok(DaemonUpdate::Roster(roster)) = decode(&roster_message("drill", version, &addresses), |_| None::<&PoolReplica>) else {
+    let Ok(DaemonUpdate::PoolUpdate(pool_update)) = decode(&pool_update_message("drill", version, &addresses), |_| None::<&PoolReplica>)
+    else {
         return None;
     };
     let mut replica = PoolReplica::new("drill", 1);
-    replica.install(*roster);
+    replica.install(*pool_update);
     let _kept = picks(&mut replica, count.saturating_mul(8));
-    let vm_of = |seat: u16| u64::from(seat).saturating_add(1);
+    let vm_of = |vm_slot: u16| u64::from(vm_slot).saturating_add(1);
     let now = host.now();
-    let mut roll = VmTable::default();
-    (0..=peers).for_each(|seat| vm_table.insert(vm_table::VmEntry { vm: vm_of(seat), beat: now, queue: 0, serves: true }));
-    let me = VmContext { vm: vm_of(peers), seat: peers, roll: &vm_table };
+    let mut vm_table = VmTable::default();
+    (0..=peers).for_each(|vm_slot| vm_table.insert(vm_table::VmEntry { vm: vm_of(vm_slot), heartbeat: now, queue: 0, serves: true }));
+    let me = VmContext { vm: vm_of(peers), vm_slot: peers, vm_table: &vm_table };
     let mut row = replica.pool.write_load_report(&mut OwnLoadReport::default(), LoadReportHead::default()).to_vec();
     let rows = replica.pool.in_flight().rows().count();
     let (mut tell, mut hear, mut same, mut clock) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -117,8 +118,8 @@ pub fn cost<H: Host>(host: &H, headers: &[u8]) -> Option<String> {
     };
     for round in 0..ROUNDS {
         let at = Timestamp(now.0).plus_ms(round.checked_div(4).unwrap_or(0));
-        for seat in 0..peers {
-            let head = [vm_of(seat).to_le_bytes(), at.0.to_le_bytes()];
+        for vm_slot in 0..peers {
+            let head = [vm_of(vm_slot).to_le_bytes(), at.0.to_le_bytes()];
             row.iter_mut().zip(head.as_flattened()).for_each(|(to, byte)| *to = *byte);
             // A few picks and ends since the last look.
             for place in 0..CHANGES {
@@ -129,7 +130,7 @@ pub fn cost<H: Host>(host: &H, headers: &[u8]) -> Option<String> {
                     *byte = byte.wrapping_add(1);
                 }
             }
-            let _ = host.share(&format!("switchpoint/1/pool/drill/row/{seat}"), &row, WriteCondition::Any);
+            let _ = host.share(&format!("switchpoint/1/pool/drill/row/{vm_slot}"), &row, WriteCondition::Any);
         }
         let mut exchanges = picks(&mut replica, 1);
         let PoolReplica { sharing, pool, .. } = &mut replica;

@@ -1,5 +1,5 @@
 //! The state of one VM, shared by all its root contexts: after a configuration update the old root context lives beside the new one until its
-//! last stream has ended, and both are one VM with one set of pools, one seat among the VMs and at most one lead. So are several listeners with
+//! last stream has ended, and both are one VM with one set of pools, one VM slot among the VMs and at most one lead. So are several listeners with
 //! one `vm_id`: their pools are the VM's together, and the newest configuration says where the daemon is.
 //!
 //! What the VM does by itself it does in the ticks of its newest root context, beginning with the first: a configuration is also read by a
@@ -30,7 +30,7 @@ use lease::LeaderElection;
 use load_sharing::{SharingOccasion, VmContext};
 use replica::PoolReplica;
 use snapshot_store::PublishError;
-use vm_table::{EXPIRY_MS, HEARTBEAT_MS, SEATS_MAX, VmEntry, VmTable};
+use vm_table::{EXPIRY_MS, HEARTBEAT_MS, VM_SLOTS_MAX, VmEntry, VmTable};
 
 /// Tick period. It bounds how late a lost wake-up is noticed, a parked request answered, a free lease taken. A tick costs a few µs.
 pub const TICK_MS: u32 = 100;
@@ -97,7 +97,7 @@ struct ParkingEntry {
     request: Weak<dyn ParkedRequest>,
 }
 
-// === impl Vm ===
+// === impl VmState ===
 
 impl<H: Host> VmState<H> {
     /// A VM without any configuration.
@@ -185,16 +185,16 @@ impl<H: Host> VmState<H> {
 
     /// Puts what ended requests told where the VM that leads finds it.
     pub fn publish_observations(&self, replica: &mut PoolReplica) {
-        if let Some(seat) = self.vm_slot.slot {
-            replica.publish_observations(&self.host, seat, self.id);
+        if let Some(vm_slot) = self.vm_slot.slot {
+            replica.publish_observations(&self.host, vm_slot, self.id);
         }
     }
 
-    /// This VM among the others; `None` when it has no seat, or shares nothing.
+    /// This VM among the others; `None` when it has no VM slot, or shares nothing.
     fn vm_context(&self) -> Option<VmContext<'_>> {
         let shares = self.roots.last().is_some_and(|root| root.config.sharing);
-        let seat = self.vm_slot.slot.filter(|_| shares)?;
-        Some(VmContext { vm: self.id, seat, roll: &self.vm_slot.vm_table })
+        let vm_slot = self.vm_slot.slot.filter(|_| shares)?;
+        Some(VmContext { vm: self.id, vm_slot, vm_table: &self.vm_slot.vm_table })
     }
 
     /// Holds a request; false when too many are held already.
@@ -231,7 +231,7 @@ impl<H: Host> VmState<H> {
         }
         self.ticks.complete = Some(now);
         self.keep_vm_slot(root, now);
-        self.contend_for_lead(root, &config, now);
+        self.contend_for_leader(root, &config, now);
         self.refresh();
         self.prepare(&config, now);
         self.share_with_peers(root, now);
@@ -244,7 +244,7 @@ impl<H: Host> VmState<H> {
             for replica in &self.replicas {
                 self.receive_loads(&mut replica.borrow_mut(), now, SharingOccasion::Pick);
             }
-            self.with_leader(root, now, |link, lead| link.publish_load(lead));
+            self.with_leader(root, now, |link, leader| link.publish_load(leader));
         }
         let period = |replica: &Rc<RefCell<PoolReplica>>| replica.borrow().peer_publisher.tick_ms(now);
         let short = self.epoch.and_then(|_| self.replicas.iter().filter_map(period).min()).map(|ms| (root, ms));
@@ -278,7 +278,7 @@ impl<H: Host> VmState<H> {
                 return Vec::new();
             }
         };
-        let outcome = self.with_leader(root, now, |link, lead| link.on_message(lead, &bytes));
+        let outcome = self.with_leader(root, now, |link, leader| link.on_message(leader, &bytes));
         if matches!(outcome, None | Some(Err(PublishError::Superseded))) {
             self.step_down(root);
         }
@@ -290,7 +290,7 @@ impl<H: Host> VmState<H> {
         let now = self.host.now();
         if !self.link.is(stream) {
             let _ = self.host.stream_cancel(stream);
-        } else if self.with_leader(root, now, |link, lead| link.on_closed(lead, why)).is_none() {
+        } else if self.with_leader(root, now, |link, leader| link.on_closed(leader, why)).is_none() {
             self.step_down(root);
         }
     }
@@ -298,7 +298,7 @@ impl<H: Host> VmState<H> {
     /// A call was answered, perhaps one to the daemon; `status` is nothing when there was no answer.
     pub fn on_call_response(&mut self, root: u32, call: u32, answer: CallResponse) -> Vec<Rc<dyn ParkedRequest>> {
         let now = self.host.now();
-        let outcome = self.with_leader(root, now, |link, lead| link.on_response(lead, call, answer));
+        let outcome = self.with_leader(root, now, |link, leader| link.on_response(leader, call, answer));
         if matches!(outcome, None | Some(Err(PublishError::Superseded))) {
             self.step_down(root);
         }
@@ -318,14 +318,14 @@ impl<H: Host> VmState<H> {
 
     /// Shows that this VM is alive, and has the root context of this tick woken from now on.
     fn keep_vm_slot(&mut self, root: u32, now: Timestamp) {
-        let due = self.vm_slot.heartbeat.is_none_or(|beat| now.ms_since(beat) >= HEARTBEAT_MS);
+        let due = self.vm_slot.heartbeat.is_none_or(|heartbeat| now.ms_since(heartbeat) >= HEARTBEAT_MS);
         if due {
             self.host.follow_log_level();
             self.write_heartbeat(now);
             self.write_counters();
-        } else if let Ok(roll) = VmTable::read(&self.host) {
+        } else if let Ok(vm_table) = VmTable::read(&self.host) {
             // A VM that has just begun counts from now on, not from the next heartbeat.
-            self.vm_slot.vm_table = roll;
+            self.vm_slot.vm_table = vm_table;
         }
         if let (Some(slot), true) = (self.vm_slot.slot, self.vm_slot.root != root) {
             match self.host.queue_register(&format!("switchpoint/1/wake/{slot}")) {
@@ -341,21 +341,21 @@ impl<H: Host> VmState<H> {
     }
 
     fn write_heartbeat(&mut self, now: Timestamp) {
-        let row = VmEntry { vm: self.id, beat: now, queue: self.vm_slot.queue, serves: self.serves };
+        let row = VmEntry { vm: self.id, heartbeat: now, queue: self.vm_slot.queue, serves: self.serves };
         let (before, known) = (self.vm_slot.slot, self.vm_slot.heartbeat.is_some());
         match VmTable::write_heartbeat(&self.host, row) {
-            Some((slot, roll)) => {
-                self.vm_slot = VmSlot { slot, vm_table: roll, heartbeat: Some(now), ..std::mem::take(&mut self.vm_slot) };
+            Some((slot, vm_table)) => {
+                self.vm_slot = VmSlot { slot, vm_table: vm_table, heartbeat: Some(now), ..std::mem::take(&mut self.vm_slot) };
                 if slot.is_none() && (before.is_some() || !known) {
-                    let seats = SEATS_MAX;
+                    let vm_slots = VM_SLOTS_MAX;
                     log::warn!(
-                        "all {seats} seats for workers are taken: VM {:016x} picks by what it knows itself, until one is free",
+                        "all {vm_slots} VM slots for workers are taken: VM {:016x} picks by what it knows itself, until one is free",
                         self.id
                     );
                 }
             }
             // Tried again at the next tick. Nobody else sits there until the heartbeat before has expired.
-            None if self.vm_slot.heartbeat.is_some_and(|beat| now.ms_since(beat) < EXPIRY_MS) => {}
+            None if self.vm_slot.heartbeat.is_some_and(|heartbeat| now.ms_since(heartbeat) < EXPIRY_MS) => {}
             None => self.vm_slot.slot = None,
         }
         if self.vm_slot.slot != before {
@@ -364,10 +364,10 @@ impl<H: Host> VmState<H> {
         }
     }
 
-    /// How many VMs of the process have no seat, as far as this one knows.
+    /// How many VMs of the process have no VM slot, as far as this one knows.
     #[must_use]
-    pub fn without_seat(&self) -> usize {
-        self.vm_slot.vm_table.without_seat(self.host.now())
+    pub fn without_vm_slot(&self) -> usize {
+        self.vm_slot.vm_table.without_vm_slot(self.host.now())
     }
 
     fn write_counters(&self) {
@@ -395,7 +395,7 @@ impl<H: Host> VmState<H> {
     }
 
     /// Takes, keeps or loses the lead, and leads.
-    fn contend_for_lead(&mut self, root: u32, config: &FilterConfig, now: Timestamp) {
+    fn contend_for_leader(&mut self, root: u32, config: &FilterConfig, now: Timestamp) {
         let before = self.epoch;
         self.epoch = self.lease.poll(&self.host, self.serves, config.lease_ms, now);
         if self.epoch.is_none() && before.is_some() {
@@ -403,15 +403,15 @@ impl<H: Host> VmState<H> {
         } else if self.epoch != before {
             self.metrics.count(Stat::LeadersElected);
             log::debug!("VM {:016x} leads", self.id);
-            self.with_leader(root, now, |link, lead| link.begin(lead));
+            self.with_leader(root, now, |link, leader| link.begin(leader));
         }
         let successor = self.successor(now);
         if let (Some(successor), true) = (successor, self.epoch.is_some()) {
             self.lease.hand_over(&self.host, successor.vm, config.lease_ms, now);
             self.step_down(root);
-            let _ = self.host.queue_push(successor.queue, b"lead");
+            let _ = self.host.queue_push(successor.queue, b"leader");
         }
-        self.with_leader(root, now, |link, lead| link.drive(lead));
+        self.with_leader(root, now, |link, leader| link.drive(leader));
     }
 
     /// Whom a leader that serves requests hands over to: a VM that does not.
@@ -430,10 +430,13 @@ impl<H: Host> VmState<H> {
     /// Does something as the leader; `None` when this VM is not.
     fn with_leader<R>(&mut self, root: u32, now: Timestamp, act: impl FnOnce(&mut StateLink, &mut LeaderContext<'_, H>) -> R) -> Option<R> {
         let (Some(epoch), Some(newest)) = (self.epoch.filter(|_| self.lease.holds(now)), self.roots.last()) else { return None };
-        let me =
-            self.vm_slot.slot.filter(|_| newest.config.sharing).map(|seat| VmContext { vm: self.id, seat, roll: &self.vm_slot.vm_table });
+        let me = self.vm_slot.slot.filter(|_| newest.config.sharing).map(|vm_slot| VmContext {
+            vm: self.id,
+            vm_slot,
+            vm_table: &self.vm_slot.vm_table,
+        });
         let mut replicas: Vec<_> = self.replicas.iter().map(|replica| replica.borrow_mut()).collect();
-        let mut lead = LeaderContext {
+        let mut leader = LeaderContext {
             host: &self.host,
             vm: self.id,
             root,
@@ -442,20 +445,20 @@ impl<H: Host> VmState<H> {
             config: &newest.config,
             replicas: replicas.iter_mut().map(|replica| &mut **replica).collect(),
             me,
-            roll: &self.vm_slot.vm_table,
+            vm_table: &self.vm_slot.vm_table,
             metrics: &self.metrics,
         };
-        Some(act(&mut self.link, &mut lead))
+        Some(act(&mut self.link, &mut leader))
     }
 
     fn refresh(&self) {
         for replica in &self.replicas {
             let mut replica = replica.borrow_mut();
             match replica.refresh(&self.host) {
-                Err(error) => self.host_error("the notice board", error),
+                Err(error) => self.host_error("the snapshot store", error),
                 Ok(refreshed) if refreshed.refused => {
                     self.metrics.count(Stat::Refused);
-                    log::error!("pool {}: what is on the notice board cannot be read here", replica.name);
+                    log::error!("pool {}: what is on the snapshot store cannot be read here", replica.name);
                 }
                 Ok(_) => {}
             }
@@ -475,7 +478,7 @@ impl<H: Host> VmState<H> {
     }
 }
 
-// === impl Parked ===
+// === impl ParkingEntry ===
 
 impl std::fmt::Debug for ParkingEntry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -486,7 +489,7 @@ impl std::fmt::Debug for ParkingEntry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake::{FakeHost, metrics_message, roster_message};
+    use crate::fake::{FakeHost, metrics_message, pool_update_message};
     use crate::host::WriteCondition;
     use prost::Message;
     use proto::state::{self, proxy_message};
@@ -536,13 +539,13 @@ mod tests {
         vm.replica("default").unwrap().borrow().version().sequence
     }
 
-    /// A process whose VM 1 leads and has a roster with sequence 1.
+    /// A process whose VM 1 leads and has a pool update with sequence 1.
     fn led() -> (FakeHost, VmState<FakeHost>) {
         let host = FakeHost::new();
         host.properties.borrow_mut().insert("xds.node.id".into(), b"proxy-1".to_vec());
         let mut leader = vm(&host, 1);
         leader.tick(1);
-        send(&host, &mut leader, roster_message("default", version(1), &["10.0.0.1:1"]));
+        send(&host, &mut leader, pool_update_message("default", version(1), &["10.0.0.1:1"]));
         (host, leader)
     }
 
@@ -566,7 +569,7 @@ mod tests {
         host.pass_ms(1_000);
         leader.tick(1);
         said(&host);
-        send(&host, &mut leader, roster_message("default", version(2), &["10.0.0.1:1", "10.0.0.2:1"]));
+        send(&host, &mut leader, pool_update_message("default", version(2), &["10.0.0.1:1", "10.0.0.2:1"]));
         let queue = other.vm_slot.queue;
         assert_eq!(host.queues.borrow()[queue as usize - 1].1.len(), 1);
         other.on_wake(queue);
@@ -579,7 +582,7 @@ mod tests {
         let (host, mut leader) = led();
         let mut other = vm(&host, 1);
         other.tick(1);
-        send(&host, &mut leader, roster_message("default", version(2), &["10.0.0.1:1"]));
+        send(&host, &mut leader, pool_update_message("default", version(2), &["10.0.0.1:1"]));
         host.pass_ms(100);
         other.tick(1);
         assert_eq!(in_force(&other), 2);
@@ -598,7 +601,7 @@ mod tests {
         assert_eq!(host.streams.borrow().len(), 2, "within the lease");
         said(&host);
         // The daemon sends what it has again; that it is in force already is no reason to refuse it.
-        send(&host, &mut other, roster_message("default", version(1), &["10.0.0.1:1"]));
+        send(&host, &mut other, pool_update_message("default", version(1), &["10.0.0.1:1"]));
         assert_eq!(said(&host), ["2: ack 1 "]);
         assert_eq!(host.metric_value("switchpoint_state_refused_total"), 0);
     }
@@ -610,10 +613,10 @@ mod tests {
         host.pass_ms(3_000);
         other.tick(1);
         assert_eq!(host.streams.borrow().len(), 2);
-        send(&host, &mut other, roster_message("default", version(5), &["10.0.0.5:1"]));
+        send(&host, &mut other, pool_update_message("default", version(5), &["10.0.0.5:1"]));
         said(&host);
         // What was under way to the stalled one arrives now.
-        let late = roster_message("default", version(9), &["10.0.0.9:1"]);
+        let late = pool_update_message("default", version(9), &["10.0.0.9:1"]);
         host.buffers.borrow_mut().insert(BodyBuffer::StreamMessage as u32, late.clone());
         stalled.on_stream_message(1, 1, late.len());
         assert_eq!(said(&host), [""; 0]);
@@ -623,19 +626,19 @@ mod tests {
     }
 
     #[test]
-    fn bad_and_old_rosters_are_refused_with_the_reason_and_change_nothing() {
+    fn bad_and_old_pool_updates_are_refused_with_the_reason_and_change_nothing() {
         let (host, mut leader) = led();
         said(&host);
-        send(&host, &mut leader, roster_message("default", version(2), &["10.0.0.1:1", "10.0.0.1:1"]));
+        send(&host, &mut leader, pool_update_message("default", version(2), &["10.0.0.1:1", "10.0.0.1:1"]));
         send(&host, &mut leader, b"\xff\xff\xff".to_vec());
-        send(&host, &mut leader, roster_message("default", Version { term: TERM - 1, sequence: 99 }, &["10.0.0.7:1"]));
+        send(&host, &mut leader, pool_update_message("default", Version { term: TERM - 1, sequence: 99 }, &["10.0.0.7:1"]));
         send(&host, &mut leader, metrics_message("default", version(1), 3, &[1.0, 2.0]));
         let said = said(&host);
         assert!(said[0].starts_with("1: ack 2 ") && said[0].contains("claimed by two endpoints"), "{said:?}");
         assert_eq!(said[1..], ["1: ack 99 older than 40.1, which is in force; holds 40.1"]);
         assert_eq!((in_force(&leader), host.metric_value("switchpoint_state_refused_total")), (1, 4));
         // And it goes on.
-        send(&host, &mut leader, roster_message("default", Version { term: TERM + 1, sequence: 1 }, &["10.0.0.7:1"]));
+        send(&host, &mut leader, pool_update_message("default", Version { term: TERM + 1, sequence: 1 }, &["10.0.0.7:1"]));
         assert_eq!(leader.replica("default").unwrap().borrow().version().term, TERM + 1);
     }
 
@@ -647,7 +650,10 @@ mod tests {
             let host = FakeHost::new();
             let ahead = Version { term: AHEAD, sequence: 77 };
             let replica = PoolReplica::new("default", 1);
-            replica.board.publish_pool_update(&host, 1, ahead, &roster_message("default", ahead, &["10.0.0.1:1"]), host.now()).unwrap();
+            replica
+                .store
+                .publish_pool_update(&host, 1, ahead, &pool_update_message("default", ahead, &["10.0.0.1:1"]), host.now())
+                .unwrap();
             replica.model_store.publish_pool_update(&host, 1, ahead, b"\xff", host.now()).unwrap();
             let mut leader = VmState::new(host.clone());
             leader.configure(1, config(&format!(r#"{{"pools": [{{"name": "default"}}], "state": {{"transport": "{transport}"}}}}"#)));
@@ -676,7 +682,7 @@ mod tests {
                 bytes.iter().filter_map(ack).collect()
             };
             for sequence in 1..4 {
-                hear(&mut leader, roster_message("default", version(sequence), &["10.0.0.2:1"]));
+                hear(&mut leader, pool_update_message("default", version(sequence), &["10.0.0.2:1"]));
             }
             let refusals = acks();
             assert!(!refusals.is_empty(), "{transport}");
@@ -685,7 +691,7 @@ mod tests {
                 assert_eq!((held, ack.refused.is_empty()), (Some((AHEAD, 77)), false), "{transport}");
             }
             let raised = Version { term: AHEAD + 1, sequence: 1 };
-            hear(&mut leader, roster_message("default", raised, &["10.0.0.2:1"]));
+            hear(&mut leader, pool_update_message("default", raised, &["10.0.0.2:1"]));
             hear(&mut leader, metrics_message("default", raised, 2, &[4.0]));
             let replica = leader.replica("default").unwrap();
             assert_eq!((replica.borrow().version(), replica.borrow().metrics_sequence()), (raised, 2), "{transport}");
@@ -696,26 +702,26 @@ mod tests {
     }
 
     #[test]
-    fn a_board_that_cannot_be_read_here_still_says_what_is_held() {
+    fn a_store_that_cannot_be_read_here_still_says_what_is_held() {
         let (host, mut leader) = led();
         said(&host);
         let ahead = Version { term: TERM + 5, sequence: 2 };
         let replica = leader.replica("default").unwrap();
-        replica.borrow().board.publish_pool_update(&host, 9, ahead, b"\xff\xff", host.now()).unwrap();
+        replica.borrow().store.publish_pool_update(&host, 9, ahead, b"\xff\xff", host.now()).unwrap();
         // A later leader has written; this one still has the lease, and learns of it by what it wants to post.
         host.share("switchpoint/1/leader", &words::write(&[9, leader.id, host.now().plus_ms(3_000).0], &[]), WriteCondition::Any).unwrap();
         leader.lease = LeaderElection::new(leader.id);
         leader.tick(1);
         let stream = u32::try_from(host.streams.borrow().len()).unwrap();
         assert_eq!(leader.epoch, Some(9));
-        send(&host, &mut leader, roster_message("default", version(3), &["10.0.0.2:1"]));
+        send(&host, &mut leader, pool_update_message("default", version(3), &["10.0.0.2:1"]));
         assert_eq!(said(&host).last().unwrap(), &format!("{stream}: ack 3 older than 45.2, which is in force; holds 45.2"));
     }
 
     #[test]
-    fn a_roster_that_killed_its_leader_is_not_decoded_again() {
+    fn a_pool_update_that_killed_its_leader_is_not_decoded_again() {
         let (host, leader) = led();
-        let deadly = |sequence| roster_message("default", version(sequence), &["10.0.0.2:1"]);
+        let deadly = |sequence| pool_update_message("default", version(sequence), &["10.0.0.2:1"]);
         // The leader is lost in the middle of decoding: its mark stays.
         let mut mark = None;
         let (other, _) = crash_guard::CrashGuard::load(&host, leader.id, host.now());
@@ -736,8 +742,8 @@ mod tests {
         said(&host);
         send(&host, &mut next, deadly(3));
         assert_eq!((in_force(&next), said(&host).len()), (1, 0));
-        assert_eq!(host.metric_value("switchpoint_state_poisoned_total"), 1);
-        send(&host, &mut next, roster_message("default", version(4), &["10.0.0.3:1"]));
+        assert_eq!(host.metric_value("switchpoint_state_crash_guarded_total"), 1);
+        send(&host, &mut next, pool_update_message("default", version(4), &["10.0.0.3:1"]));
         assert_eq!(in_force(&next), 4);
     }
 
@@ -809,7 +815,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_root_context_frees_the_lead() {
+    fn the_last_root_context_frees_the_leader() {
         let (host, mut leader) = led();
         let mut other = vm(&host, 1);
         other.tick(1);
@@ -908,7 +914,7 @@ mod tests {
         let s = session(&host);
         answer(&mut leader, 1, b"200", &[]);
         assert_eq!(called(&host, &mut seen), [format!("hear {s} []")]);
-        let both = [roster_message("default", version(1), &["10.0.0.1:1"]), metrics_message("default", version(1), 7, &[3.0])];
+        let both = [pool_update_message("default", version(1), &["10.0.0.1:1"]), metrics_message("default", version(1), 7, &[3.0])];
         answer(&mut leader, 2, b"200", &both);
         assert_eq!(in_force(&leader), 1);
         assert_eq!(host.metric_value("switchpoint_state_metrics_total"), 1, "both were taken, in order");
@@ -916,7 +922,7 @@ mod tests {
         // While one call tells, what is to be told gathers.
         for sequence in 2..4 {
             let hear = host.calls.borrow().len();
-            answer(&mut leader, hear, b"200", &[roster_message("default", version(sequence), &["10.0.0.1:1"])]);
+            answer(&mut leader, hear, b"200", &[pool_update_message("default", version(sequence), &["10.0.0.1:1"])]);
             assert_eq!(called(&host, &mut seen), [format!("hear {s} []")]);
         }
         answer(&mut leader, 3, b"200", &[]);
@@ -956,13 +962,13 @@ mod tests {
             let again = called(&host, &mut seen);
             assert!(again.len() == 1 && again[0].ends_with("[\"hello\"]") && session(&host) != s, "{again:?}");
             // The answer to a call of the one before is nobody's.
-            answer(&mut leader, 2, b"200", &[roster_message("default", version(1), &["10.0.0.1:1"])]);
+            answer(&mut leader, 2, b"200", &[pool_update_message("default", version(1), &["10.0.0.1:1"])]);
             assert_eq!((in_force(&leader), called(&host, &mut seen).len()), (0, 0));
         }
     }
 
     #[test]
-    fn calls_to_a_silent_daemon_are_given_up_and_so_is_a_superseded_lead() {
+    fn calls_to_a_silent_daemon_are_given_up_and_so_is_a_superseded_leader() {
         let (host, mut leader, mut seen) = calling();
         answer(&mut leader, 1, b"200", &[]);
         called(&host, &mut seen);
@@ -975,18 +981,18 @@ mod tests {
         host.pass_ms(3_000);
         other.tick(1);
         let hear = host.calls.borrow().len();
-        answer(&mut leader, hear, b"200", &[roster_message("default", version(9), &["10.0.0.9:1"])]);
+        answer(&mut leader, hear, b"200", &[pool_update_message("default", version(9), &["10.0.0.9:1"])]);
         assert_eq!((in_force(&leader), called(&host, &mut seen).len(), leader.epoch), (0, 0, None));
     }
 
     // === a proxy that refuses ===
 
-    /// At some seats of the process requests end, more than the daemon is told at once.
+    /// At some VM slots of the process requests end, more than the daemon is told at once.
     fn requests_end(host: &FakeHost, writers: &mut [observation_ring::ObservationRingWriter]) {
-        for (seat, writer) in (10_u16..).zip(writers) {
-            let vm = 1_000 + u64::from(seat);
-            VmTable::seat(host, seat, VmEntry { vm, beat: host.now(), queue: 0, serves: true });
-            writer.append(host, ("default", seat, vm), (0..512).map(|_| [7; pool_state::OBSERVATION_BYTES]));
+        for (vm_slot, writer) in (10_u16..).zip(writers) {
+            let vm = 1_000 + u64::from(vm_slot);
+            VmTable::vm_slot(host, vm_slot, VmEntry { vm, heartbeat: host.now(), queue: 0, serves: true });
+            writer.append(host, ("default", vm_slot, vm), (0..512).map(|_| [7; pool_state::OBSERVATION_BYTES]));
         }
     }
 
@@ -1074,7 +1080,7 @@ mod tests {
         assert_eq!(leader.tick(1).len(), 1, "and is until it is decided");
         due[0].retry();
         assert_eq!(leader.tick(1).len(), 0);
-        assert_eq!(send(&host, &mut leader, roster_message("default", version(1), &["10.0.0.1:1"])), 1, "there is state");
+        assert_eq!(send(&host, &mut leader, pool_update_message("default", version(1), &["10.0.0.1:1"])), 1, "there is state");
         waiters[1].retry();
         assert_eq!(leader.tick(1).len(), 0);
         let park = |vm: &mut VmState<FakeHost>, ms| {

@@ -5,8 +5,8 @@
 //!    ▲                             │
 //!    └── the daemon or the network closed it: wait, longer each time, never in step with other proxies
 //! ```
-//! Every message is first decoded here, under [`CrashGuard::decode_guarded`]; then it goes up on the notice board, whence all other VMs take it; then it is
-//! in force here. A message that breaks a rule is refused whole, counted, logged, and, when it is a roster, answered with the reason.
+//! Every message is first decoded here, under [`CrashGuard::decode_guarded`]; then it goes up on the snapshot store, whence all other VMs take it; then it is
+//! in force here. A message that breaks a rule is refused whole, counted, logged, and, when it is a pool update, answered with the reason.
 
 mod connection;
 
@@ -85,12 +85,12 @@ pub struct LeaderContext<'a, H> {
     /// This VM among the others, when they share.
     pub me: Option<VmContext<'a>>,
     /// The VMs.
-    pub roll: &'a VmTable,
+    pub vm_table: &'a VmTable,
     /// What is counted.
     pub metrics: &'a FilterMetrics<H>,
 }
 
-// === impl Link ===
+// === impl StateLink ===
 
 impl Default for StateLink {
     fn default() -> Self {
@@ -105,53 +105,55 @@ impl Default for StateLink {
 
 impl StateLink {
     /// This VM leads from now on.
-    pub fn begin<H: Host>(&mut self, lead: &mut LeaderContext<'_, H>) {
-        let (poison, lost) = CrashGuard::load(lead.host, lead.vm, lead.now);
+    pub fn begin<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>) {
+        let (crash_guard, lost) = CrashGuard::load(leader.host, leader.vm, leader.now);
         if lost {
             log::error!("a VM was lost while it decoded a message of the daemon; that message is refused from now on");
-            lead.metrics.count(Stat::Poisoned);
+            leader.metrics.count(Stat::CrashGuarded);
         }
-        let phase = LinkPhase::Closed { retry_at: poison.pause_ends() };
-        *self = Self { phase, crash_guard: poison, ..Self::default() };
+        let phase = LinkPhase::Closed { retry_at: crash_guard.pause_ends() };
+        *self = Self { phase, crash_guard: crash_guard, ..Self::default() };
     }
 
     /// What is due at a tick: opening, reporting, giving up on a daemon that is silent.
-    pub fn drive<H: Host>(&mut self, lead: &mut LeaderContext<'_, H>) {
+    pub fn drive<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>) {
         match &self.phase {
-            LinkPhase::Closed { retry_at } if *retry_at <= lead.now => self.open(lead),
+            LinkPhase::Closed { retry_at } if *retry_at <= leader.now => self.open(leader),
             LinkPhase::Closed { .. } => {}
-            LinkPhase::Open(open) if open.root != lead.root || open.state != lead.config.state || open.pools != names(&lead.replicas) => {
-                self.close(lead.host, lead.root);
-                self.open(lead);
+            LinkPhase::Open(open)
+                if open.root != leader.root || open.state != leader.config.state || open.pools != names(&leader.replicas) =>
+            {
+                self.close(leader.host, leader.root);
+                self.open(leader);
             }
-            LinkPhase::Open(open) if lead.now.ms_since(open.received_at) > lead.config.state.silence_max_ms => {
-                self.close(lead.host, lead.root);
-                self.schedule_retry(lead, "it is silent");
+            LinkPhase::Open(open) if leader.now.ms_since(open.received_at) > leader.config.state.silence_max_ms => {
+                self.close(leader.host, leader.root);
+                self.schedule_retry(leader, "it is silent");
             }
             LinkPhase::Open(_) => {
-                self.report(lead);
-                self.forward_observations(lead);
-                self.renew_calls(lead);
+                self.report(leader);
+                self.forward_observations(leader);
+                self.renew_calls(leader);
             }
         }
-        lead.metrics.record(Stat::WithoutSeat, lead.roll.without_seat(lead.now) as u64);
-        let newest = lead.replicas.iter().filter_map(|replica| replica.metrics_at()).max();
+        leader.metrics.record(Stat::WithoutVmSlot, leader.vm_table.without_vm_slot(leader.now) as u64);
+        let newest = leader.replicas.iter().filter_map(|replica| replica.metrics_at()).max();
         if let Some(at) = newest {
-            lead.metrics.record(Stat::AgeMs, lead.now.ms_since(at));
+            leader.metrics.record(Stat::AgeMs, leader.now.ms_since(at));
         }
     }
 
     /// Tells the other proxies what changed here.
-    pub fn publish_load<H: Host>(&mut self, lead: &mut LeaderContext<'_, H>) {
-        let (LinkPhase::Open(_), Some(_)) = (&self.phase, lead.me) else { return };
+    pub fn publish_load<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>) {
+        let (LinkPhase::Open(_), Some(_)) = (&self.phase, leader.me) else { return };
         let mut shares = Vec::new();
-        for replica in &mut lead.replicas {
-            let PoolReplica { peer_publisher: outward, sharing, pool, name, .. } = &mut **replica;
-            let (share, lost) = outward.next_report(lead.host, (name, pool), sharing, lead.now);
-            lead.metrics.add(Stat::PlacementsLost, lost);
+        for replica in &mut leader.replicas {
+            let PoolReplica { peer_publisher: peer_publisher, sharing, pool, name, .. } = &mut **replica;
+            let (share, lost) = peer_publisher.next_report(leader.host, (name, pool), sharing, leader.now);
+            leader.metrics.add(Stat::PlacementsLost, lost);
             shares.extend(share.map(proxy_message::Message::LoadReport));
         }
-        self.send_all(lead, shares);
+        self.send_all(leader, shares);
     }
 
     /// Is `stream` the open one?
@@ -182,132 +184,134 @@ impl StateLink {
     }
 
     /// The daemon or the network ended the connection. A stream's handle must be released here: later it would be another's.
-    pub fn on_closed<H: Host>(&mut self, lead: &mut LeaderContext<'_, H>, why: &str) {
-        self.close(lead.host, lead.root);
-        self.schedule_retry(lead, why);
+    pub fn on_closed<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, why: &str) {
+        self.close(leader.host, leader.root);
+        self.schedule_retry(leader, why);
     }
 
     /// A call was answered, perhaps one of this connection's. The lead is over when a later leader has written.
-    pub fn on_response<H: Host>(&mut self, lead: &mut LeaderContext<'_, H>, call: u32, answer: CallResponse) -> Result<(), PublishError> {
+    pub fn on_response<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, call: u32, answer: CallResponse) -> Result<(), PublishError> {
         let LinkPhase::Open(open) = &mut self.phase else { return Ok(()) };
         let Some(calls) = open.wire.calls_with(call) else { return Ok(()) };
         let (messages, goes_on) = match calls.take_response(call, answer) {
             Ok(answered) => answered,
             Err(why) => {
-                self.on_closed(lead, &why);
+                self.on_closed(leader, &why);
                 return Ok(());
             }
         };
         let mut rest = messages.as_slice();
         while !rest.is_empty() && matches!(self.phase, LinkPhase::Open(_)) {
             let Some((message, after)) = frames::take(rest) else {
-                self.on_closed(lead, "what it answers is cut short");
+                self.on_closed(leader, "what it answers is cut short");
                 return Ok(());
             };
-            self.on_message(lead, message)?;
+            self.on_message(leader, message)?;
             rest = after;
         }
         if goes_on {
-            self.renew_calls(lead);
+            self.renew_calls(leader);
         }
         Ok(())
     }
 
     /// A message came. The lead is over when a later leader has written.
-    pub fn on_message<H: Host>(&mut self, lead: &mut LeaderContext<'_, H>, bytes: &[u8]) -> Result<(), PublishError> {
+    pub fn on_message<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, bytes: &[u8]) -> Result<(), PublishError> {
         let LinkPhase::Open(open) = &mut self.phase else { return Ok(()) };
-        open.received_at = lead.now;
+        open.received_at = leader.now;
         open.wire.record_received();
         #[cfg(feature = "drill")]
-        crate::drill::stall(lead.host, bytes);
-        let Some(decoded) = self.crash_guard.decode_guarded(lead.host, lead.vm, bytes, || decode(bytes, |pool| lead.replica(pool))) else {
-            lead.metrics.count(Stat::Refused);
+        crate::drill::stall(leader.host, bytes);
+        let Some(decoded) = self.crash_guard.decode_guarded(leader.host, leader.vm, bytes, || decode(bytes, |pool| leader.replica(pool)))
+        else {
+            leader.metrics.count(Stat::Refused);
             log::warn!("a message of the daemon is refused: a VM was lost decoding it");
             return Ok(());
         };
         let ack = match decoded {
             Ok(DaemonUpdate::Welcome(welcome)) => {
-                self.welcome(lead, &welcome);
+                self.welcome(leader, &welcome);
                 None
             }
-            Ok(DaemonUpdate::Roster(roster)) => {
+            Ok(DaemonUpdate::PoolUpdate(pool_update)) => {
                 self.record_received();
-                lead.apply_pool_update(*roster, bytes)?
+                leader.apply_pool_update(*pool_update, bytes)?
             }
             Ok(DaemonUpdate::Metrics { pool, snapshot, sequence }) => {
                 self.record_received();
-                lead.apply_metrics(&pool, *snapshot, sequence, bytes)?;
+                leader.apply_metrics(&pool, *snapshot, sequence, bytes)?;
                 None
             }
             Ok(DaemonUpdate::Peers(peers)) => {
-                lead.apply_peers(peers);
+                leader.apply_peers(peers);
                 None
             }
             Ok(DaemonUpdate::Learned(learned)) => {
-                lead.apply_models(*learned, bytes)?;
+                leader.apply_models(*learned, bytes)?;
                 None
             }
             Ok(DaemonUpdate::Nothing) => None,
-            Err(refused) => lead.nack(refused),
+            Err(refused) => leader.nack(refused),
         };
         if let Some(ack) = ack {
-            self.send(lead, proxy_message::Message::Ack(ack));
+            self.send(leader, proxy_message::Message::Ack(ack));
         }
         Ok(())
     }
 
-    fn open<H: Host>(&mut self, lead: &mut LeaderContext<'_, H>) {
-        let pools = names(&lead.replicas);
-        match StateConnection::open(lead.host, &lead.config.state) {
-            Err(error) => self.schedule_retry(lead, &ConnectionFailure::from(error).to_string()),
+    fn open<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>) {
+        let pools = names(&leader.replicas);
+        match StateConnection::open(leader.host, &leader.config.state) {
+            Err(error) => self.schedule_retry(leader, &ConnectionFailure::from(error).to_string()),
             Ok(wire) => {
-                lead.metrics.count(Stat::StreamsOpened);
+                leader.metrics.count(Stat::StreamsOpened);
                 // Another daemon, perhaps, that knows nothing of what the last one was told.
-                lead.replicas.iter_mut().for_each(|replica| replica.peer_publisher = PeerPublisher::default());
-                let (root, state) = (lead.root, lead.config.state.clone());
-                self.phase = LinkPhase::Open(OpenLink { wire, root, received_at: lead.now, state, pools: pools.clone() });
-                self.reported = lead.now;
-                let hello = state::Hello { schema: proto::SCHEMA, node_id: node_id(lead.host), process_id: process_id(lead.host), pools };
-                self.send(lead, proxy_message::Message::Hello(hello));
+                leader.replicas.iter_mut().for_each(|replica| replica.peer_publisher = PeerPublisher::default());
+                let (root, state) = (leader.root, leader.config.state.clone());
+                self.phase = LinkPhase::Open(OpenLink { wire, root, received_at: leader.now, state, pools: pools.clone() });
+                self.reported = leader.now;
+                let hello =
+                    state::Hello { schema: proto::SCHEMA, node_id: node_id(leader.host), process_id: process_id(leader.host), pools };
+                self.send(leader, proxy_message::Message::Hello(hello));
             }
         }
     }
 
-    fn send<H: Host>(&mut self, lead: &mut LeaderContext<'_, H>, message: proxy_message::Message) {
+    fn send<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, message: proxy_message::Message) {
         let bytes = state::ProxyMessage { message: Some(message) }.encode_to_vec();
-        self.act(lead, |host, wire, state| wire.send(host, state, &bytes));
+        self.act(leader, |host, wire, state| wire.send(host, state, &bytes));
     }
 
     /// Sends messages, until the connection ends.
-    fn send_all<H: Host>(&mut self, lead: &mut LeaderContext<'_, H>, messages: Vec<proxy_message::Message>) {
-        messages.into_iter().for_each(|message| self.send(lead, message));
+    fn send_all<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, messages: Vec<proxy_message::Message>) {
+        messages.into_iter().for_each(|message| self.send(leader, message));
     }
 
     /// Calls are made anew as they are answered.
-    fn renew_calls<H: Host>(&mut self, lead: &mut LeaderContext<'_, H>) {
-        self.act(lead, |host, wire, state| wire.drive(host, state));
+    fn renew_calls<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>) {
+        self.act(leader, |host, wire, state| wire.drive(host, state));
     }
 
     fn act<H: Host>(
         &mut self,
-        lead: &mut LeaderContext<'_, H>,
+        leader: &mut LeaderContext<'_, H>,
         act: impl FnOnce(&H, &mut StateConnection, &StateConfig) -> Result<(), ConnectionFailure>,
     ) {
         let LinkPhase::Open(open) = &mut self.phase else { return };
-        if let Err(broken) = act(lead.host, &mut open.wire, &open.state) {
-            self.on_closed(lead, &broken.to_string());
+        if let Err(broken) = act(leader.host, &mut open.wire, &open.state) {
+            self.on_closed(leader, &broken.to_string());
         }
     }
 
-    fn welcome<H: Host>(&mut self, lead: &mut LeaderContext<'_, H>, welcome: &state::Welcome) {
+    fn welcome<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, welcome: &state::Welcome) {
         if welcome.schema != proto::SCHEMA {
             self.on_closed(
-                lead,
+                leader,
                 &format!("it speaks state schema {}, this filter {}: run both of one release", welcome.schema, proto::SCHEMA),
             );
             return;
         }
-        lead.metrics.record(Stat::Connected, 1);
+        leader.metrics.record(Stat::Connected, 1);
         if !welcome.unknown_pools.is_empty() {
             log::warn!("the daemon does not know these pools of the filter's configuration: {}", welcome.unknown_pools.join(", "));
         }
@@ -321,57 +325,57 @@ impl StateLink {
     }
 
     /// Waits before the next attempt: half of the pause for sure, the other half by chance, so that proxies do not come back in step.
-    fn schedule_retry<H: Host>(&mut self, lead: &mut LeaderContext<'_, H>, why: &str) {
-        lead.metrics.record(Stat::Connected, 0);
+    fn schedule_retry<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>, why: &str) {
+        leader.metrics.record(Stat::Connected, 0);
         self.failures = self.failures.saturating_add(1);
         // The first failure of a row, then ever fewer: an outage of a day is some twenty lines.
         if self.failures.is_power_of_two() {
             log::warn!("no daemon (attempt {}): {why}; picking goes on with the state there is", self.failures);
         }
         let doublings = self.failures.saturating_sub(1).min(20);
-        let cold = lead.replicas.iter().any(|replica| !replica.has_state());
-        let longest = if cold { COLD_BACKOFF_MS } else { lead.config.state.backoff_max_ms };
+        let cold = leader.replicas.iter().any(|replica| !replica.has_state());
+        let longest = if cold { COLD_BACKOFF_MS } else { leader.config.state.backoff_max_ms };
         let pause = (BACKOFF_MS << doublings).min(longest);
         let half = pause / 2;
-        let chance = lead.host.entropy().checked_rem(half.saturating_add(1)).unwrap_or(0);
-        self.phase = LinkPhase::Closed { retry_at: lead.now.plus_ms(half.saturating_add(chance)) };
+        let chance = leader.host.entropy().checked_rem(half.saturating_add(1)).unwrap_or(0);
+        self.phase = LinkPhase::Closed { retry_at: leader.now.plus_ms(half.saturating_add(chance)) };
     }
 
-    fn report<H: Host>(&mut self, lead: &mut LeaderContext<'_, H>) {
-        if lead.now.ms_since(self.reported) < REPORT_MS {
+    fn report<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>) {
+        if leader.now.ms_since(self.reported) < REPORT_MS {
             return;
         }
-        self.reported = lead.now;
-        let gather = |replica: &&mut PoolReplica| report::gather(lead.host, &replica.name, lead.roll, lead.now);
-        let reports = lead.replicas.iter().flat_map(gather).map(proxy_message::Message::Report).collect();
-        self.send_all(lead, reports);
+        self.reported = leader.now;
+        let gather = |replica: &&mut PoolReplica| report::gather(leader.host, &replica.name, leader.vm_table, leader.now);
+        let reports = leader.replicas.iter().flat_map(gather).map(proxy_message::Message::Report).collect();
+        self.send_all(leader, reports);
     }
 
     /// Passes on what ended requests of all VMs told since the last tick.
-    fn forward_observations<H: Host>(&mut self, lead: &mut LeaderContext<'_, H>) {
-        let read = |replica: &mut &mut PoolReplica| replica.read_observations(lead.host, lead.roll, lead.now);
-        let observed = lead.replicas.iter_mut().flat_map(read).map(proxy_message::Message::Observations).collect();
-        self.send_all(lead, observed);
+    fn forward_observations<H: Host>(&mut self, leader: &mut LeaderContext<'_, H>) {
+        let read = |replica: &mut &mut PoolReplica| replica.read_observations(leader.host, leader.vm_table, leader.now);
+        let observed = leader.replicas.iter_mut().flat_map(read).map(proxy_message::Message::Observations).collect();
+        self.send_all(leader, observed);
     }
 }
 
-// === impl Lead ===
+// === impl LeaderContext ===
 
 impl<'a, H: Host> LeaderContext<'a, H> {
     fn replica(&self, pool: &str) -> Option<&PoolReplica> {
         self.replicas.iter().map(|replica| &**replica).find(|replica| *replica.name == *pool)
     }
 
-    /// Takes a roster over; what is to be said of it.
-    fn apply_pool_update(&mut self, roster: proto::Roster, bytes: &[u8]) -> Result<Option<state::Ack>, PublishError> {
-        let Some(replica) = self.replicas.iter_mut().find(|r| *r.name == roster.pool) else { return Ok(None) };
-        let (version, endpoints) = (roster.snapshot.version(), roster.snapshot.endpoints().len());
-        let ack = state::Ack { pool: roster.pool.clone(), version: Some(wire(version)), ..state::Ack::default() };
-        match replica.board.publish_pool_update(self.host, self.epoch, version, bytes, self.now) {
+    /// Takes a pool update over; what is to be said of it.
+    fn apply_pool_update(&mut self, pool_update: proto::PoolUpdate, bytes: &[u8]) -> Result<Option<state::Ack>, PublishError> {
+        let Some(replica) = self.replicas.iter_mut().find(|r| *r.name == pool_update.pool) else { return Ok(None) };
+        let (version, endpoints) = (pool_update.snapshot.version(), pool_update.snapshot.endpoints().len());
+        let ack = state::Ack { pool: pool_update.pool.clone(), version: Some(wire(version)), ..state::Ack::default() };
+        match replica.store.publish_pool_update(self.host, self.epoch, version, bytes, self.now) {
             Ok(()) => {
-                log::info!("pool {}: {endpoints} endpoints, version {}.{}", roster.pool, version.term, version.sequence);
-                replica.install(roster);
-                self.metrics.count(Stat::RostersApplied);
+                log::info!("pool {}: {endpoints} endpoints, version {}.{}", pool_update.pool, version.term, version.sequence);
+                replica.install(pool_update);
+                self.metrics.count(Stat::PoolUpdatesApplied);
                 self.wake_vms();
             }
             Err(PublishError::NotNewer) => {
@@ -379,16 +383,16 @@ impl<'a, H: Host> LeaderContext<'a, H> {
                 let _ = replica.refresh(self.host);
                 if replica.version() != version {
                     // By the board's word: what is on it counts, even where it cannot be read here.
-                    let posted = replica.board.read_head(self.host).ok().flatten().map(|seen| seen.head.version);
+                    let posted = replica.store.read_head(self.host).ok().flatten().map(|seen| seen.head.version);
                     let held = posted.unwrap_or_default().max(replica.version());
                     let why = format!("older than {}.{}, which is in force", held.term, held.sequence);
-                    let refused = self.nack(RejectedMessage { pool: roster.pool, version: Some(wire(version)), why });
+                    let refused = self.nack(RejectedMessage { pool: pool_update.pool, version: Some(wire(version)), why });
                     return Ok(refused.map(|ack| state::Ack { held: Some(wire(held)), ..ack }));
                 }
             }
             Err(PublishError::Host(error)) => {
                 let why = format!("the proxy could not store it: {error}");
-                return Ok(self.nack(RejectedMessage { pool: roster.pool, version: Some(wire(version)), why }));
+                return Ok(self.nack(RejectedMessage { pool: pool_update.pool, version: Some(wire(version)), why }));
             }
             Err(over) => return Err(over),
         }
@@ -399,7 +403,7 @@ impl<'a, H: Host> LeaderContext<'a, H> {
 
     fn apply_metrics(&mut self, pool: &str, snapshot: scheduler::Snapshot, sequence: u64, bytes: &[u8]) -> Result<(), PublishError> {
         let Some(replica) = self.replicas.iter_mut().find(|r| *r.name == *pool) else { return Ok(()) };
-        match replica.board.publish_metrics(self.host, self.epoch, (snapshot.version(), sequence), bytes, self.now) {
+        match replica.store.publish_metrics(self.host, self.epoch, (snapshot.version(), sequence), bytes, self.now) {
             Ok(()) => {
                 replica.install_metrics(snapshot, sequence, self.now);
                 self.metrics.count(Stat::MetricsApplied);
@@ -407,7 +411,7 @@ impl<'a, H: Host> LeaderContext<'a, H> {
                 Ok(())
             }
             // Old news; the next message comes soon.
-            Err(PublishError::NotNewer | PublishError::OtherRoster | PublishError::Host(_)) => Ok(()),
+            Err(PublishError::NotNewer | PublishError::OtherPoolUpdate | PublishError::Host(_)) => Ok(()),
             Err(over) => Err(over),
         }
     }
@@ -426,19 +430,19 @@ impl<'a, H: Host> LeaderContext<'a, H> {
                 Ok(())
             }
             // The next comes soon.
-            Err(PublishError::OtherRoster | PublishError::Host(_)) => Ok(()),
+            Err(PublishError::OtherPoolUpdate | PublishError::Host(_)) => Ok(()),
             Err(over) => Err(over),
         }
     }
 
     fn apply_peers(&mut self, peers: state::PeerLoad) {
         let Some(replica) = self.replicas.iter_mut().find(|r| *r.name == *peers.pool) else { return };
-        let PoolReplica { peer_publisher: outward, sharing, pool, .. } = &mut **replica;
-        if let Some(delay_us) = outward.receive_peers(&peers, self.now) {
+        let PoolReplica { peer_publisher: peer_publisher, sharing, pool, .. } = &mut **replica;
+        if let Some(delay_us) = peer_publisher.receive_peers(&peers, self.now) {
             self.metrics.record(Stat::ShareDelayUs, u64::from(delay_us));
         }
         if let Some(me) = self.me {
-            sharing.forward_peers(self.host, me, peers, outward.delay_us(), self.now);
+            sharing.forward_peers(self.host, me, peers, peer_publisher.delay_us(), self.now);
             sharing.publish(self.host, me, pool, self.now, SharingOccasion::Tick);
         }
     }
@@ -446,7 +450,7 @@ impl<'a, H: Host> LeaderContext<'a, H> {
     fn nack(&self, refused: RejectedMessage) -> Option<state::Ack> {
         let RejectedMessage { pool, version, why } = refused;
         self.metrics.count(Stat::Refused);
-        // Metrics come many times a second, and the next may be good; a roster that is wrong is wrong until somebody acts.
+        // Metrics come many times a second, and the next may be good; a pool update that is wrong is wrong until somebody acts.
         let level = if version.is_some() || pool.is_empty() { log::Level::Error } else { log::Level::Debug };
         log::log!(level, "pool {pool}: a message of the daemon is refused whole, what was in force stays: {why}");
         version.is_some().then_some(state::Ack { pool, version, refused: why, held: None })
@@ -454,9 +458,9 @@ impl<'a, H: Host> LeaderContext<'a, H> {
 
     /// Tells every other VM to look at the board. A wake-up that is lost costs until that VM's next tick.
     fn wake_vms(&self) {
-        for (_, row) in self.roll.alive(self.now) {
+        for (_, row) in self.vm_table.alive(self.now) {
             if row.vm != self.vm && row.queue != 0 {
-                let _ = self.host.queue_push(row.queue, b"board");
+                let _ = self.host.queue_push(row.queue, b"store");
             }
         }
     }

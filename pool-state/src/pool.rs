@@ -140,7 +140,7 @@ pub struct PoolResolution {
     pub priority: i32,
 }
 
-// === impl Pool ===
+// === impl ManagedPool ===
 
 impl ManagedPool {
     /// A pool nothing is known of yet. `prefix_entries` sizes its index: 0 where no request is served.
@@ -175,7 +175,7 @@ impl ManagedPool {
     }
 
     /// Replaces what the daemon said, but for the metrics of endpoints that stay: newer ones follow. Endpoints that are gone, or came back as
-    /// another incarnation, are forgotten at once.
+    /// another generation, are forgotten at once.
     pub fn install(&mut self, snapshot: Snapshot, hash_secret: u128, staleness_max_ms: u32) {
         let refs: Vec<EndpointRef> = snapshot.endpoints().iter().map(|e| e.id).collect();
         if let Some(old) = &self.state {
@@ -431,7 +431,7 @@ impl ManagedPool {
     }
 }
 
-// === impl Untold ===
+// === impl PlacementQueue ===
 
 impl PlacementQueue {
     fn push(&mut self, endpoint: EndpointRef, blocks: &[u64], known: u32) {
@@ -449,7 +449,7 @@ impl PlacementQueue {
     }
 }
 
-// === impl Learned ===
+// === impl LatencyModels ===
 
 impl LatencyModels {
     fn applied_to(&self, snapshot: Snapshot) -> Snapshot {
@@ -457,7 +457,7 @@ impl LatencyModels {
     }
 }
 
-// === impl State ===
+// === impl PublishedState ===
 
 impl PublishedState {
     fn metrics_stale(&self, now: Timestamp) -> bool {

@@ -8,7 +8,7 @@ use scheduler::objects::{InvalidObjects, Objects};
 use scheduler::plugin::{ParameterValue, VALUE_DEPTH_MAX};
 use scheduler::sort::sort_by;
 use scheduler::{
-    ATTRIBUTES_MAX, Endpoint, EndpointMetrics, EndpointRef, Incarnation, InvalidPipeline, InvalidSnapshot, LoraMetrics, Pipeline,
+    ATTRIBUTES_MAX, Endpoint, EndpointMetrics, EndpointRef, Generation, InvalidPipeline, InvalidSnapshot, LoraMetrics, Pipeline,
     PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, Readiness, Slot, Snapshot, Version,
 };
 
@@ -25,8 +25,8 @@ pub enum InvalidState {
     Address(String),
     /// A metrics column does not run parallel to the endpoints.
     ColumnLength(&'static str),
-    /// The metrics belong to another roster than the one held.
-    OtherRoster,
+    /// The metrics belong to another pool update than the one held.
+    OtherPoolUpdate,
     /// The snapshot as a whole breaks a rule.
     Snapshot(InvalidSnapshot),
     /// The pipeline breaks a rule.
@@ -37,9 +37,9 @@ pub enum InvalidState {
     Model(InvalidModel),
 }
 
-/// A roster, decoded and checked, with a snapshot whose metrics are all unknown.
+/// A pool update, decoded and checked, with a snapshot whose metrics are all unknown.
 #[derive(Debug)]
-pub struct Roster {
+pub struct PoolUpdate {
     /// The pool it is of.
     pub pool: String,
     /// The pool, metrics unknown.
@@ -50,11 +50,11 @@ pub struct Roster {
     pub staleness_max_ms: u32,
 }
 
-/// Decodes a roster.
+/// Decodes a pool update.
 ///
 /// # Errors
 /// [`InvalidState`] names what is wrong; nothing of the message may then be used.
-pub fn roster(message: state::Roster) -> Result<Roster, InvalidState> {
+pub fn pool_update(message: state::PoolUpdate) -> Result<PoolUpdate, InvalidState> {
     let version = version(message.version.as_ref(), "version")?;
     let spec = pipeline(message.pipeline.ok_or(InvalidState::Missing("pipeline"))?)?;
     let pipeline = Pipeline::build(&spec).map_err(InvalidState::Pipeline)?;
@@ -64,17 +64,17 @@ pub fn roster(message: state::Roster) -> Result<Roster, InvalidState> {
     let objects = Objects::build(&objects::decode(message.objects.unwrap_or_default())).map_err(InvalidState::Objects)?;
     let snapshot = Snapshot::try_new(version, endpoints, unknown, pipeline).map_err(InvalidState::Snapshot)?.with_objects(objects);
     let hash_secret = u128::from(message.hash_secret_high) << 64 | u128::from(message.hash_secret);
-    Ok(Roster { pool: message.pool, snapshot, hash_secret, staleness_max_ms: message.staleness_max_ms })
+    Ok(PoolUpdate { pool: message.pool, snapshot, hash_secret, staleness_max_ms: message.staleness_max_ms })
 }
 
 /// Decodes metrics onto the snapshot they run parallel to.
 ///
 /// # Errors
-/// [`InvalidState::OtherRoster`] when they run parallel to another; otherwise what is wrong with them.
+/// [`InvalidState::OtherPoolUpdate`] when they run parallel to another; otherwise what is wrong with them.
 pub fn metrics(message: &state::Metrics, onto: &Snapshot) -> Result<Snapshot, InvalidState> {
-    let roster = version(message.roster.as_ref(), "roster")?;
-    if roster != onto.version() {
-        return Err(InvalidState::OtherRoster);
+    let pool_update = version(message.pool_update.as_ref(), "pool_update")?;
+    if pool_update != onto.version() {
+        return Err(InvalidState::OtherPoolUpdate);
     }
     let n = onto.endpoints().len();
     let columns = MetricColumns::new(message, n)?;
@@ -84,7 +84,7 @@ pub fn metrics(message: &state::Metrics, onto: &Snapshot) -> Result<Snapshot, In
         let names = |list: &[String]| list.iter().map(|s| s.as_str().into()).collect();
         row.lora = Some(LoraMetrics { running: names(&lora.running), waiting: names(&lora.waiting), max: lora.max });
     }
-    onto.with_metrics(roster, metrics).map_err(InvalidState::Snapshot)
+    onto.with_metrics(pool_update, metrics).map_err(InvalidState::Snapshot)
 }
 
 struct MetricColumns<'a> {
@@ -105,7 +105,7 @@ impl fmt::Display for InvalidState {
             Self::OutOfRange(field) => write!(f, "`{field}` is out of range"),
             Self::Address(address) => write!(f, "address `{address}` is not `ip:port`"),
             Self::ColumnLength(column) => write!(f, "metrics column `{column}` does not run parallel to the endpoints"),
-            Self::OtherRoster => f.write_str("the metrics are of another roster than the one held"),
+            Self::OtherPoolUpdate => f.write_str("the metrics are of another pool update than the one held"),
             Self::Snapshot(why) => why.fmt(f),
             Self::Pipeline(why) => why.fmt(f),
             Self::Objects(why) => why.fmt(f),
@@ -116,7 +116,7 @@ impl fmt::Display for InvalidState {
 
 impl std::error::Error for InvalidState {}
 
-// === impl Columns ===
+// === impl MetricColumns ===
 
 impl<'a> MetricColumns<'a> {
     fn new(message: &'a state::Metrics, n: usize) -> Result<Self, InvalidState> {
@@ -187,7 +187,7 @@ fn endpoint(message: state::Endpoint, sets: &[Arc<[Box<str>]>]) -> Result<Endpoi
         None => Arc::default(),
     };
     Ok(Endpoint {
-        id: EndpointRef { slot: Slot(slot), incarnation: Incarnation(message.incarnation) },
+        id: EndpointRef { slot: Slot(slot), generation: Generation(message.generation) },
         name: message.name.into(),
         address: message.address.into(),
         readiness: if message.ready { Readiness::Ready } else { Readiness::NotReady },

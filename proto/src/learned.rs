@@ -18,7 +18,7 @@ const ENVELOPE_BYTES: usize = 2_048;
 pub struct LearnedModels {
     /// The pool it is of.
     pub pool: String,
-    /// Of the same count as the rosters'.
+    /// Of the same count as the pool updates'.
     pub version: Version,
     /// What the engines' steps cost.
     pub step: StepModel,
@@ -63,10 +63,10 @@ fn fits(message: &state::LearnedModels) -> bool {
 mod tests {
     use super::*;
     use prost::Message;
-    use scheduler::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
+    use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 
     fn endpoints(count: usize) -> impl Iterator<Item = EndpointRef> {
-        (0..count).map(|slot| EndpointRef { slot: Slot(u16::try_from(slot).unwrap()), incarnation: Incarnation(u32::MAX) })
+        (0..count).map(|slot| EndpointRef { slot: Slot(u16::try_from(slot).unwrap()), generation: Generation(u32::MAX) })
     }
 
     fn learned_of(count: usize) -> LearnedModels {

@@ -10,7 +10,7 @@ pub mod state {
 }
 
 mod decode;
-pub use decode::{InvalidState, Roster, metrics, roster};
+pub use decode::{InvalidState, PoolUpdate, metrics, pool_update};
 
 pub mod frames;
 
@@ -22,7 +22,7 @@ pub use learned::{LEARNED_BYTES_MAX, LearnedModels, encode_learned, learned};
 mod objects;
 
 mod encode;
-pub use encode::{PoolState, encode_metrics, encode_roster};
+pub use encode::{PoolState, encode_metrics, encode_pool_update};
 
 /// The wire schema spoken here. Daemon and filter with different schemas refuse each other by name.
 pub const SCHEMA: u32 = 2;

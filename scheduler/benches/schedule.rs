@@ -15,7 +15,7 @@ use scheduler::latency::{Conditions, LatencyModel};
 use scheduler::plugin::ParameterValue;
 use scheduler::registry::{PLUGINS, PluginKind};
 use scheduler::{
-    Endpoint, EndpointMetrics, EndpointRef, Explanation, Incarnation, LocalState, LoraMetrics, Pipeline, PipelineSpec, PluginSpec,
+    Endpoint, EndpointMetrics, EndpointRef, Explanation, Generation, LocalState, LoraMetrics, Pipeline, PipelineSpec, PluginSpec,
     Readiness, Request, Rng, Slot, Snapshot, SubsetHint, Version, schedule, session_token,
 };
 
@@ -252,7 +252,7 @@ fn median_ns(batch: u32, mut call: impl FnMut()) -> u128 {
 
 fn endpoint(at: u16) -> Endpoint {
     Endpoint {
-        id: EndpointRef { slot: Slot(at), incarnation: Incarnation(1) },
+        id: EndpointRef { slot: Slot(at), generation: Generation(1) },
         name: format!("pod-{at}").into(),
         address: format!("10.0.{}.{}:8000", at / 250, at % 250 + 1).into(),
         readiness: Readiness::Ready,

@@ -138,7 +138,7 @@ impl Route {
     }
 }
 
-// === impl Ranked ===
+// === impl RankedList ===
 
 impl RankedList {
     /// A list of at least one endpoint; duplicates and endpoints beyond [`RANKED_MAX`] are left

@@ -28,7 +28,7 @@ mod since_scrape;
 use since_scrape::ScrapeBaseline;
 pub use since_scrape::requests_now;
 
-use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
+use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 use crate::metrics::EndpointMetrics;
 use crate::slo::{Slo, TrackedSlo};
 
@@ -103,7 +103,7 @@ pub struct InFlightTicket {
 
 #[derive(Clone, Copy, Debug)]
 struct LedgerRow {
-    incarnation: Incarnation,
+    generation: Generation,
     /// A number for each start of a row, unique in the ledger: a generation that comes back does
     /// not get its old tickets back.
     epoch: u64,
@@ -114,14 +114,14 @@ struct LedgerRow {
 
 const NOWHERE: u64 = 0;
 
-const EMPTY: LedgerRow = LedgerRow { incarnation: Incarnation(0), epoch: NOWHERE, load: NOTHING, changed: false };
+const EMPTY: LedgerRow = LedgerRow { generation: Generation(0), epoch: NOWHERE, load: NOTHING, changed: false };
 
 const NOTHING: EndpointLoad =
     EndpointLoad { requests: 0, prefill_tokens: 0, decode_tokens: 0, prefills: NO_PREFILLS, ttft_slo_us: None, tpot_slo_us: None };
 
 const NO_PREFILLS: PendingPrefills = PendingPrefills { prompts: 0, prompt_tokens: 0, uncached_tokens: 0, attention: 0 };
 
-// === impl Prefills ===
+// === impl PendingPrefills ===
 
 impl PendingPrefills {
     /// One prompt with this many tokens, of which this many are not cached.
@@ -171,7 +171,7 @@ impl PendingPrefills {
     }
 }
 
-// === impl Load ===
+// === impl EndpointLoad ===
 
 impl EndpointLoad {
     /// The sum of both.
@@ -368,7 +368,7 @@ impl InFlight {
 
     /// Every endpoint with load of our own, by slot.
     pub fn rows(&self) -> impl Iterator<Item = (EndpointRef, EndpointLoad)> + '_ {
-        let endpoint = |(slot, row): (u16, &LedgerRow)| (EndpointRef { slot: Slot(slot), incarnation: row.incarnation }, row.load);
+        let endpoint = |(slot, row): (u16, &LedgerRow)| (EndpointRef { slot: Slot(slot), generation: row.generation }, row.load);
         (0_u16..).zip(&self.rows).filter(|(_, row)| row.load != EMPTY.load).map(endpoint)
     }
 
@@ -378,7 +378,7 @@ impl InFlight {
         for slot in self.changed.drain(..) {
             if let Some(row) = self.rows.get_mut(usize::from(slot)) {
                 row.changed = false;
-                each(EndpointRef { slot: Slot(slot), incarnation: row.incarnation }, row.load);
+                each(EndpointRef { slot: Slot(slot), generation: row.generation }, row.load);
             }
         }
     }
@@ -397,8 +397,7 @@ impl InFlight {
         }
         if let Some(row) = self.rows.get_mut(slot) {
             self.epochs_started += 1;
-            *row =
-                LedgerRow { incarnation: endpoint.incarnation, epoch: self.epochs_started, ..LedgerRow { changed: row.changed, ..EMPTY } };
+            *row = LedgerRow { generation: endpoint.generation, epoch: self.epochs_started, ..LedgerRow { changed: row.changed, ..EMPTY } };
             self.queues.clear(endpoint.slot.0);
         }
     }
@@ -458,7 +457,7 @@ impl InFlight {
     }
 }
 
-// === impl Ticket ===
+// === impl InFlightTicket ===
 
 impl InFlightTicket {
     /// Its share of the load.
@@ -474,11 +473,11 @@ impl InFlightTicket {
     }
 }
 
-// === impl Row ===
+// === impl LedgerRow ===
 
 impl LedgerRow {
     fn is_of(&self, endpoint: EndpointRef) -> bool {
-        self.epoch != NOWHERE && self.incarnation == endpoint.incarnation
+        self.epoch != NOWHERE && self.generation == endpoint.generation
     }
 }
 

@@ -24,7 +24,7 @@ mod text;
 
 // State: endpoints and requests.
 mod endpoint;
-pub use endpoint::{ENDPOINTS_MAX, Endpoint, EndpointIndex, EndpointRef, Incarnation, ROLE_LABEL, Readiness, Slot, decodes};
+pub use endpoint::{ENDPOINTS_MAX, Endpoint, EndpointIndex, EndpointRef, Generation, ROLE_LABEL, Readiness, Slot, decodes};
 mod metrics;
 pub use metrics::{ATTRIBUTES_MAX, EndpointMetrics, LoraMetrics, SEQUENCES_MAX_ATTRIBUTE};
 mod slo;

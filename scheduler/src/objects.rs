@@ -290,7 +290,7 @@ fn find<'t, V>(table: &'t [(Box<str>, V)], name: &str) -> Option<&'t V> {
     table.get(position).map(|(_, value)| value)
 }
 
-// === impl Targets ===
+// === impl WeightedTargets ===
 
 impl WeightedTargets {
     fn new(targets: &[TargetSpec]) -> Self {

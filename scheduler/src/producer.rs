@@ -13,7 +13,7 @@ use crate::plugin::{InvalidParameter, Parameters};
 use crate::plugin_type::PluginType;
 use crate::settings::{IdentitySettings, LatencySettings, LoadSettings, PrefixSettings, ProducerSettings, TokenSettings};
 
-// === impl Production ===
+// === impl ProducerSettings ===
 
 impl ProducerSettings {
     /// The defaults of all producers.

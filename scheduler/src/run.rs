@@ -82,7 +82,7 @@ pub struct SchedulingRun<'r> {
 
 debug_by_show!(ProfileHandler);
 
-// === impl Run ===
+// === impl SchedulingRun ===
 
 impl<'r> SchedulingRun<'r> {
     pub(crate) fn new(

@@ -127,7 +127,7 @@ fn rendezvous_affinity(context: &Context<'_>, allowed: &[EndpointIndex]) -> Vec<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::endpoint::{Endpoint, EndpointRef, Incarnation, Readiness, Slot};
+    use crate::endpoint::{Endpoint, EndpointRef, Generation, Readiness, Slot};
     use crate::in_flight::InFlight;
     use crate::metrics::EndpointMetrics;
     use crate::pipeline::Pipeline;
@@ -143,7 +143,7 @@ mod tests {
     /// Endpoints from 10.0.0.1:8000 on, by age and queue depth.
     fn pool(rows: &[(u64, f32)]) -> Snapshot {
         let endpoint = |at: usize, age_ms| Endpoint {
-            id: EndpointRef { slot: Slot(u16::try_from(at).unwrap()), incarnation: Incarnation(0) },
+            id: EndpointRef { slot: Slot(u16::try_from(at).unwrap()), generation: Generation(0) },
             name: format!("pod-{at}").into(),
             address: format!("10.0.0.{}:8000", at + 1).into(),
             readiness: Readiness::Ready,

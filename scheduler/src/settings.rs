@@ -90,7 +90,7 @@ pub struct LatencySettings {
     pub(crate) percentile: PredictionPercentile,
 }
 
-// === impl Production ===
+// === impl ProducerSettings ===
 
 impl ProducerSettings {
     pub(crate) fn set(&mut self, producer: ProducerSetting) {

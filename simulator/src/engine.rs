@@ -2,7 +2,7 @@
 //! preemption by recompute.
 //!
 //! ```text
-//! submit ──► waiting ──(budget, seats, blocks)──► running ──► done
+//! submit ──► waiting ──(budget, sequence slots, blocks)──► running ──► done
 //!               ▲────(blocks given back)─────────────┘ preempted: the newest first
 //! ```
 //! A step first serves those running, in order of admission: one token each, or the next chunk of their prompt; then it admits from the
@@ -132,7 +132,7 @@ struct StepBatch {
     loading_ms: f64,
 }
 
-// === impl StepTimes ===
+// === impl StepTimeModel ===
 
 impl StepTimeModel {
     fn step_ms(&self, batch: StepBatch) -> f64 {
@@ -160,7 +160,7 @@ impl StepTimeModel {
     }
 }
 
-// === impl Engine ===
+// === impl SimulatedEngine ===
 
 impl<'w> SimulatedEngine<'w> {
     pub(crate) fn new(spec: SimulatedEngineSpec) -> Self {
@@ -392,7 +392,7 @@ impl<'w> EngineSimulator<'w> for SimulatedEngine<'w> {
     }
 }
 
-// === impl Sequence ===
+// === impl EngineSequence ===
 
 impl EngineSequence<'_> {
     /// The step computes `tokens` of it; its full blocks can be found at once, as in vLLM.

@@ -13,7 +13,7 @@ pub(crate) struct EventQueue<T> {
 #[derive(Debug)]
 struct QueuedEvent<T>(f64, u64, T);
 
-// === impl Item ===
+// === impl QueuedEvent ===
 
 impl<T> PartialEq for QueuedEvent<T> {
     fn eq(&self, other: &Self) -> bool {
@@ -36,7 +36,7 @@ impl<T> Ord for QueuedEvent<T> {
     }
 }
 
-// === impl Agenda ===
+// === impl EventQueue ===
 
 impl<T> Default for EventQueue<T> {
     fn default() -> Self {

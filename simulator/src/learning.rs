@@ -30,7 +30,7 @@ struct WaitingRequest {
     prompt: u32,
 }
 
-// === impl Learning ===
+// === impl SimulatedLearner ===
 
 impl SimulatedLearner {
     pub(crate) fn new(endpoints: usize) -> Self {
@@ -96,11 +96,11 @@ impl SimulatedLearner {
 mod tests {
     use super::*;
     use crate::hardware::LLAMA_8B_H100;
-    use scheduler::{Incarnation, Slot};
+    use scheduler::{Generation, Slot};
 
     #[test]
     fn what_is_told_is_what_steps_take_at_each_engine() {
-        let refs = [0, 1, 2].map(|slot| EndpointRef { slot: Slot(slot), incarnation: Incarnation(4) });
+        let refs = [0, 1, 2].map(|slot| EndpointRef { slot: Slot(slot), generation: Generation(4) });
         let times = [1.0, 4.0, 1.0].map(|slowdown| StepTimeModel { slowdown, ..LLAMA_8B_H100.times });
         let model = SimulatedLearner::new(3).published(refs.iter().zip(times));
         for (endpoint, times) in refs.iter().zip(times) {

@@ -50,7 +50,7 @@ pub(crate) const MAIN: [&str; 15] = [
 pub(crate) const LLM_D: [&str; 3] = ["2/2/3", "2/2/3/2", "affinity+token-load"];
 pub(crate) const LMETRIC: [&str; 2] = ["lmetric", "lmetric-new"];
 
-// === impl Policy ===
+// === impl RoutingPolicy ===
 
 impl RoutingPolicy {
     /// The policy of this name; `ours` may be followed by parameters: `ours:externality=3,decodeWeight=0`.

@@ -39,7 +39,7 @@ pub(crate) struct RecoveryResult {
     pub(crate) curve: Vec<f64>,
 }
 
-// === impl Series ===
+// === impl RecoverySeries ===
 
 impl RecoverySeries {
     /// Of two runs of the same arrivals; the request at `change` came with it.

@@ -36,7 +36,7 @@ pub(crate) struct SimulatedPick {
     pub(crate) at: usize,
     pub(crate) ticket: InFlightTicket,
     /// What it was believed to hold of the prompt; `None` where another works through that.
-    pub(crate) belief: Option<CacheEstimate>,
+    pub(crate) cache_estimate: Option<CacheEstimate>,
     /// Tokens of its prompt that were believed to be there.
     pub(crate) matched_tokens: u32,
     /// Who works through its prompt before, if that is another.
@@ -48,7 +48,7 @@ pub(crate) fn adapter_name(adapter: u16) -> String {
     if adapter == 0 { "m".to_owned() } else { format!("adapter-{adapter}") }
 }
 
-// === impl Router ===
+// === impl PolicyRouter ===
 
 impl PolicyRouter {
     pub(crate) fn new(seed: u64, number: usize, of: usize) -> Self {
@@ -69,7 +69,7 @@ impl PolicyRouter {
         }
     }
 
-    /// Takes over a roster: whom it knows, and how much each can hold.
+    /// Takes over a pool update: whom it knows, and how much each can hold.
     pub(crate) fn install(&mut self, refs: &[EndpointRef], gone: &[EndpointRef], kv_blocks: usize) {
         gone.iter().for_each(|endpoint| self.prefixes.forget(*endpoint));
         for endpoint in refs {
@@ -129,7 +129,7 @@ impl PolicyRouter {
         let matched_tokens = matched.saturating_mul(BLOCK_TOKENS as u32).min(job.prompt);
         let uncached = job.prompt - matched_tokens;
         self.given(at, job);
-        let belief = self.place(at, endpoint, job);
+        let cache_estimate = self.place(at, endpoint, job);
         let ticket = self.ledger.admit_prompt(endpoint, job.prompt, if first == at { uncached } else { 0 });
         let prefill = match refs.get(first).filter(|_| first != at) {
             Some(&endpoint) => {
@@ -139,8 +139,8 @@ impl PolicyRouter {
             }
             None => None,
         };
-        let belief = prefill.is_none().then_some(belief);
-        Some(SimulatedPick { at, ticket, belief, matched_tokens, prefill })
+        let cache_estimate = prefill.is_none().then_some(cache_estimate);
+        Some(SimulatedPick { at, ticket, cache_estimate, matched_tokens, prefill })
     }
 
     fn place(&mut self, at: usize, endpoint: EndpointRef, job: &EngineJob<'_>) -> CacheEstimate {
@@ -207,8 +207,8 @@ impl PolicyRouter {
     }
 
     /// The reply told how much of the prompt was cached.
-    pub(crate) fn hit(&mut self, belief: &CacheEstimate, job: &EngineJob<'_>, cached: u32) {
-        self.prefixes.told(belief, blocks_of(job.hashes, job.hashes.len()), cached, job.prompt);
+    pub(crate) fn hit(&mut self, cache_estimate: &CacheEstimate, job: &EngineJob<'_>, cached: u32) {
+        self.prefixes.told(cache_estimate, blocks_of(job.hashes, job.hashes.len()), cached, job.prompt);
     }
 
     /// The request has ended.

@@ -12,7 +12,7 @@ use scheduler::latency::learn::{LatencyLearner, Observation, RequestEnd};
 use scheduler::latency::step::{FirstToken, TokenGap};
 use scheduler::latency::{Conditions, Prediction};
 use scheduler::{
-    Decision, Endpoint, EndpointMetrics, EndpointRef, Incarnation, LocalState, Pipeline, Readiness, Request, Rng, Slo, Slot, Snapshot,
+    Decision, Endpoint, EndpointMetrics, EndpointRef, Generation, LocalState, Pipeline, Readiness, Request, Rng, Slo, Slot, Snapshot,
     Version, schedule, tracked_slo,
 };
 
@@ -205,7 +205,7 @@ fn class(mut tenth: usize) -> SloClass {
     first
 }
 
-// === impl Outcome ===
+// === impl ClassOutcome ===
 
 impl ClassOutcome {
     /// Share of those sent that were in time.
@@ -214,7 +214,7 @@ impl ClassOutcome {
     }
 }
 
-// === impl Flight ===
+// === impl SloRequest ===
 
 impl SloRequest {
     fn tpot_ms(&self) -> f64 {
@@ -231,7 +231,7 @@ impl SloRequest {
     }
 }
 
-// === impl World ===
+// === impl SloSimulation ===
 
 impl<'w> SloSimulation<'w> {
     fn new(by: &'w SloPolicy, seed: u64) -> Result<Self, String> {
@@ -440,7 +440,7 @@ fn bare(endpoint: EndpointRef, conditions: Conditions) -> Observation {
 
 fn endpoint(at: usize) -> Endpoint {
     Endpoint {
-        id: EndpointRef { slot: Slot(u16::try_from(at).unwrap_or(u16::MAX)), incarnation: Incarnation(1) },
+        id: EndpointRef { slot: Slot(u16::try_from(at).unwrap_or(u16::MAX)), generation: Generation(1) },
         name: format!("engine-{at}").into(),
         address: format!("10.0.0.{}:8000", at + 1).into(),
         readiness: Readiness::Ready,

@@ -26,7 +26,7 @@ pub(crate) struct ResultStore {
     pub(crate) slo: Vec<SloAttainment>,
 }
 
-// === impl Store ===
+// === impl ResultStore ===
 
 impl ResultStore {
     /// What the file holds; nothing where there is none.

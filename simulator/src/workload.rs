@@ -67,7 +67,7 @@ struct SessionCounts(BTreeMap<u64, u32>);
 /// Draws from a generator of the scheduler's.
 pub(crate) struct Sampler(Rng);
 
-// === impl Sessions ===
+// === impl SessionCounts ===
 
 impl SessionCounts {
     /// Ids that are more than a system prompt.
@@ -85,7 +85,7 @@ impl SessionCounts {
     }
 }
 
-// === impl Dice ===
+// === impl Sampler ===
 
 impl Sampler {
     pub(crate) fn seeded(seed: u64) -> Self {
@@ -140,7 +140,7 @@ impl Sampler {
     }
 }
 
-// === impl Kind ===
+// === impl WorkloadKind ===
 
 impl WorkloadKind {
     pub(crate) const MAIN: [Self; 5] = [Self::Conversation, Self::PrefixHeavy, Self::Code, Self::Chat, Self::Tenants];

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use scheduler::in_flight::{EndpointLoad, InFlightTicket};
 use scheduler::prefix::CacheEstimate;
 use scheduler::{
-    Endpoint, EndpointMetrics, EndpointRef, Incarnation, LoraMetrics, Pipeline, ROLE_LABEL, Readiness, Slot, Snapshot, Version,
+    Endpoint, EndpointMetrics, EndpointRef, Generation, LoraMetrics, Pipeline, ROLE_LABEL, Readiness, Slot, Snapshot, Version,
     session_token,
 };
 
@@ -54,7 +54,7 @@ enum WorldEvent {
 struct SimulatedRequest {
     ticket: InFlightTicket,
     /// What its engine was believed to hold of its prompt; `None` where another works through that.
-    belief: Option<CacheEstimate>,
+    cache_estimate: Option<CacheEstimate>,
     proxy: usize,
     /// Where it is decoded.
     at: usize,
@@ -115,7 +115,7 @@ pub(crate) fn run(
     Ok(world.records)
 }
 
-// === impl World ===
+// === impl Simulation ===
 
 impl<'w> Simulation<'w> {
     fn new(
@@ -226,7 +226,7 @@ impl<'w> Simulation<'w> {
         let token = session.as_ref().and_then(|at| self.snapshot.endpoints().get((**at)?)).map(|endpoint| session_token(&endpoint.name));
         let asked = (&job, token.as_deref());
         let picked = router.pick(self.policy, &self.snapshot, asked, &self.engines, now).ok_or("nobody was picked")?;
-        let SimulatedPick { at, ticket, belief, matched_tokens, prefill } = picked;
+        let SimulatedPick { at, ticket, cache_estimate, matched_tokens, prefill } = picked;
         session.into_iter().for_each(|session| *session = Some(at));
         self.records.push(RequestOutcome { at: now, prompt: job.prompt, output: job.output, ..RequestOutcome::default() });
         let first = prefill.as_ref().map_or(at, |(first, _)| *first);
@@ -236,7 +236,7 @@ impl<'w> Simulation<'w> {
         }
         let prompt = prefill.map_or(PrefillLocation::There, |(first, ticket)| PrefillLocation::At(first, ticket));
         if let Some(flight) = self.flights.get_mut(request as usize) {
-            *flight = Some(SimulatedRequest { ticket, belief, proxy, at, published: 0, prompt });
+            *flight = Some(SimulatedRequest { ticket, cache_estimate, proxy, at, published: 0, prompt });
         }
         self.send(job, first, now)?;
         self.tell(proxy, now);
@@ -359,13 +359,14 @@ impl<'w> Simulation<'w> {
             record.e2e = now - record.at;
             self.learning.output(record.output);
         }
-        let Some(SimulatedRequest { ticket, proxy, belief, .. }) = self.flights.get_mut(request as usize).and_then(Option::take) else {
+        let Some(SimulatedRequest { ticket, proxy, cache_estimate, .. }) = self.flights.get_mut(request as usize).and_then(Option::take)
+        else {
             return;
         };
         let (job, record) = (self.workload.job(request), self.records.get(request as usize));
         if let Some(router) = self.routers.get_mut(proxy) {
-            if let (Some(belief), Some(job), Some(record)) = (belief, job, record) {
-                router.hit(&belief, &job, record.cached);
+            if let (Some(cache_estimate), Some(job), Some(record)) = (cache_estimate, job, record) {
+                router.hit(&cache_estimate, &job, record.cached);
             }
             router.release(ticket);
         }
@@ -440,7 +441,7 @@ impl<'w> Simulation<'w> {
         self.engines.iter_mut().take(1).for_each(|engine| engine.forget());
         let gone = self.refs.first().copied();
         if let Some(first) = self.refs.first_mut() {
-            first.incarnation.0 += 1;
+            first.generation.0 += 1;
         }
         self.set_readiness(|_, _| Readiness::Ready);
         let gone: Vec<EndpointRef> = gone.into_iter().collect();
@@ -474,7 +475,7 @@ fn endpoint(at: usize, setting: &PoolSetting) -> Endpoint {
     let absent = setting.change == Some(PoolChange::Grows) && at + 2 >= setting.replicas;
     let role = (setting.prefillers > 0).then_some(if at < setting.prefillers { "prefill" } else { "decode" });
     Endpoint {
-        id: EndpointRef { slot: Slot(u16::try_from(at).unwrap_or(u16::MAX)), incarnation: Incarnation(1) },
+        id: EndpointRef { slot: Slot(u16::try_from(at).unwrap_or(u16::MAX)), generation: Generation(1) },
         name: format!("engine-{at}").into(),
         address: format!("10.0.{}.{}:8000", at / 250, at % 250 + 1).into(),
         readiness: if absent { Readiness::NotReady } else { Readiness::Ready },

@@ -144,7 +144,7 @@ impl Drop for BrokenPools {
     }
 }
 
-// === impl Sent ===
+// === impl PoolRequests ===
 
 impl PoolRequests {
     /// The broken engine's share, 0 to 1.

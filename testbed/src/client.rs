@@ -135,7 +135,7 @@ pub fn is_broken_off(error: &str) -> bool {
     ["connection closed before message completed", "error reading a body from connection"].iter().any(|how| error.contains(how))
 }
 
-// === impl Http2 ===
+// === impl Http2Client ===
 
 impl Http2Client {
     /// Connects.
@@ -173,7 +173,7 @@ impl Http2Client {
     }
 }
 
-// === impl Reply ===
+// === impl ClientReply ===
 
 impl ClientReply {
     /// Reads all of a reply.
@@ -206,7 +206,7 @@ impl ClientReply {
     }
 }
 
-// === impl Raw ===
+// === impl RawConnection ===
 
 impl RawConnection {
     /// Connects.
@@ -323,7 +323,7 @@ impl RawConnection {
     }
 }
 
-// === impl Events ===
+// === impl EventStream ===
 
 impl EventStream {
     /// Reads the events of a reply.

@@ -28,7 +28,7 @@ pub struct CuttableLink {
 /// What went from this end to the other.
 type SentBytes = Arc<Mutex<Vec<u8>>>;
 
-// === impl Cable ===
+// === impl CuttableLink ===
 
 impl CuttableLink {
     /// Lays a cable whose other end is in the air: what connects waits. Must be called in a tokio runtime.

@@ -41,7 +41,7 @@ pub struct DaemonSettings {
     pub environment: Vec<(String, String)>,
 }
 
-// === impl Settings ===
+// === impl DaemonSettings ===
 
 impl DaemonSettings {
     /// Leased ports, files in `folder`.
@@ -104,7 +104,7 @@ impl DaemonSettings {
     }
 }
 
-// === impl Daemon ===
+// === impl DaemonProcess ===
 
 impl DaemonProcess {
     /// Starts the daemon on an endpoints file written before.

@@ -164,7 +164,7 @@ pub fn engines() -> Vec<MatrixEngine> {
     ]
 }
 
-// === impl Found ===
+// === impl MatrixResult ===
 
 impl MatrixResult {
     /// Is it within the bounds of its engine, behind so many proxies? A new server has ten times what it should take.
@@ -180,7 +180,7 @@ impl MatrixResult {
     }
 }
 
-// === impl Api ===
+// === impl MatrixApi ===
 
 impl MatrixApi {
     fn path(self) -> &'static str {
@@ -241,7 +241,7 @@ impl EngineMatrix {
     }
 }
 
-// === impl Bench ===
+// === impl MatrixBench ===
 
 impl MatrixBench<'_> {
     async fn measure(&self) -> Result<MatrixResult> {

@@ -72,7 +72,7 @@ struct MatrixData {
     rows: Vec<MatrixRow>,
 }
 
-// === impl Row ===
+// === impl MatrixRow ===
 
 impl MatrixRow {
     /// Of an engine that works.

@@ -46,7 +46,7 @@ pub struct EnvoyProcess {
     admin: SocketAddr,
 }
 
-// === impl Config ===
+// === impl EnvoyConfig ===
 
 impl EnvoyConfig {
     /// Reads a file of `envoy-config/`.
@@ -178,7 +178,7 @@ pub fn subset_hint_filter() -> Value {
     })
 }
 
-// === impl Options ===
+// === impl EnvoyOptions ===
 
 impl Default for EnvoyOptions {
     fn default() -> Self {
@@ -186,7 +186,7 @@ impl Default for EnvoyOptions {
     }
 }
 
-// === impl Envoy ===
+// === impl EnvoyProcess ===
 
 impl EnvoyProcess {
     /// The binary that `make setup` put there.

@@ -83,7 +83,7 @@ pub struct FleetOutcome {
     pub running: f64,
 }
 
-// === impl Shape ===
+// === impl FleetShape ===
 
 impl FleetShape {
     /// One worker: who sees everything.
@@ -195,7 +195,7 @@ impl Fleet {
     }
 }
 
-// === impl Conversations ===
+// === impl ConversationPlan ===
 
 impl ConversationPlan {
     /// Requests in order of arrival. A conversation's prompt begins with the system prompt of its kind, one of four.

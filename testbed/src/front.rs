@@ -48,7 +48,7 @@ pub struct ExtraArgs<'a> {
     pub envoy: &'a [&'a str],
 }
 
-// === impl Front ===
+// === impl DaemonAndEnvoy ===
 
 impl DaemonAndEnvoy {
     /// Starts both in front of `endpoints` (`host:port` each), with `standalone.yaml` as shipped but for `edit`.

@@ -47,7 +47,7 @@ struct LoadState {
     outcome: Mutex<LoadOutcome>,
 }
 
-// === impl Load ===
+// === impl LoadGenerator ===
 
 impl LoadGenerator {
     /// Starts so many clients of the proxy at `address`. Must be called in a tokio runtime.
@@ -101,7 +101,7 @@ impl Drop for LoadGenerator {
     }
 }
 
-// === impl Shared ===
+// === impl LoadState ===
 
 impl LoadState {
     fn snapshot(&self) -> LoadOutcome {
@@ -123,7 +123,7 @@ impl LoadState {
     }
 }
 
-// === impl Outcome ===
+// === impl LoadOutcome ===
 
 impl LoadOutcome {
     /// Requests answered with 200.

@@ -138,7 +138,7 @@ struct RunningGuard {
     _slot: Option<OwnedSemaphorePermit>,
 }
 
-// === impl Behaviour ===
+// === impl PlainBehaviour ===
 
 impl PlainBehaviour {
     /// Healthy, with this delay.
@@ -207,7 +207,7 @@ impl Drop for PlainEngine {
     }
 }
 
-// === impl Manner ===
+// === impl SlottedBehaviour ===
 
 impl SlottedBehaviour {
     fn of(behaviour: PlainBehaviour) -> Self {
@@ -216,7 +216,7 @@ impl SlottedBehaviour {
     }
 }
 
-// === impl Shared ===
+// === impl PlainEngineState ===
 
 impl PlainEngineState {
     fn manner(&self) -> SlottedBehaviour {
@@ -224,7 +224,7 @@ impl PlainEngineState {
     }
 }
 
-// === impl Running ===
+// === impl RunningGuard ===
 
 impl RunningGuard {
     fn count(shared: &Arc<PlainEngineState>) -> Self {

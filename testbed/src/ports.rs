@@ -21,7 +21,7 @@ pub struct ReservedPort {
     _lock: File,
 }
 
-// === impl Port ===
+// === impl ReservedPort ===
 
 impl ReservedPort {
     /// Leases a port that nobody listens on.

@@ -21,7 +21,7 @@ pub struct ChildProcess {
     stderr: PathBuf,
 }
 
-// === impl Process ===
+// === impl ChildProcess ===
 
 impl ChildProcess {
     /// Starts `command`; its output goes to `<name>.out` and `<name>.err` in `folder`.

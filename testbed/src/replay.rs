@@ -76,7 +76,7 @@ pub async fn run(plan: &ReplayPlan, arrivals: &[Arrival]) -> Result<Vec<ReplayRe
     Ok(running.join_all().await)
 }
 
-// === impl Seen ===
+// === impl ReplayResult ===
 
 impl ReplayResult {
     async fn watch(&mut self, target: SocketAddr, request: Request<Body>, sent: Instant) -> Result<()> {

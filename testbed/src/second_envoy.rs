@@ -22,7 +22,7 @@ pub struct SecondEnvoy {
     _folder: TempDir,
 }
 
-// === impl Second ===
+// === impl SecondEnvoy ===
 
 impl SecondEnvoy {
     /// With a node id and so many workers of its own. Returns when its picker has state.

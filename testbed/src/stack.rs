@@ -89,7 +89,7 @@ impl std::fmt::Debug for ConfigEdit {
     }
 }
 
-// === impl Front ===
+// === impl PickerMode ===
 
 impl PickerMode {
     /// Both.
@@ -116,7 +116,7 @@ impl PickerMode {
     }
 }
 
-// === impl Builder ===
+// === impl StackBuilder ===
 
 impl StackBuilder {
     /// By another front than the filter.

@@ -192,7 +192,7 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub lease: LeaseArgs,
 
-    /// Where to keep what the next start must know (slots, incarnations, hash secret); without it a restart costs proxies their prefix state.
+    /// Where to keep what the next start must know (slots, generations, hash secret); without it a restart costs proxies their prefix state.
     #[arg(long, env = "SWITCHPOINT_SNAPSHOT_FILE", value_name = "FILE")]
     pub snapshot_file: Option<PathBuf>,
 

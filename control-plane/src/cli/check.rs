@@ -215,7 +215,7 @@ pub(crate) fn cause(error: &reqwest::Error) -> String {
 }
 
 fn look_through(endpoint: &str, url: &str, engine: &EngineSpec, page: &[u8]) -> EndpointReport {
-    let mut extraction = Extraction::is_complete(engine);
+    let mut extraction = Extraction::full_page(engine);
     let mut parser = ExpositionParser::default();
     parser.feed(page, &mut extraction);
     parser.finish(&mut extraction);

@@ -70,14 +70,14 @@ pub fn answer(shared: &DaemonState, question: &ExplainRequest) -> Result<Value, 
         Err(_) => {
             all_there(view, &question.without)?;
             let totals = shared.counters().totals(name, Instant::now());
-            let loads = totals.endpoints.iter().map(|(&(incarnation, slot), row)| {
+            let loads = totals.endpoints.iter().map(|(&(generation, slot), row)| {
                 let load = EndpointLoad {
                     requests: u32::try_from(row.requests).unwrap_or(u32::MAX),
                     prefill_tokens: row.prefill_tokens,
                     decode_tokens: row.decode_tokens,
                     ..EndpointLoad::default()
                 };
-                (EndpointRef { slot, incarnation }, load)
+                (EndpointRef { slot, generation }, load)
             });
             let learned = shared.learned.borrow().get(name).and_then(|learned| proto::learned((**learned).clone()).ok());
             fresh(live, learned, loads, question)?
@@ -97,7 +97,7 @@ fn live(view: &PoolView, question: &ExplainRequest) -> Result<Snapshot, String> 
     let kept = present.filter(|(member, _)| !question.without.contains(&member.instance.address.to_string()));
     let (endpoints, metrics) = kept.map(|(member, metrics)| (member.endpoint(now), metrics.clone())).unzip();
     let objects = Objects::build(&view.objects).map_err(|e| e.to_string())?;
-    let version = Version { term: 0, sequence: view.generation };
+    let version = Version { term: 0, sequence: view.revision };
     Snapshot::try_new(version, endpoints, metrics, pipeline).map(|s| s.with_objects(objects)).map_err(|e| e.to_string())
 }
 

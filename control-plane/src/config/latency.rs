@@ -17,7 +17,7 @@ pub struct LatencyOptions {
     strategy: Option<String>,
 }
 
-// === impl Latency ===
+// === impl LatencyOptions ===
 
 impl LatencyOptions {
     /// With the strategy of the environment, if it has one.

@@ -20,7 +20,7 @@ mod profiles;
 mod scraping;
 mod sections;
 
-/// The largest plugin name or text parameter, in bytes, so that a pipeline of [`scheduler`]'s size fits a message beside a full roster.
+/// The largest plugin name or text parameter, in bytes, so that a pipeline of [`scheduler`]'s size fits a message beside a full pool update.
 const TEXT_BYTES_MAX: usize = 1024;
 
 /// Names listed after an unknown one for which nothing is near; more help nobody.
@@ -60,7 +60,7 @@ pub(super) fn read(text: &str) -> (ConfigReport, Option<CompiledConfig>) {
     (reader.report, config)
 }
 
-// === impl Reader ===
+// === impl ConfigReader ===
 
 impl ConfigReader {
     fn file(&mut self, root: &YamlNode) -> Option<CompiledConfig> {

@@ -184,7 +184,7 @@ pub fn plugin_types() -> impl Iterator<Item = &'static str> + Clone {
     registry::PLUGINS.iter().map(|row| row.name).chain(FOREIGN.iter().map(|row| row.name))
 }
 
-// === impl Role ===
+// === impl PluginRole ===
 
 impl PluginRole {
     /// What that plugin type is for; `None` when there is no such type.

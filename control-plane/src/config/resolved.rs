@@ -87,7 +87,7 @@ const PRODUCERS: [(&str, RequiredState); 4] = [
     ("token-producer", RequiredState::Prompt),
 ];
 
-// === impl Resolved ===
+// === impl ResolvedConfig ===
 
 impl ResolvedConfig {
     /// Spells `spec` out.

@@ -175,7 +175,7 @@ const fn newer(name: &'static str, shape: SchemaShape, fate: ItemSupport, before
     SchemaField { only: Some((ConfigDialect::V1, before)), ..field(name, shape, fate) }
 }
 
-// === impl Shape ===
+// === impl SchemaShape ===
 
 impl SchemaShape {
     /// Is this text a quantity: digits, perhaps a point, perhaps a suffix?

@@ -77,7 +77,7 @@ fn node(spanned: Spanned<YamlValue>) -> YamlNode {
     YamlNode { line: spanned.referenced.line(), value: spanned.value }
 }
 
-// === impl Node ===
+// === impl YamlNode ===
 
 impl YamlNode {
     /// The entries of a map; none of anything else.
@@ -116,7 +116,7 @@ impl YamlNode {
     }
 }
 
-// === impl Value ===
+// === impl YamlValue ===
 
 impl YamlValue {
     /// What it is, for messages.

@@ -2,7 +2,7 @@
 //!
 //! A daemon that stands by follows its endpoints and reads their metadata, so that none who lives is missed for being asked for the first time. It scrapes nobody
 //! and serves no proxy. Its health, admin and metrics listeners are open ([`crate::serve::monitoring`]) and say that it lives and is not ready. When the lease is its own it starts as any daemon does: its term is
-//! therefore newer than all before it, so proxies take its state over, and its incarnations are new (with a snapshot file on a volume that all
+//! therefore newer than all before it, so proxies take its state over, and its generations are new (with a snapshot file on a volume that all
 //! share they are the old ones, and so is the hash secret). Until it listens, proxies go on as they do without a daemon. One that loses the lease
 //! ends, as Kubernetes' controllers do, and whoever keeps it running starts it anew.
 
@@ -84,7 +84,7 @@ impl LeaseArgs {
     }
 }
 
-// === impl Lease ===
+// === impl LeaderLease ===
 
 impl LeaderLease {
     /// Stands by until the lease is ours.

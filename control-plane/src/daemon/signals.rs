@@ -11,7 +11,7 @@ pub struct SignalWatch {
     interrupt: Signal,
 }
 
-// === impl Signals ===
+// === impl SignalWatch ===
 
 impl SignalWatch {
     /// Begins to listen.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  proxies, front ── Observations ──▶ Learning, a task for each pool ── Learned ──▶ state streams, front ──▶ every snapshot
-//!                                        │  held to the rules, counted              (a version of its own: resends no roster)
+//!                                        │  held to the rules, counted              (a version of its own: resends no pool update)
 //!                                        └──▶ calibration ──▶ /metrics, /debug/model        file ◀──▶ the next life
 //! ```
 //! What engines' steps cost is always learned: the default policy picks by it. Latencies are predicted where `--latency-prediction` says so. A task has
@@ -105,7 +105,7 @@ pub fn spawn(tasks: &mut JoinSet<&'static str>, shared: &Arc<DaemonState>, (pred
     }
 }
 
-// === impl Learners ===
+// === impl LearnerDirectory ===
 
 impl LearnerDirectory {
     /// One for each pool; the desks are their tasks'.
@@ -176,12 +176,12 @@ mod tests {
     use pool_state::EncodedObservation;
     use scheduler::latency::Conditions;
     use scheduler::latency::learn::{Observation, RequestEnd};
-    use scheduler::{EndpointRef, Incarnation, Slot};
+    use scheduler::{EndpointRef, Generation, Slot};
 
     use super::*;
 
     pub(super) fn endpoint(slot: u16) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) }
+        EndpointRef { slot: Slot(slot), generation: Generation(1) }
     }
 
     /// A request that ended well, of which nothing was predicted.

@@ -152,7 +152,7 @@ pub async fn open(source: DiscoverySource) -> Result<EndpointSource, String> {
     }
 }
 
-// === impl Discovered ===
+// === impl DiscoverySource ===
 
 impl DiscoverySource {
     /// The Kubernetes namespace of what is discovered, where it is discovered in one.

@@ -32,7 +32,7 @@ pub(super) struct ModelNameBudget {
     bytes: usize,
 }
 
-// === impl Said ===
+// === impl InstanceMetadata ===
 
 impl InstanceMetadata {
     pub(super) fn from_instance(instance: &Instance) -> Self {
@@ -74,7 +74,7 @@ fn card_block_tokens(metadata: &Metadata) -> Option<u64> {
     metadata.get("MDC").or_else(|| metadata.get("mdc"))?.get("kv_cache_block_size")?.as_u64()
 }
 
-// === impl Room ===
+// === impl ModelNameBudget ===
 
 impl ModelNameBudget {
     /// Is there room for these names? Then it is taken.

@@ -52,7 +52,7 @@ pub struct MetricsDiscovery {
     pub location: MetricsLocation,
 }
 
-// === impl Feed ===
+// === impl PoolFeed ===
 
 impl PoolFeed {
     /// Runs until `shutdown`.
@@ -111,7 +111,7 @@ impl PoolFeed {
                     "configuration in force"
                 );
                 self.scraping = scraping;
-                published.generation = 0; // whoever is scraped may now be scraped otherwise
+                published.revision = 0; // whoever is scraped may now be scraped otherwise
                 self.pool.configure(Ok(pipeline), WallAndMonotonic::read());
             }
             Err(why) => {
@@ -137,14 +137,14 @@ impl PoolFeed {
 
     fn settle(&mut self) {
         let (shared, name) = (&self.shared, Arc::clone(self.pool.name()));
-        self.pool.settle(|generation| shared.acknowledged(&name, generation), WallAndMonotonic::read());
+        self.pool.settle(|revision| shared.acknowledged(&name, revision), WallAndMonotonic::read());
     }
 
     fn publish(&mut self, published: &mut LastPublished) {
         let Some(view) = self.pool.take_view() else { return };
         published.metrics_after = Instant::now() + METRICS_PUBLISH_INTERVAL;
-        if view.generation != published.generation {
-            published.generation = view.generation;
+        if view.revision != published.revision {
+            published.revision = view.revision;
             self.targets.send_replace(targets(&view, &self.scraping));
         }
         self.shared.publish(view);
@@ -154,13 +154,13 @@ impl PoolFeed {
 /// What was published last.
 #[derive(Debug)]
 struct LastPublished {
-    generation: u64,
+    revision: u64,
     metrics_after: Instant,
 }
 
 impl Default for LastPublished {
     fn default() -> Self {
-        Self { generation: 0, metrics_after: Instant::now() }
+        Self { revision: 0, metrics_after: Instant::now() }
     }
 }
 

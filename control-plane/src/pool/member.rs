@@ -13,7 +13,7 @@ use super::writer::WallAndMonotonic;
 /// An endpoint in the pool.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PoolMember {
-    /// Slot and incarnation.
+    /// Slot and generation.
     pub id: EndpointRef,
     /// What discovery says of it.
     pub instance: Arc<Instance>,
@@ -21,7 +21,7 @@ pub struct PoolMember {
     pub metadata: InstanceMetadata,
     /// When it joined the pool.
     pub joined: Instant,
-    /// The first EDS generation that contains its address, or, of one that is no host, any that proxies have.
+    /// The first EDS revision that contains its address, or, of one that is no host, any that proxies have.
     pub eds_since: u64,
     /// How its metrics are doing.
     pub metrics: MetricsStatus,
@@ -43,18 +43,18 @@ pub enum MetricsStatus {
     Unknown(String),
 }
 
-/// An endpoint that discovery knows but that is not in the roster.
+/// An endpoint that discovery knows but that is not in the pool update.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Absentee {
     /// What discovery says, or last said, of it.
     pub instance: Arc<Instance>,
-    /// Why it is not in the roster.
+    /// Why it is not in the pool update.
     pub absence: Absence,
     /// Since when.
     pub since: SystemTime,
 }
 
-/// Why an endpoint is not in the roster.
+/// Why an endpoint is not in the pool update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Absence {
     /// Left; its slot is held until the proxies acknowledged that.
@@ -65,7 +65,7 @@ pub enum Absence {
     TooManyModels,
 }
 
-// === impl Member ===
+// === impl PoolMember ===
 
 impl PoolMember {
     /// As the scheduler knows it.

@@ -319,7 +319,7 @@ impl PoolName {
     }
 }
 
-// === impl Selection ===
+// === impl ObjectSelection ===
 
 impl ObjectSelection {
     /// What a pool of this name takes where there is no other.
@@ -330,7 +330,7 @@ impl ObjectSelection {
     }
 }
 
-// === impl Object ===
+// === impl PoolObject ===
 
 impl PoolObject {
     /// The pool that it names, with the namespace.
@@ -339,7 +339,7 @@ impl PoolObject {
     }
 }
 
-// === impl Body ===
+// === impl ObjectBody ===
 
 impl ObjectBody {
     /// Its kind.

@@ -56,7 +56,7 @@ impl PoolTask {
         saved: Option<&SavedPool>,
         (scrape, latency): (&ScrapeSettings, &LatencyOptions),
         served: &Arc<[PoolName]>,
-        incarnation_first: u32,
+        generation_first: u32,
     ) -> Result<Self, FatalError> {
         let selection = ObjectSelection { pool: pool.named(), served: Arc::clone(served), strict_models: pool.objects.strict_models };
         let PoolSource { name, config, objects, .. } = pool;
@@ -68,8 +68,8 @@ impl PoolTask {
         .map_err(FatalError::Usage)?;
         let (objects, found) = first_objects(objects, &name, selection).await?;
         let config_file = config.as_ref().map(|file| file.path().display().to_string().into());
-        let incarnation_first = saved.map_or(0, |s| s.incarnation_next).max(incarnation_first);
-        let settings = PoolSettings { name: name.into(), pipeline, config_file, staleness_max: scrape.staleness_max, incarnation_first };
+        let generation_first = saved.map_or(0, |s| s.generation_next).max(generation_first);
+        let settings = PoolSettings { name: name.into(), pipeline, config_file, staleness_max: scrape.staleness_max, generation_first };
         let objects_file = objects.as_ref().map(|file| file.described().into());
         let mut pool = Pool::new(settings).with_objects(objects_file, found);
         if let Some(saved) = saved {

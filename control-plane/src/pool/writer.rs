@@ -3,8 +3,8 @@
 //! `[ discovery ] -> [ Pool ] <- [ scraper ]`, and out from_instance it one [`PoolView`] after the other: an immutable value that readers get by a
 //! watch channel, whole, and only when something changed.
 //!
-//! An endpoint's life: discovered, it gets the lowest free slot and an incarnation never used before; gone from discovery it leaves the
-//! roster at once but keeps slot and place in EDS as *departing*, until every connected proxy acknowledged a roster without it (so that
+//! An endpoint's life: discovered, it gets the lowest free slot and a generation never used before; gone from discovery it leaves the
+//! pool update at once but keeps slot and place in EDS as *departing*, until every connected proxy acknowledged a pool update without it (so that
 //! nothing is recorded under a slot that means somebody else, and no list names a host Envoy has forgotten), or [`ACK_WAIT_MAX`] went by.
 //!
 //! Readiness is discovery's word. An endpoint whose metrics cannot be had stays routable, with metrics unknown: a failing scrape is no
@@ -17,7 +17,7 @@ use std::time::{Duration, SystemTime};
 
 use discovery::Instance;
 use scheduler::objects::ObjectsSpec;
-use scheduler::{ENDPOINTS_MAX, EndpointMetrics, EndpointRef, Incarnation, PipelineSpec, Slot};
+use scheduler::{ENDPOINTS_MAX, EndpointMetrics, EndpointRef, Generation, PipelineSpec, Slot};
 use tokio::time::Instant;
 
 use super::capabilities::ModelNameBudget;
@@ -48,12 +48,12 @@ pub struct WallAndMonotonic {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EdsSet {
     /// Grows with each change of the set; never 0.
-    pub generation: u64,
+    pub revision: u64,
     /// The hosts, sorted.
     pub addresses: Arc<[SocketAddr]>,
 }
 
-/// One version of a pool. What is equal in `generation` is equal in members, pipeline, objects and `staleness_max`.
+/// One version of a pool. What is equal in `revision` is equal in members, pipeline, objects and `staleness_max`.
 #[derive(Clone, Debug)]
 pub struct PoolView {
     /// Its name.
@@ -62,13 +62,13 @@ pub struct PoolView {
     /// taken for the truth.
     pub complete: bool,
     /// Grows with each change of members, pipeline or objects; never 0.
-    pub generation: u64,
+    pub revision: u64,
     /// Who may be picked, by slot.
     pub members: Arc<[PoolMember]>,
     /// Metrics, parallel to `members`.
     pub metrics: Arc<[EndpointMetrics]>,
     /// Grows with each change of `metrics`.
-    pub metrics_generation: u64,
+    pub metrics_revision: u64,
     /// How requests are scheduled.
     pub pipeline: Arc<PipelineSpec>,
     /// What is configured about requests.
@@ -79,8 +79,8 @@ pub struct PoolView {
     pub eds: EdsSet,
     /// Known, but not to be picked.
     pub absent: Arc<[Absentee]>,
-    /// The incarnation to be given next: what a later life of the daemon must begin above.
-    pub incarnation_next: u32,
+    /// The generation to be given next: what a later life of the daemon must begin above.
+    pub generation_next: u32,
     /// State of what feeds the pool.
     pub sources: SourceStatus,
 }
@@ -121,8 +121,8 @@ struct DepartingHost {
     id: EndpointRef,
     instance: Arc<Instance>,
     at: WallAndMonotonic,
-    /// The first roster without it.
-    generation: u64,
+    /// The first pool update without it.
+    revision: u64,
 }
 
 /// What a pool begins with.
@@ -136,11 +136,11 @@ pub struct PoolSettings {
     pub config_file: Option<Arc<str>>,
     /// Metrics older than this are unknown.
     pub staleness_max: Duration,
-    /// The first incarnation to be given.
-    pub incarnation_first: u32,
+    /// The first generation to be given.
+    pub generation_first: u32,
 }
 
-// === impl Now ===
+// === impl WallAndMonotonic ===
 
 impl WallAndMonotonic {
     /// This moment.
@@ -156,21 +156,21 @@ impl Pool {
     /// A pool nobody is in yet.
     #[must_use]
     pub fn new(settings: PoolSettings) -> Self {
-        let PoolSettings { name, pipeline, config_file, staleness_max, incarnation_first } = settings;
+        let PoolSettings { name, pipeline, config_file, staleness_max, generation_first } = settings;
         let now = SystemTime::now();
         let view = PoolView {
             name,
             complete: false,
-            generation: 1,
+            revision: 1,
             members: Arc::from([]),
             metrics: Arc::from([]),
-            metrics_generation: 1,
+            metrics_revision: 1,
             pipeline: Arc::new(pipeline),
             objects: Arc::default(),
             staleness_max,
-            eds: EdsSet { generation: 1, addresses: Arc::from([]) },
+            eds: EdsSet { revision: 1, addresses: Arc::from([]) },
             absent: Arc::from([]),
-            incarnation_next: incarnation_first,
+            generation_next: generation_first,
             sources: SourceStatus {
                 synced: false,
                 discovery_error: None,
@@ -199,10 +199,10 @@ impl Pool {
         self
     }
 
-    /// Takes over the endpoints of an earlier life, slots and incarnations and all. Only before any other verb.
+    /// Takes over the endpoints of an earlier life, slots and generations and all. Only before any other verb.
     pub fn restore(&mut self, saved: Vec<(EndpointRef, Instance)>, now: WallAndMonotonic) {
         let members: Vec<PoolMember> =
-            saved.into_iter().map(|(id, instance)| member(id, Arc::new(instance), self.view.eds.generation, now)).collect();
+            saved.into_iter().map(|(id, instance)| member(id, Arc::new(instance), self.view.eds.revision, now)).collect();
         self.view.complete = true;
         self.replace_members(members);
     }
@@ -215,8 +215,8 @@ impl Pool {
             self.view.sources.discovery_error = None;
             self.touched = true;
         }
-        // Another incarnation at the same address is another life: it gets a slot of its own.
-        let life = |i: &Instance| (i.namespace.clone(), i.name.clone(), i.incarnation.clone(), i.address);
+        // Another generation at the same address is another life: it gets a slot of its own.
+        let life = |i: &Instance| (i.namespace.clone(), i.name.clone(), i.generation.clone(), i.address);
         let mut wanted: BTreeMap<_, Instance> = instances.into_iter().map(|i| (life(&i), i)).collect();
         let mut members = Vec::with_capacity(wanted.len());
         let mut changed = false;
@@ -229,8 +229,8 @@ impl Pool {
                 }
                 None => {
                     changed = true;
-                    let generation = self.view.generation + 1;
-                    self.departing.push(DepartingHost { id: old.id, instance: Arc::clone(&old.instance), at: now, generation });
+                    let revision = self.view.revision + 1;
+                    self.departing.push(DepartingHost { id: old.id, instance: Arc::clone(&old.instance), at: now, revision });
                 }
             }
         }
@@ -263,8 +263,8 @@ impl Pool {
                 let changed = *self.view.pipeline != pipeline;
                 self.view.sources.config.take(changed, now.wall);
                 if changed {
-                    self.view.generation += 1;
-                    self.hosts.follow(&pipeline, self.view.generation, now.instant);
+                    self.view.revision += 1;
+                    self.hosts.follow(&pipeline, self.view.revision, now.instant);
                     self.view.pipeline = Arc::new(pipeline);
                     self.refresh_eds();
                 }
@@ -286,7 +286,7 @@ impl Pool {
                 self.view.sources.objects.take(changed, now.wall);
                 if changed {
                     self.view.objects = Arc::new(objects);
-                    self.view.generation += 1;
+                    self.view.revision += 1;
                 }
             }
             Err(why) => {
@@ -310,7 +310,7 @@ impl Pool {
                 self.touched |= member.set_status(MetricsStatus::Fresh, now.wall);
                 if *metrics != observed.metrics {
                     *metrics = observed.metrics;
-                    self.view.metrics_generation += 1;
+                    self.view.metrics_revision += 1;
                     self.touched = true;
                 }
             }
@@ -321,14 +321,14 @@ impl Pool {
                 self.touched |= member.set_status(status, now.wall);
             }
             ScrapeEvent::Restarted(_) => {
-                let incarnation = Incarnation(self.view.incarnation_next);
-                self.view.incarnation_next = self.view.incarnation_next.wrapping_add(1);
-                member.id.incarnation = incarnation;
+                let generation = Generation(self.view.generation_next);
+                self.view.generation_next = self.view.generation_next.wrapping_add(1);
+                member.id.generation = generation;
                 member.observed_at = None;
                 member.set_status(MetricsStatus::Awaited, now.wall);
                 *metrics = EndpointMetrics::default();
-                self.view.generation += 1;
-                self.view.metrics_generation += 1;
+                self.view.revision += 1;
+                self.view.metrics_revision += 1;
                 self.touched = true;
             }
         }
@@ -349,18 +349,18 @@ impl Pool {
             };
             member.set_status(MetricsStatus::Unknown(why), now.wall);
             *metrics = EndpointMetrics::default();
-            self.view.metrics_generation += 1;
+            self.view.metrics_revision += 1;
             self.touched = true;
         }
     }
 
-    /// Lets go of departed endpoints whose removal `acknowledged` (by roster generation) says every proxy knows of, and gives free slots
+    /// Lets go of departed endpoints whose removal `acknowledged` (by pool revision) says every proxy knows of, and gives free slots
     /// to those who wait for one.
     pub fn settle(&mut self, acknowledged: impl Fn(u64) -> bool, now: WallAndMonotonic) {
         let before = self.departing.len();
         self.departing.retain(|d| {
             let elapsed = now.instant.saturating_duration_since(d.at.instant);
-            !eds_hosts::is_over(elapsed, || acknowledged(d.generation))
+            !eds_hosts::is_over(elapsed, || acknowledged(d.revision))
         });
         let fewer = self.hosts.settle(&acknowledged, now.instant);
         if self.departing.len() == before && !fewer {
@@ -376,7 +376,7 @@ impl Pool {
         }
     }
 
-    /// Is nobody departing, from the roster or from EDS? Else [`Self::settle`] has work.
+    /// Is nobody departing, from the pool update or from EDS? Else [`Self::settle`] has work.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.departing.is_empty() && self.hosts.is_settled()
@@ -421,18 +421,18 @@ impl Pool {
                 self.waiting.push(Absentee { absence: Absence::NoFreeSlot, ..waiting });
                 continue;
             };
-            let id = EndpointRef { slot, incarnation: self.next_generation() };
-            members.push(member(id, waiting.instance, self.view.eds.generation, now));
+            let id = EndpointRef { slot, generation: self.next_revision() };
+            members.push(member(id, waiting.instance, self.view.eds.revision, now));
         }
     }
 
     /// Lets go of members that say more than there is room for, so that the others can be told at all. Says whether there were any.
     fn make_room(&mut self, members: &mut Vec<PoolMember>, now: WallAndMonotonic) -> bool {
-        let (mut room, generation, before) = (ModelNameBudget::default(), self.view.generation + 1, members.len());
+        let (mut room, revision, before) = (ModelNameBudget::default(), self.view.revision + 1, members.len());
         members.retain(|m| {
             let fits = room.reserve(&m.metadata.models);
             if !fits {
-                self.departing.push(DepartingHost { id: m.id, instance: Arc::clone(&m.instance), at: now, generation });
+                self.departing.push(DepartingHost { id: m.id, instance: Arc::clone(&m.instance), at: now, revision });
                 self.waiting.push(Absentee { instance: Arc::clone(&m.instance), absence: Absence::TooManyModels, since: now.wall });
             }
             fits
@@ -440,10 +440,10 @@ impl Pool {
         members.len() < before
     }
 
-    fn next_generation(&mut self) -> Incarnation {
-        let next = self.view.incarnation_next;
-        self.view.incarnation_next = next.wrapping_add(1);
-        Incarnation(next)
+    fn next_revision(&mut self) -> Generation {
+        let next = self.view.generation_next;
+        self.view.generation_next = next.wrapping_add(1);
+        Generation(next)
     }
 
     /// Puts a new set in force; metrics follow the lives they belong to.
@@ -453,8 +453,8 @@ impl Pool {
             self.members.iter().map(|m| m.id).zip(std::mem::take(&mut self.metrics)).collect();
         self.metrics = members.iter().map(|m| known.remove(&m.id).unwrap_or_default()).collect();
         self.members = members;
-        self.view.generation += 1;
-        self.view.metrics_generation += 1;
+        self.view.revision += 1;
+        self.view.metrics_revision += 1;
         self.touched = true;
         self.refresh_eds();
     }
@@ -468,15 +468,15 @@ impl Pool {
         if *addresses == *self.view.eds.addresses {
             return;
         }
-        let generation = self.view.eds.generation + 1;
+        let revision = self.view.eds.revision + 1;
         for member in &mut self.members {
             // Should its address be in EDS already, Envoy knows it; one that is no host waits for nothing.
             let (address, eds) = (member.instance.address, &self.view.eds.addresses);
             if addresses.binary_search(&address).is_ok() && eds.binary_search(&address).is_err() {
-                member.eds_since = generation;
+                member.eds_since = revision;
             }
         }
-        self.view.eds = EdsSet { generation, addresses: addresses.into() };
+        self.view.eds = EdsSet { revision, addresses: addresses.into() };
     }
 }
 
@@ -494,7 +494,7 @@ mod tests {
 
     fn pool() -> Pool {
         let pipeline = PipelineSpec::default();
-        Pool::new(PoolSettings { name: "p".into(), pipeline, config_file: None, staleness_max: STALENESS_MAX, incarnation_first: 1 })
+        Pool::new(PoolSettings { name: "p".into(), pipeline, config_file: None, staleness_max: STALENESS_MAX, generation_first: 1 })
     }
 
     fn instance(name: u16) -> Instance {
@@ -528,7 +528,7 @@ mod tests {
         assert_eq!(view.metrics[0], EndpointMetrics::default());
         assert_eq!(view.members[0].metrics, MetricsStatus::Unknown(FailReason::Timeout.to_string()));
         assert_eq!(view.members[0].since, at(origin, 5001).wall);
-        assert_eq!(view.generation, 2, "a roster is not changed by metrics");
+        assert_eq!(view.revision, 2, "a pool update is not changed by metrics");
     }
 
     #[test]
@@ -557,12 +557,12 @@ mod tests {
         let labelled = Instance { labels: vec![("a".to_owned(), "b".to_owned())], ..instance(0) };
         pool.replace_instances(vec![labelled.clone()], at(origin, 1));
         let view = pool.take_view().unwrap();
-        assert_eq!((view.members[0].id, view.members[0].instance.labels.len(), view.generation), (first, 1, 3));
+        assert_eq!((view.members[0].id, view.members[0].instance.labels.len(), view.revision), (first, 1, 3));
         let moved = Instance { address: SocketAddr::from(([10, 0, 0, 2], 1)), ..labelled };
         pool.replace_instances(vec![moved], at(origin, 2));
         let view = pool.take_view().unwrap();
         assert_ne!(view.members[0].id.slot, first.slot);
-        assert!(view.members[0].id.incarnation > first.incarnation);
+        assert!(view.members[0].id.generation > first.generation);
         assert_eq!(view.eds.addresses.len(), 2, "the old address stays in EDS for a while");
     }
 
@@ -632,10 +632,10 @@ mod tests {
     }
 
     #[test]
-    fn who_only_prefills_or_encodes_is_in_the_roster_but_no_host() {
+    fn who_only_prefills_or_encodes_is_in_the_pool_update_but_no_host() {
         let origin = Instant::now();
         let settings =
-            PoolSettings { name: "p".into(), pipeline: by_role(), config_file: None, staleness_max: STALENESS_MAX, incarnation_first: 1 };
+            PoolSettings { name: "p".into(), pipeline: by_role(), config_file: None, staleness_max: STALENESS_MAX, generation_first: 1 };
         let mut pool = Pool::new(settings);
         let all = vec![
             instance(0),
@@ -650,7 +650,7 @@ mod tests {
         assert_eq!((view.members.len(), hosts(&view)), (6, vec![0, 2, 4]));
         for member in view.members.iter() {
             let is_host = view.eds.addresses.contains(&member.instance.address);
-            assert_eq!(member.eds_since, if is_host { view.eds.generation } else { view.eds.generation - 1 }, "only hosts wait for EDS");
+            assert_eq!(member.eds_since, if is_host { view.eds.revision } else { view.eds.revision - 1 }, "only hosts wait for EDS");
         }
         pool.replace_instances(all[..5].to_vec(), at(origin, 10));
         assert_eq!(hosts(&pool.take_view().unwrap()), [0, 2, 4], "departing makes nobody a host");
@@ -665,14 +665,14 @@ mod tests {
         pool.configure(Ok(by_role()), at(origin, 100));
         let view = pool.take_view().unwrap();
         assert_eq!((hosts(&view), pool.is_settled()), (vec![0, 1], false), "a proxy may still go by the pipeline before");
-        pool.settle(|generation| generation < view.generation, at(origin, 3_000));
+        pool.settle(|revision| revision < view.revision, at(origin, 3_000));
         assert!(pool.take_view().is_none());
-        pool.settle(|generation| generation <= view.generation, at(origin, 3_000));
+        pool.settle(|revision| revision <= view.revision, at(origin, 3_000));
         assert_eq!((hosts(&pool.take_view().unwrap()), pool.is_settled()), (vec![0], true));
         pool.configure(Ok(PipelineSpec::default()), at(origin, 4_000));
         let view = pool.take_view().unwrap();
         assert_eq!(hosts(&view), [0, 1]);
-        assert_eq!(view.members[1].eds_since, view.eds.generation, "the roster names it when EDS does");
+        assert_eq!(view.members[1].eds_since, view.eds.revision, "the pool update names it when EDS does");
     }
 
     proptest! {
@@ -680,7 +680,7 @@ mod tests {
         fn laws_hold_whatever_happens(steps in prop::collection::vec(any_step(), 0..60)) {
             let origin = Instant::now();
             let (mut pool, mut ms, mut last) = (pool(), 0, None::<PoolView>);
-            let mut owner: BTreeMap<Incarnation, (Slot, SocketAddr)> = BTreeMap::new();
+            let mut owner: BTreeMap<Generation, (Slot, SocketAddr)> = BTreeMap::new();
             for step in steps {
                 let id = |i: usize| last.as_ref().and_then(|v| v.members.get(i)).map(|m| m.id);
                 let now = at(origin, ms);
@@ -693,7 +693,7 @@ mod tests {
                         ms += more;
                         pool.expire(at(origin, ms));
                     }
-                    PoolStep::Acknowledge(generation) => pool.settle(|wanted| wanted <= generation, now),
+                    PoolStep::Acknowledge(revision) => pool.settle(|wanted| wanted <= revision, now),
                 }
                 let Some(view) = pool.take_view() else { continue };
                 let ids: Vec<EndpointRef> = view.members.iter().map(|m| m.id).collect();
@@ -706,17 +706,17 @@ mod tests {
                     }
                 }
                 for member in view.members.iter() {
-                    let before = owner.insert(member.id.incarnation, (member.id.slot, member.instance.address));
+                    let before = owner.insert(member.id.generation, (member.id.slot, member.instance.address));
                     let now = (member.id.slot, member.instance.address);
-                    prop_assert!(before.is_none_or(|before| before == now), "one incarnation, two lives");
-                    prop_assert!(view.eds.addresses.contains(&member.instance.address), "in the roster but not in EDS");
-                    prop_assert!(member.eds_since <= view.eds.generation);
+                    prop_assert!(before.is_none_or(|before| before == now), "one generation, two lives");
+                    prop_assert!(view.eds.addresses.contains(&member.instance.address), "in the pool update but not in EDS");
+                    prop_assert!(member.eds_since <= view.eds.revision);
                 }
                 if let Some(last) = &last {
                     let same = last.members.iter().map(|m| (m.id, &m.instance)).eq(view.members.iter().map(|m| (m.id, &m.instance)));
-                    prop_assert_eq!(same, last.generation == view.generation, "a generation is one roster");
-                    prop_assert!(view.generation >= last.generation && view.metrics_generation >= last.metrics_generation);
-                    prop_assert_eq!(last.eds.addresses == view.eds.addresses, last.eds.generation == view.eds.generation);
+                    prop_assert_eq!(same, last.revision == view.revision, "a revision is one pool update");
+                    prop_assert!(view.revision >= last.revision && view.metrics_revision >= last.metrics_revision);
+                    prop_assert_eq!(last.eds.addresses == view.eds.addresses, last.eds.revision == view.eds.revision);
                 }
                 last = Some(view);
             }

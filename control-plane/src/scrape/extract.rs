@@ -109,7 +109,7 @@ impl<'e> Extraction<'e> {
 
     /// Reads to the end of the page.
     #[must_use]
-    pub fn is_complete(engine: &'e EngineSpec) -> Self {
+    pub fn full_page(engine: &'e EngineSpec) -> Self {
         Self::new(engine, None)
     }
 

@@ -142,7 +142,7 @@ impl PageFetcher {
     async fn filtered(&self, target: &ScrapeTarget, habit: FetchHabit) -> Result<(FetchedPage, FetchHabit), FailReason> {
         let engine = &target.engine;
         self.stats.asked(true);
-        let present = match self.page(target.url.filtered(engine), Extraction::is_complete(engine)).await {
+        let present = match self.page(target.url.filtered(engine), Extraction::full_page(engine)).await {
             Ok(page) => {
                 let lacks = match habit.settled {
                     None => page.reading.lacks_load(engine),

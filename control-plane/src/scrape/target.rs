@@ -13,7 +13,7 @@ use super::engine::EngineSpec;
 /// One endpoint to scrape.
 #[derive(Clone, Debug)]
 pub struct ScrapeTarget {
-    /// Slot and incarnation: a new incarnation is a new target.
+    /// Slot and generation: a new generation is a new target.
     pub id: EndpointRef,
     /// For the log.
     pub name: Arc<str>,

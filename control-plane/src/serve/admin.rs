@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use scheduler::objects::{ObjectsSpec, TargetSpec};
-use scheduler::{EndpointMetrics, Incarnation, Slot, Version};
+use scheduler::{EndpointMetrics, Generation, Slot, Version};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -126,7 +126,7 @@ async fn instances(State(AdminServer { components, .. }): State<AdminServer>) ->
                 "address": seen.address.to_string(),
                 "pool": &**pool,
                 "component": name,
-                "incarnation": seen.incarnation,
+                "generation": seen.generation,
                 "state": state,
                 "reason": reason,
                 "since": rfc3339(seen.since),
@@ -162,7 +162,7 @@ fn member_row(view: &PoolView, member: &PoolMember, metrics: &EndpointMetrics, t
         MetricsStatus::Failing(why) => format!("last scrape failed: {why}"),
         MetricsStatus::Unknown(why) => format!("metrics unknown: {why}"),
     };
-    let counts = totals.endpoints.get(&(member.id.incarnation, member.id.slot)).copied().unwrap_or_default();
+    let counts = totals.endpoints.get(&(member.id.generation, member.id.slot)).copied().unwrap_or_default();
     let lora = metrics.lora.as_ref().map(|l| json!({ "running": l.running, "waiting": l.waiting, "max": l.max }));
     json!({
         "name": member.instance.name,
@@ -172,7 +172,7 @@ fn member_row(view: &PoolView, member: &PoolMember, metrics: &EndpointMetrics, t
         "state": "ready",
         "reason": reason,
         "since": rfc3339(member.since),
-        "incarnation": member.id.incarnation.0,
+        "generation": member.id.generation.0,
         "slot": member.id.slot.0,
         "in_flight": counts.requests,
         "in_flight_prefill_tokens": counts.prefill_tokens,
@@ -201,7 +201,7 @@ fn absentee_row(view: &PoolView, absentee: &Absentee, totals: &CounterTotals) ->
         Absence::NoFreeSlot => ("waiting", "every slot of the pool is taken", None),
         Absence::TooManyModels => ("waiting", "with the names of its models the pool's would be longer than a proxy can be told", None),
     };
-    let counts = id.and_then(|id| totals.endpoints.get(&(id.incarnation, id.slot))).copied().unwrap_or_default();
+    let counts = id.and_then(|id| totals.endpoints.get(&(id.generation, id.slot))).copied().unwrap_or_default();
     json!({
         "name": absentee.instance.name,
         "namespace": absentee.instance.namespace,
@@ -210,7 +210,7 @@ fn absentee_row(view: &PoolView, absentee: &Absentee, totals: &CounterTotals) ->
         "state": state,
         "reason": reason,
         "since": rfc3339(absentee.since),
-        "incarnation": id.map(|id| id.incarnation.0),
+        "generation": id.map(|id| id.generation.0),
         "slot": id.map(|id| id.slot.0),
         "in_flight": counts.requests,
         "in_flight_prefill_tokens": counts.prefill_tokens,
@@ -254,7 +254,7 @@ async fn running(State(AdminServer { shared, .. }): State<AdminServer>) -> Json<
 }
 
 fn running_row(view: &PoolView, mut row: Value) -> Value {
-    let is_it = |m: &&PoolMember| row["slot"] == m.id.slot.0 && row["incarnation"] == m.id.incarnation.0;
+    let is_it = |m: &&PoolMember| row["slot"] == m.id.slot.0 && row["generation"] == m.id.generation.0;
     let name = view.members.iter().find(is_it).map(|m| m.instance.name.clone());
     json!({ "pool": &*view.name, "endpoint": name, "running": row.get_mut("running").map(Value::take) })
 }
@@ -297,16 +297,16 @@ fn objects_row(view: &PoolView) -> Value {
 }
 
 fn pool_row(view: &PoolView, totals: &CounterTotals) -> Value {
-    let is_member = |at: &(Incarnation, Slot)| view.members.iter().any(|member| (member.id.incarnation, member.id.slot) == *at);
+    let is_member = |at: &(Generation, Slot)| view.members.iter().any(|member| (member.id.generation, member.id.slot) == *at);
     json!({
         "name": &*view.name,
         "complete": view.complete,
-        "generation": view.generation,
+        "revision": view.revision,
         "endpoints": view.members.len(),
         "in_flight_at_former_endpoints": totals.endpoints.iter().filter(|(at, _)| !is_member(at)).map(|(_, row)| row.requests).sum::<u64>(),
         "departing": view.absent.iter().filter(|a| matches!(a.absence, Absence::Departing(_))).count(),
         "waiting": view.absent.iter().filter(|a| !matches!(a.absence, Absence::Departing(_))).count(),
-        "eds_generation": view.eds.generation,
+        "eds_revision": view.eds.revision,
         "staleness_max_ms": view.staleness_max.as_millis(),
         "profiles": view.pipeline.profiles.iter().map(|profile| &profile.name).collect::<Vec<_>>(),
         "discovery": { "synced": view.sources.synced, "error": view.sources.discovery_error },
@@ -317,7 +317,7 @@ fn pool_row(view: &PoolView, totals: &CounterTotals) -> Value {
 
 fn proxy_row(proxy: &ConnectedProxy) -> Value {
     let version =
-        |v: Option<(Version, u64)>| v.map(|(v, generation)| json!({ "term": v.term, "sequence": v.sequence, "generation": generation }));
+        |v: Option<(Version, u64)>| v.map(|(v, revision)| json!({ "term": v.term, "sequence": v.sequence, "revision": revision }));
     let pool = |(name, pool): (&String, &ProxyPool)| {
         json!({
             "pool": name,
@@ -341,7 +341,7 @@ fn eds_row(stream: &EdsStream) -> Value {
     let pools: Vec<Value> = stream
         .pools
         .iter()
-        .map(|(name, ack)| json!({ "pool": name, "acked_generation": ack.acked, "refused": ack.refused, "late": ack.late }))
+        .map(|(name, ack)| json!({ "pool": name, "acked_revision": ack.acked, "refused": ack.refused, "late": ack.late }))
         .collect();
     json!({ "node_id": stream.node_id, "peer": stream.remote.to_string(), "certificate": stream.remote.origin.certificate.as_deref(), "since": rfc3339(stream.since), "pools": pools })
 }

@@ -23,7 +23,7 @@ const TOKEN_BYTES_MIN: usize = 16;
 #[derive(Clone, Debug)]
 pub struct BearerToken(watch::Receiver<Arc<str>>);
 
-// === impl Token ===
+// === impl BearerToken ===
 
 impl BearerToken {
     /// Reads the file, and again whenever it changes. New content that is no token is logged, and the old token stays in force.

@@ -45,7 +45,7 @@ pub const TYPE_URL: &str = "type.googleapis.com/envoy.config.endpoint.v3.Cluster
 /// The most names one stream may subscribe to: a guard against nonsense, above the pools one Envoy serves.
 const NAMES_MAX: usize = 256;
 
-/// How long rosters wait for an Envoy to take over what it was sent by EDS. Envoys do so in milliseconds, a busy one within a second; what takes longer is
+/// How long pool updates wait for an Envoy to take over what it was sent by EDS. Envoys do so in milliseconds, a busy one within a second; what takes longer is
 /// no Envoy, or one that is ill, and must not keep endpoints from its proxy for ever.
 pub const EDS_ACK_WAIT_MAX: Duration = Duration::from_secs(5);
 
@@ -115,12 +115,12 @@ impl EdsServer {
         request: Request<Streaming<V::XdsRequest>>,
     ) -> Result<Response<XdsResponseStream<V::XdsResponse>>, Status> {
         let remote = RemoteAddress::of(request.extensions());
-        let seat = self.shared.origins.acquire(peer::StreamQuota::EdsStream, &remote.origin, Instant::now()).map_err(refusal)?;
+        let permit = self.shared.origins.acquire(peer::StreamQuota::EdsStream, &remote.origin, Instant::now()).map_err(refusal)?;
         let inbound = request.into_inner();
         let (outbound, messages) = mpsc::channel(1);
         let server = self.clone();
         tokio::spawn(async move {
-            if let Err(status) = server.serve::<V>(inbound, &outbound, remote, seat).await {
+            if let Err(status) = server.serve::<V>(inbound, &outbound, remote, permit).await {
                 let _ = outbound.send(Err(status)).await;
             }
         });
@@ -132,12 +132,12 @@ impl EdsServer {
         mut inbound: Streaming<V::XdsRequest>,
         outbound: &mpsc::Sender<Result<V::XdsResponse, Status>>,
         remote: RemoteAddress,
-        seat: QuotaPermit,
+        permit: QuotaPermit,
     ) -> Result<(), Status> {
         let first = tokio::time::timeout(FIRST_REQUEST_WAIT_MAX, inbound.message());
         let Some(first) = first.await.map_err(|_| Status::deadline_exceeded("no request came"))?? else { return Ok(()) };
         // What comes faster than its origin may speak waits in the network.
-        let pay = |bytes: usize| seat.message(bytes.saturating_add(EDS_REQUEST_COST), Instant::now());
+        let pay = |bytes: usize| permit.message(bytes.saturating_add(EDS_REQUEST_COST), Instant::now());
         let mut read_at = pay(V::bytes(&first));
         let first = V::parse_request(first);
         let row = EdsStreamGuard::insert(&self.shared, &first, remote)?;
@@ -209,7 +209,7 @@ impl EdsServer {
         Ok(())
     }
 
-    /// It does not answer: rosters wait for it no longer.
+    /// It does not answer: pool updates wait for it no longer.
     fn mark_late(&self, subscription: &mut EdsSubscription, row: &EdsStreamGuard) {
         subscription.mark_late();
         row.update(subscription);
@@ -243,7 +243,7 @@ impl EndpointDiscoveryService for EdsServer {
     }
 }
 
-// === impl StateOfTheWorld ===
+// === impl SotwXds ===
 
 impl XdsVariant for SotwXds {
     type XdsRequest = DiscoveryRequest;
@@ -275,7 +275,7 @@ impl XdsVariant for SotwXds {
     }
 }
 
-// === impl Incremental ===
+// === impl DeltaXds ===
 
 impl XdsVariant for DeltaXds {
     type XdsRequest = DeltaDiscoveryRequest;
@@ -317,7 +317,7 @@ impl XdsVariant for DeltaXds {
     }
 }
 
-// === impl Row ===
+// === impl EdsStreamGuard ===
 
 impl EdsStreamGuard {
     fn insert(shared: &Arc<DaemonState>, asked: &EdsRequest, remote: RemoteAddress) -> Result<Self, Status> {

@@ -86,7 +86,7 @@ fn token_in_clear(args: &ServeArgs) -> bool {
     tls.admin_token_file.is_some() && tls.admin_tls_cert.is_none() && !args.listen_admin.ip().to_canonical().is_loopback()
 }
 
-// === impl Exposure ===
+// === impl ListenerExposure ===
 
 impl ListenerExposure {
     fn what(&self) -> String {

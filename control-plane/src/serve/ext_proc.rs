@@ -94,7 +94,7 @@ struct StreamTransport {
     ended: bool,
 }
 
-// === impl ExtProcServer ===
+// === impl ExtProcService ===
 
 impl ExtProcService {
     /// Decides by what `front` knows.
@@ -180,7 +180,7 @@ impl Service<http::Request<Body>> for ExtProcService {
     }
 }
 
-// === impl Line ===
+// === impl StreamTransport ===
 
 impl StreamTransport {
     /// The next frame, and what comes after it. No task and no queue of its own: a stream that is dropped is a conversation that is over.

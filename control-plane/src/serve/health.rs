@@ -28,7 +28,7 @@ pub const INFERENCE_EXTENSION: &str = "inference-extension";
 #[derive(Clone, Debug)]
 pub struct HealthChecks(HealthReporter);
 
-// === impl Health ===
+// === impl HealthChecks ===
 
 impl HealthChecks {
     /// It lives, and no more.

@@ -102,7 +102,7 @@ pub async fn listen(
     Ok(IncomingConnections { address, connections })
 }
 
-// === impl Accepting ===
+// === impl Acceptor ===
 
 impl Acceptor {
     async fn run(self, mut shutdown: Shutdown) {
@@ -140,11 +140,11 @@ impl Acceptor {
     fn admit(&self, stream: TcpStream, peer: SocketAddr) {
         let address = peer.ip().to_canonical();
         let Some((number, closed)) = lock(&self.rooms).admit(address, Instant::now()) else { return };
-        let seat = Arc::new(ConnectionPermit { rooms: Arc::clone(&self.rooms), address, number, requested: AtomicBool::new(false) });
+        let permit = Arc::new(ConnectionPermit { rooms: Arc::clone(&self.rooms), address, number, requested: AtomicBool::new(false) });
         let acceptor = self.tls.as_ref().map(|tls| TlsAcceptor::from(Arc::clone(&tls.borrow())));
         let (ready, failed) = (self.ready.clone(), Arc::clone(&self.failed));
         tokio::spawn(async move {
-            match shake_hands(stream, acceptor, seat, closed).await {
+            match shake_hands(stream, acceptor, permit, closed).await {
                 Ok(Some(connection)) => drop(ready.send(connection).await),
                 Ok(None) => {}
                 Err(error) => {
@@ -178,7 +178,7 @@ impl Acceptor {
 async fn shake_hands(
     stream: TcpStream,
     acceptor: Option<TlsAcceptor>,
-    seat: Arc<ConnectionPermit>,
+    permit: Arc<ConnectionPermit>,
     mut closed: oneshot::Receiver<()>,
 ) -> io::Result<Option<ServerConnection>> {
     let _ = stream.set_nodelay(true); // only latency is at stake
@@ -191,14 +191,14 @@ async fn shake_hands(
             _ = &mut closed => return Ok(None),
         },
     };
-    Ok(Some(ServerConnection::new(io, seat, closed)))
+    Ok(Some(ServerConnection::new(io, permit, closed)))
 }
 
 fn lock(rooms: &Mutex<ConnectionLimits>) -> MutexGuard<'_, ConnectionLimits> {
     rooms.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-// === impl Seat ===
+// === impl ConnectionPermit ===
 
 impl ConnectionPermit {
     /// The connection made a request.
@@ -215,7 +215,7 @@ impl Drop for ConnectionPermit {
     }
 }
 
-// === impl Incoming ===
+// === impl IncomingConnections ===
 
 impl IncomingConnections {
     /// Where it listens; the port is the real one where 0 was asked for.

@@ -86,7 +86,7 @@ impl Collector for MetricsCollector {
     }
 }
 
-// === impl Exposition ===
+// === impl MetricsCollector ===
 
 impl MetricsCollector {
     fn requests(&self, page: &mut MetricsPage<'_>) -> fmt::Result {
@@ -366,7 +366,7 @@ impl MetricsCollector {
         let late = |p: &PoolCounts| count(eds.open.values().filter_map(|s| s.pools.get(&*p.view.name)).filter(|ack| ack.late).count());
         page.gauge(
             "switchpoint_eds_streams_unanswered",
-            "EDS streams whose Envoy does not take over what it is sent: rosters no longer wait for it.",
+            "EDS streams whose Envoy does not take over what it is sent: pool updates no longer wait for it.",
             per_pool(&late),
         )?;
         let has_no_eds = |proxy: &&ConnectedProxy, pool: &str| {
@@ -400,7 +400,7 @@ impl MetricsCollector {
         page.counter("switchpoint_ext_proc_refused", "Requests they refused.", streams.map(|s| (MetricLabels::new(), s.refused())))?;
         self.peers(page)?;
         let per_pool = |of: &dyn Fn(&PoolCounts) -> f64| self.pools.iter().map(|p| (pool_label(p), of(p))).collect::<Vec<_>>();
-        page.gauge("switchpoint_roster_generation", "Grows with every change of a pool.", per_pool(&|p| float(p.view.generation)))?;
+        page.gauge("switchpoint_pool_revision", "Grows with every change of a pool.", per_pool(&|p| float(p.view.revision)))?;
         page.gauge("switchpoint_vms", "Filter VMs that reported lately.", per_pool(&|p| float(p.totals.vms)))?;
         page.gauge("switchpoint_pool_complete", "1 once a pool has a complete set of endpoints.", per_pool(&|p| flag(p.view.complete)))?;
         let sources = self.pools.iter().flat_map(|p| {
@@ -426,7 +426,7 @@ impl MetricsCollector {
         let plain = {
             let c = self.shared.counters();
             [
-                ("switchpoint_rosters_refused", "Rosters that a proxy refused.", c.rosters_refused),
+                ("switchpoint_pool_updates_refused", "Pool updates that a proxy refused.", c.pool_updates_refused),
                 ("switchpoint_eds_refused", "EDS responses that an Envoy refused.", c.eds_refused),
                 ("switchpoint_reports", "Reports of proxies.", c.reports),
                 (
@@ -458,7 +458,7 @@ impl MetricsCollector {
 
 impl PoolCounts {
     fn endpoint(&self, id: scheduler::EndpointRef) -> crate::state::counters::EndpointTotals {
-        self.totals.endpoints.get(&(id.incarnation, id.slot)).copied().unwrap_or_default()
+        self.totals.endpoints.get(&(id.generation, id.slot)).copied().unwrap_or_default()
     }
 }
 

@@ -42,7 +42,7 @@ pub struct MonitoringServer {
     metrics: watch::Sender<Router>,
 }
 
-// === impl Monitoring ===
+// === impl MonitoringServer ===
 
 impl MonitoringServer {
     /// Opens the listeners. Health says that this daemon lives and is not ready; the others say that another leads.

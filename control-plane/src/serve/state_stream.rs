@@ -1,6 +1,6 @@
 //! The state stream: one for each Envoy process, opened by the VM that leads there.
 //!
-//! `Hello` -> `Welcome`, then a `Roster` for each pool asked for, then `Metrics`; `Ack` and `Report` come back. What comes in is held to bounds by
+//! `Hello` -> `Welcome`, then a `PoolUpdate` for each pool asked for, then `Metrics`; `Ack` and `Report` come back. What comes in is held to bounds by
 //! [`admission`], what to send is [`StateSession`]'s to say, [`StateStream`] puts both together; here it meets the sockets. A newer stream of a process
 //! replaces the older one, whose connection may be long dead.
 
@@ -24,7 +24,7 @@ pub mod admission;
 pub mod calls;
 mod session;
 mod stream;
-pub use session::{EDS_ABSENT_GRACE, FIRST_ROSTER_WAIT, METRICS_INTERVAL_MIN, RAISES_MAX, StateSession};
+pub use session::{EDS_ABSENT_GRACE, FIRST_POOL_UPDATE_WAIT, METRICS_INTERVAL_MIN, RAISES_MAX, StateSession};
 pub use stream::StateStream;
 
 /// How long a new stream may take to say hello.
@@ -63,9 +63,9 @@ impl StateServer {
         mut inbound: impl ProxyMessages,
         outbound: DaemonMessages,
         remote: RemoteAddress,
-        seat: QuotaPermit,
+        permit: QuotaPermit,
     ) -> Result<(), Status> {
-        tokio::time::sleep_until(seat.begin(Instant::now())).await;
+        tokio::time::sleep_until(permit.begin(Instant::now())).await;
         let hello =
             tokio::time::timeout(HELLO_WAIT_MAX, hello(&mut inbound)).await.map_err(|_| Status::deadline_exceeded("no Hello came"))??;
         let (mut conversation, welcome) = StateStream::begin(&self.shared, hello, remote, Instant::now())?;
@@ -73,7 +73,7 @@ impl StateServer {
         let peer = conversation.peer();
         let (node, process) = (peer.node_id.clone(), format!("{:016x}", peer.process_id));
         tracing::info!(node, process, pools = ?conversation.pools(), "proxy connected");
-        let ended = self.run(&mut conversation, &mut inbound, &outbound, &seat).await;
+        let ended = self.run(&mut conversation, &mut inbound, &outbound, &permit).await;
         tracing::info!(node, process, why = ?ended.as_ref().err().map(Status::message), "proxy left");
         ended
     }
@@ -83,7 +83,7 @@ impl StateServer {
         conversation: &mut StateStream,
         inbound: &mut impl ProxyMessages,
         outbound: &DaemonMessages,
-        seat: &QuotaPermit,
+        permit: &QuotaPermit,
     ) -> Result<(), Status> {
         let mut pools = self.shared.pools.subscribe();
         let mut eds = self.shared.eds.subscribe();
@@ -116,7 +116,7 @@ impl StateServer {
                 message = inbound.next(), if may_read => match message {
                     Some(message) => {
                         let message = message?;
-                        read_at = seat.message(message.encoded_len(), Instant::now());
+                        read_at = permit.message(message.encoded_len(), Instant::now());
                         conversation.receive(message, Instant::now())?;
                     }
                     None => return Ok(()),
@@ -145,12 +145,12 @@ impl StateService for StateServer {
 
     async fn stream(&self, request: Request<Streaming<state::ProxyMessage>>) -> Result<Response<Self::StreamStream>, Status> {
         let remote = RemoteAddress::of(request.extensions());
-        let seat = self.acquire(&remote)?;
+        let permit = self.acquire(&remote)?;
         let inbound = request.into_inner();
         let (outbound, messages) = mpsc::channel(1);
         let server = self.clone();
         tokio::spawn(async move {
-            if let Err(status) = server.serve(inbound, outbound.clone(), remote, seat).await {
+            if let Err(status) = server.serve(inbound, outbound.clone(), remote, permit).await {
                 let _ = outbound.send(Err(status)).await;
             }
         });

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use proto::state;
-use scheduler::{EndpointRef, Incarnation, Slot};
+use scheduler::{EndpointRef, Generation, Slot};
 use tokio::time::Instant;
 
 use crate::state::peer::{Origin, ProxyProcess};
@@ -38,11 +38,11 @@ const OUTSTANDING_FRESH: Duration = Duration::from_secs(10);
 /// All counters of the daemon.
 #[derive(Debug, Default)]
 pub struct CounterStore {
-    /// Rosters refused by proxies.
-    pub rosters_refused: u64,
+    /// Pool updates refused by proxies.
+    pub pool_updates_refused: u64,
     /// EDS responses refused by Envoys.
     pub eds_refused: u64,
-    /// Responses by EDS that were not taken over in time: rosters no longer wait for them.
+    /// Responses by EDS that were not taken over in time: pool updates no longer wait for them.
     pub eds_unanswered: u64,
     /// Other messages of proxies that were out of bounds.
     pub messages_refused: u64,
@@ -95,7 +95,7 @@ struct VmTotals {
     updated_at: Instant,
 }
 
-// === impl Counters ===
+// === impl CounterStore ===
 
 impl CounterStore {
     /// A process reported what its VMs counted, of pools that are served. Says who was given work since the report before, or has some: those of earlier
@@ -118,11 +118,11 @@ impl CounterStore {
 
     fn take(&mut self, key: VmKey, origin: &Origin, totals: CounterTotals, now: Instant) -> Vec<EndpointRef> {
         let before = self.remove(&key).unwrap_or_default();
-        let more = |id: &(Incarnation, Slot), now: &EndpointTotals| {
+        let more = |id: &(Generation, Slot), now: &EndpointTotals| {
             now.requests > 0 || now.picked > before.endpoints.get(id).map_or(0, |b| b.picked)
         };
         let picked = totals.endpoints.iter().filter(|(id, row)| more(id, row));
-        let picked = picked.map(|(&(incarnation, slot), _)| EndpointRef { slot, incarnation }).collect();
+        let picked = picked.map(|(&(generation, slot), _)| EndpointRef { slot, generation }).collect();
         let bytes = totals.bytes() + size_of::<(VmKey, VmTotals)>();
         let of = self.origins.entry(origin.clone()).or_default();
         of.add(bytes);
@@ -176,7 +176,7 @@ impl CounterStore {
     }
 }
 
-// === impl Taken ===
+// === impl VmUsage ===
 
 impl VmUsage {
     fn add(&mut self, bytes: usize) {
@@ -190,7 +190,7 @@ impl VmUsage {
     }
 }
 
-// === impl Counted ===
+// === impl VmReport ===
 
 impl VmReport {
     /// What a VM says.
@@ -209,7 +209,7 @@ mod tests {
     fn counters(vm_id: u64, rows: &[(u64, u64)]) -> VmReport {
         let row = |(slot, &(picked, requests)): (usize, &(u64, u64))| {
             let slot = u32::try_from(slot).unwrap();
-            state::EndpointCounters { slot, incarnation: 1, picked, requests, ..Default::default() }
+            state::EndpointCounters { slot, generation: 1, picked, requests, ..Default::default() }
         };
         let endpoints = rows.iter().enumerate().map(row).collect();
         VmReport::from_vm(state::VmCounters { pool: "p".to_owned(), vm_id, endpoints, ..Default::default() })
@@ -259,7 +259,7 @@ mod tests {
         }
         assert!(all.vms.contains_key(&VmKey { peer: 1, vm_id: 1, pool: "p".to_owned() }), "another's is not touched");
         let totals = all.totals("p", now);
-        assert_eq!(totals.endpoints[&(Incarnation(1), Slot(0))].picked, 3_001);
+        assert_eq!(totals.endpoints[&(Generation(1), Slot(0))].picked, 3_001);
         let sum = all.vms.values().fold(VmUsage::default(), |mut sum, vm| {
             sum.add(vm.bytes);
             sum

@@ -133,7 +133,7 @@ pub enum QuotaExceeded {
     All(usize, StreamQuota),
 }
 
-// === impl Remote ===
+// === impl RemoteAddress ===
 
 impl RemoteAddress {
     /// As the listener knows it.
@@ -159,7 +159,7 @@ impl fmt::Display for RemoteAddress {
     }
 }
 
-// === impl Peer ===
+// === impl ProxyProcess ===
 
 impl ProxyProcess {
     /// The daemon's own front, which no connection leads to.
@@ -169,7 +169,7 @@ impl ProxyProcess {
     }
 }
 
-// === impl Kind ===
+// === impl StreamQuota ===
 
 impl StreamQuota {
     /// All of them.
@@ -213,7 +213,7 @@ impl fmt::Display for StreamQuota {
     }
 }
 
-// === impl Origins ===
+// === impl OriginQuotas ===
 
 impl OriginQuotas {
     /// Takes a seat for `origin`.
@@ -263,7 +263,7 @@ impl OriginQuotas {
     }
 }
 
-// === impl Seat ===
+// === impl QuotaPermit ===
 
 impl QuotaPermit {
     /// Where it is taken from.
@@ -314,16 +314,16 @@ mod tests {
     fn one_origin_cannot_take_what_others_need_and_gives_back_what_it_had() {
         let (origins, now) = (Arc::new(OriginQuotas::default()), Instant::now());
         let take = |last| origins.acquire(StreamQuota::StateStream, &origin(last), now);
-        let seats: Vec<QuotaPermit> = (0..4_096).filter_map(|_| take(1).ok()).collect();
-        assert_eq!(seats.len(), STREAMS_PER_ORIGIN_MAX);
+        let permits: Vec<QuotaPermit> = (0..4_096).filter_map(|_| take(1).ok()).collect();
+        assert_eq!(permits.len(), STREAMS_PER_ORIGIN_MAX);
         assert_eq!(take(1).unwrap_err(), QuotaExceeded::Share(STREAMS_PER_ORIGIN_MAX, StreamQuota::StateStream));
         assert!(take(2).is_ok() && origins.acquire(StreamQuota::EdsStream, &origin(1), now).is_ok());
         let others: Vec<QuotaPermit> =
             (2..20).flat_map(|last| (0..4_096).map_while(move |_| Some(last))).filter_map(|last| take(last).ok()).collect();
-        assert_eq!(seats.len() + others.len(), STREAMS_MAX);
+        assert_eq!(permits.len() + others.len(), STREAMS_MAX);
         assert_eq!(take(99).unwrap_err(), QuotaExceeded::All(STREAMS_MAX, StreamQuota::StateStream));
         assert!(origins.refused().any(|(kind, count)| kind == StreamQuota::StateStream && count > 3_000));
-        drop((seats, others));
+        drop((permits, others));
         assert!(take(1).is_ok());
         assert!(origins.lock().origins.len() <= 21);
         let _ = origins.acquire(StreamQuota::StateStream, &origin(200), now + Duration::from_secs(60));

@@ -64,7 +64,7 @@ pub struct RelayCursor {
 #[derive(Debug, Default)]
 struct PoolRelay {
     /// Of the view the sum was started for.
-    generation: u64,
+    revision: u64,
     sum: LoadReportSum,
     processes: BTreeMap<u64, RelayProcess>,
     origins: BTreeMap<Origin, OriginTotals>,
@@ -111,7 +111,7 @@ struct PlacementBatch {
     bytes: Box<[u8]>,
 }
 
-// === impl Relay ===
+// === impl PeerRelay ===
 
 impl Default for PeerRelay {
     fn default() -> Self {
@@ -199,7 +199,7 @@ impl PeerRelay {
     }
 }
 
-// === impl Cursor ===
+// === impl RelayCursor ===
 
 impl RelayCursor {
     /// When the proxy may be told again.
@@ -219,7 +219,7 @@ impl RelayCursor {
     }
 }
 
-// === impl Process ===
+// === impl RelayProcess ===
 
 impl RelayProcess {
     fn new(origin: &Origin, now: Instant) -> Self {
@@ -300,8 +300,8 @@ impl PoolRelay {
 
     /// Other lives of endpoints count when the pool has changed.
     fn follow(&mut self, view: &PoolView) {
-        if self.generation != view.generation {
-            self.generation = view.generation;
+        if self.revision != view.revision {
+            self.revision = view.revision;
             let present: Vec<EndpointRef> = view.members.iter().map(|member| member.id).collect();
             self.sum.reset(present, self.processes.values().map(|process| &process.row));
         }
@@ -361,7 +361,7 @@ mod tests {
     }
 
     fn placed(relay: &mut PeerRelay, process_id: u64, block: u64, blocks: usize) {
-        let at = EndpointRef { slot: scheduler::Slot(1), incarnation: scheduler::Incarnation(1) };
+        let at = EndpointRef { slot: scheduler::Slot(1), generation: scheduler::Generation(1) };
         let mut placements = Vec::new();
         placements::push(&mut placements, at, &vec![block; blocks]);
         let share = state::LoadReport { pool: "p".to_owned(), placements, ..state::LoadReport::default() };
@@ -433,7 +433,7 @@ mod tests {
     #[test]
     fn each_gets_the_sum_of_the_others_until_they_are_silent_or_gone() {
         let (mut pool, now) = relay();
-        let at = EndpointRef { slot: scheduler::Slot(4), incarnation: scheduler::Incarnation(1) };
+        let at = EndpointRef { slot: scheduler::Slot(4), generation: scheduler::Generation(1) };
         pool.sum.reset(vec![at], []);
         for (process_id, requests) in [(1, 10), (2, 200), (3, 3_000)] {
             let mut ledger = scheduler::in_flight::InFlight::default();

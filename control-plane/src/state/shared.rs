@@ -103,13 +103,13 @@ pub struct ConnectedProxy {
 /// What a proxy has of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProxyPool {
-    /// The roster sent last, and the pool generation it was made of.
+    /// The pool update sent last, and the pool revision it was made of.
     pub sent: Option<(Version, u64)>,
-    /// The newest roster in force there, likewise.
+    /// The newest pool update in force there, likewise.
     pub acked: Option<(Version, u64)>,
     /// Endpoints held back until its Envoy knows them.
     pub withheld: usize,
-    /// Why it refused the last roster, if it did.
+    /// Why it refused the last pool update, if it did.
     pub refused: Option<String>,
 }
 
@@ -148,7 +148,7 @@ pub struct EdsStream {
 /// What an Envoy has of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EdsAck {
-    /// The newest EDS generation it acknowledged; 0 is none.
+    /// The newest EDS revision it acknowledged; 0 is none.
     pub acked: u64,
     /// Why it refused the last, if it did.
     pub refused: Option<String>,
@@ -161,11 +161,11 @@ pub struct EdsAck {
 pub enum ProxyEds {
     /// None is subscribed, or none answers: Envoy gets its hosts from elsewhere, or has not asked yet.
     None,
-    /// All acknowledged this generation, or a newer one.
+    /// All acknowledged this revision, or a newer one.
     Acked(u64),
 }
 
-// === impl Shared ===
+// === impl DaemonState ===
 
 impl DaemonState {
     /// Nothing connected, nothing known of the pools named by `scrapers`.
@@ -259,16 +259,16 @@ impl DaemonState {
         });
     }
 
-    /// Has every connected proxy that asked for `pool` a roster of `generation` or newer in force, our own front among them?
+    /// Has every connected proxy that asked for `pool` a pool update of `revision` or newer in force, our own front among them?
     #[must_use]
-    pub fn acknowledged(&self, pool: &str, generation: u64) -> bool {
+    pub fn acknowledged(&self, pool: &str, revision: u64) -> bool {
         let (proxies, front) = (self.proxies.borrow(), self.front.lock().unwrap_or_else(PoisonError::into_inner));
         let mut rows = proxies.values().map(|proxy| &proxy.pools).chain([&*front]).filter_map(|pools| pools.get(pool));
-        rows.all(|row| row.acked.is_some_and(|(_, acked)| acked >= generation))
+        rows.all(|row| row.acked.is_some_and(|(_, acked)| acked >= revision))
     }
 }
 
-// === impl Pools ===
+// === impl PoolViews ===
 
 impl PoolViews {
     /// The pool of that name, once it has a complete set.

@@ -11,7 +11,7 @@ use control_plane::scrape::{
     BusyHint, EndpointTls, FailReason, MetricsLocation, PAGE_BYTES_MAX, ScrapeConfig, ScrapeCounts, ScrapeEvent, ScrapeIntervals,
     ScrapeStats, ScrapeTarget, ScrapedMetrics, Scraper,
 };
-use scheduler::{EndpointRef, Incarnation, Slot};
+use scheduler::{EndpointRef, Generation, Slot};
 use server::{MetricsServer, ServerAnswer, page};
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
@@ -40,8 +40,8 @@ fn once() -> ScrapeConfig {
     ScrapeConfig { intervals: ScrapeIntervals { idle: long, busy: long }, ..config() }
 }
 
-fn id(slot: u16, incarnation: u32) -> EndpointRef {
-    EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) }
+fn id(slot: u16, generation: u32) -> EndpointRef {
+    EndpointRef { slot: Slot(slot), generation: Generation(generation) }
 }
 
 fn target(id: EndpointRef, address: &str, engine: &str) -> ScrapeTarget {
@@ -267,7 +267,7 @@ async fn targets_come_and_go() {
     assert_eq!(rig.metrics().await.metrics.queue_depth, Some(1.0));
     rig.targets.send_replace([target(id(1, 2), &second.address, "vllm")].into());
     let heard = loop {
-        // What was under way when the set changed may still be said, but only of the old incarnation.
+        // What was under way when the set changed may still be said, but only of the old generation.
         match rig.next().await {
             ScrapeEvent::Metrics(which, _) if which == id(1, 1) => {}
             other => break other,

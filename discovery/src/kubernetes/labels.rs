@@ -49,7 +49,7 @@ impl PodLabels {
 
     /// The record with the labels of its pod, if they are known.
     pub(super) fn join(&self, record: Arc<InstanceRecord>) -> Arc<InstanceRecord> {
-        let of_pod = self.0.get(record.name()).filter(|pod| pod.uid == record.instance.incarnation);
+        let of_pod = self.0.get(record.name()).filter(|pod| pod.uid == record.instance.generation);
         let Some(LabelSet { labels, .. }) = of_pod else { return record };
         let mut all = labels.clone();
         all.extend(record.instance.labels.iter().filter(|(key, _)| labels.iter().all(|(known, _)| known != key)).cloned());
@@ -67,7 +67,7 @@ impl PodLabels {
     }
 }
 
-// === impl Labels ===
+// === impl LabelSet ===
 
 impl LabelSet {
     fn of(pod: &Pod) -> Self {
@@ -90,7 +90,7 @@ mod tests {
     fn record(uid: &str) -> Arc<InstanceRecord> {
         let address = "10.0.0.1:8000".parse().unwrap();
         let labels = [("engine", "vllm"), ("of", "service")].map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec();
-        let instance = Instance { incarnation: uid.to_owned(), labels, ..Instance::new("p", address) };
+        let instance = Instance { generation: uid.to_owned(), labels, ..Instance::new("p", address) };
         Arc::new(InstanceRecord { instance, readiness: InstanceReadiness::Ready, metadata: MetadataSource::None, freshness: 0 })
     }
 

@@ -45,7 +45,7 @@ pub fn follow_objects(client: &Client, kube_namespace: &str, kinds: &[CustomKind
     futures::stream::unfold(follow, |mut follow| async move { Some((follow.next().await?, follow)) }).boxed()
 }
 
-// === impl Follow ===
+// === impl ObjectFollower ===
 
 impl ObjectFollower {
     async fn next(&mut self) -> Option<Result<Vec<Value>, String>> {

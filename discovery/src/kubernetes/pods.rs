@@ -74,7 +74,7 @@ fn records(pod: &Pod, ports: &[u16]) -> Vec<Arc<InstanceRecord>> {
         let name = if one { pod.name_any() } else { format!("{}-rank-{rank}", pod.name_any()) };
         let instance = Instance {
             namespace: pod.namespace().unwrap_or_else(|| NAMESPACE_DEFAULT.to_owned()),
-            incarnation: pod.uid().unwrap_or_default(),
+            generation: pod.uid().unwrap_or_default(),
             labels,
             ..Instance::new(name, address)
         };

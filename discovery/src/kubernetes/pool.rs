@@ -105,7 +105,7 @@ impl Backend for InferencePools {
     }
 }
 
-// === impl Follow ===
+// === impl PoolFollower ===
 
 impl ComponentFollower for PoolFollower {
     async fn next(&mut self) -> Option<Vec<BackendEvent>> {
@@ -199,7 +199,7 @@ fn protocol(object: &Value) -> AppProtocol {
     }
 }
 
-// === impl PoolSpec ===
+// === impl InferencePoolSpec ===
 
 impl InferencePoolSpec {
     /// Reads an object of either group.

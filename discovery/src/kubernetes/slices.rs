@@ -147,7 +147,7 @@ fn best(said: &[SliceRecord]) -> Option<&Arc<InstanceRecord>> {
     let rank = |said: &SliceRecord| {
         let InstanceRecord { instance, readiness, freshness, .. } = &*said.record;
         let (ready, v4) = (*readiness == InstanceReadiness::Ready, instance.address.is_ipv4());
-        (ready, v4, *freshness, instance.incarnation.clone(), instance.address, Reverse(Arc::clone(&said.slice)))
+        (ready, v4, *freshness, instance.generation.clone(), instance.address, Reverse(Arc::clone(&said.slice)))
     };
     said.iter().max_by_key(|said| rank(said)).map(|said| &said.record)
 }
@@ -178,7 +178,7 @@ fn records(slice: &EndpointSlice, rule: &PortRule) -> Vec<Arc<InstanceRecord>> {
         let address = SocketAddr::new(ip, port.unwrap_or(0));
         let instance = Instance {
             namespace: pod.and_then(|r| r.namespace.clone()).unwrap_or_else(|| kube_namespace.clone()),
-            incarnation: pod.and_then(|r| r.uid.clone()).unwrap_or_default(),
+            generation: pod.and_then(|r| r.uid.clone()).unwrap_or_default(),
             labels,
             ..Instance::new(name, address)
         };

@@ -10,10 +10,10 @@ fn record(name: &str, address: &str) -> InstanceRecord {
     InstanceRecord { instance, readiness: InstanceReadiness::Ready, metadata: MetadataSource::None, freshness: 0 }
 }
 
-fn served(name: &str, address: &str, incarnation: &str) -> InstanceRecord {
+fn served(name: &str, address: &str, generation: &str) -> InstanceRecord {
     let mut record = record(name, address);
     record.metadata = MetadataSource::At(record.instance.address);
-    record.instance.incarnation = incarnation.to_owned();
+    record.instance.generation = generation.to_owned();
     record
 }
 

@@ -127,7 +127,7 @@ async fn a_registration_comes_back_when_its_file_is_lost_and_the_later_of_two_ha
 #[tokio::test]
 async fn a_lost_process_is_gone_within_the_bound_and_a_left_over_file_never_counts() {
     let root = tempfile::tempdir().unwrap();
-    let text = |port: u16| format!(r#"{{"address": "10.0.0.1:{port}", "heartbeat_seconds": 1, "incarnation": "x"}}"#);
+    let text = |port: u16| format!(r#"{{"address": "10.0.0.1:{port}", "heartbeat_seconds": 1, "generation": "x"}}"#);
     write(root.path(), "left-over.json", &text(1));
     let hour_ago = SystemTime::now() - Duration::from_secs(3600);
     let file = |name: &str| fs::File::options().write(true).open(root.path().join("dynamo/decode").join(name)).unwrap();

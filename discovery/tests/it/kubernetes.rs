@@ -153,7 +153,7 @@ async fn a_pod_enters_and_leaves_by_its_probe_through_the_real_controller() {
     assert_eq!(next(&mut events).await, "+decode-0@10.1.0.1:8080");
     let [instance] = discovery.list_instances("dynamo", "decode").await.unwrap().try_into().unwrap();
     let uid = place.api::<Pod>().get("decode-0").await.unwrap().metadata.uid.unwrap();
-    assert_eq!((instance.incarnation.as_str(), instance.namespace.as_str()), (uid.as_str(), "flow"));
+    assert_eq!((instance.generation.as_str(), instance.namespace.as_str()), (uid.as_str(), "flow"));
     assert!(instance.labels.contains(&("nvidia.com/dynamo-component".to_owned(), "decode".to_owned())), "mirrored from the Service");
     place.probe("decode-0", "10.1.0.1", false).await;
     assert_eq!(next(&mut events).await, "-decode-0");
@@ -165,7 +165,7 @@ async fn a_pod_enters_and_leaves_by_its_probe_through_the_real_controller() {
     place.probe("decode-0", "10.1.0.1", true).await;
     assert_eq!(next(&mut events).await, "+decode-0@10.1.0.1:8080");
     let [reborn] = discovery.list_instances("dynamo", "decode").await.unwrap().try_into().unwrap();
-    assert_ne!(reborn.incarnation, instance.incarnation, "of the same name, at the same address");
+    assert_ne!(reborn.generation, instance.generation, "of the same name, at the same address");
 }
 
 /// With `publishNotReadyAddresses` the controller reports `ready: true` for every pod; only

@@ -180,7 +180,7 @@ async fn an_outage_keeps_the_set_says_so_and_is_over_by_a_list() {
 }
 
 #[tokio::test]
-async fn a_restarted_pod_at_the_same_address_is_another_incarnation() {
+async fn a_restarted_pod_at_the_same_address_is_another_generation() {
     let (fake, discovery) = rig(MetadataPolicy::Ignored).await;
     let mut events = discovery.watch("dynamo", "decode").unwrap();
     next(&mut events).await;
@@ -190,7 +190,7 @@ async fn a_restarted_pod_at_the_same_address_is_another_incarnation() {
     fake.put("endpointslices", slice("s", "svc", 80, &[reborn, endpoint("b", "10.0.0.2", true)]));
     assert_eq!(next(&mut events).await, "+a@10.0.0.1:80");
     let listed = discovery.list_instances("dynamo", "decode").await.unwrap();
-    assert_eq!(listed.iter().map(|i| i.incarnation.as_str()).collect::<Vec<_>>(), ["another", "uid-b"]);
+    assert_eq!(listed.iter().map(|i| i.generation.as_str()).collect::<Vec<_>>(), ["another", "uid-b"]);
 }
 
 #[tokio::test]

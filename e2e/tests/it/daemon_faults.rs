@@ -47,7 +47,7 @@ async fn a_killed_daemon_is_not_missed_and_its_successor_is_heard() -> Result<()
     pool_is(&stack, &[0, 1, 2]).await?;
     stack.servers[0].override_metrics([("num_requests_waiting".to_owned(), "40".to_owned())].into());
     queue_tells_apart(&stack, true).await?;
-    let (before, heard) = (term(&stack).await?, stack.envoy.picker_stat("switchpoint_state_rosters_total").await?);
+    let (before, heard) = (term(&stack).await?, stack.envoy.picker_stat("switchpoint_state_pool_updates_total").await?);
 
     let load = LoadGenerator::start(stack.address(), 4);
     stack.daemon()?.process().kill()?;
@@ -70,7 +70,7 @@ async fn a_killed_daemon_is_not_missed_and_its_successor_is_heard() -> Result<()
     assert!(term(&stack).await? > before, "a new life is a newer term");
     let log = stack.envoy.process().stderr();
     assert!(log.contains("picking goes on with the state there is") && log.contains("the daemon is there again"), "the log tells both");
-    assert!(stack.envoy.picker_stat("switchpoint_state_rosters_total").await? > heard, "everything is sent anew");
+    assert!(stack.envoy.picker_stat("switchpoint_state_pool_updates_total").await? > heard, "everything is sent anew");
     stack.envoy.picker_stat_until("switchpoint_state_age_ms", |age_ms| age_ms < 2_000, LIMIT).await?;
     Ok(())
 }

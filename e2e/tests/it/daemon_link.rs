@@ -137,7 +137,7 @@ async fn prove_who_they_are(transport: &str) -> Result<()> {
 /// Neither state nor hosts come to this proxy.
 async fn learns_nothing(stack: &Stack, what: &str) -> Result<()> {
     assert_eq!(stack.get("/switchpoint/ready").await?.status, 503, "{what}");
-    assert_eq!(stack.envoy.picker_stat("switchpoint_state_rosters_total").await?, 0, "{what}");
+    assert_eq!(stack.envoy.picker_stat("switchpoint_state_pool_updates_total").await?, 0, "{what}");
     assert_eq!(stack.envoy.stat("cluster.inference-pool.update_success").await?, 0, "{what}");
     Ok(())
 }

@@ -12,7 +12,7 @@ use testbed::stack::Stack;
 use testbed::{Result, drill, wait_for};
 
 use crate::partition::partitioned_for;
-use crate::played::{PlayedDaemon, message, roster};
+use crate::played::{PlayedDaemon, message, pool_update};
 use crate::{echo, transports};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -82,7 +82,7 @@ async fn a_daemon_of_a_newer_version_in_its_place_is_not_obeyed() -> Result<()> 
     let hosts: Vec<_> = stack.servers.iter().map(testbed::model_server::ModelServer::addr).collect();
     stack.daemon()?.process().kill()?;
     let newer = PlayedDaemon::start_at(stack.daemon()?.settings().state.address()).await?;
-    newer.rehearse(proto::SCHEMA + 1, vec![message(Message::Roster(roster(u64::MAX, 1, &hosts[..1])))]);
+    newer.rehearse(proto::SCHEMA + 1, vec![message(Message::PoolUpdate(pool_update(u64::MAX, 1, &hosts[..1])))]);
     let envoy = stack.envoy.process();
     let told = || std::future::ready(envoy.stderr().contains("run both of one release").then_some(()));
     wait_for(LIMIT, "the log to say what to do", told).await?;

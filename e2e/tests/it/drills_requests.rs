@@ -193,13 +193,13 @@ async fn an_endpoint_replaced_at_its_address_begins_anew() -> Result<()> {
         }
     }
     let name = "server-0";
-    let before = row(&stack, name).await?["incarnation"].as_u64();
+    let before = row(&stack, name).await?["generation"].as_u64();
     let running = streams::open(stack.address(), STREAMS, 200).await?;
     let lost = running.iter().filter(|stream| stream.by == home).count();
     stack.servers[0].restart(Some(Duration::from_millis(300))).await;
     let (whole, broken) = streams::ends(running).await;
     assert_eq!((whole, broken), (STREAMS - lost, lost), "those of the one that died, and no other");
-    let replaced = || async { (row(&stack, name).await.ok()?["incarnation"].as_u64() > before).then_some(()) };
+    let replaced = || async { (row(&stack, name).await.ok()?["generation"].as_u64() > before).then_some(()) };
     wait_for(LIMIT, "another life at the same address", replaced).await?;
     // Each prompt is asked once, since asking places it: the workers hear of the new life within milliseconds.
     let mut believed = Vec::new();

@@ -14,7 +14,7 @@ pub(crate) struct RawEngine {
     task: JoinHandle<()>,
 }
 
-// === impl Engine ===
+// === impl RawEngine ===
 
 impl RawEngine {
     /// Gives every connection to `serve` once the head of its first request was read. The daemon's scrapes are told that there are no metrics.

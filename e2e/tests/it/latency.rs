@@ -17,7 +17,7 @@ use testbed::stack::{PickerMode, Stack, StackBuilder};
 use testbed::{Result, client, wait_for};
 use tokio_stream::StreamExt;
 
-use crate::played::{PlayedDaemon, message, roster};
+use crate::played::{PlayedDaemon, message, pool_update};
 
 const LIMIT: Duration = Duration::from_secs(90);
 
@@ -294,7 +294,7 @@ async fn absurd_observations_are_refused_counted_and_harmless() -> Result<()> {
 async fn a_model_that_is_wrong_or_too_large_is_refused_whole_and_the_next_is_taken() -> Result<()> {
     let server = ModelServer::start(engine(1.0))?;
     let hosts = [server.addr()];
-    let daemon = PlayedDaemon::start(vec![message(Message::Roster(roster(7, 10, &hosts)))]).await?;
+    let daemon = PlayedDaemon::start(vec![message(Message::PoolUpdate(pool_update(7, 10, &hosts)))]).await?;
     let picker = json!({"state": {"cluster": "switchpoint-state", "silence_max_ms": 600_000}});
     let mut stack =
         Stack::builder().without_daemon().concurrency(2).picker(picker).envoy_config(daemon.envoy_config(&hosts)).start().await?;

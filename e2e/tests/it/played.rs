@@ -9,9 +9,9 @@ use std::time::Duration;
 use futures::Stream;
 use proto::state::state_service_server::{StateService, StateServiceServer};
 use proto::state::{self, daemon_message, proxy_message};
-use proto::{PoolState, encode_roster};
+use proto::{PoolState, encode_pool_update};
 use scheduler::objects::ObjectsSpec;
-use scheduler::{Endpoint, EndpointRef, Incarnation, PipelineSpec, PluginSpec, Readiness, Slot, Version};
+use scheduler::{Endpoint, EndpointRef, Generation, PipelineSpec, PluginSpec, Readiness, Slot, Version};
 use serde_json::{Value, json};
 use testbed::ports::ReservedPort;
 use testbed::{Result, wait_for};
@@ -46,7 +46,7 @@ struct PlayedState {
     received: Mutex<Vec<proxy_message::Message>>,
 }
 
-// === impl Played ===
+// === impl PlayedDaemon ===
 
 impl PlayedDaemon {
     /// Takes the stage: every stream is welcomed and then told `opening`.
@@ -155,10 +155,10 @@ pub(crate) fn message(message: daemon_message::Message) -> state::DaemonMessage 
     state::DaemonMessage { message: Some(message) }
 }
 
-/// A roster of the pool `default` as the daemon would make it, scored by the metrics below.
-pub(crate) fn roster(term: u64, sequence: u64, hosts: &[SocketAddr]) -> state::Roster {
+/// A pool update of the pool `default` as the daemon would make it, scored by the metrics below.
+pub(crate) fn pool_update(term: u64, sequence: u64, hosts: &[SocketAddr]) -> state::PoolUpdate {
     let endpoint = |(slot, address): (u16, &SocketAddr)| Endpoint {
-        id: EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) },
+        id: EndpointRef { slot: Slot(slot), generation: Generation(1) },
         name: format!("server-{slot}").into(),
         address: address.to_string().into(),
         readiness: Readiness::Ready,
@@ -167,7 +167,7 @@ pub(crate) fn roster(term: u64, sequence: u64, hosts: &[SocketAddr]) -> state::R
         age_ms: 60_000,
     };
     let endpoints: Vec<Endpoint> = (0..).zip(hosts).map(endpoint).collect();
-    encode_roster(PoolState {
+    encode_pool_update(PoolState {
         pool: "default",
         version: Version { term, sequence },
         endpoints: &endpoints,
@@ -178,11 +178,11 @@ pub(crate) fn roster(term: u64, sequence: u64, hosts: &[SocketAddr]) -> state::R
     })
 }
 
-/// Metrics of that roster: these queues, and nothing in the engines.
-pub(crate) fn metrics(roster: (u64, u64), sequence: u64, queues: &[f32]) -> state::Metrics {
+/// Metrics of that pool update: these queues, and nothing in the engines.
+pub(crate) fn metrics(pool_update: (u64, u64), sequence: u64, queues: &[f32]) -> state::Metrics {
     state::Metrics {
         pool: "default".to_owned(),
-        roster: Some(state::Version { term: roster.0, sequence: roster.1 }),
+        pool_update: Some(state::Version { term: pool_update.0, sequence: pool_update.1 }),
         sequence,
         queue_depth: queues.to_vec(),
         running_requests: vec![0.0; queues.len()],

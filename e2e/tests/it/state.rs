@@ -13,11 +13,11 @@ use testbed::model_server::{ModelServer, ModelServerOptions};
 use testbed::stack::Stack;
 use testbed::{Result, wait_for};
 
-use crate::played::{PlayedDaemon, message, metrics, roster};
+use crate::played::{PlayedDaemon, message, metrics, pool_update};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A proxy that has heard roster 7.10 of all its hosts from a played daemon.
+/// A proxy that has heard pool update 7.10 of all its hosts from a played daemon.
 struct StateScene {
     daemon: PlayedDaemon,
     stack: Stack,
@@ -30,7 +30,7 @@ impl StateScene {
         let server = || ModelServer::start(ModelServerOptions { models: vec!["demo".into()], speed: 0.0, ..ModelServerOptions::default() });
         let servers = [server()?, server()?, server()?];
         let hosts: Vec<SocketAddr> = servers.iter().map(ModelServer::addr).collect();
-        let daemon = PlayedDaemon::start(vec![message(Message::Roster(roster(7, 10, &hosts)))]).await?;
+        let daemon = PlayedDaemon::start(vec![message(Message::PoolUpdate(pool_update(7, 10, &hosts)))]).await?;
         // The actor has no heartbeat.
         let picker = json!({"explain": true, "state": {"cluster": "switchpoint-state", "silence_max_ms": 600_000}});
         let builder = Stack::builder().without_daemon().concurrency(workers).picker(picker);
@@ -86,10 +86,10 @@ fn addresses(hosts: &[SocketAddr]) -> BTreeSet<String> {
     hosts.iter().map(ToString::to_string).collect()
 }
 
-type PoolUpdateEdit = fn(&mut state::Roster);
+type PoolUpdateEdit = fn(&mut state::PoolUpdate);
 
 /// Each would do harm if it were taken, even in part: they all name one endpoint only.
-const BAD_ROSTERS: &[(&str, PoolUpdateEdit)] = &[
+const BAD_POOL_UPDATES: &[(&str, PoolUpdateEdit)] = &[
     ("slot 0 is claimed by two endpoints", |r| {
         r.endpoints.push(state::Endpoint { address: "127.0.0.1:1".into(), ..r.endpoints[0].clone() });
     }),
@@ -108,19 +108,19 @@ const BAD_ROSTERS: &[(&str, PoolUpdateEdit)] = &[
     }),
 ];
 
-fn pipeline(roster: &mut state::Roster) -> &mut state::Pipeline {
-    roster.pipeline.as_mut().expect("a pipeline")
+fn pipeline(pool_update: &mut state::PoolUpdate) -> &mut state::Pipeline {
+    pool_update.pipeline.as_mut().expect("a pipeline")
 }
 
 #[tokio::test]
-async fn a_bad_roster_is_refused_whole_counted_and_answered_with_the_reason() -> Result<()> {
+async fn a_bad_pool_update_is_refused_whole_counted_and_answered_with_the_reason() -> Result<()> {
     let scene = StateScene::open(2).await?;
     let load = LoadGenerator::start(scene.stack.address(), 2);
-    for (sequence, (why, spoil)) in (11..).zip(BAD_ROSTERS) {
+    for (sequence, (why, spoil)) in (11..).zip(BAD_POOL_UPDATES) {
         let refused = scene.stat("switchpoint_state_refused_total").await?;
-        let mut bad = roster(7, sequence, &scene.hosts[..1]);
+        let mut bad = pool_update(7, sequence, &scene.hosts[..1]);
         spoil(&mut bad);
-        scene.daemon.say(message(Message::Roster(bad)))?;
+        scene.daemon.say(message(Message::PoolUpdate(bad)))?;
         let answer = scene.refusal(version(7, sequence)).await?;
         assert!(answer.contains(why), "{answer:?} should say {why:?}");
         assert_eq!(scene.stat("switchpoint_state_refused_total").await?, refused + 1, "{why}");
@@ -128,10 +128,10 @@ async fn a_bad_roster_is_refused_whole_counted_and_answered_with_the_reason() ->
     }
     // One that cannot even be answered.
     let refused = scene.stat("switchpoint_state_refused_total").await?;
-    scene.daemon.say(message(Message::Roster(state::Roster { version: None, ..roster(7, 90, &scene.hosts[..1]) })))?;
+    scene.daemon.say(message(Message::PoolUpdate(state::PoolUpdate { version: None, ..pool_update(7, 90, &scene.hosts[..1]) })))?;
     scene.stat_reaches("switchpoint_state_refused_total", refused + 1).await?;
 
-    scene.daemon.say(message(Message::Roster(roster(7, 99, &scene.hosts[..2]))))?;
+    scene.daemon.say(message(Message::PoolUpdate(pool_update(7, 99, &scene.hosts[..2]))))?;
     scene.accepted(version(7, 99)).await?;
     scene.knows(&scene.hosts[..2]).await?;
     assert_eq!(scene.stat("switchpoint_state_connected").await?, 1, "the stream was never given up");
@@ -142,22 +142,22 @@ async fn a_bad_roster_is_refused_whole_counted_and_answered_with_the_reason() ->
 async fn nothing_older_comes_back() -> Result<()> {
     let scene = StateScene::open(1).await?;
     for (term, sequence) in [(7, 9), (6, 1_000), (0, 0)] {
-        scene.daemon.say(message(Message::Roster(roster(term, sequence, &scene.hosts[..1]))))?;
+        scene.daemon.say(message(Message::PoolUpdate(pool_update(term, sequence, &scene.hosts[..1]))))?;
         let answer = scene.refusal(version(term, sequence)).await?;
         assert!(answer.contains("older than 7.10"), "{answer}");
         assert_eq!(scene.decision().await?.endpoints(), addresses(&scene.hosts), "{term}.{sequence}");
     }
     // A new life of the daemon begins anywhere.
-    scene.daemon.say(message(Message::Roster(roster(8, 1, &scene.hosts[..2]))))?;
+    scene.daemon.say(message(Message::PoolUpdate(pool_update(8, 1, &scene.hosts[..2]))))?;
     scene.accepted(version(8, 1)).await?;
-    scene.daemon.say(message(Message::Roster(roster(7, 11, &scene.hosts))))?;
+    scene.daemon.say(message(Message::PoolUpdate(pool_update(7, 11, &scene.hosts))))?;
     assert!(scene.refusal(version(7, 11)).await?.contains("older than 8.1"));
     scene.knows(&scene.hosts[..2]).await?;
     Ok(())
 }
 
 #[tokio::test]
-async fn metrics_count_only_for_their_roster_and_in_order() -> Result<()> {
+async fn metrics_count_only_for_their_pool_update_and_in_order() -> Result<()> {
     let scene = StateScene::open(1).await?;
     let busiest_is = async |index: usize| {
         let wanted = Some(scene.hosts[index].to_string());
@@ -166,7 +166,7 @@ async fn metrics_count_only_for_their_roster_and_in_order() -> Result<()> {
     scene.daemon.say(message(Message::Metrics(metrics((7, 10), 20, &[9.0, 0.0, 0.0]))))?;
     busiest_is(0).await?;
 
-    // Late, or of another roster: neither an error nor news.
+    // Late, or of another pool update: neither an error nor news.
     for old in [metrics((7, 10), 19, &[0.0, 9.0, 0.0]), metrics((7, 9), 21, &[0.0, 9.0, 0.0]), metrics((6, 10), 22, &[0.0, 9.0, 0.0])] {
         scene.daemon.say(message(Message::Metrics(old)))?;
     }
@@ -215,10 +215,10 @@ async fn numbers_that_are_none_count_as_unknown() -> Result<()> {
 async fn a_message_beyond_all_measure_costs_the_stream_but_not_the_state() -> Result<()> {
     let scene = StateScene::open(1).await?;
     let load = LoadGenerator::start(scene.stack.address(), 2);
-    let mut huge = roster(7, 11, &scene.hosts[..1]);
+    let mut huge = pool_update(7, 11, &scene.hosts[..1]);
     huge.endpoints[0].labels.push(state::Label { key: "k".into(), value: "v".repeat(proto::MESSAGE_BYTES_MAX + 1_000) });
     let streams = scene.stat("switchpoint_state_streams_total").await?;
-    scene.daemon.say(message(Message::Roster(huge)))?;
+    scene.daemon.say(message(Message::PoolUpdate(huge)))?;
     scene.stat_reaches("switchpoint_state_streams_total", streams + 1).await?;
     scene.stat_reaches("switchpoint_state_connected", 1).await?;
     assert_eq!(scene.decision().await?.endpoints(), addresses(&scene.hosts));
@@ -228,7 +228,7 @@ async fn a_message_beyond_all_measure_costs_the_stream_but_not_the_state() -> Re
 #[tokio::test]
 async fn a_daemon_of_another_schema_is_not_listened_to() -> Result<()> {
     let mut scene = StateScene::open(1).await?;
-    scene.daemon.rehearse(proto::SCHEMA + 1, vec![message(Message::Roster(roster(9, 1, &scene.hosts[..1])))]);
+    scene.daemon.rehearse(proto::SCHEMA + 1, vec![message(Message::PoolUpdate(pool_update(9, 1, &scene.hosts[..1])))]);
     scene.daemon.leave();
     let streams = scene.stat("switchpoint_state_streams_total").await?;
     scene.stat_reaches("switchpoint_state_streams_total", streams + 2).await?; // it tries again, and again
@@ -237,7 +237,7 @@ async fn a_daemon_of_another_schema_is_not_listened_to() -> Result<()> {
     let log = scene.stack.envoy.process().stderr();
     assert!(log.contains("run both of one release"), "the log says what to do");
 
-    scene.daemon.rehearse(proto::SCHEMA, vec![message(Message::Roster(roster(9, 2, &scene.hosts[..2])))]);
+    scene.daemon.rehearse(proto::SCHEMA, vec![message(Message::PoolUpdate(pool_update(9, 2, &scene.hosts[..2])))]);
     scene.accepted(version(9, 2)).await?;
     scene.knows(&scene.hosts[..2]).await
 }
@@ -247,7 +247,7 @@ async fn a_broken_stream_is_opened_anew_by_the_same_process() -> Result<()> {
     let scene = StateScene::open(2).await?;
     let load = LoadGenerator::start(scene.stack.address(), 2);
     for life in 8..12 {
-        scene.daemon.rehearse(proto::SCHEMA, vec![message(Message::Roster(roster(life, 1, &scene.hosts[..2])))]);
+        scene.daemon.rehearse(proto::SCHEMA, vec![message(Message::PoolUpdate(pool_update(life, 1, &scene.hosts[..2])))]);
         scene.daemon.leave();
         scene.accepted(version(life, 1)).await?;
     }
@@ -269,7 +269,7 @@ async fn every_worker_follows_and_is_counted() -> Result<()> {
     let load = LoadGenerator::start(scene.stack.address(), 8);
     for sequence in 11..31 {
         let hosts = &scene.hosts[usize::try_from(sequence % 2)?..];
-        scene.daemon.say(message(Message::Roster(roster(7, sequence, hosts))))?;
+        scene.daemon.say(message(Message::PoolUpdate(pool_update(7, sequence, hosts))))?;
         scene.daemon.say(message(Message::Metrics(metrics((7, sequence), sequence * 100, &vec![0.0; hosts.len()]))))?;
     }
     scene.accepted(version(7, 30)).await?;

@@ -36,13 +36,13 @@ async fn a_message_that_kills_costs_one_vm_once() -> Result<()> {
     // The daemon tells every proxy, again and again: each time it is another version and other ages, and the same content.
     let poison = labelled(&stack, &[0, 1], drill::TRAP);
     stack.daemon()?.settings().write_endpoints_file(&poison)?;
-    stack.envoy.picker_stat_until("switchpoint_state_poisoned_total", |poisoned| poisoned == 1, LIMIT).await?;
+    stack.envoy.picker_stat_until("switchpoint_state_crash_guarded_total", |poisoned| poisoned == 1, LIMIT).await?;
     stack.envoy.picker_stat_until("switchpoint_state_leaders_total", |leaders| leaders == 2, LIMIT).await?;
     let refused = stack.envoy.picker_stat("switchpoint_state_refused_total").await?;
     stack.envoy.picker_stat_until("switchpoint_state_refused_total", |now| now > refused, LIMIT).await?;
     pool_is(&stack, &[0, 1, 2]).await?;
     load.goes_on(200, LIMIT).await?;
-    assert_eq!(stack.envoy.picker_stat("switchpoint_state_poisoned_total").await?, 1, "once");
+    assert_eq!(stack.envoy.picker_stat("switchpoint_state_crash_guarded_total").await?, 1, "once");
     assert_eq!(stack.envoy.picker_stat("switchpoint_state_leaders_total").await?, 2);
     // It serves nobody, so nobody noticed.
     ledger_metrics::close("a message that traps its decoder", load, &stack).await?;

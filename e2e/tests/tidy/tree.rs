@@ -18,7 +18,7 @@ pub(crate) struct SourceFile {
 /// Some files, in order of path.
 pub(crate) struct SourceTree(pub(crate) Vec<SourceFile>);
 
-// === impl Tree ===
+// === impl SourceTree ===
 
 impl SourceTree {
     /// Everything in the working tree that a person edits.
@@ -47,7 +47,7 @@ impl SourceTree {
     }
 }
 
-// === impl File ===
+// === impl SourceFile ===
 
 impl SourceFile {
     /// Numbered lines of code: no comments, nothing after the unit tests begin.

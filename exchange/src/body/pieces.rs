@@ -68,7 +68,7 @@ enum FieldContent {
 
 type Result<T> = std::result::Result<T, JsonError>;
 
-// === impl Pieces ===
+// === impl PromptPieces ===
 
 impl<'b> PromptPieces<'b> {
     pub(super) fn new(body: &'b [u8]) -> Self {
@@ -130,7 +130,7 @@ impl<'b> PromptPieces<'b> {
     }
 }
 
-// === impl Found ===
+// === impl SectionPieces ===
 
 impl SectionPieces {
     /// A string, or an array of strings, objects and token ids in any mix; anything else is no prompt.
@@ -218,7 +218,7 @@ fn value(reader: &mut JsonReader<'_>) -> Result<Option<Range<usize>>> {
     })
 }
 
-// === impl Holds ===
+// === impl FieldContent ===
 
 impl FieldContent {
     /// The fields of messages, parts and items of all APIs. Left out on purpose: ids, `type`, `status`, `cache_control`, `signature`, `detail`.

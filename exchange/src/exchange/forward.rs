@@ -31,7 +31,7 @@ pub struct RequestChanges {
     pub body: Option<BodyEdit>,
 }
 
-// === impl Forward ===
+// === impl RequestChanges ===
 
 impl RequestChanges {
     pub(super) fn to(settings: &ExchangeSettings, picked: &RecordedPick, inference: bool, streamed: bool) -> Self {
@@ -108,7 +108,7 @@ struct RetryPolicy {
     reasons: &'static str,
 }
 
-// === impl Retries ===
+// === impl RetryPolicy ===
 
 impl RetryPolicy {
     /// Of at most `count` further endpoints. Until any of those answered a request, nothing is known of them and all are worth a try.

@@ -42,7 +42,7 @@ pub struct PendingRequest<'b> {
     pub(super) blocks: Vec<u64>,
 }
 
-// === impl Asking ===
+// === impl PendingRequest ===
 
 impl PendingRequest<'_> {
     /// With the hashes of its prompt's blocks.

@@ -154,7 +154,7 @@ pub(super) struct RoutedRequest {
     response_bytes: u64,
 }
 
-// === impl Origin ===
+// === impl ResponseOrigin ===
 
 impl ResponseOrigin {
     /// By Envoy's `response.code_details`. Only what names the upstream is held against it: the proxy also replies for a client's broken chunk
@@ -221,7 +221,7 @@ fn missed(slo: Slo, verdict: Verdict, ending: &RequestEnding<'_>) -> Option<bool
     }
 }
 
-// === impl Flight ===
+// === impl RoutedRequest ===
 
 impl RoutedRequest {
     pub(super) fn new(

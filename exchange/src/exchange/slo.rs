@@ -74,7 +74,7 @@ fn flag((_, header, value): (usize, &'static str, &[u8])) -> Result<bool, Invali
     }
 }
 
-// === impl Unreadable ===
+// === impl Refusal ===
 
 impl From<InvalidSloHeader> for Refusal {
     fn from(InvalidSloHeader { header, must_be }: InvalidSloHeader) -> Self {

@@ -11,7 +11,7 @@ pub struct JsonWriter(String);
 /// What prints as JSON has it. No float does: the standard library's way of printing them is 14 KB of the module.
 pub trait JsonScalar: Copy + Display {}
 
-// === impl Plain ===
+// === impl bool ===
 
 impl JsonScalar for bool {}
 impl JsonScalar for u8 {}
@@ -21,7 +21,7 @@ impl JsonScalar for u64 {}
 impl JsonScalar for usize {}
 impl JsonScalar for i32 {}
 
-// === impl Writer ===
+// === impl JsonWriter ===
 
 impl JsonWriter {
     /// An object of what `members` writes.

@@ -41,7 +41,7 @@ pub struct ReplayedDecision {
     pub explanation: Explanation,
 }
 
-// === impl Recorded ===
+// === impl ParsedRecord ===
 
 impl ParsedRecord {
     /// Reads what [`super::Record::to_json`] wrote.
@@ -128,7 +128,7 @@ struct RecordedPool {
     predicted: Vec<Option<Prediction>>,
 }
 
-// === impl RequestRow ===
+// === impl RecordedRequest ===
 
 impl<'a> RecordedRequest<'a> {
     fn read(value: &'a Value) -> Result<Self, InvalidRecord> {
@@ -158,7 +158,7 @@ impl<'a> RecordedRequest<'a> {
     }
 }
 
-// === impl PoolRows ===
+// === impl RecordedPool ===
 
 impl RecordedPool {
     fn read(value: &Value, live: &Snapshot, without: &[String]) -> Result<Self, InvalidRecord> {
@@ -184,7 +184,7 @@ impl RecordedPool {
         self.endpoints.push(Endpoint {
             id: scheduler::EndpointRef {
                 slot: scheduler::Slot(number(row, "slot").unwrap_or(position)),
-                incarnation: scheduler::Incarnation(number(row, "incarnation").unwrap_or(0)),
+                generation: scheduler::Generation(number(row, "generation").unwrap_or(0)),
             },
             name: row.get("name").and_then(Value::as_str).unwrap_or(address).into(),
             address: address.into(),

@@ -12,7 +12,7 @@ pub(super) struct EventSplitter {
     data: HeldEvent,
 }
 
-// === impl Events ===
+// === impl EventSplitter ===
 
 impl EventSplitter {
     /// Takes the next bytes; `event` is given the data of each event that ends in them.

@@ -20,7 +20,7 @@ pub(super) struct HeldEvent {
     cut: bool,
 }
 
-// === impl Held ===
+// === impl HeldEvent ===
 
 impl HeldEvent {
     pub(super) fn push(&mut self, mut bytes: &[u8]) {

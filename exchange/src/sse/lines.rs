@@ -37,7 +37,7 @@ enum LineState {
 
 const FIELD: &[u8] = b"data:";
 
-// === impl Lines ===
+// === impl LineSplitter ===
 
 impl LineSplitter {
     /// Takes the next bytes, cut anywhere.
@@ -87,7 +87,7 @@ impl LineSplitter {
     }
 }
 
-// === impl Line ===
+// === impl LineState ===
 
 impl Default for LineState {
     fn default() -> Self {

@@ -13,7 +13,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use exchange::{Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp};
 use pool_state::{LoadReportHead, OwnLoadReport, PeerLoadReport, Placement};
 use scheduler::latency::step::StepLearner;
-use scheduler::{Endpoint, EndpointMetrics, EndpointRef, Incarnation, Pipeline, PipelineSpec, Readiness, Rng, Slot, Snapshot, Version};
+use scheduler::{Endpoint, EndpointMetrics, EndpointRef, Generation, Pipeline, PipelineSpec, Readiness, Rng, Slot, Snapshot, Version};
 
 use crate::engine::{EngineApi, EngineBehaviour, EngineServer, MS, ReportedMetrics};
 
@@ -321,7 +321,7 @@ fn address(server: usize) -> String {
 
 fn snapshot(servers: usize, sequence: u64, age_ms: impl Fn(usize) -> u64) -> Snapshot {
     let endpoint = |at: usize| Endpoint {
-        id: EndpointRef { slot: Slot(u16::try_from(at).unwrap()), incarnation: Incarnation(1) },
+        id: EndpointRef { slot: Slot(u16::try_from(at).unwrap()), generation: Generation(1) },
         name: format!("pod-{at}").into(),
         address: address(at).into(),
         readiness: Readiness::Ready,

@@ -10,7 +10,7 @@ use exchange::{
 use pool_state::{LoadReportHead, OwnLoadReport, PeerLoadReport};
 use scheduler::latency::step::StepModel;
 
-use crate::release::roster;
+use crate::release::pool_update;
 
 const ENGINES: u8 = 4;
 const WORKERS: usize = 4;
@@ -83,13 +83,13 @@ fn at(ms: u64) -> Timestamp {
     Timestamp(0).plus_ms(ms)
 }
 
-// === impl World ===
+// === impl BrokenEnginesWorld ===
 
 impl BrokenEnginesWorld {
     fn new(seed: u64, fault: EngineFault) -> Self {
         let worker = |index: usize| {
             let mut pool = ManagedPool::new(seed * 100 + index as u64, 1 << 12);
-            pool.install(roster(ENGINES, 1), 7, 1_000);
+            pool.install(pool_update(ENGINES, 1), 7, 1_000);
             pool.install_models(StepModel::default(), None);
             pool.recount_load_reports([]);
             BrokenEnginesWorker { pool, row: OwnLoadReport::default(), peers: (0..WORKERS).map(|_| PeerLoadReport::default()).collect() }

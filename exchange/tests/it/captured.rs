@@ -4,7 +4,7 @@ use exchange::{Exchange, ExchangeSettings, ExchangeStep, HeadersStep, ManagedPoo
 use scheduler::plugin::ParameterValue;
 use scheduler::{EndpointMetrics, Pipeline, PipelineSpec, PluginSpec, Snapshot, Version};
 
-use crate::release::roster;
+use crate::release::pool_update;
 
 const PAIRS: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/completions")];
 const BODY: &[u8] = br#"{"model":"m","prompt":"hi"}"#;
@@ -16,7 +16,7 @@ fn pool() -> ManagedPool {
         ..PluginSpec::of_type("session-affinity-scorer")
     };
     let spec = PipelineSpec::of_one_profile("test", vec![(session, 1.0)], 1);
-    let endpoints = roster(4, 1).endpoints().to_vec();
+    let endpoints = pool_update(4, 1).endpoints().to_vec();
     let metrics = vec![EndpointMetrics::default(); endpoints.len()];
     let mut pool = ManagedPool::new(7, 1024);
     pool.install(

@@ -6,9 +6,9 @@ use proptest::prelude::*;
 use scheduler::latency::learn::RequestEnd;
 use scheduler::latency::step::StepModel;
 use scheduler::latency::{Conditions, LatencyModel};
-use scheduler::{EndpointMetrics, EndpointRef, Incarnation, Slot, Version};
+use scheduler::{EndpointMetrics, EndpointRef, Generation, Slot, Version};
 
-use crate::release::{roster, roster_of_stages};
+use crate::release::{pool_update, pool_update_of_stages};
 
 const TOKEN: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"}}]}\n\n";
 const USAGE: &str =
@@ -21,7 +21,7 @@ fn at_ms(ms: u64) -> Timestamp {
 /// So many endpoints, `10.0.0.0:8000` and so on, and somebody who learns.
 fn pool(endpoints: u8) -> ManagedPool {
     let mut pool = ManagedPool::new(1, 1024);
-    pool.install(roster(endpoints, 1), 7, 10_000);
+    pool.install(pool_update(endpoints, 1), 7, 10_000);
     pool.install_models(StepModel::default(), None);
     pool
 }
@@ -77,7 +77,7 @@ fn only(pool: &mut ManagedPool) -> EncodedObservation {
 #[test]
 fn nothing_is_observed_until_somebody_learns() {
     let mut pool = ManagedPool::new(1, 1024);
-    pool.install(roster(1, 1), 7, 10_000);
+    pool.install(pool_update(1, 1), 7, 10_000);
     let mut exchange = sent(&mut pool, at_ms(0));
     answered(&mut exchange, &mut pool, ("10.0.0.0:8000", 1), 200, at_ms(1));
     exchange.response_chunk(&mut pool, TOKEN.as_bytes(), true, at_ms(9));
@@ -137,8 +137,8 @@ fn what_was_predicted_at_the_pick_is_told_with_what_came() {
     pool.install_models(StepModel::default(), Some(LatencyModel::constant(55.0, 9.0)));
     let observed = streamed(&mut pool, &[(40, TOKEN)], true);
     assert!((observed.predicted.unwrap().ttft_ms - 55.0).abs() < 0.1, "{:?}", observed.predicted);
-    // A roster does not lose it.
-    pool.install(roster(1, 1), 7, 10_000);
+    // A pool update does not lose it.
+    pool.install(pool_update(1, 1), 7, 10_000);
     assert!(pool.snapshot().unwrap().latency().is_some());
 }
 
@@ -176,7 +176,7 @@ fn after_a_retry_who_served_is_told_of_with_its_own_conditions_and_no_time_that_
 fn what_several_endpoints_work_on_is_no_measure_of_any() {
     for (earlier, observed) in [(&["prefill", "encode"][..], 0), (&["prefill"], 0), (&["encode"], 0), (&[], 1)] {
         let mut pool = ManagedPool::new(1, 1024);
-        pool.install(roster_of_stages(6, 1, earlier), 7, 10_000);
+        pool.install(pool_update_of_stages(6, 1, earlier), 7, 10_000);
         pool.install_models(StepModel::default(), None);
         let mut exchange = sent(&mut pool, at_ms(0));
         exchange.end(&mut pool, at_ms(5));
@@ -286,7 +286,7 @@ prop_compose! {
         };
         EncodedObservation {
             observation: Observation {
-                endpoint: EndpointRef { slot: Slot(place.0), incarnation: Incarnation(place.1) },
+                endpoint: EndpointRef { slot: Slot(place.0), generation: Generation(place.1) },
                 conditions,
                 ended: [RequestEnd::Done, RequestEnd::Aborted, RequestEnd::Failed][place.2],
                 ttft_ms: times.0,

@@ -3,7 +3,7 @@
 use exchange::{Exchange, ExchangeSettings, ExchangeStep, ManagedPool, Timestamp};
 use scheduler::{EndpointMetrics, LoraMetrics, Pipeline, PipelineSpec, PluginSpec, Snapshot, Version};
 
-use crate::release::roster;
+use crate::release::pool_update;
 
 fn picked(pool: &mut ManagedPool, prompt: &str) -> String {
     picked_of(pool, "m", prompt)
@@ -27,7 +27,7 @@ fn pool_of_scorer(scorer: &str, seed: u64) -> ManagedPool {
     let spec = PipelineSpec::of_one_profile("test", vec![(PluginSpec::of_type(scorer), 1.0)], 1);
     let lora = LoraMetrics { max: 2, ..LoraMetrics::default() };
     let metrics = vec![EndpointMetrics { lora: Some(lora), ..EndpointMetrics::default() }; 4];
-    let endpoints = roster(4, 1).endpoints().to_vec();
+    let endpoints = pool_update(4, 1).endpoints().to_vec();
     let snapshot = Snapshot::try_new(Version { term: 1, sequence: 1 }, endpoints, metrics, Pipeline::build(&spec).unwrap()).unwrap();
     let mut pool = ManagedPool::new(seed, 4096);
     pool.install(snapshot, 7, 1000);
@@ -95,9 +95,9 @@ fn again(snapshot: &Snapshot, sequence: u64) -> Snapshot {
 }
 
 #[test]
-fn who_stays_is_remembered_over_a_new_roster_and_who_is_new_is_not() {
+fn who_stays_is_remembered_over_a_new_pool_update_and_who_is_new_is_not() {
     let mut pool = ManagedPool::new(7, 4096);
-    let first = roster(4, 1);
+    let first = pool_update(4, 1);
     let same = again(&first, 2);
     pool.install(first, 7, 1000);
     let prompt = "once upon a time ".repeat(100);
@@ -105,14 +105,14 @@ fn who_stays_is_remembered_over_a_new_roster_and_who_is_new_is_not() {
     pool.install(same, 7, 1000);
     assert!((0..20).all(|_| picked(&mut pool, &prompt) == home), "its prefix is still known to be there");
     assert!(pool.prefixes().stats().entries > 0);
-    pool.install(roster(4, 2), 7, 1000);
+    pool.install(pool_update(4, 2), 7, 1000);
     assert_eq!(pool.prefixes().stats().entries, 0, "other lives at the same slots hold nothing");
 }
 
 #[test]
 fn an_index_is_made_once_and_only_where_it_is_asked_for() {
     let mut pool = ManagedPool::new(7, 0);
-    pool.install(roster(4, 1), 7, 1000);
+    pool.install(pool_update(4, 1), 7, 1000);
     pool.reserve_prefixes(0);
     assert_eq!(pool.prefixes().bytes(), 0);
     pool.reserve_prefixes(4096);

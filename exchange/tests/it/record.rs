@@ -5,7 +5,7 @@ use exchange::{Exchange, ExchangeSettings, ExchangeStep, ManagedPool, Timestamp}
 use proptest::prelude::*;
 use scheduler::plugin::ParameterValue;
 use scheduler::{
-    Decision, Endpoint, EndpointMetrics, EndpointRef, Incarnation, LoraMetrics, Pipeline, PipelineSpec, PluginSpec, Readiness, Slot,
+    Decision, Endpoint, EndpointMetrics, EndpointRef, Generation, LoraMetrics, Pipeline, PipelineSpec, PluginSpec, Readiness, Slot,
     Snapshot, Version,
 };
 
@@ -34,7 +34,7 @@ fn pipeline() -> Pipeline {
 
 fn snapshot(queues: &[Option<u8>]) -> Snapshot {
     let endpoint = |(at, queue): (usize, &Option<u8>)| Endpoint {
-        id: EndpointRef { slot: Slot(at as u16), incarnation: Incarnation(1) },
+        id: EndpointRef { slot: Slot(at as u16), generation: Generation(1) },
         name: format!("pod-{at}").into(),
         address: format!("10.0.0.{at}:8000").into(),
         readiness: if *queue == Some(0) { Readiness::NotReady } else { Readiness::Ready },
@@ -203,7 +203,7 @@ fn what_is_no_record_says_why() {
     assert_eq!(replay(r#"{"rng":1}"#), "not a decision record: `request` is missing, or not what it should be");
     let twice = |slot: u16| {
         format!(
-            r#"{{"endpoint":"a","slot":{slot},"incarnation":1,"ready":true,"age_ms":0,"requests":0,"prefill_tokens":0,"decode_tokens":0,"matched_blocks":0,"cold_pick":0}}"#
+            r#"{{"endpoint":"a","slot":{slot},"generation":1,"ready":true,"age_ms":0,"requests":0,"prefill_tokens":0,"decode_tokens":0,"matched_blocks":0,"cold_pick":0}}"#
         )
     };
     let text =

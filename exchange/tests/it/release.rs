@@ -4,7 +4,7 @@ use exchange::{Exchange, ExchangeSettings, ExchangeStep, HeadersStep, ManagedPoo
 use proptest::prelude::*;
 use scheduler::plugin::ParameterValue;
 use scheduler::{
-    Endpoint, EndpointMetrics, EndpointRef, Incarnation, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, ROLE_LABEL,
+    Endpoint, EndpointMetrics, EndpointRef, Generation, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, ROLE_LABEL,
     Readiness, Slot, Snapshot, Version,
 };
 
@@ -15,7 +15,7 @@ enum ReleaseEvent {
     Decide(usize),
     Response { origin: usize, address: usize, attempts: u32, stream: bool },
     Chunk(usize),
-    NewRoster(u8),
+    NewPoolUpdate(u8),
     End,
 }
 
@@ -42,7 +42,7 @@ fn event() -> impl Strategy<Value = ReleaseEvent> {
             stream
         }),
         (0..5usize).prop_map(ReleaseEvent::Chunk),
-        (0..7u8).prop_map(ReleaseEvent::NewRoster),
+        (0..7u8).prop_map(ReleaseEvent::NewPoolUpdate),
         Just(ReleaseEvent::End),
     ]
 }
@@ -51,17 +51,17 @@ fn address(i: usize) -> String {
     format!("10.0.0.{i}:8000")
 }
 
-pub(crate) fn roster(n: u8, incarnation: u32) -> Snapshot {
-    roster_of(n, incarnation, &PipelineSpec::default(), |_| "")
+pub(crate) fn pool_update(n: u8, generation: u32) -> Snapshot {
+    pool_update_of(n, generation, &PipelineSpec::default(), |_| "")
 }
 
 /// Two in three endpoints are there for earlier stages, which every request has.
-pub(crate) fn split_roster(n: u8, incarnation: u32) -> Snapshot {
-    roster_of_stages(n, incarnation, &["prefill", "encode"])
+pub(crate) fn split_pool_update(n: u8, generation: u32) -> Snapshot {
+    pool_update_of_stages(n, generation, &["prefill", "encode"])
 }
 
 /// The same, but that every request has these of the earlier stages only.
-pub(crate) fn roster_of_stages(n: u8, incarnation: u32, earlier: &[&str]) -> Snapshot {
+pub(crate) fn pool_update_of_stages(n: u8, generation: u32, earlier: &[&str]) -> Snapshot {
     let decider = "always-disagg-pd-decider";
     let deciders = earlier.iter().map(|stage| ((*stage).to_owned(), ParameterValue::Text(decider.to_owned())));
     let deciders = ParameterValue::Map(deciders.collect());
@@ -76,13 +76,13 @@ pub(crate) fn roster_of_stages(n: u8, incarnation: u32, earlier: &[&str]) -> Sna
         profile_handler: "disagg-profile-handler".to_owned(),
         ..PipelineSpec::default()
     };
-    roster_of(n, incarnation, &pipeline, |i| stages[usize::from(i) % 3])
+    pool_update_of(n, generation, &pipeline, |i| stages[usize::from(i) % 3])
 }
 
-fn roster_of(n: u8, incarnation: u32, pipeline: &PipelineSpec, role: impl Fn(u16) -> &'static str) -> Snapshot {
+fn pool_update_of(n: u8, generation: u32, pipeline: &PipelineSpec, role: impl Fn(u16) -> &'static str) -> Snapshot {
     let endpoints: Vec<Endpoint> = (0..u16::from(n))
         .map(|i| Endpoint {
-            id: EndpointRef { slot: Slot(i), incarnation: Incarnation(incarnation) },
+            id: EndpointRef { slot: Slot(i), generation: Generation(generation) },
             name: format!("pod-{i}").into(),
             address: address(usize::from(i)).into(),
             readiness: Readiness::Ready,
@@ -92,7 +92,7 @@ fn roster_of(n: u8, incarnation: u32, pipeline: &PipelineSpec, role: impl Fn(u16
         })
         .collect();
     let metrics = vec![EndpointMetrics::default(); endpoints.len()];
-    let version = Version { term: 1, sequence: u64::from(incarnation) };
+    let version = Version { term: 1, sequence: u64::from(generation) };
     Snapshot::try_new(version, endpoints, metrics, Pipeline::build(pipeline).unwrap()).unwrap()
 }
 
@@ -101,7 +101,7 @@ struct ReleaseHost {
     pool: ManagedPool,
     exchange: Exchange,
     now: Timestamp,
-    incarnation: u32,
+    generation: u32,
     forwarded: u32,
     ended: u32,
 }
@@ -145,11 +145,11 @@ impl ReleaseHost {
             ReleaseEvent::Chunk(i) => {
                 let _ = self.exchange.response_chunk(&mut self.pool, CHUNKS[i], false, self.now);
             }
-            ReleaseEvent::NewRoster(n) => {
-                self.incarnation += 1;
-                let roster =
-                    if self.incarnation.is_multiple_of(2) { split_roster(n, self.incarnation) } else { roster(n, self.incarnation) };
-                self.pool.install(roster, 7, 1000);
+            ReleaseEvent::NewPoolUpdate(n) => {
+                self.generation += 1;
+                let pool_update =
+                    if self.generation.is_multiple_of(2) { split_pool_update(n, self.generation) } else { pool_update(n, self.generation) };
+                self.pool.install(pool_update, 7, 1000);
             }
             ReleaseEvent::End => self.ended += u32::from(self.exchange.end(&mut self.pool, self.now).is_some()),
         }
@@ -164,11 +164,11 @@ proptest! {
             pool: ManagedPool::new(1, 1024),
             exchange: Exchange::new(Timestamp(0)),
             now: Timestamp(0),
-            incarnation: 0,
+            generation: 0,
             forwarded: 0,
             ended: 0,
         };
-        host.apply(&ReleaseEvent::NewRoster(3));
+        host.apply(&ReleaseEvent::NewPoolUpdate(3));
         for event in events {
             host.apply(&event);
             let held: u32 = host.pool.in_flight().rows().map(|(_, load)| load.requests).sum();

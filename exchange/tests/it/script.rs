@@ -13,7 +13,7 @@ use pool_state::ModelLabel;
 use scheduler::objects::{ModelSpec, ObjectiveSpec, Objects, ObjectsSpec, TargetSpec};
 use scheduler::plugin::ParameterValue;
 use scheduler::{
-    Endpoint, EndpointMetrics, EndpointRef, Incarnation, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, ROLE_LABEL,
+    Endpoint, EndpointMetrics, EndpointRef, Generation, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, ROLE_LABEL,
     Readiness, Slot, Snapshot, Version,
 };
 
@@ -79,7 +79,7 @@ impl ExchangeScript {
                 "objective" => self.objective(rest),
                 "plugin" => self.plugin(rest),
                 "profile" => self.profile(rest),
-                "roster" => self.install(),
+                "pool_update" => self.install(),
                 "request" => self.request(rest),
                 "header" => self.request.push(pair(rest)),
                 "hint" => self.hint = Some(rest.as_bytes().to_vec()),
@@ -126,7 +126,7 @@ impl ExchangeScript {
         let address = words.next().unwrap();
         let slot = Slot(u16::try_from(self.endpoints.len()).unwrap());
         let mut endpoint = Endpoint {
-            id: EndpointRef { slot, incarnation: Incarnation(1) },
+            id: EndpointRef { slot, generation: Generation(1) },
             name: format!("pod-{}", slot.0).into(),
             address: address.into(),
             readiness: Readiness::Ready,

@@ -6,9 +6,9 @@ use pool_state::{LoadReportHead, LoadReportSum, OwnLoadReport, PeerLoadReport};
 use scheduler::latency::LatencyModel;
 use scheduler::latency::step::StepModel;
 use scheduler::plugin::ParameterValue;
-use scheduler::{Decision, EndpointRef, Incarnation, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, Slo, Slot, Snapshot};
+use scheduler::{Decision, EndpointRef, Generation, Pipeline, PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, Slo, Slot, Snapshot};
 
-use crate::release::roster;
+use crate::release::pool_update;
 
 const ASKED: [(&str, &str); 2] = [("predictionbasedrouting", "true"), ("x-slo-tpot-ms", "80")];
 
@@ -45,7 +45,7 @@ fn pipeline(prediction: bool, slo_missing: &str, priority: u32) -> PipelineSpec 
 
 /// Two endpoints under this pipeline, that take these times for each token, and a tenth of a second to the first.
 fn pool_of(pipeline: &PipelineSpec, tpots_ms: [f32; 2]) -> ManagedPool {
-    let two = roster(2, 1);
+    let two = pool_update(2, 1);
     let snapshot =
         Snapshot::try_new(two.version(), two.endpoints().to_vec(), two.metrics().to_vec(), Pipeline::build(pipeline).unwrap()).unwrap();
     let mut pool = ManagedPool::new(1, 1 << 10);
@@ -64,7 +64,7 @@ fn pool(tpots_ms: [f32; 2]) -> ManagedPool {
 }
 
 fn at(slot: u16) -> EndpointRef {
-    EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) }
+    EndpointRef { slot: Slot(slot), generation: Generation(1) }
 }
 
 fn ask(pool: &mut ManagedPool, path: &str, headers: &[(&str, &str)], settings: &ExchangeSettings) -> (Exchange, ExchangeStep) {
@@ -191,7 +191,7 @@ fn whatever_ends_a_request_its_slo_ends_with_it() {
             exchange.end(pool, Timestamp(0).plus_ms(5));
         }),
         ("the crash of its endpoint", 2, &|_, pool| {
-            pool.install(roster(2, 2), 8, 10_000);
+            pool.install(pool_update(2, 2), 8, 10_000);
             pool.recount_load_reports([]);
         }),
     ];
@@ -201,7 +201,7 @@ fn whatever_ends_a_request_its_slo_ends_with_it() {
         let slot = u16::from(to.unwrap() != "10.0.0.0:8000");
         assert_eq!((lowest(&pool, slot), pool.in_flight().running(at(slot)).len()), (tpot(80_000), 1), "before {what}");
         end(&mut exchange, &mut pool);
-        let now = EndpointRef { incarnation: Incarnation(life), ..at(slot) };
+        let now = EndpointRef { generation: Generation(life), ..at(slot) };
         let load = pool.in_flight().load(now);
         assert_eq!((load.tpot_slo_us, pool.in_flight().running(now).len()), (None, 0), "after {what}");
         exchange.end(&mut pool, Timestamp(0).plus_ms(20));

@@ -3,7 +3,7 @@
 use exchange::{Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp};
 use pool_state::{CountHistogram, DURATION_BOUNDS_MS};
 
-use crate::release::roster;
+use crate::release::pool_update;
 
 const ROLE: &str = r#"data: {"choices":[{"delta":{"role":"assistant","content":""}}]}"#;
 const TOKEN: &str = r#"data: {"choices":[{"delta":{"content":"hi"}}]}"#;
@@ -15,7 +15,7 @@ const DONE: &str = "data: [DONE]";
 /// The histogram after one streamed reply of these events, each at its time in ms after the request.
 fn tpot_ms(events: &[(u64, &str)]) -> CountHistogram {
     let (settings, mut pool, mut exchange) = (ExchangeSettings::default(), ManagedPool::new(1, 1024), Exchange::new(Timestamp(0)));
-    pool.install(roster(1, 1), 7, 1000);
+    pool.install(pool_update(1, 1), 7, 1000);
     let pairs: [(&[u8], &[u8]); 2] = [(b":method", b"POST"), (b":path", b"/v1/chat/completions")];
     exchange.request_headers(&settings, pairs, false);
     let body = br#"{"model":"m","stream":true,"messages":[]}"#;

@@ -6,9 +6,9 @@ use exchange::record::ParsedRecord;
 use exchange::{Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp};
 use pool_state::{LoadReportHead, OwnLoadReport, PeerLoadReport, Placement};
 use scheduler::in_flight::EndpointLoad;
-use scheduler::{Decision, EndpointMetrics, EndpointRef, Incarnation, Pipeline, PipelineSpec, PluginSpec, Slot, Snapshot, Version};
+use scheduler::{Decision, EndpointMetrics, EndpointRef, Generation, Pipeline, PipelineSpec, PluginSpec, Slot, Snapshot, Version};
 
-use crate::release::{roster, split_roster};
+use crate::release::{pool_update, split_pool_update};
 
 /// A pool of so many endpoints that goes by this scorer alone and names the best one.
 fn pool_by(scorer: &str, endpoints: u8, seed: u64) -> ManagedPool {
@@ -21,7 +21,7 @@ fn pool_by(scorer: &str, endpoints: u8, seed: u64) -> ManagedPool {
 /// The queues are those of the first endpoints; of the others nothing is known.
 fn by(scorer: &str, endpoints: u8, queues: &[f32]) -> Snapshot {
     let spec = PipelineSpec::of_one_profile("test", vec![(PluginSpec::of_type(scorer), 1.0)], 1);
-    let endpoints = roster(endpoints, 1).endpoints().to_vec();
+    let endpoints = pool_update(endpoints, 1).endpoints().to_vec();
     let mut metrics = vec![EndpointMetrics::default(); endpoints.len()];
     for (metrics, queue) in metrics.iter_mut().zip(queues) {
         metrics.queue_depth = Some(*queue);
@@ -30,7 +30,7 @@ fn by(scorer: &str, endpoints: u8, queues: &[f32]) -> Snapshot {
 }
 
 fn at(slot: u16) -> EndpointRef {
-    EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) }
+    EndpointRef { slot: Slot(slot), generation: Generation(1) }
 }
 
 fn ms(ms: u64) -> Timestamp {
@@ -140,7 +140,7 @@ fn answered(pool: &mut ManagedPool, mut exchange: Exchange, by: &str, attempts: 
 #[test]
 fn what_is_news_to_others_is_counted() {
     let mut pool = ManagedPool::new(3, 1024);
-    pool.install(roster(4, 1), 7, 1_000);
+    pool.install(pool_update(4, 1), 7, 1_000);
     let mut seen = pool.changes();
     let mut grew = |pool: &ManagedPool| pool.changes() - std::mem::replace(&mut seen, pool.changes());
     let (mut exchange, _) = send(&mut pool, "hi", ms(1));
@@ -175,7 +175,7 @@ fn what_is_news_to_others_is_counted() {
     exchange.end(&mut pool, ms(4));
 
     let (mut row, mut peer, mut two) = (OwnLoadReport::default(), PeerLoadReport::default(), ManagedPool::new(4, 1024));
-    two.install(roster(4, 1), 7, 1_000);
+    two.install(pool_update(4, 1), 7, 1_000);
     let bytes = pool.write_load_report(&mut row, LoadReportHead::default()).to_vec();
     two.read_load_report(&mut peer, bytes, true);
     let told: Vec<_> = peer.ejections().collect();
@@ -210,7 +210,7 @@ fn what_is_news_to_others_is_counted() {
 #[test]
 fn that_earlier_stages_are_done_is_news_of_each() {
     let mut pool = ManagedPool::new(3, 1024);
-    pool.install(split_roster(6, 1), 7, 1_000);
+    pool.install(split_pool_update(6, 1), 7, 1_000);
     let (exchange, to) = send(&mut pool, "hi", ms(1));
     let before = pool.changes();
     answered(&mut pool, exchange, &to, 1, ms(2));
@@ -316,7 +316,7 @@ fn at_address(address: &str) -> EndpointRef {
 fn hashes_are_keyed_by_the_secret_of_the_deployment() {
     let blocks = |secret: u128| {
         let mut pool = ManagedPool::new(1, 1024);
-        pool.install(roster(1, 1), secret, 1_000);
+        pool.install(pool_update(1, 1), secret, 1_000);
         pool.set_placement_publishing(true);
         let (mut exchange, _) = send(&mut pool, &"once upon a time ".repeat(200), ms(1));
         exchange.end(&mut pool, ms(1));
@@ -337,13 +337,13 @@ fn metrics_count_until_they_are_older_than_is_allowed() {
 }
 
 #[test]
-fn metrics_of_those_who_stay_outlive_a_new_roster() {
+fn metrics_of_those_who_stay_outlive_a_new_pool_update() {
     let mut pool = pool_by("queue-scorer", 2, 1);
     pool.refresh(by("queue-scorer", 2, &[50.0, 3.0]), ms(10));
     pool.install(by("queue-scorer", 3, &[]), 7, 1_000);
     let queues: Vec<Option<f32>> = pool.snapshot().unwrap().metrics().iter().map(|metrics| metrics.queue_depth).collect();
     assert_eq!(queues, [Some(50.0), Some(3.0), None]);
-    pool.install(roster(3, 2), 7, 1_000);
+    pool.install(pool_update(3, 2), 7, 1_000);
     let queues: Vec<Option<f32>> = pool.snapshot().unwrap().metrics().iter().map(|metrics| metrics.queue_depth).collect();
     assert_eq!(queues, [None, None, None], "another life at the same slot is another endpoint");
 }
@@ -431,7 +431,7 @@ fn an_endpoint_that_holds_all_it_may_forgets_in_slices() {
         exchange.end(&mut pool, ms(1));
     }
     let before = pool.prefixes().stats().entries;
-    pool.install(roster(2, 1), 7, 1_000);
+    pool.install(pool_update(2, 1), 7, 1_000);
     let after = pool.prefixes().stats().entries;
     assert!(after > 0 && after < before, "those of the two that left do not count: {after} of {before}");
     for _ in 0..100 {

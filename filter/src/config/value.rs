@@ -60,7 +60,7 @@ fn read(reader: &mut JsonReader<'_>, json: &[u8], depth: u32) -> Result<ConfigVa
     }
 }
 
-// === impl Fields ===
+// === impl ConfigFields ===
 
 impl ConfigFields {
     /// Takes a member out.

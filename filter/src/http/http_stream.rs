@@ -57,7 +57,7 @@ pub struct HttpStream<H: Host> {
     response_size: Cell<usize>,
 }
 
-// === impl Hosted ===
+// === impl HttpStream ===
 
 impl<H: Host> HttpStream<H> {
     /// An exchange that has only just begun, on the proxy's context `id`.
@@ -102,8 +102,8 @@ impl<H: Host> HttpStream<H> {
         self.strip_headers(&bytes);
         let step = self.exchange.borrow_mut().request_headers(&self.config.settings, HeaderPairs::new(&bytes), end_of_stream);
         if step == HeadersStep::Ready {
-            let (ready, without_seat) = (self.vm.borrow().is_ready(&self.config), self.vm.borrow().without_seat());
-            return self.reply(&ready_reply_of(ready, without_seat));
+            let (ready, without_vm_slot) = (self.vm.borrow().is_ready(&self.config), self.vm.borrow().without_vm_slot());
+            return self.reply(&ready_reply_of(ready, without_vm_slot));
         }
         let replica = self.pool();
         if replica.is_none() {
@@ -438,11 +438,11 @@ impl<H: Host> HttpStream<H> {
 }
 
 /// The answer of the ready path. A process in which some workers share nothing serves all the same: it says so, and is ready.
-fn ready_reply_of(ready: bool, without_seat: usize) -> LocalReply {
+fn ready_reply_of(ready: bool, without_vm_slot: usize) -> LocalReply {
     let reply = ready_reply(ready);
-    match without_seat {
+    match without_vm_slot {
         0 => reply,
-        vms => LocalReply { body: format!(r#"{{"ready":{ready},"vms_without_seat":{vms}}}"#).into_bytes(), ..reply },
+        vms => LocalReply { body: format!(r#"{{"ready":{ready},"vms_without_slot":{vms}}}"#).into_bytes(), ..reply },
     }
 }
 

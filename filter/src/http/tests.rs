@@ -4,7 +4,7 @@ mod parked;
 mod refusing;
 
 use super::*;
-use crate::fake::{FakeHost, roster_message};
+use crate::fake::{FakeHost, pool_update_message};
 use crate::host::BodyBuffer;
 use exchange::Timestamp;
 use scheduler::Version;
@@ -39,8 +39,8 @@ impl HttpWorld {
     fn state(&self, pool: &str) {
         let version = Version { term: 1, sequence: 1 };
         let replica = self.vm.borrow().replica(pool).unwrap();
-        let roster = roster_message(pool, version, &["10.0.0.1:8000", "10.0.0.2:8000"]);
-        replica.borrow().board.publish_pool_update(&self.host, 1, version, &roster, Timestamp(1)).unwrap();
+        let pool_update = pool_update_message(pool, version, &["10.0.0.1:8000", "10.0.0.2:8000"]);
+        replica.borrow().store.publish_pool_update(&self.host, 1, version, &pool_update, Timestamp(1)).unwrap();
         replica.borrow_mut().refresh(&self.host).unwrap();
     }
 
@@ -306,7 +306,7 @@ fn a_hint_that_allows_nobody_is_a_503() {
 }
 
 #[test]
-fn routes_lead_to_their_pools_and_others_pass() {
+fn routes_leader_to_their_pools_and_others_pass() {
     let world = HttpWorld::new(r#"{"pools": [{"name": "a", "clusters": ["ca"]}, {"name": "b"}]}"#);
     world.state("a");
     world.state("b");
@@ -337,9 +337,9 @@ fn the_ready_path_tells_of_all_pools() {
     assert!(ask().starts_with("reply 503"));
     world.state("b");
     assert_eq!(ask(), r#"reply 200 {"ready":true}"#);
-    // More workers than seats: it serves all the same, and says so.
-    for seat in 0..crate::state::vm_table::SEATS_MAX as u64 + 2 {
-        let row = crate::state::vm_table::VmEntry { vm: 1_000 + seat, beat: world.host.now(), queue: 0, serves: true };
+    // More workers tha VM slots: it serves all the same, and says so.
+    for vm_slot in 0..crate::state::vm_table::VM_SLOTS_MAX as u64 + 2 {
+        let row = crate::state::vm_table::VmEntry { vm: 1_000 + vm_slot, heartbeat: world.host.now(), queue: 0, serves: true };
         crate::state::vm_table::VmTable::write_heartbeat(&world.host, row).unwrap();
     }
     // A VM that serves leaves a free lead to the others for a while.
@@ -348,8 +348,8 @@ fn the_ready_path_tells_of_all_pools() {
         world.vm.borrow_mut().tick(1);
     }
     world.host.take_log();
-    assert_eq!(ask(), r#"reply 200 {"ready":true,"vms_without_seat":3}"#);
-    assert_eq!(world.host.metric_value("switchpoint_vms_without_seat"), 3);
+    assert_eq!(ask(), r#"reply 200 {"ready":true,"vms_without_slot":3}"#);
+    assert_eq!(world.host.metric_value("switchpoint_vms_without_vm_slot"), 3);
     assert_eq!(world.host.metric_value("switchpoint_refused_unavailable_total"), 0);
 }
 

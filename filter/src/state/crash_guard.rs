@@ -12,41 +12,41 @@ use crate::host::{Host, WriteCondition};
 /// Where the mark of the message being decoded is: [VM, digest].
 const MARK: &str = "switchpoint/1/decoding";
 /// Where the losses are: [time of the last, digest of each, newest first].
-const KEY: &str = "switchpoint/1/poison";
+const KEY: &str = "switchpoint/1/crash_guard";
 /// How many digests are remembered: each stands for a VM lost, and a daemon that sends so many different ones has other troubles.
-const POISON_MAX: usize = 8;
+const CRASH_GUARD_MAX: usize = 8;
 /// The pause after the first loss, in ms; it doubles with each further one.
 const PAUSE_MS: u64 = 10_000;
 
 /// Fields that differ each time the same is sent, as the way to them from [`proto::state::DaemonMessage`]: versions, sequences and ages.
 const VOLATILE: &[&[u32]] = &[&[2, 2], &[2, 3, 7], &[3, 2], &[3, 3]];
 
-/// What a leader knows of poison.
+/// Which messages crashed a VM that decoded them, as far as a leader knows.
 #[derive(Debug, Default)]
 pub struct CrashGuard {
     lost_at: Timestamp,
     digests: Vec<u64>,
 }
 
-// === impl Poison ===
+// === impl CrashGuard ===
 
 impl CrashGuard {
     /// Reads what former leaders met, at the start of a lead. The second value says whether the last of them was lost to a message.
     #[must_use]
     pub fn load<H: Host>(host: &H, vm: u64, now: Timestamp) -> (Self, bool) {
-        let mut poison = match read(host, KEY).split_first() {
+        let mut crash_guard = match read(host, KEY).split_first() {
             Some((lost_at, digests)) => Self { lost_at: Timestamp(*lost_at), digests: digests.to_vec() },
             None => Self::default(),
         };
         let lost = match read(host, MARK).as_slice() {
             &[holder, digest] if holder != vm => {
-                poison.record_crash(host, digest, now);
+                crash_guard.record_crash(host, digest, now);
                 true
             }
             _ => false,
         };
         let _ = host.share(MARK, &[], WriteCondition::Any);
-        (poison, lost)
+        (crash_guard, lost)
     }
 
     /// When the daemon may be asked again.
@@ -58,7 +58,7 @@ impl CrashGuard {
         }
     }
 
-    /// Decodes under the mark; `None` when the message is poison.
+    /// Decodes under the mark; `None` when the message crashed a VM before.
     pub fn decode_guarded<H: Host, T>(&self, host: &H, vm: u64, message: &[u8], decode: impl FnOnce() -> T) -> Option<T> {
         let digest = content(message);
         if self.digests.contains(&digest) {
@@ -74,7 +74,7 @@ impl CrashGuard {
         self.lost_at = now;
         self.digests.retain(|d| *d != digest);
         self.digests.insert(0, digest);
-        self.digests.truncate(POISON_MAX);
+        self.digests.truncate(CRASH_GUARD_MAX);
         let row: Vec<u64> = std::iter::once(now.0).chain(self.digests.iter().copied()).collect();
         let _ = host.share(KEY, &words::write(&row, &[]), WriteCondition::Any);
     }
@@ -83,7 +83,7 @@ impl CrashGuard {
 fn read<H: Host>(host: &H, key: &str) -> Vec<u64> {
     let bytes = host.shared(key).ok().flatten().map(|shared| shared.bytes).unwrap_or_default();
     let (words, _) = bytes.as_chunks::<{ words::WORD }>();
-    words.iter().take(POISON_MAX.saturating_add(1)).map(|word| u64::from_le_bytes(*word)).collect()
+    words.iter().take(CRASH_GUARD_MAX.saturating_add(1)).map(|word| u64::from_le_bytes(*word)).collect()
 }
 
 /// A digest of what a message says, but for what differs each time it is sent. Of bytes that are no message, a digest of the bytes. Knows no
@@ -132,13 +132,13 @@ fn varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake::{FakeHost, metrics_message, roster_message};
+    use crate::fake::{FakeHost, metrics_message, pool_update_message};
     use scheduler::Version;
 
     const NOW: Timestamp = Timestamp(5_000_000_000);
 
-    fn roster(sequence: u64, address: &str) -> Vec<u8> {
-        roster_message("p", Version { term: 1, sequence }, &[address])
+    fn pool_update(sequence: u64, address: &str) -> Vec<u8> {
+        pool_update_message("p", Version { term: 1, sequence }, &[address])
     }
 
     #[test]
@@ -146,20 +146,24 @@ mod tests {
         let host = FakeHost::new();
         let (first, lost) = CrashGuard::load(&host, 1, NOW);
         assert!(!lost);
-        assert_eq!(first.decode_guarded(&host, 1, &roster(1, "10.0.0.1:1"), || 1), Some(1));
+        assert_eq!(first.decode_guarded(&host, 1, &pool_update(1, "10.0.0.1:1"), || 1), Some(1));
         // The VM traps while it decodes: what its mark was at that moment is what stays.
         let mut mark = None;
-        first.decode_guarded(&host, 1, &roster(2, "10.6.6.6:1"), || mark = host.shared(MARK).unwrap());
+        first.decode_guarded(&host, 1, &pool_update(2, "10.6.6.6:1"), || mark = host.shared(MARK).unwrap());
         host.share(MARK, &mark.unwrap().bytes, WriteCondition::Any).unwrap();
 
         let (second, lost) = CrashGuard::load(&host, 2, NOW);
         assert!(lost);
-        assert_eq!(second.decode_guarded(&host, 2, &roster(3, "10.6.6.6:1"), || 1), None, "the daemon sends it again as another version");
-        assert_eq!(second.decode_guarded(&host, 2, &roster(4, "10.0.0.1:1"), || 1), Some(1));
+        assert_eq!(
+            second.decode_guarded(&host, 2, &pool_update(3, "10.6.6.6:1"), || 1),
+            None,
+            "the daemon sends it again as another version"
+        );
+        assert_eq!(second.decode_guarded(&host, 2, &pool_update(4, "10.0.0.1:1"), || 1), Some(1));
 
         let (third, lost) = CrashGuard::load(&host, 3, NOW);
         assert!(!lost, "one loss is counted once");
-        assert_eq!(third.decode_guarded(&host, 3, &roster(5, "10.6.6.6:1"), || 1), None, "and remembered");
+        assert_eq!(third.decode_guarded(&host, 3, &pool_update(5, "10.6.6.6:1"), || 1), None, "and remembered");
     }
 
     #[test]
@@ -174,8 +178,8 @@ mod tests {
 
     #[test]
     fn what_differs_each_time_is_not_content() {
-        assert_eq!(content(&roster(1, "10.0.0.1:1")), content(&roster(99, "10.0.0.1:1")));
-        assert_ne!(content(&roster(1, "10.0.0.1:1")), content(&roster(1, "10.0.0.1:2")));
+        assert_eq!(content(&pool_update(1, "10.0.0.1:1")), content(&pool_update(99, "10.0.0.1:1")));
+        assert_ne!(content(&pool_update(1, "10.0.0.1:1")), content(&pool_update(1, "10.0.0.1:2")));
         let metrics = |sequence, queue| metrics_message("p", Version { term: 1, sequence }, sequence, &[queue]);
         assert_eq!(content(&metrics(1, 5.0)), content(&metrics(9, 5.0)));
         assert_ne!(content(&metrics(1, 5.0)), content(&metrics(1, 6.0)));
@@ -183,19 +187,19 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_that_leads_again_is_not_its_own_victim() {
+    fn a_vm_that_leaders_again_is_not_its_own_victim() {
         let host = FakeHost::new();
         host.share(MARK, &words::write(&[7, 7], &[]), WriteCondition::Any).unwrap();
         assert!(!CrashGuard::load(&host, 7, NOW).1);
     }
 
     #[test]
-    fn memory_of_poison_is_bounded() {
+    fn memory_of_crash_guard_is_bounded() {
         let host = FakeHost::new();
         for digest in 1..100_u64 {
             host.share(MARK, &words::write(&[1000, digest], &[]), WriteCondition::Any).unwrap();
-            let (poison, lost) = CrashGuard::load(&host, 1, NOW);
-            assert!(lost && poison.digests.len() <= POISON_MAX && poison.digests[0] == digest);
+            let (crash_guard, lost) = CrashGuard::load(&host, 1, NOW);
+            assert!(lost && crash_guard.digests.len() <= CRASH_GUARD_MAX && crash_guard.digests[0] == digest);
         }
     }
 

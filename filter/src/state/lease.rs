@@ -1,7 +1,7 @@
 //! Which VM of the process leads: holds the daemon's stream and writes what it says into shared data.
 //!
 //! The lease is one shared value, [epoch, holder, expiry], changed only by compare-and-swap on the process's monotonic clock. Every change of
-//! holder raises the epoch, and everything a leader writes carries its epoch: a leader that was stalled past its lease can roll nothing back.
+//! holder raises the epoch, and everything a leader writes carries its epoch: a leader that was stalled past its lease ca VM table nothing back.
 //!
 //! Which VM is the main thread's cannot be asked. It is the one that never gets a request, so a VM that has served one defers to those that
 //! have not, and a leader that serves hands over to one that does not.
@@ -44,7 +44,7 @@ struct LeaseValue {
     until: Timestamp,
 }
 
-// === impl Lease ===
+// === impl LeaderElection ===
 
 impl LeaderElection {
     /// The part of the VM `vm`.
@@ -134,7 +134,7 @@ impl LeaderElection {
     }
 }
 
-// === impl Record ===
+// === impl LeaseValue ===
 
 impl LeaseValue {
     fn load<H: Host>(host: &H) -> Result<(Self, WriteCondition)> {
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn one_leads_and_renews() {
+    fn one_leaders_and_renews() {
         let host = FakeHost::new();
         let (mut a, mut b) = (LeaderElection::new(1), LeaderElection::new(2));
         assert_eq!(a.poll(&host, false, TERM, at(0)), Some(1));

@@ -57,10 +57,10 @@ pub enum SharingOccasion {
 pub struct VmContext<'a> {
     /// Its identity.
     pub vm: u64,
-    /// Its seat.
-    pub seat: u16,
+    /// Its VM slot.
+    pub vm_slot: u16,
     /// All VMs.
-    pub roll: &'a VmTable,
+    pub vm_table: &'a VmTable,
 }
 
 /// What the row of all other proxies says of them in place of a ring.
@@ -78,9 +78,9 @@ struct RemotePeers {
 #[derive(Debug)]
 pub struct LoadSharing {
     pool: Box<str>,
-    /// The seat this VM writes at, and the key of its row.
+    /// The VM slot this VM writes at, and the key of its row.
     own: Option<(u16, String)>,
-    /// By seat.
+    /// By VM slot.
     peers: Vec<PeerVm>,
     /// The other proxies together, by the word of the VM that leads.
     outside: PeerVm,
@@ -96,7 +96,7 @@ pub struct LoadSharing {
     rings_at: Option<Timestamp>,
     /// When something of a ring was last found to be lost.
     lost_at: Option<Timestamp>,
-    /// Is the sum of the others that of the rows last seen, and of the roster in force?
+    /// Is the sum of the others that of the rows last seen, and of the pool update in force?
     summed: bool,
 }
 
@@ -107,7 +107,7 @@ struct PeerVm {
     /// Of the last write seen.
     token: Option<u32>,
     row: PeerLoadReport,
-    /// Who has the seat; 0 when nobody does.
+    /// Who has the VM slot; 0 when nobody does.
     vm: u64,
     /// Does it pick, as far as it is known?
     serves: bool,
@@ -115,7 +115,7 @@ struct PeerVm {
     ring: PlacementRingReader,
 }
 
-// === impl Sharing ===
+// === impl LoadSharing ===
 
 impl LoadSharing {
     /// Of `pool`, which is a name from the filter's configuration: a fixed set.
@@ -143,8 +143,8 @@ impl LoadSharing {
         }
     }
 
-    /// Another roster is in force: other lives of endpoints count.
-    pub fn roster_changed(&mut self) {
+    /// Another pool update is in force: other lives of endpoints count.
+    pub fn pool_update_changed(&mut self) {
         self.summed = false;
     }
 
@@ -203,10 +203,10 @@ impl LoadSharing {
         self.peers.iter().map(|peer| &peer.row)
     }
 
-    /// How far the rings of all VMs are, this one's too: the seat, the VM, the position.
+    /// How far the rings of all VMs are, this one's too: the VM slot, the VM, the position.
     pub fn rings(&self) -> impl Iterator<Item = (u16, u64, RingPosition)> + '_ {
-        let ring = |(seat, peer): (u16, &PeerVm)| (seat, peer.vm, RingPosition::of_word(peer.row.head().ring));
-        let own = self.own.as_ref().map(|(seat, _)| (*seat, self.ring.vm(), self.ring.position()));
+        let ring = |(vm_slot, peer): (u16, &PeerVm)| (vm_slot, peer.vm, RingPosition::of_word(peer.row.head().ring));
+        let own = self.own.as_ref().map(|(vm_slot, _)| (*vm_slot, self.ring.vm(), self.ring.position()));
         (0_u16..).zip(&self.peers).filter(|(_, peer)| peer.has_vm_slot()).map(ring).chain(own)
     }
 
@@ -242,7 +242,7 @@ impl LoadSharing {
         if rings { self.receive_placements(host, pool, now, moment) } else { 0 }
     }
 
-    /// This VM shares nothing any more, or has no seat: nobody else counts here.
+    /// This VM shares nothing any more, or has no VM slot: nobody else counts here.
     #[cold]
     pub fn forget_peers(&mut self, pool: &mut ManagedPool) {
         if self.rows_at.take().is_some() {
@@ -260,10 +260,10 @@ impl LoadSharing {
     }
 
     fn set_vm_slot(&mut self, me: VmContext<'_>) {
-        if self.own.as_ref().is_none_or(|(seat, _)| *seat != me.seat) {
-            self.own = Some((me.seat, key(&self.pool, me.seat)));
+        if self.own.as_ref().is_none_or(|(vm_slot, _)| *vm_slot != me.vm_slot) {
+            self.own = Some((me.vm_slot, key(&self.pool, me.vm_slot)));
         }
-        self.ring.sit(me.vm, me.seat);
+        self.ring.sit(me.vm, me.vm_slot);
     }
 
     /// Reads the rows of those that pick; of all others too, when that is due.
@@ -272,13 +272,13 @@ impl LoadSharing {
             peer.vm = 0;
         }
         self.picking = 0;
-        for (seat, row) in me.roll.alive(now).filter(|(_, row)| row.vm != me.vm) {
-            while self.peers.len() <= usize::from(seat) {
-                let seat = u16::try_from(self.peers.len()).unwrap_or(u16::MAX);
-                self.peers.push(PeerVm::new(key(&self.pool, seat)));
+        for (vm_slot, row) in me.vm_table.alive(now).filter(|(_, row)| row.vm != me.vm) {
+            while self.peers.len() <= usize::from(vm_slot) {
+                let vm_slot = u16::try_from(self.peers.len()).unwrap_or(u16::MAX);
+                self.peers.push(PeerVm::new(key(&self.pool, vm_slot)));
             }
             self.picking = self.picking.saturating_add(u64::from(row.serves));
-            if let Some(peer) = self.peers.get_mut(usize::from(seat)) {
+            if let Some(peer) = self.peers.get_mut(usize::from(vm_slot)) {
                 (peer.vm, peer.serves) = (row.vm, row.serves);
             }
         }
@@ -304,10 +304,10 @@ impl LoadSharing {
             SharingOccasion::Tick => BLOCKS_AT_TICK,
         };
         let (mut budget, mut all) = (ReadBudget { blocks, gaps: 0 }, true);
-        for (seat, peer) in (0_u16..).zip(&mut self.peers) {
+        for (vm_slot, peer) in (0_u16..).zip(&mut self.peers) {
             if peer.has_vm_slot() {
                 let end = RingPosition::of_word(peer.row.head().ring);
-                all &= peer.ring.read(host, (&self.pool, seat, peer.vm), end, &mut budget, |record| {
+                all &= peer.ring.read(host, (&self.pool, vm_slot, peer.vm), end, &mut budget, |record| {
                     pool.record_peer_placement(record.endpoint, record.blocks, now);
                     record.blocks.len()
                 });
@@ -323,12 +323,12 @@ impl LoadSharing {
     }
 }
 
-/// Where the row of the VM at `seat` is.
-fn key(pool: &str, seat: u16) -> String {
-    format!("switchpoint/1/pool/{pool}/row/{seat}")
+/// Where the row of the VM at `vm_slot` is.
+fn key(pool: &str, vm_slot: u16) -> String {
+    format!("switchpoint/1/pool/{pool}/row/{vm_slot}")
 }
 
-// === impl Outside ===
+// === impl RemotePeers ===
 
 impl RemotePeers {
     fn to_word(self) -> u64 {
@@ -343,7 +343,7 @@ impl RemotePeers {
     }
 }
 
-// === impl Peer ===
+// === impl PeerVm ===
 
 impl PeerVm {
     fn new(key: String) -> Self {
@@ -358,7 +358,7 @@ impl PeerVm {
         }
     }
 
-    /// Is the row that of the VM that has the seat?
+    /// Is the row that of the VM that has the VM slot?
     fn has_vm_slot(&self) -> bool {
         self.vm != 0 && self.row.head().vm == self.vm
     }

@@ -21,7 +21,7 @@ const HEAD: usize = 2;
 #[derive(Debug, Default)]
 pub struct ObservationRingWriter {
     vm: u64,
-    seat: u16,
+    vm_slot: u16,
     next: u64,
     segment: Vec<u8>,
 }
@@ -33,22 +33,22 @@ pub struct ObservationRingReader {
     next: u64,
 }
 
-fn key(pool: &str, seat: u16, number: u64) -> String {
-    format!("switchpoint/1/pool/{pool}/observed/{seat}/{}", number / SEGMENT_ROWS % SEGMENTS)
+fn key(pool: &str, vm_slot: u16, number: u64) -> String {
+    format!("switchpoint/1/pool/{pool}/observations/{vm_slot}/{}", number / SEGMENT_ROWS % SEGMENTS)
 }
 
-// === impl Writer ===
+// === impl ObservationRingWriter ===
 
 impl ObservationRingWriter {
-    /// Appends `rows` for the VM and its seat, and puts them where they are found.
+    /// Appends `rows` for the VM and its VM slot, and puts them where they are found.
     pub fn append<H: Host>(
         &mut self,
         host: &H,
-        (pool, seat, vm): (&str, u16, u64),
+        (pool, vm_slot, vm): (&str, u16, u64),
         rows: impl IntoIterator<Item = [u8; OBSERVATION_BYTES]>,
     ) {
-        if (self.vm, self.seat) != (vm, seat) {
-            *self = Self { vm, seat, ..Self::default() };
+        if (self.vm, self.vm_slot) != (vm, vm_slot) {
+            *self = Self { vm, vm_slot, ..Self::default() };
         }
         let before = self.next;
         for row in rows {
@@ -69,22 +69,22 @@ impl ObservationRingWriter {
 
     fn flush<H: Host>(&self, host: &H, pool: &str) {
         // What the host does not take is a gap in the numbers.
-        let _ = host.share(&key(pool, self.seat, self.next.saturating_sub(1)), &self.segment, WriteCondition::Any);
+        let _ = host.share(&key(pool, self.vm_slot, self.next.saturating_sub(1)), &self.segment, WriteCondition::Any);
     }
 }
 
-// === impl Reader ===
+// === impl ObservationRingReader ===
 
 impl ObservationRingReader {
-    /// What the VM `vm` at `seat` wrote since the last time: at most the whole ring; `None` when that is nothing.
-    pub fn read<H: Host>(&mut self, host: &H, (pool, seat, vm): (&str, u16, u64)) -> Option<state::Observations> {
+    /// What the VM `vm` at `vm_slot` wrote since the last time: at most the whole ring; `None` when that is nothing.
+    pub fn read<H: Host>(&mut self, host: &H, (pool, vm_slot, vm): (&str, u16, u64)) -> Option<state::Observations> {
         if self.vm != vm {
             *self = Self { vm, next: 0 };
         }
         let mut told = state::Observations { pool: pool.to_owned(), vm_id: vm, first: self.next, rows: Vec::new() };
         // Twice: once around to find the oldest, once to read.
         for _ in 0..SEGMENTS.saturating_mul(2) {
-            let Some((first, rows)) = segment(host, &key(pool, seat, self.next), vm) else { break };
+            let Some((first, rows)) = segment(host, &key(pool, vm_slot, self.next), vm) else { break };
             let begun = self.next.saturating_sub(self.next % SEGMENT_ROWS);
             if first > begun {
                 let oldest = first.saturating_sub(SEGMENTS.saturating_sub(1).saturating_mul(SEGMENT_ROWS));
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn another_vm_at_the_seat_is_another_ring() {
+    fn another_vm_at_the_vm_slot_is_another_ring() {
         let (host, mut old, mut reader) = (FakeHost::new(), ObservationRingWriter::default(), ObservationRingReader::default());
         write(&host, &mut old, 0..50);
         read(&host, &mut reader);

@@ -32,7 +32,7 @@ pub struct PeerPublisher {
     /// Proxies of the pool, this one included; 0 while the daemon has not said.
     proxies: u32,
     sum: LoadReportSum,
-    /// How far the ring at each seat was told.
+    /// How far the ring at each VM slot was told.
     published: Vec<PlacementRingReader>,
     row: Vec<u8>,
     sent_at: Timestamp,
@@ -44,7 +44,7 @@ pub struct PeerPublisher {
     delay_us: u32,
 }
 
-// === impl Outward ===
+// === impl PeerPublisher ===
 
 impl PeerPublisher {
     /// The daemon spoke. Returns how old the oldest of our news was by now, µs, when it says that something more has been passed on: to the others
@@ -114,12 +114,12 @@ impl PeerPublisher {
 
     fn placements<H: Host>(&mut self, host: &H, pool: &str, sharing: &LoadSharing) -> (Vec<u8>, u32) {
         let (mut told, mut budget) = (Vec::new(), ReadBudget { blocks: BLOCKS_MAX, gaps: 0 });
-        for (seat, vm, end) in sharing.rings() {
-            while self.published.len() <= usize::from(seat) {
+        for (vm_slot, vm, end) in sharing.rings() {
+            while self.published.len() <= usize::from(vm_slot) {
                 self.published.push(PlacementRingReader::default());
             }
-            if let Some(reader) = self.published.get_mut(usize::from(seat)) {
-                reader.read(host, (pool, seat, vm), end, &mut budget, |record| {
+            if let Some(reader) = self.published.get_mut(usize::from(vm_slot)) {
+                reader.read(host, (pool, vm_slot, vm), end, &mut budget, |record| {
                     if !record.new.is_empty() {
                         placements::push(&mut told, record.endpoint, record.new);
                     }

@@ -5,7 +5,7 @@
 //! was read: a gap, which is counted and stepped over. What was in it is missing from this VM's belief: for a while it asks a hash where cold prompts
 //! belong, as all do who lost something ([`super::sharing`]).
 
-use scheduler::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
+use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 
 use super::words::{self, WORD};
 use crate::host::{Host, WriteCondition};
@@ -40,7 +40,7 @@ pub struct RingPosition {
 pub struct PlacementRingWriter {
     pool: Box<str>,
     vm: u64,
-    seat: u16,
+    vm_slot: u16,
     position: RingPosition,
     segment: Vec<u8>,
 }
@@ -74,19 +74,19 @@ pub struct ReadBudget {
     pub gaps: u32,
 }
 
-fn key(pool: &str, seat: u16, segment: u64) -> String {
-    format!("switchpoint/1/pool/{pool}/ring/{seat}/{}", segment % SEGMENTS)
+fn key(pool: &str, vm_slot: u16, segment: u64) -> String {
+    format!("switchpoint/1/pool/{pool}/ring/{vm_slot}/{}", segment % SEGMENTS)
 }
 
 fn place(endpoint: EndpointRef) -> u64 {
-    u64::from(endpoint.slot.0) | u64::from(endpoint.incarnation.0) << 32
+    u64::from(endpoint.slot.0) | u64::from(endpoint.generation.0) << 32
 }
 
 /// The endpoint of a word; `None` for a slot that no snapshot has.
 fn endpoint(word: u64) -> Option<EndpointRef> {
-    let (slot, incarnation) = halves(word);
+    let (slot, generation) = halves(word);
     let slot = u16::try_from(slot).ok().filter(|slot| usize::from(*slot) < ENDPOINTS_MAX)?;
-    Some(EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) })
+    Some(EndpointRef { slot: Slot(slot), generation: Generation(generation) })
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "halves of a word")]
@@ -94,7 +94,7 @@ fn halves(word: u64) -> (u32, u32) {
     (word as u32, (word >> 32) as u32)
 }
 
-// === impl Position ===
+// === impl RingPosition ===
 
 impl RingPosition {
     /// As one word, of which the bytes of a segment need [`BYTES_BITS`]: the rest is for segments, and never runs out.
@@ -111,19 +111,19 @@ impl RingPosition {
     }
 }
 
-// === impl Writer ===
+// === impl PlacementRingWriter ===
 
 impl PlacementRingWriter {
     /// A ring of `pool` in which nothing is written.
     #[must_use]
     pub fn new(pool: &str) -> Self {
-        Self { pool: pool.into(), vm: 0, seat: 0, position: RingPosition::default(), segment: Vec::new() }
+        Self { pool: pool.into(), vm: 0, vm_slot: 0, position: RingPosition::default(), segment: Vec::new() }
     }
 
-    /// The VM and its seat: where it writes from now on.
-    pub fn sit(&mut self, vm: u64, seat: u16) {
-        if (self.vm, self.seat) != (vm, seat) {
-            (self.vm, self.seat) = (vm, seat);
+    /// The VM and its VM slot: where it writes from now on.
+    pub fn sit(&mut self, vm: u64, vm_slot: u16) {
+        if (self.vm, self.vm_slot) != (vm, vm_slot) {
+            (self.vm, self.vm_slot) = (vm, vm_slot);
             self.segment.clear();
         }
     }
@@ -163,7 +163,7 @@ impl PlacementRingWriter {
         if !self.segment.is_empty() {
             self.position.bytes = u32::try_from(self.segment.len()).unwrap_or(u32::MAX);
             // One that the host does not take is a gap to the readers.
-            let _ = host.share(&key(&self.pool, self.seat, self.position.segment), &self.segment, WriteCondition::Any);
+            let _ = host.share(&key(&self.pool, self.vm_slot, self.position.segment), &self.segment, WriteCondition::Any);
         }
     }
 
@@ -174,15 +174,15 @@ impl PlacementRingWriter {
     }
 }
 
-// === impl Reader ===
+// === impl PlacementRingReader ===
 
 impl PlacementRingReader {
-    /// Takes in what the VM `vm` at `seat` wrote since the last time, up to `end` and within the budget; a VM met for the first time, from its
+    /// Takes in what the VM `vm` at `vm_slot` wrote since the last time, up to `end` and within the budget; a VM met for the first time, from its
     /// oldest segment on. `take` says how many blocks it cost. True when nothing was left.
     pub fn read<H: Host>(
         &mut self,
         host: &H,
-        (pool, seat, vm): (&str, u16, u64),
+        (pool, vm_slot, vm): (&str, u16, u64),
         end: RingPosition,
         budget: &mut ReadBudget,
         mut take: impl FnMut(PlacementRecord<'_>) -> usize,
@@ -201,7 +201,7 @@ impl PlacementRingReader {
                 return false;
             }
             budget.blocks = budget.blocks.saturating_sub(LOOK_BLOCKS);
-            match self.segment(host, &key(pool, seat, self.at.segment), budget, &mut take) {
+            match self.segment(host, &key(pool, vm_slot, self.at.segment), budget, &mut take) {
                 Some(false) => return false,
                 Some(true) => {}
                 None => budget.gaps = budget.gaps.saturating_add(u32::from(self.at.segment >= self.met)),
@@ -256,12 +256,12 @@ mod tests {
     use super::*;
     use crate::fake::FakeHost;
     use proptest::prelude::*;
-    use scheduler::{Incarnation, Slot};
+    use scheduler::{Generation, Slot};
 
     const PLENTY: usize = 1 << 30;
 
     fn at(slot: u16) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), incarnation: Incarnation(3) }
+        EndpointRef { slot: Slot(slot), generation: Generation(3) }
     }
 
     fn writer() -> PlacementRingWriter {
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seat_with_a_new_owner_is_a_new_ring() {
+    fn a_vm_slot_with_a_new_owner_is_a_new_ring() {
         let (host, mut old, mut reader) = (FakeHost::new(), writer(), PlacementRingReader::default());
         for i in 0..5 {
             tell(&host, &mut old, 1, &vec![i; 900]);

@@ -1,7 +1,7 @@
 //! One pool in one VM: what the daemon says of it, as far as this VM has taken it over, beside what the VM knows itself.
 //!
 //! A replica changes only in [`PoolReplica::install`] and [`PoolReplica::install_metrics`], whole or not at all, never while a request is being decided (a VM that replaced a lost one does it before its first). Both are given
-//! what [`decode`] made of a message: the leader decodes it off the wire, everybody else off the notice board.
+//! what [`decode`] made of a message: the leader decodes it off the wire, everybody else off the snapshot store.
 
 use std::ops::Deref;
 
@@ -24,7 +24,7 @@ pub struct PoolReplica {
     /// Its name with the daemon.
     pub name: Box<str>,
     /// Where the leader puts up what it heard.
-    pub board: SharedSnapshotStore,
+    pub store: SharedSnapshotStore,
     /// What requests are decided with.
     pub pool: ManagedPool,
     /// Time a pick took, µs.
@@ -37,7 +37,7 @@ pub struct PoolReplica {
     pub model_store: SharedSnapshotStore,
     /// What this VM tells the daemon of ended requests.
     observed: observation_ring::ObservationRingWriter,
-    /// By seat, how far the leader has read what other VMs tell so.
+    /// By VM slot, how far the leader has read what other VMs tell so.
     observed_by: Vec<observation_ring::ObservationRingReader>,
     learned: Version,
     model_head: Option<HeadReading>,
@@ -53,7 +53,7 @@ pub enum DaemonUpdate {
     /// The daemon's greeting.
     Welcome(state::Welcome),
     /// A whole pool but for its metrics.
-    Roster(Box<proto::Roster>),
+    PoolUpdate(Box<proto::PoolUpdate>),
     /// A pool in force with other metrics.
     Metrics {
         /// Its name.
@@ -67,7 +67,7 @@ pub enum DaemonUpdate {
     Peers(state::PeerLoad),
     /// What was learned of a pool.
     Learned(Box<proto::LearnedModels>),
-    /// Nothing to us: of a pool we have no roster of, or of a newer daemon.
+    /// Nothing to us: of a pool we have no pool update of, or of a newer daemon.
     Nothing,
 }
 
@@ -76,7 +76,7 @@ pub enum DaemonUpdate {
 pub struct RejectedMessage {
     /// The pool it is of; empty when not even that could be read.
     pub pool: String,
-    /// The version of the roster it is, if it is one.
+    /// The version of the pool update it is, if it is one.
     pub version: Option<state::Version>,
     /// What is wrong with it.
     pub why: String,
@@ -85,8 +85,8 @@ pub struct RejectedMessage {
 /// What a look at the board brought.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RefreshOutcome {
-    /// A roster was taken over.
-    pub roster: bool,
+    /// A pool update was taken over.
+    pub pool_update: bool,
     /// Metrics were taken over.
     pub metrics: bool,
     /// What was learned was taken over.
@@ -95,7 +95,7 @@ pub struct RefreshOutcome {
     pub refused: bool,
 }
 
-// === impl Replica ===
+// === impl PoolReplica ===
 
 impl PoolReplica {
     /// A pool nothing is known of yet, without a prefix index: a tick brings that, or the first request.
@@ -103,7 +103,7 @@ impl PoolReplica {
     pub fn new(name: &str, seed: u64) -> Self {
         Self {
             name: name.into(),
-            board: SharedSnapshotStore::new(name),
+            store: SharedSnapshotStore::new(name),
             pool: ManagedPool::new(seed, 0),
             pick_us: CountHistogram::default(),
             sharing: LoadSharing::new(name),
@@ -156,23 +156,23 @@ impl PoolReplica {
     /// What the host says.
     pub fn refresh<H: Host>(&mut self, host: &H) -> Result<RefreshOutcome> {
         let mut refreshed = self.refresh_models(host)?;
-        let Some(seen) = self.board.read_head(host)?.filter(|seen| self.head != Some(*seen)) else { return Ok(refreshed) };
+        let Some(seen) = self.store.read_head(host)?.filter(|seen| self.head != Some(*seen)) else { return Ok(refreshed) };
         // A side that is being replaced this moment is looked for again; one that cannot be read is not.
         let mut settled = true;
         if seen.head.version > self.version {
-            match self.board.roster(host, seen.head)? {
+            match self.store.pool_update(host, seen.head)? {
                 None => settled = false,
                 Some(notice) => match decode(notice.message(), |_| None::<&Self>) {
-                    Ok(DaemonUpdate::Roster(roster)) => {
-                        self.install(*roster);
-                        refreshed.roster = true;
+                    Ok(DaemonUpdate::PoolUpdate(pool_update)) => {
+                        self.install(*pool_update);
+                        refreshed.pool_update = true;
                     }
                     _ => refreshed.refused = true,
                 },
             }
         }
         if seen.head.version == self.version && seen.head.metrics_sequence > self.metrics_sequence {
-            match self.board.metrics(host, seen.head)? {
+            match self.store.metrics(host, seen.head)? {
                 None => settled = false,
                 Some(notice) => match decode(notice.message(), |_| Some(&*self)) {
                     Ok(DaemonUpdate::Metrics { snapshot, sequence, .. }) => {
@@ -190,8 +190,8 @@ impl PoolReplica {
     fn refresh_models<H: Host>(&mut self, host: &H) -> Result<RefreshOutcome> {
         let mut refreshed = RefreshOutcome::default();
         let Some(seen) = self.model_store.read_head(host)?.filter(|seen| self.model_head != Some(*seen)) else { return Ok(refreshed) };
-        let notice = if seen.head.version > self.learned { self.model_store.roster(host, seen.head)? } else { None };
-        // As with the roster: what is being replaced is looked for again, what cannot be read is not.
+        let notice = if seen.head.version > self.learned { self.model_store.pool_update(host, seen.head)? } else { None };
+        // As with the pool update: what is being replaced is looked for again, what cannot be read is not.
         self.model_head = (notice.is_some() || seen.head.version <= self.learned).then_some(seen);
         if let Some(notice) = notice {
             match decode(notice.message(), |_| None::<&Self>) {
@@ -206,21 +206,21 @@ impl PoolReplica {
     }
 
     /// What ended requests told the VMs of the process since the last time: a message for each that has any.
-    pub fn read_observations<H: Host>(&mut self, host: &H, roll: &VmTable, now: Timestamp) -> Vec<state::Observations> {
+    pub fn read_observations<H: Host>(&mut self, host: &H, vm_table: &VmTable, now: Timestamp) -> Vec<state::Observations> {
         let Self { name, observed_by, .. } = self;
-        let read = |(seat, row): (u16, VmEntry)| {
-            while observed_by.len() <= usize::from(seat) {
+        let read = |(vm_slot, row): (u16, VmEntry)| {
+            while observed_by.len() <= usize::from(vm_slot) {
                 observed_by.push(observation_ring::ObservationRingReader::default());
             }
-            observed_by.get_mut(usize::from(seat))?.read(host, (name, seat, row.vm))
+            observed_by.get_mut(usize::from(vm_slot))?.read(host, (name, vm_slot, row.vm))
         };
-        roll.alive(now).filter_map(read).collect()
+        vm_table.alive(now).filter_map(read).collect()
     }
 
     /// Puts what ended requests told here where the VM that leads finds it.
-    pub fn publish_observations<H: Host>(&mut self, host: &H, seat: u16, vm: u64) {
+    pub fn publish_observations<H: Host>(&mut self, host: &H, vm_slot: u16, vm: u64) {
         let (_, rows) = self.pool.take_observations();
-        self.observed.append(host, (&self.name, seat, vm), rows.iter().map(EncodedObservation::to_bytes));
+        self.observed.append(host, (&self.name, vm_slot, vm), rows.iter().map(EncodedObservation::to_bytes));
     }
 
     /// Takes over what was learned.
@@ -229,13 +229,13 @@ impl PoolReplica {
         self.pool.install_models(learned.step, learned.latency);
     }
 
-    /// Takes over a roster. Endpoints that stay keep their metrics until the next come.
-    pub fn install(&mut self, roster: proto::Roster) {
-        let proto::Roster { snapshot, hash_secret, staleness_max_ms, .. } = roster;
+    /// Takes over a pool update. Endpoints that stay keep their metrics until the next come.
+    pub fn install(&mut self, pool_update: proto::PoolUpdate) {
+        let proto::PoolUpdate { snapshot, hash_secret, staleness_max_ms, .. } = pool_update;
         self.version = snapshot.version();
         self.metrics_sequence = 0;
         self.pool.install(snapshot, hash_secret, staleness_max_ms);
-        self.sharing.roster_changed();
+        self.sharing.pool_update_changed();
     }
 
     /// Takes over metrics that were received at `at`.
@@ -254,7 +254,7 @@ pub fn decode<R: Deref<Target = PoolReplica>>(
     message: &[u8],
     find: impl FnOnce(&str) -> Option<R>,
 ) -> Result<DaemonUpdate, RejectedMessage> {
-    use daemon_message::Message::{LearnedModels, Metrics, PeerLoad, Roster, Welcome};
+    use daemon_message::Message::{LearnedModels, Metrics, PeerLoad, PoolUpdate, Welcome};
     #[cfg(feature = "drill")]
     crate::drill::obey(message);
     let unreadable = |e: prost::DecodeError| RejectedMessage { pool: String::new(), version: None, why: e.to_string() };
@@ -266,18 +266,18 @@ pub fn decode<R: Deref<Target = PoolReplica>>(
             let refused = |why: proto::InvalidState| RejectedMessage { pool, version: None, why: why.to_string() };
             proto::learned(learned).map(|learned| DaemonUpdate::Learned(Box::new(learned))).map_err(refused)
         }
-        Some(Roster(roster)) => {
-            let (pool, version) = (roster.pool.clone(), roster.version);
+        Some(PoolUpdate(pool_update)) => {
+            let (pool, version) = (pool_update.pool.clone(), pool_update.version);
             let refused = |why: proto::InvalidState| RejectedMessage { pool, version, why: why.to_string() };
-            proto::roster(roster).map(|roster| DaemonUpdate::Roster(Box::new(roster))).map_err(refused)
+            proto::pool_update(pool_update).map(|pool_update| DaemonUpdate::PoolUpdate(Box::new(pool_update))).map_err(refused)
         }
         Some(Metrics(metrics)) => {
             let Some(replica) = find(&metrics.pool) else { return Ok(DaemonUpdate::Nothing) };
             let Some(snapshot) = replica.pool.snapshot() else { return Ok(DaemonUpdate::Nothing) };
             match proto::metrics(&metrics, snapshot) {
                 Ok(snapshot) => Ok(DaemonUpdate::Metrics { pool: metrics.pool, snapshot: Box::new(snapshot), sequence: metrics.sequence }),
-                // Of a roster that was refused, or is not here yet.
-                Err(proto::InvalidState::OtherRoster) => Ok(DaemonUpdate::Nothing),
+                // Of a pool update that was refused, or is not here yet.
+                Err(proto::InvalidState::OtherPoolUpdate) => Ok(DaemonUpdate::Nothing),
                 Err(why) => Err(RejectedMessage { pool: metrics.pool, version: None, why: why.to_string() }),
             }
         }
@@ -288,29 +288,35 @@ pub fn decode<R: Deref<Target = PoolReplica>>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake::{FakeHost, metrics_message, roster_message};
+    use crate::fake::{FakeHost, metrics_message, pool_update_message};
 
     fn queues(replica: &PoolReplica) -> Vec<Option<f32>> {
         replica.pool.snapshot().unwrap().metrics().iter().map(|m| m.queue_depth).collect()
     }
 
     #[test]
-    fn a_replica_follows_the_board_whole() {
+    fn a_replica_follows_the_store_whole() {
         let host = FakeHost::new();
         let mut replica = PoolReplica::new("default", 1);
         assert_eq!(replica.refresh(&host).unwrap(), RefreshOutcome::default());
         assert!(!replica.has_state());
 
         let v1 = Version { term: 3, sequence: 1 };
-        replica.board.publish_pool_update(&host, 1, v1, &roster_message("default", v1, &["10.0.0.1:1", "10.0.0.2:1"]), host.now()).unwrap();
-        replica.board.publish_metrics(&host, 1, (v1, 2), &metrics_message("default", v1, 2, &[1.0, 2.0]), host.now()).unwrap();
-        assert_eq!(replica.refresh(&host).unwrap(), RefreshOutcome { roster: true, metrics: true, ..RefreshOutcome::default() });
+        replica
+            .store
+            .publish_pool_update(&host, 1, v1, &pool_update_message("default", v1, &["10.0.0.1:1", "10.0.0.2:1"]), host.now())
+            .unwrap();
+        replica.store.publish_metrics(&host, 1, (v1, 2), &metrics_message("default", v1, 2, &[1.0, 2.0]), host.now()).unwrap();
+        assert_eq!(replica.refresh(&host).unwrap(), RefreshOutcome { pool_update: true, metrics: true, ..RefreshOutcome::default() });
         assert_eq!((replica.version(), queues(&replica)), (v1, vec![Some(1.0), Some(2.0)]));
         assert_eq!(replica.refresh(&host).unwrap(), RefreshOutcome::default(), "nothing new");
 
         let v2 = Version { term: 3, sequence: 3 };
-        replica.board.publish_pool_update(&host, 1, v2, &roster_message("default", v2, &["10.0.0.9:1", "10.0.0.2:1"]), host.now()).unwrap();
-        assert_eq!(replica.refresh(&host).unwrap(), RefreshOutcome { roster: true, ..RefreshOutcome::default() });
+        replica
+            .store
+            .publish_pool_update(&host, 1, v2, &pool_update_message("default", v2, &["10.0.0.9:1", "10.0.0.2:1"]), host.now())
+            .unwrap();
+        assert_eq!(replica.refresh(&host).unwrap(), RefreshOutcome { pool_update: true, ..RefreshOutcome::default() });
         assert_eq!(queues(&replica), [None, Some(2.0)], "an endpoint that stays keeps its metrics, a new one has none");
     }
 
@@ -319,18 +325,18 @@ mod tests {
         let host = FakeHost::new();
         let mut replica = PoolReplica::new("default", 1);
         let v1 = Version { term: 3, sequence: 1 };
-        replica.board.publish_pool_update(&host, 1, v1, &roster_message("default", v1, &["10.0.0.1:1"]), host.now()).unwrap();
+        replica.store.publish_pool_update(&host, 1, v1, &pool_update_message("default", v1, &["10.0.0.1:1"]), host.now()).unwrap();
         replica.refresh(&host).unwrap();
-        replica.board.publish_pool_update(&host, 1, Version { term: 3, sequence: 2 }, b"\xff\xff", host.now()).unwrap();
+        replica.store.publish_pool_update(&host, 1, Version { term: 3, sequence: 2 }, b"\xff\xff", host.now()).unwrap();
         assert!(replica.refresh(&host).unwrap().refused);
         assert_eq!(replica.version(), v1);
         assert_eq!(replica.refresh(&host).unwrap(), RefreshOutcome::default());
     }
 
     #[test]
-    fn refusals_name_the_roster_and_what_is_wrong() {
+    fn refusals_name_the_pool_update_and_what_is_wrong() {
         let v = Version { term: 1, sequence: 2 };
-        let refused = decode(&roster_message("p", v, &["localhost:1"]), |_| None::<&PoolReplica>).unwrap_err();
+        let refused = decode(&pool_update_message("p", v, &["localhost:1"]), |_| None::<&PoolReplica>).unwrap_err();
         assert_eq!((refused.pool.as_str(), refused.version.map(|v| v.sequence)), ("p", Some(2)));
         assert!(refused.why.contains("localhost:1"), "{}", refused.why);
         assert_eq!(decode(b"\xff", |_| None::<&PoolReplica>).unwrap_err().pool, "");

@@ -29,9 +29,9 @@ pub fn write<H: Host>(host: &H, vm: u64, slot: u16, replica: &PoolReplica) {
 }
 
 /// The rows of one pool of all VMs alive, in as many reports as their size asks for.
-pub fn gather<H: Host>(host: &H, pool: &str, roll: &VmTable, now: Timestamp) -> Vec<state::Report> {
+pub fn gather<H: Host>(host: &H, pool: &str, vm_table: &VmTable, now: Timestamp) -> Vec<state::Report> {
     let (mut reports, mut open, mut bytes) = (Vec::new(), state::Report::default(), 0_usize);
-    for (slot, _) in roll.alive(now) {
+    for (slot, _) in vm_table.alive(now) {
         let Ok(Some(shared)) = host.shared(&key(pool, slot)) else { continue };
         bytes = bytes.saturating_add(shared.bytes.len());
         open.counters.push(shared.bytes);
@@ -69,7 +69,7 @@ fn row(vm: u64, replica: &PoolReplica) -> state::VmCounters {
 fn endpoints(pool: &ManagedPool, counters: &PoolCounters) -> Vec<state::EndpointCounters> {
     let row = |endpoint: EndpointRef, load: EndpointLoad| state::EndpointCounters {
         slot: u32::from(endpoint.slot.0),
-        incarnation: endpoint.incarnation.0,
+        generation: endpoint.generation.0,
         requests: u64::from(load.requests),
         prefill_tokens: load.prefill_tokens,
         decode_tokens: load.decode_tokens,
@@ -131,21 +131,21 @@ mod tests {
     #[test]
     fn rows_of_the_living_are_gathered_and_split_by_size() {
         let host = FakeHost::new();
-        let mut roll = VmTable::default();
+        let mut vm_table = VmTable::default();
         for vm in 1..=5 {
-            let row = VmEntry { vm, beat: host.now(), queue: 0, serves: false };
-            roll = VmTable::write_heartbeat(&host, row).unwrap().1;
+            let row = VmEntry { vm, heartbeat: host.now(), queue: 0, serves: false };
+            vm_table = VmTable::write_heartbeat(&host, row).unwrap().1;
         }
         let replica = PoolReplica::new("p", 1);
         write(&host, 1, 0, &replica);
         host.share(&key("p", 1), &vec![0; REPORT_BYTES_MAX], WriteCondition::Any).unwrap();
         host.share(&key("p", 4), b"x", WriteCondition::Any).unwrap();
         host.share(&key("p", 9), b"of nobody", WriteCondition::Any).unwrap();
-        let reports = gather(&host, "p", &roll, host.now());
+        let reports = gather(&host, "p", &vm_table, host.now());
         assert_eq!(reports.iter().map(|r| r.counters.len()).collect::<Vec<_>>(), [2, 1]);
         let first = state::VmCounters::decode(reports[0].counters[0].as_slice()).unwrap();
         assert_eq!((first.pool.as_str(), first.vm_id), ("p", 1));
         host.pass_ms(10_000);
-        assert!(gather(&host, "p", &roll, host.now()).is_empty(), "the dead say nothing");
+        assert!(gather(&host, "p", &vm_table, host.now()).is_empty(), "the dead say nothing");
     }
 }

@@ -3,7 +3,7 @@
 //! A small head names the version in force and which of two sides holds it; the messages themselves, as they came off the wire, are on the
 //! sides. A writer fills the side that is not in force and then turns the head, so a reader finds a whole message or, for the moment of a
 //! race, one that the head does not name, and looks again at the next wake-up. All writes are compare-and-swap, and give way to a later
-//! leader's epoch and to a newer version: a stalled leader can neither roll the board back nor spoil a side in force.
+//! leader's epoch and to a newer version: a stalled leader can neither VM table the board back nor spoil a side in force.
 
 use exchange::Timestamp;
 use scheduler::Version;
@@ -20,7 +20,7 @@ const STAMP: usize = 5;
 #[derive(Clone, Debug)]
 pub struct SharedSnapshotStore {
     head: String,
-    roster: [String; 2],
+    pool_update: [String; 2],
     metrics: [String; 2],
 }
 
@@ -29,11 +29,11 @@ pub struct SharedSnapshotStore {
 pub struct SnapshotHead {
     /// Epoch of the leader that wrote it.
     pub epoch: u64,
-    /// Of the roster.
+    /// Of the pool update.
     pub version: Version,
-    /// Of the metrics; 0 is none for this roster.
+    /// Of the metrics; 0 is none for this pool update.
     pub metrics_sequence: u64,
-    /// Which side holds each: bit 0 the roster, bit 1 the metrics.
+    /// Which side holds each: bit 0 the pool update, bit 1 the metrics.
     sides: u64,
 }
 
@@ -61,8 +61,8 @@ pub enum PublishError {
     Superseded,
     /// What is there is as new, or newer.
     NotNewer,
-    /// The metrics are of another roster.
-    OtherRoster,
+    /// The metrics are of another pool update.
+    OtherPoolUpdate,
     /// The host would not have it, or not in time.
     Host(HostError),
 }
@@ -76,7 +76,7 @@ struct MessageStamp {
     received: Timestamp,
 }
 
-// === impl Board ===
+// === impl SharedSnapshotStore ===
 
 impl SharedSnapshotStore {
     /// The board of `pool`, which is a name from the filter's configuration: a fixed set.
@@ -87,10 +87,10 @@ impl SharedSnapshotStore {
 
     fn with_prefix(at: &str) -> Self {
         let key = |name: &str| format!("{at}/{name}");
-        Self { head: key("head"), roster: [key("roster/a"), key("roster/b")], metrics: [key("metrics/a"), key("metrics/b")] }
+        Self { head: key("head"), pool_update: [key("pool_update/a"), key("pool_update/b")], metrics: [key("metrics/a"), key("metrics/b")] }
     }
 
-    /// The board of what was learned of `pool`. It has a version of its own and nothing that belongs to it, so its messages hang where rosters do.
+    /// The board of what was learned of `pool`. It has a version of its own and nothing that belongs to it, so its messages hang where pool updates do.
     #[must_use]
     pub fn for_models(pool: &str) -> Self {
         Self::with_prefix(&format!("switchpoint/1/learned/{pool}"))
@@ -106,12 +106,12 @@ impl SharedSnapshotStore {
             .and_then(|shared| SnapshotHead::from_bytes(&shared.bytes).map(|head| HeadReading { head, token: shared.token })))
     }
 
-    /// The roster that `head` names; `None` when it is being replaced this moment.
+    /// The pool update that `head` names; `None` when it is being replaced this moment.
     ///
     /// # Errors
     /// What the host says.
-    pub fn roster<H: Host>(&self, host: &H, head: SnapshotHead) -> Result<Option<StoredMessage>> {
-        read_message(host, side(&self.roster, head.roster_side()), |s| s.version == head.version && s.metrics_sequence == 0)
+    pub fn pool_update<H: Host>(&self, host: &H, head: SnapshotHead) -> Result<Option<StoredMessage>> {
+        read_message(host, side(&self.pool_update, head.pool_update_side()), |s| s.version == head.version && s.metrics_sequence == 0)
     }
 
     /// The metrics that `head` names; `None` when it names none, or they are being replaced this moment.
@@ -126,7 +126,7 @@ impl SharedSnapshotStore {
         read_message(host, side(&self.metrics, head.metrics_side()), named)
     }
 
-    /// Puts up a roster.
+    /// Puts up a pool update.
     ///
     /// # Errors
     /// [`PublishError`] says why not; what is in force stays.
@@ -143,14 +143,14 @@ impl SharedSnapshotStore {
                 return Err(PublishError::NotNewer);
             }
             let old = old.unwrap_or_default();
-            let head = SnapshotHead { epoch, version, metrics_sequence: 0, sides: old.sides ^ ROSTER_SIDE };
+            let head = SnapshotHead { epoch, version, metrics_sequence: 0, sides: old.sides ^ POOL_UPDATE_SIDE };
             let stamp = MessageStamp { epoch, version, metrics_sequence: 0, received: now };
-            write_side(host, side(&self.roster, head.roster_side()), stamp, message)?;
+            write_side(host, side(&self.pool_update, head.pool_update_side()), stamp, message)?;
             Ok(head)
         })
     }
 
-    /// Puts up metrics of the roster in force.
+    /// Puts up metrics of the pool update in force.
     ///
     /// # Errors
     /// [`PublishError`] says why not; what is in force stays.
@@ -164,7 +164,7 @@ impl SharedSnapshotStore {
     ) -> Result<(), PublishError> {
         let (version, sequence) = named;
         self.publish(host, epoch, |old| {
-            let Some(old) = old.filter(|old| old.version == version) else { return Err(PublishError::OtherRoster) };
+            let Some(old) = old.filter(|old| old.version == version) else { return Err(PublishError::OtherPoolUpdate) };
             if old.metrics_sequence >= sequence {
                 return Err(PublishError::NotNewer);
             }
@@ -223,14 +223,14 @@ fn expect(shared: Option<&SharedValue>) -> WriteCondition {
     shared.map_or(WriteCondition::Absent, |shared| WriteCondition::Token(shared.token))
 }
 
-const ROSTER_SIDE: u64 = 1;
+const POOL_UPDATE_SIDE: u64 = 1;
 const METRICS_SIDE: u64 = 2;
 
-// === impl Head ===
+// === impl SnapshotHead ===
 
 impl SnapshotHead {
-    fn roster_side(self) -> bool {
-        self.sides & ROSTER_SIDE != 0
+    fn pool_update_side(self) -> bool {
+        self.sides & POOL_UPDATE_SIDE != 0
     }
 
     fn metrics_side(self) -> bool {
@@ -247,7 +247,7 @@ impl SnapshotHead {
     }
 }
 
-// === impl Notice ===
+// === impl StoredMessage ===
 
 impl StoredMessage {
     /// The message.
@@ -257,7 +257,7 @@ impl StoredMessage {
     }
 }
 
-// === impl Stamp ===
+// === impl MessageStamp ===
 
 impl MessageStamp {
     fn split(bytes: &[u8]) -> Option<(Self, &[u8])> {
@@ -266,7 +266,7 @@ impl MessageStamp {
     }
 }
 
-// === impl NotPosted ===
+// === impl PublishError ===
 
 impl From<HostError> for PublishError {
     fn from(error: HostError) -> Self {
@@ -285,78 +285,78 @@ mod tests {
         Version { term, sequence }
     }
 
-    fn in_force(board: &SharedSnapshotStore, host: &FakeHost) -> (Version, Vec<u8>, Option<Vec<u8>>) {
-        let head = board.read_head(host).unwrap().unwrap().head;
-        let roster = board.roster(host, head).unwrap().unwrap();
-        let metrics = board.metrics(host, head).unwrap();
-        (head.version, roster.message().to_vec(), metrics.map(|m| m.message().to_vec()))
+    fn in_force(store: &SharedSnapshotStore, host: &FakeHost) -> (Version, Vec<u8>, Option<Vec<u8>>) {
+        let head = store.read_head(host).unwrap().unwrap().head;
+        let pool_update = store.pool_update(host, head).unwrap().unwrap();
+        let metrics = store.metrics(host, head).unwrap();
+        (head.version, pool_update.message().to_vec(), metrics.map(|m| m.message().to_vec()))
     }
 
     #[test]
     fn what_is_put_up_is_read_whole() {
-        let (host, board) = (FakeHost::new(), SharedSnapshotStore::new("default"));
-        assert_eq!(board.read_head(&host).unwrap(), None);
-        board.publish_pool_update(&host, 1, v(5, 1), b"one", NOW).unwrap();
-        assert_eq!(in_force(&board, &host), (v(5, 1), b"one".to_vec(), None));
-        board.publish_metrics(&host, 1, (v(5, 1), 2), b"m2", NOW).unwrap();
-        board.publish_metrics(&host, 1, (v(5, 1), 3), b"m3", NOW).unwrap();
-        assert_eq!(in_force(&board, &host), (v(5, 1), b"one".to_vec(), Some(b"m3".to_vec())));
-        board.publish_pool_update(&host, 1, v(5, 4), b"two", NOW).unwrap();
-        assert_eq!(in_force(&board, &host), (v(5, 4), b"two".to_vec(), None), "metrics are of their roster");
+        let (host, store) = (FakeHost::new(), SharedSnapshotStore::new("default"));
+        assert_eq!(store.read_head(&host).unwrap(), None);
+        store.publish_pool_update(&host, 1, v(5, 1), b"one", NOW).unwrap();
+        assert_eq!(in_force(&store, &host), (v(5, 1), b"one".to_vec(), None));
+        store.publish_metrics(&host, 1, (v(5, 1), 2), b"m2", NOW).unwrap();
+        store.publish_metrics(&host, 1, (v(5, 1), 3), b"m3", NOW).unwrap();
+        assert_eq!(in_force(&store, &host), (v(5, 1), b"one".to_vec(), Some(b"m3".to_vec())));
+        store.publish_pool_update(&host, 1, v(5, 4), b"two", NOW).unwrap();
+        assert_eq!(in_force(&store, &host), (v(5, 4), b"two".to_vec(), None), "metrics are of their pool update");
     }
 
     #[test]
     fn nothing_older_comes_back() {
-        let (host, board) = (FakeHost::new(), SharedSnapshotStore::new("default"));
-        board.publish_pool_update(&host, 1, v(5, 9), b"new", NOW).unwrap();
+        let (host, store) = (FakeHost::new(), SharedSnapshotStore::new("default"));
+        store.publish_pool_update(&host, 1, v(5, 9), b"new", NOW).unwrap();
         for old in [v(5, 9), v(5, 8), v(4, 99)] {
-            assert_eq!(board.publish_pool_update(&host, 1, old, b"old", NOW), Err(PublishError::NotNewer));
+            assert_eq!(store.publish_pool_update(&host, 1, old, b"old", NOW), Err(PublishError::NotNewer));
         }
-        board.publish_metrics(&host, 1, (v(5, 9), 10), b"m", NOW).unwrap();
-        assert_eq!(board.publish_metrics(&host, 1, (v(5, 9), 10), b"m", NOW), Err(PublishError::NotNewer));
-        assert_eq!(board.publish_metrics(&host, 1, (v(5, 8), 11), b"m", NOW), Err(PublishError::OtherRoster));
-        board.publish_pool_update(&host, 1, v(6, 1), b"next life", NOW).unwrap();
-        assert_eq!(in_force(&board, &host), (v(6, 1), b"next life".to_vec(), None));
+        store.publish_metrics(&host, 1, (v(5, 9), 10), b"m", NOW).unwrap();
+        assert_eq!(store.publish_metrics(&host, 1, (v(5, 9), 10), b"m", NOW), Err(PublishError::NotNewer));
+        assert_eq!(store.publish_metrics(&host, 1, (v(5, 8), 11), b"m", NOW), Err(PublishError::OtherPoolUpdate));
+        store.publish_pool_update(&host, 1, v(6, 1), b"next life", NOW).unwrap();
+        assert_eq!(in_force(&store, &host), (v(6, 1), b"next life".to_vec(), None));
     }
 
     #[test]
-    fn a_stalled_leader_rolls_nothing_back() {
-        let (host, board) = (FakeHost::new(), SharedSnapshotStore::new("default"));
-        board.publish_pool_update(&host, 1, v(5, 1), b"one", NOW).unwrap();
-        board.publish_pool_update(&host, 2, v(5, 2), b"two", NOW).unwrap();
-        assert_eq!(board.publish_pool_update(&host, 1, v(5, 3), b"late", NOW), Err(PublishError::Superseded));
-        assert_eq!(board.publish_metrics(&host, 1, (v(5, 2), 3), b"late", NOW), Err(PublishError::Superseded));
-        assert_eq!(in_force(&board, &host), (v(5, 2), b"two".to_vec(), None));
+    fn a_stalled_leader_vm_tables_nothing_back() {
+        let (host, store) = (FakeHost::new(), SharedSnapshotStore::new("default"));
+        store.publish_pool_update(&host, 1, v(5, 1), b"one", NOW).unwrap();
+        store.publish_pool_update(&host, 2, v(5, 2), b"two", NOW).unwrap();
+        assert_eq!(store.publish_pool_update(&host, 1, v(5, 3), b"late", NOW), Err(PublishError::Superseded));
+        assert_eq!(store.publish_metrics(&host, 1, (v(5, 2), 3), b"late", NOW), Err(PublishError::Superseded));
+        assert_eq!(in_force(&store, &host), (v(5, 2), b"two".to_vec(), None));
     }
 
-    /// The old leader wakes up between any two of its calls, after the new one has written: the board shows the new leader's roster at the end.
+    /// The old leader wakes up between any two of its calls, after the new one has written: the board shows the new leader's pool update at the end.
     #[test]
-    fn leaders_that_overlap_at_any_point_leave_a_whole_board() {
+    fn leaders_that_overlap_at_any_point_leave_a_whole_store() {
         for steps in 1..3 {
-            let (host, board) = (FakeHost::new(), SharedSnapshotStore::new("default"));
-            board.publish_pool_update(&host, 1, v(5, 1), b"base", NOW).unwrap();
-            let (rival_host, rival_board) = (host.clone(), board.clone());
-            let rival = move || rival_board.publish_pool_update(&rival_host, 2, v(5, 3), b"rival", NOW).unwrap();
+            let (host, store) = (FakeHost::new(), SharedSnapshotStore::new("default"));
+            store.publish_pool_update(&host, 1, v(5, 1), b"base", NOW).unwrap();
+            let (rival_host, rival_store) = (host.clone(), store.clone());
+            let rival = move || rival_store.publish_pool_update(&rival_host, 2, v(5, 3), b"rival", NOW).unwrap();
             let outer = host.clone();
             if steps == 1 {
                 host.before_next_share(rival);
             } else {
                 host.before_next_share(move || outer.before_next_share(rival));
             }
-            let late = board.publish_pool_update(&host, 1, v(5, 2), b"late", NOW);
+            let late = store.publish_pool_update(&host, 1, v(5, 2), b"late", NOW);
             assert!(late.is_err(), "{steps}: {late:?}");
-            assert_eq!(in_force(&board, &host), (v(5, 3), b"rival".to_vec(), None), "{steps}");
+            assert_eq!(in_force(&store, &host), (v(5, 3), b"rival".to_vec(), None), "{steps}");
         }
     }
 
     #[test]
-    fn garbage_on_the_board_reads_as_nothing_and_is_replaced() {
-        let (host, board) = (FakeHost::new(), SharedSnapshotStore::new("p"));
-        for key in ["head", "roster/a", "roster/b"] {
+    fn garbage_on_the_store_reads_as_nothing_and_is_replaced() {
+        let (host, store) = (FakeHost::new(), SharedSnapshotStore::new("p"));
+        for key in ["head", "pool_update/a", "pool_update/b"] {
             host.share(&format!("switchpoint/1/pool/p/{key}"), b"?", WriteCondition::Any).unwrap();
         }
-        assert_eq!(board.read_head(&host).unwrap(), None);
-        board.publish_pool_update(&host, 1, v(1, 1), b"one", NOW).unwrap();
-        assert_eq!(in_force(&board, &host).1, b"one");
+        assert_eq!(store.read_head(&host).unwrap(), None);
+        store.publish_pool_update(&host, 1, v(1, 1), b"one", NOW).unwrap();
+        assert_eq!(in_force(&store, &host).1, b"one");
     }
 }

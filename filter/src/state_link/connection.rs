@@ -76,7 +76,7 @@ pub struct CallResponse {
     pub body: Vec<u8>,
 }
 
-// === impl Wire ===
+// === impl StateConnection ===
 
 impl StateConnection {
     /// Opens a connection. Over calls, what is sent first goes out with the first of them.
@@ -133,7 +133,7 @@ impl StateConnection {
     }
 }
 
-// === impl Stream ===
+// === impl GrpcStream ===
 
 impl GrpcStream {
     fn send<H: Host>(&mut self, host: &H, message: &[u8]) -> Result<(), ConnectionFailure> {
@@ -146,7 +146,7 @@ impl GrpcStream {
     }
 }
 
-// === impl Broken ===
+// === impl ConnectionFailure ===
 
 impl From<HostError> for ConnectionFailure {
     fn from(error: HostError) -> Self {
@@ -163,7 +163,7 @@ impl fmt::Display for ConnectionFailure {
     }
 }
 
-// === impl Answer ===
+// === impl CallResponse ===
 
 impl CallResponse {
     /// Reads the answer of the current callback.
@@ -177,7 +177,7 @@ impl CallResponse {
     }
 }
 
-// === impl Calls ===
+// === impl HttpCalls ===
 
 impl HttpCalls {
     fn new(session: u64) -> Self {

@@ -26,7 +26,7 @@ struct AcceptedKind {
     before: Option<(EndpointRef, Timestamp)>,
 }
 
-// === impl Accepted ===
+// === impl AcceptedKinds ===
 
 impl AcceptedKinds {
     /// The endpoint accepted a request of this kind.
@@ -57,10 +57,10 @@ impl AcceptedKinds {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use scheduler::{Incarnation, Slot};
+    use scheduler::{Generation, Slot};
 
     fn id(slot: u16) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) }
+        EndpointRef { slot: Slot(slot), generation: Generation(1) }
     }
 
     fn at(ms: u64) -> Timestamp {

@@ -38,7 +38,7 @@ pub(super) fn is_mark(block: u64) -> bool {
     block & MARK_MASK == MARK
 }
 
-// === impl Adapters ===
+// === impl AdapterTable ===
 
 impl AdapterTable {
     /// The endpoints of the new snapshot, with the position each had in the one before.
@@ -76,7 +76,7 @@ impl AdapterTable {
     }
 }
 
-// === impl Row ===
+// === impl EndpointAdapters ===
 
 impl EndpointAdapters {
     /// `places`: how many adapters fit; 0 is unknown.

@@ -101,7 +101,7 @@ pub struct PoolCounters {
     pub matched_tokens: u64,
 }
 
-// === impl Histogram ===
+// === impl CountHistogram ===
 
 impl CountHistogram {
     /// Counts `value` in the bucket of the first bound that is not below it.
@@ -114,7 +114,7 @@ impl CountHistogram {
     }
 }
 
-// === impl Counted ===
+// === impl CountedRequest ===
 
 impl CountedRequest {
     fn label(&self) -> Option<&ModelLabel> {
@@ -122,7 +122,7 @@ impl CountedRequest {
     }
 }
 
-// === impl Counters ===
+// === impl PoolCounters ===
 
 impl PoolCounters {
     /// By endpoint of the snapshot in force.

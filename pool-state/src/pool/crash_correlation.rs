@@ -53,7 +53,7 @@ pub(super) fn is_mark(block: u64) -> bool {
     block & MARK_MASK == MARK
 }
 
-// === impl Crashing ===
+// === impl CrashCorrelator ===
 
 impl CrashCorrelator {
     /// The connection to `endpoint` was lost over the prompt of this mark.
@@ -97,12 +97,12 @@ impl CrashCorrelator {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use scheduler::{Incarnation, Slot};
+    use scheduler::{Generation, Slot};
 
     const POISON: u64 = 0xabcd;
 
     fn id(slot: u16) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) }
+        EndpointRef { slot: Slot(slot), generation: Generation(1) }
     }
 
     fn at(ms: u64) -> Timestamp {

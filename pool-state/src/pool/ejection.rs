@@ -238,13 +238,13 @@ fn ejection_ms(failures: u32, chance: f32) -> u64 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use scheduler::{Endpoint, EndpointMetrics, Incarnation, Pipeline, PipelineSpec, Slot, Version};
+    use scheduler::{Endpoint, EndpointMetrics, Generation, Pipeline, PipelineSpec, Slot, Version};
 
     /// No jitter.
     const LONGEST: f32 = 0.0;
 
     fn id(slot: u16) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) }
+        EndpointRef { slot: Slot(slot), generation: Generation(1) }
     }
 
     fn pool(endpoints: u16) -> Snapshot {

@@ -84,7 +84,7 @@ struct AnswerCounts {
     bad: f32,
 }
 
-// === impl Health ===
+// === impl EndpointHealthTable ===
 
 impl EndpointHealthTable {
     /// It answered, whatever it said: its connections work.
@@ -239,7 +239,7 @@ impl EndpointHealthTable {
     }
 }
 
-// === impl Window ===
+// === impl AnswerWindow ===
 
 impl AnswerWindow {
     fn of(&mut self, now: Timestamp) -> &mut AnswerCounts {
@@ -259,7 +259,7 @@ impl AnswerWindow {
     }
 }
 
-// === impl Answers ===
+// === impl AnswerCounts ===
 
 impl AnswerCounts {
     fn count(self) -> f32 {
@@ -279,10 +279,10 @@ impl AnswerCounts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use scheduler::{Incarnation, Slot};
+    use scheduler::{Generation, Slot};
 
     fn id(slot: u16) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) }
+        EndpointRef { slot: Slot(slot), generation: Generation(1) }
     }
 
     fn at(ms: u64) -> Timestamp {
@@ -367,7 +367,7 @@ mod tests {
     fn another_life_at_the_slot_starts_clean() {
         let mut health = fine(2);
         fail(&mut health, id(0), 20_001, 4);
-        let next = EndpointRef { incarnation: Incarnation(2), ..id(0) };
+        let next = EndpointRef { generation: Generation(2), ..id(0) };
         assert!(!health.record_failure(next, RequestFailure::Answer, at(20_010)));
         assert_eq!(health.answered_at(next), None);
     }

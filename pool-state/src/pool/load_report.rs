@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!  vm | written | ring | counts      one word each; counts = loads, SLOs, failures, 16 bits each
-//!  slot requests incarnation | prefill decode                     a load: 16, 16 and 32 bits, then 32 and 32
+//!  slot requests generation | prefill decode                     a load: 16, 16 and 32 bits, then 32 and 32
 //!         | prompts, their tokens | uncached ones, attention      and of its prefills 32 and 32, 32 and 32
-//!  slot . incarnation | TTFT TPOT                                 lowest SLOs in µs, 0 for none
-//!  slot . incarnation | known since | ejected until | failures    a failure; bit 32 of the last says that another proxy saw it, bit 33 that
+//!  slot . generation | TTFT TPOT                                 lowest SLOs in µs, 0 for none
+//!  slot . generation | known since | ejected until | failures    a failure; bit 32 of the last says that another proxy saw it, bit 33 that
 //!                                                                 answers were the reason
 //! ```
 //! A row is absolute, so one that is missed is mended by the next; it names its VM and its moment, so that a reader can tell whose it is and
@@ -13,7 +13,7 @@
 //! compares them with those it read last. Reading depends on none of this, only its cost does.
 
 use scheduler::in_flight::{EndpointLoad, InFlight, PeerLoads, PendingPrefills};
-use scheduler::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
+use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 
 use super::ejection::Ejection;
 use crate::time::Timestamp;
@@ -88,7 +88,7 @@ pub struct LoadReportSum {
     added: Vec<(EndpointRef, EndpointLoad)>,
 }
 
-// === impl RowHead ===
+// === impl LoadReportHead ===
 
 impl LoadReportHead {
     /// Bytes of a row that says nothing.
@@ -136,7 +136,7 @@ impl LoadReportHead {
     }
 }
 
-// === impl OwnRow ===
+// === impl OwnLoadReport ===
 
 impl OwnLoadReport {
     /// Does it say that anything is outstanding?
@@ -191,7 +191,7 @@ impl OwnLoadReport {
     }
 }
 
-// === impl PeerRow ===
+// === impl PeerLoadReport ===
 
 impl PeerLoadReport {
     /// What stands before the loads.
@@ -349,7 +349,7 @@ impl PeerLoadReport {
     }
 }
 
-// === impl Sum ===
+// === impl LoadReportSum ===
 
 impl LoadReportSum {
     /// Starts afresh: only these lives of endpoints count, with what `rows` say of them as far as they count.
@@ -454,14 +454,14 @@ fn is_nothing(bytes: &[u8; LOAD]) -> bool {
 }
 
 fn place(endpoint: EndpointRef, low: u16) -> u64 {
-    u64::from(endpoint.slot.0) | u64::from(low) << 16 | u64::from(endpoint.incarnation.0) << 32
+    u64::from(endpoint.slot.0) | u64::from(low) << 16 | u64::from(endpoint.generation.0) << 32
 }
 
 fn endpoint(word: u64) -> Option<(EndpointRef, u16)> {
-    let (low, incarnation) = unpair(word);
+    let (low, generation) = unpair(word);
     #[expect(clippy::cast_possible_truncation, reason = "halves of a half")]
     let (slot, rest) = (low as u16, (low >> 16) as u16);
-    (usize::from(slot) < ENDPOINTS_MAX).then_some((EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) }, rest))
+    (usize::from(slot) < ENDPOINTS_MAX).then_some((EndpointRef { slot: Slot(slot), generation: Generation(generation) }, rest))
 }
 
 fn pair(low: u32, high: u32) -> u64 {
@@ -498,8 +498,8 @@ mod tests {
 
     const HEAD_OF_7: LoadReportHead = LoadReportHead { vm: 7, written: Timestamp(8), ring: 9 };
 
-    fn at(slot: u16, incarnation: u32) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) }
+    fn at(slot: u16, generation: u32) -> EndpointRef {
+        EndpointRef { slot: Slot(slot), generation: Generation(generation) }
     }
 
     fn started() -> PeerLoads {

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use scheduler::latency::learn::{Observation, RequestEnd};
 use scheduler::latency::step::{FirstToken, TokenGap};
 use scheduler::latency::{Conditions, Prediction};
-use scheduler::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
+use scheduler::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 
 use crate::usage::TokenUsage;
 
@@ -53,7 +53,7 @@ pub(super) struct ObservationQueue {
     before: u64,
 }
 
-// === impl Observed ===
+// === impl EncodedObservation ===
 
 impl EncodedObservation {
     /// How fast the engine worked, where it told how many tokens it took from its cache: the prompt as it was estimated at the pick, but for what was
@@ -78,7 +78,7 @@ impl EncodedObservation {
             RequestEnd::Aborted => 1,
             RequestEnd::Failed => 2,
         };
-        let place = [u32::from(endpoint.slot.0), endpoint.incarnation.0, ended | u32::from(*estimated) << 8];
+        let place = [u32::from(endpoint.slot.0), endpoint.generation.0, ended | u32::from(*estimated) << 8];
         let c = conditions;
         let numbers = [
             c.queued.unwrap_or(unknown),
@@ -112,7 +112,7 @@ impl EncodedObservation {
         let mut words = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
         let mut word = || words.next().unwrap_or(0);
         let slot = u16::try_from(word()).ok().filter(|slot| usize::from(*slot) < ENDPOINTS_MAX)?;
-        let endpoint = EndpointRef { slot: Slot(slot), incarnation: Incarnation(word()) };
+        let endpoint = EndpointRef { slot: Slot(slot), generation: Generation(word()) };
         let (ended, estimated) = match word() {
             0 => (RequestEnd::Done, false),
             1 => (RequestEnd::Aborted, false),
@@ -196,7 +196,7 @@ fn narrow(count: u32) -> f32 {
     count.min(MAX) as f32
 }
 
-// === impl Untaken ===
+// === impl ObservationQueue ===
 
 impl ObservationQueue {
     pub(super) fn push(&mut self, observed: EncodedObservation) {

@@ -84,7 +84,7 @@ impl DecisionObserver for () {
     fn after(&mut self, _: &Snapshot, _: &Decision, _: Option<&Explanation>) {}
 }
 
-// === impl Held ===
+// === impl LedgerHold ===
 
 impl LedgerHold {
     /// What the request asked for, where latency is predicted.
@@ -93,7 +93,7 @@ impl LedgerHold {
     }
 }
 
-// === impl Pool ===
+// === impl ManagedPool ===
 
 impl ManagedPool {
     /// Picks and records: ledger and index change here. `model` is what the client calls it.
@@ -178,8 +178,8 @@ impl ManagedPool {
             self.place(prompting_ref, request.prefix_blocks, self.matched_by(prompting));
             self.note_model(prompting, request.model);
         }
-        let belief = self.place(serving_ref, request.prefix_blocks, self.matched_by(serving));
-        held.cache_estimate = (prompting == serving).then_some(belief);
+        let cache_estimate = self.place(serving_ref, request.prefix_blocks, self.matched_by(serving));
+        held.cache_estimate = (prompting == serving).then_some(cache_estimate);
         self.note_model(serving, request.model);
         self.counters.count_pick(serving_ref, request.prompt_tokens, matched);
         self.changes += 1;
@@ -214,8 +214,8 @@ impl ManagedPool {
 
     /// The endpoint that was given the prompt of these hashes never worked on it.
     pub fn undo_placement(&mut self, held: &mut LedgerHold, hashes: &[u64]) {
-        if let Some(belief) = held.cache_estimate.take() {
-            self.prefixes.undo(&belief, hashes);
+        if let Some(cache_estimate) = held.cache_estimate.take() {
+            self.prefixes.undo(&cache_estimate, hashes);
         }
     }
 
@@ -224,8 +224,8 @@ impl ManagedPool {
     pub fn record_cache_hit(&mut self, held: &LedgerHold, usage: &TokenUsage, text_bytes: u32, blocks: Option<u32>) {
         self.token_rate.learn(text_bytes, usage);
         let told = usage.cached_tokens.zip(usage.prompt_tokens);
-        if let (Some(belief), Some(blocks), Some((cached, prompt))) = (&held.cache_estimate, blocks, told) {
-            self.prefixes.told(belief, blocks, cached, prompt);
+        if let (Some(cache_estimate), Some(blocks), Some((cached, prompt))) = (&held.cache_estimate, blocks, told) {
+            self.prefixes.told(cache_estimate, blocks, cached, prompt);
         }
     }
 
@@ -317,7 +317,7 @@ impl ManagedPool {
     }
 }
 
-// === impl State ===
+// === impl PublishedState ===
 
 impl PublishedState {
     fn endpoint(&self, index: EndpointIndex) -> Option<(EndpointRef, Box<str>)> {

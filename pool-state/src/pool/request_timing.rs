@@ -49,7 +49,7 @@ pub struct RequestEnding<'u> {
     pub usage: &'u TokenUsage,
 }
 
-// === impl Watch ===
+// === impl RequestTiming ===
 
 impl RequestTiming {
     /// `to` serves, not the first of the list.
@@ -97,7 +97,7 @@ impl RequestTiming {
     }
 }
 
-// === impl Pool ===
+// === impl ManagedPool ===
 
 impl ManagedPool {
     /// Begins to observe a request, before it counts anywhere; not one that several endpoints work on, whose times are nobody's alone.

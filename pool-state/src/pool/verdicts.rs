@@ -22,7 +22,7 @@ pub struct SentRequest {
     pub at: Timestamp,
 }
 
-// === impl Sent ===
+// === impl SentRequest ===
 
 impl SentRequest {
     /// The kind, of this client alone.
@@ -36,7 +36,7 @@ impl SentRequest {
     }
 }
 
-// === impl Pool ===
+// === impl ManagedPool ===
 
 impl ManagedPool {
     /// An attempt got no answer.

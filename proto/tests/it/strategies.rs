@@ -8,7 +8,7 @@ use proto::state;
 use scheduler::objects::{ModelSpec, ObjectiveSpec, ObjectsSpec, RewriteSpec, TargetSpec};
 use scheduler::registry::{PLUGINS, PluginKind};
 use scheduler::{
-    Endpoint, EndpointMetrics, EndpointRef, Incarnation, LoraMetrics, PipelineSpec, PluginSpec, RANKED_MAX, Readiness, Slot, Version,
+    Endpoint, EndpointMetrics, EndpointRef, Generation, LoraMetrics, PipelineSpec, PluginSpec, RANKED_MAX, Readiness, Slot, Version,
 };
 
 /// A pool's state as the daemon has it.
@@ -49,13 +49,13 @@ fn any_endpoint() -> impl Strategy<Value = Endpoint> {
     // Few names, so that endpoints say the same and different things.
     let models = proptest::collection::btree_set("[ab]{1,2}", 0..3);
     (any::<u32>(), ".{0,20}", any::<SocketAddr>(), any::<bool>(), labels, models, any::<u64>()).prop_map(
-        |(incarnation, name, mut address, ready, labels, models, age_ms)| {
+        |(generation, name, mut address, ready, labels, models, age_ms)| {
             if let SocketAddr::V6(v6) = &mut address {
                 v6.set_flowinfo(0);
                 v6.set_scope_id(0);
             }
             Endpoint {
-                id: EndpointRef { slot: Slot(0), incarnation: Incarnation(incarnation) },
+                id: EndpointRef { slot: Slot(0), generation: Generation(generation) },
                 name: name.into(),
                 address: address.to_string().into(),
                 readiness: if ready { Readiness::Ready } else { Readiness::NotReady },

@@ -82,7 +82,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     Ok(Plugin::Filter(Box::new(LabelSelectorFilter(requirements))))
 }
 
-// === impl Selector ===
+// === impl LabelSelectorFilter ===
 
 impl LabelSelectorFilter {
     /// One label with one of these values; `unlabelled`: or without it.
@@ -97,7 +97,7 @@ impl Filter for LabelSelectorFilter {
     }
 }
 
-// === impl Requirement ===
+// === impl LabelRequirement ===
 
 impl LabelRequirement {
     fn new(key: &str, values: &[&str], holds: LabelOperator) -> Self {

@@ -11,7 +11,7 @@
 use std::collections::VecDeque;
 
 use super::EndpointLoad;
-use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Incarnation};
+use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 
 /// Picks that may stand for others' at once: 20 ms of 50,000 picks a second. Beyond it the oldest cease to.
 const YOUNG_MAX: usize = 1_024;
@@ -20,7 +20,7 @@ const YOUNG_MAX: usize = 1_024;
 #[derive(Debug, Default)]
 pub struct PeerLoads {
     /// By slot, up to the highest one present.
-    rows: Vec<Option<(Incarnation, EndpointLoad)>>,
+    rows: Vec<Option<(Generation, EndpointLoad)>>,
     /// For how many picks of others one made here stands, and for how long, µs.
     stands_for: u32,
     delay_us: u64,
@@ -28,7 +28,7 @@ pub struct PeerLoads {
     young: VecDeque<(u64, EndpointRef, EndpointLoad)>,
 }
 
-// === impl Others ===
+// === impl PeerLoads ===
 
 impl PeerLoads {
     /// Starts afresh: nothing is outstanding, and only these lives of endpoints will count.
@@ -44,15 +44,15 @@ impl PeerLoads {
                 self.rows.resize(slot + 1, None);
             }
             if let Some(row) = self.rows.get_mut(slot) {
-                *row = Some((endpoint.incarnation, EndpointLoad::default()));
+                *row = Some((endpoint.generation, EndpointLoad::default()));
             }
         }
     }
 
     /// Somebody has `load` outstanding at `endpoint`. Nothing, if that life is not present.
     pub fn add(&mut self, endpoint: EndpointRef, load: EndpointLoad) {
-        if let Some(Some((incarnation, sum))) = self.rows.get_mut(usize::from(endpoint.slot.0))
-            && *incarnation == endpoint.incarnation
+        if let Some(Some((generation, sum))) = self.rows.get_mut(usize::from(endpoint.slot.0))
+            && *generation == endpoint.generation
         {
             *sum = sum.with(load);
         }
@@ -60,8 +60,8 @@ impl PeerLoads {
 
     /// Takes out what [`Self::add`] put in; the SLOs stay.
     pub fn subtract(&mut self, endpoint: EndpointRef, load: EndpointLoad) {
-        if let Some(Some((incarnation, sum))) = self.rows.get_mut(usize::from(endpoint.slot.0))
-            && *incarnation == endpoint.incarnation
+        if let Some(Some((generation, sum))) = self.rows.get_mut(usize::from(endpoint.slot.0))
+            && *generation == endpoint.generation
         {
             sum.requests = sum.requests.saturating_sub(load.requests);
             sum.prefill_tokens = sum.prefill_tokens.saturating_sub(load.prefill_tokens);
@@ -72,8 +72,8 @@ impl PeerLoads {
 
     /// [`Self::subtract`] of `was` and [`Self::add`] of `is` in one look, but for SLOs: most of what a look at others' rows has to do.
     pub fn replace(&mut self, endpoint: EndpointRef, was: &EndpointLoad, is: &EndpointLoad) {
-        if let Some(Some((incarnation, sum))) = self.rows.get_mut(usize::from(endpoint.slot.0))
-            && *incarnation == endpoint.incarnation
+        if let Some(Some((generation, sum))) = self.rows.get_mut(usize::from(endpoint.slot.0))
+            && *generation == endpoint.generation
         {
             let of = |sum: u64, was: u64, is: u64| sum.saturating_add(is).saturating_sub(was);
             let short = |sum: u32, was: u32, is: u32| sum.saturating_add(is).saturating_sub(was);
@@ -137,7 +137,7 @@ impl PeerLoads {
 
     fn row(&self, endpoint: EndpointRef) -> Option<&EndpointLoad> {
         match self.rows.get(usize::from(endpoint.slot.0)) {
-            Some(Some((incarnation, load))) if *incarnation == endpoint.incarnation => Some(load),
+            Some(Some((generation, load))) if *generation == endpoint.generation => Some(load),
             _ => None,
         }
     }
@@ -148,8 +148,8 @@ mod tests {
     use super::*;
     use crate::endpoint::Slot;
 
-    fn endpoint(slot: u16, incarnation: u32) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) }
+    fn endpoint(slot: u16, generation: u32) -> EndpointRef {
+        EndpointRef { slot: Slot(slot), generation: Generation(generation) }
     }
 
     fn load(requests: u32, prefill_tokens: u64) -> EndpointLoad {

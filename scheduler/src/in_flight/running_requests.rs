@@ -43,7 +43,7 @@ pub(super) struct RunningQueues {
     numbered: u64,
 }
 
-// === impl Running ===
+// === impl RunningRequest ===
 
 impl RunningRequest {
     /// The stricter SLO first; none comes last, and the older before the younger.
@@ -57,7 +57,7 @@ impl RunningRequest {
     }
 }
 
-// === impl Queues ===
+// === impl RunningQueues ===
 
 impl RunningQueues {
     /// An entry for a request of which this is promised.
@@ -132,12 +132,12 @@ impl RunningQueues {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::endpoint::{EndpointRef, Incarnation, Slot};
+    use crate::endpoint::{EndpointRef, Generation, Slot};
     use crate::in_flight::{InFlight, InFlightTicket};
     use proptest::prelude::*;
 
-    fn endpoint(slot: u16, incarnation: u32) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) }
+    fn endpoint(slot: u16, generation: u32) -> EndpointRef {
+        EndpointRef { slot: Slot(slot), generation: Generation(generation) }
     }
 
     fn slo(ttft_us: u32, tpot_us: u32) -> Slo {

@@ -2,8 +2,8 @@ use super::*;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-fn endpoint(slot: u16, incarnation: u32) -> EndpointRef {
-    EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) }
+fn endpoint(slot: u16, generation: u32) -> EndpointRef {
+    EndpointRef { slot: Slot(slot), generation: Generation(generation) }
 }
 
 fn load(requests: u32, prefill_tokens: u64, decode_tokens: u64) -> EndpointLoad {
@@ -219,7 +219,7 @@ fn op() -> impl Strategy<Value = LedgerOp> {
 /// The naive twin: every live ticket with what it adds, summed up anew each time. `lives` says how often a slot restarted.
 fn sums(live: &[(InFlightTicket, EndpointRef, EndpointLoad)], lives: &[u32]) -> BTreeMap<EndpointRef, EndpointLoad> {
     let mut sums = BTreeMap::new();
-    for (_, at, share) in live.iter().filter(|(_, at, _)| at.incarnation.0 == lives[usize::from(at.slot.0)]) {
+    for (_, at, share) in live.iter().filter(|(_, at, _)| at.generation.0 == lives[usize::from(at.slot.0)]) {
         let sum: &mut EndpointLoad = sums.entry(*at).or_default();
         *sum = load(sum.requests + 1, sum.prefill_tokens + share.prefill_tokens, sum.decode_tokens + share.decode_tokens);
     }

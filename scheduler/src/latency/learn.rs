@@ -30,7 +30,7 @@ use super::model::{BEYOND_TIMES, EndpointOffset, LatencyModel, TargetPredictor};
 use super::shape::{LatencyShape, TREES_MAX};
 use super::step::{self, FirstToken, StepModel, TokenGap};
 use super::{Conditions, Prediction};
-use crate::endpoint::{EndpointRef, Incarnation};
+use crate::endpoint::{EndpointRef, Generation};
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,7 +176,7 @@ const BEFORE_DRIFT: f32 = 0.1;
 /// Outcomes over which it is averaged how many come between a pick and its own; below [`DELAY_FRESH`], what was told is what would be told now.
 const DELAY_OUTCOMES: f32 = 20.0;
 
-// === impl Learner ===
+// === impl LatencyLearner ===
 
 impl LatencyLearner {
     /// A learner that starts from what another learned: its model is in force until a better one is found, and its step model is the prior.
@@ -272,9 +272,9 @@ impl LatencyLearner {
         let slots = self.ttft.offsets.slots().max(self.tpot.offsets.slots());
         let offset = |slot| {
             let (ttft, tpot) = (self.ttft.offsets.told(slot), self.tpot.offsets.told(slot));
-            let incarnation = ttft.or(tpot).map_or(Incarnation(0), |(incarnation, _)| incarnation);
-            let of = |row: Option<_>| row.filter(|(life, _)| *life == incarnation).map_or(0.0, |(_, offset)| offset);
-            EndpointOffset { incarnation, ttft: of(ttft), tpot: of(tpot) }
+            let generation = ttft.or(tpot).map_or(Generation(0), |(generation, _)| generation);
+            let of = |row: Option<_>| row.filter(|(life, _)| *life == generation).map_or(0.0, |(_, offset)| offset);
+            EndpointOffset { generation, ttft: of(ttft), tpot: of(tpot) }
         };
         let mut limits = [0.0; FEATURES_COUNT];
         for ((limit, most), feature) in limits.iter_mut().zip(&self.most).zip(&FEATURES) {
@@ -338,7 +338,7 @@ struct ShapeCandidate {
     errors: Vec<(f32, f32)>,
 }
 
-// === impl Target ===
+// === impl TargetModel ===
 
 impl TargetModel {
     /// Learns from a sample; `said` are the middle and the ninth decile it was told, as logarithms, and so many outcomes came between. Was its endpoint

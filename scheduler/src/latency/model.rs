@@ -7,7 +7,7 @@ use super::shape::{FeatureColumns, LANES, LatencyShape, MS_MIN, P90Spread};
 use super::step::StepModel;
 use super::words::{InvalidModel, WordReader, put};
 use super::{Conditions, NoPrediction, Prediction};
-use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Incarnation, Slot};
+use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation, Slot};
 
 /// Samples of each time below which a model says nothing.
 pub const SAMPLES_MIN: u32 = 64;
@@ -40,7 +40,7 @@ pub(super) struct TargetPredictor {
 /// What one endpoint differs by, as logarithms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct EndpointOffset {
-    pub(super) incarnation: Incarnation,
+    pub(super) generation: Generation,
     pub(super) ttft: f32,
     pub(super) tpot: f32,
 }
@@ -56,9 +56,9 @@ pub struct EndpointFactor {
     pub tpot: f32,
 }
 
-const AVERAGE: EndpointOffset = EndpointOffset { incarnation: Incarnation(0), ttft: 0.0, tpot: 0.0 };
+const AVERAGE: EndpointOffset = EndpointOffset { generation: Generation(0), ttft: 0.0, tpot: 0.0 };
 
-const NOBODY: EndpointRef = EndpointRef { slot: Slot(0), incarnation: Incarnation(0) };
+const NOBODY: EndpointRef = EndpointRef { slot: Slot(0), generation: Generation(0) };
 
 /// The first word of a latency model.
 const LAYOUT: u32 = 0x4c33;
@@ -95,7 +95,7 @@ impl LatencyModel {
             offsets.resize(slot + 1, AVERAGE);
         }
         if let Some(row) = offsets.get_mut(slot) {
-            *row = EndpointOffset { incarnation: endpoint.incarnation, ttft: offset(ttft_factor), tpot: offset(tpot_factor) };
+            *row = EndpointOffset { generation: endpoint.generation, ttft: offset(ttft_factor), tpot: offset(tpot_factor) };
         }
         Self { offsets: offsets.into(), ..self }
     }
@@ -174,7 +174,7 @@ impl LatencyModel {
     pub fn endpoints(&self) -> impl Iterator<Item = EndpointFactor> + '_ {
         let known = (0_u16..).zip(&self.offsets).filter(|(_, offset)| (offset.ttft, offset.tpot) != (0.0, 0.0));
         known.map(|(slot, offset)| EndpointFactor {
-            endpoint: EndpointRef { slot: Slot(slot), incarnation: offset.incarnation },
+            endpoint: EndpointRef { slot: Slot(slot), generation: offset.generation },
             ttft: libm::expf(offset.ttft),
             tpot: libm::expf(offset.tpot),
         })
@@ -192,7 +192,7 @@ impl LatencyModel {
             head.spread.put(&mut words);
         }
         for offset in &self.offsets {
-            words.push(offset.incarnation.0);
+            words.push(offset.generation.0);
             put(&mut words, &[offset.ttft, offset.tpot]);
         }
         words
@@ -221,8 +221,8 @@ impl LatencyModel {
             if offsets.len() >= ENDPOINTS_MAX {
                 return Err(InvalidModel::Length(count));
             }
-            let incarnation = Incarnation(words.word()?);
-            offsets.push(EndpointOffset { incarnation, ttft: words.number(&OFFSETS)?, tpot: words.number(&OFFSETS)? });
+            let generation = Generation(words.word()?);
+            offsets.push(EndpointOffset { generation, ttft: words.number(&OFFSETS)?, tpot: words.number(&OFFSETS)? });
         }
         Ok(Self { step, ttft, tpot, limits, offsets: offsets.into() })
     }
@@ -234,12 +234,12 @@ impl LatencyModel {
     }
 
     fn offset(&self, endpoint: EndpointRef) -> EndpointOffset {
-        let offset = self.offsets.get(usize::from(endpoint.slot.0)).filter(|row| row.incarnation == endpoint.incarnation);
+        let offset = self.offsets.get(usize::from(endpoint.slot.0)).filter(|row| row.generation == endpoint.generation);
         offset.copied().unwrap_or(AVERAGE)
     }
 }
 
-// === impl Head ===
+// === impl TargetPredictor ===
 
 impl TargetPredictor {
     /// The middle and the ninth decile, ms.
@@ -256,7 +256,7 @@ mod tests {
     use crate::latency::shape::{BINS, DEPTH, DecisionTree};
 
     fn endpoint(slot: u16) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) }
+        EndpointRef { slot: Slot(slot), generation: Generation(1) }
     }
 
     fn ttft_ms(model: &LatencyModel, slot: u16) -> f32 {

@@ -22,7 +22,7 @@ pub enum NoPrediction {
     OutsideRange(&'static str),
 }
 
-// === impl Abstention ===
+// === impl NoPrediction ===
 
 impl NoPrediction {
     /// For people, in a few words.

@@ -61,7 +61,7 @@ pub(super) const LEAVES: RangeInclusive<f32> = -5.0..=5.0;
 pub(super) const FACTORS: RangeInclusive<f32> = 0.0..=1_000.0;
 pub(super) const LEVELS: RangeInclusive<f32> = 0.0..=1e9;
 
-// === impl Shape ===
+// === impl LatencyShape ===
 
 impl LatencyShape {
     /// Milliseconds by the terms alone.
@@ -101,7 +101,7 @@ impl LatencyShape {
     }
 }
 
-// === impl Tree ===
+// === impl DecisionTree ===
 
 impl DecisionTree {
     pub(super) fn leaf(&self, x: &Features) -> f32 {
@@ -136,7 +136,7 @@ impl DecisionTree {
     }
 }
 
-// === impl Spread ===
+// === impl P90Spread ===
 
 impl P90Spread {
     /// One factor for all.

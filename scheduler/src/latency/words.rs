@@ -25,7 +25,7 @@ pub(super) struct WordReader<'w> {
     at: usize,
 }
 
-// === impl Words ===
+// === impl WordReader ===
 
 impl<'w> WordReader<'w> {
     /// Of a model in this layout, which is its first word.

@@ -114,7 +114,7 @@ enum ParameterSource<'a> {
     Structured(Option<&'a ParameterValue>),
 }
 
-// === impl Value ===
+// === impl ParameterValue ===
 
 impl ParameterValue {
     /// Is it as shallow and as small as a parameter may be?

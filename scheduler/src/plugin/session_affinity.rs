@@ -94,7 +94,7 @@ enum SessionIdSource {
     AgentIdentity,
 }
 
-// === impl Session ===
+// === impl SessionAffinity ===
 
 impl SessionAffinity {
     pub(crate) fn read(parameters: &Parameters<'_>) -> Result<Self, InvalidParameter> {
@@ -138,7 +138,7 @@ impl SessionAffinity {
     }
 }
 
-// === impl IdSource ===
+// === impl SessionIdSource ===
 
 impl SessionIdSource {
     fn headers(&self) -> Vec<Box<str>> {

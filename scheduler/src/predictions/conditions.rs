@@ -42,14 +42,14 @@ fn count(tokens: u64) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::endpoint::{Endpoint, EndpointRef, Incarnation, Readiness, Slot};
+    use crate::endpoint::{Endpoint, EndpointRef, Generation, Readiness, Slot};
     use crate::in_flight::InFlight;
     use crate::snapshot::{Snapshot, Version};
     use crate::{Pipeline, PipelineSpec, ProfileSpec};
 
     fn snapshot(metrics: EndpointMetrics) -> Snapshot {
         let endpoint = Endpoint {
-            id: EndpointRef { slot: Slot(3), incarnation: Incarnation(1) },
+            id: EndpointRef { slot: Slot(3), generation: Generation(1) },
             name: "a".into(),
             address: "10.0.0.1:1".into(),
             readiness: Readiness::Ready,

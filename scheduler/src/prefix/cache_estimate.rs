@@ -61,9 +61,9 @@ impl PrefixIndex {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::endpoint::{Incarnation, Slot};
+    use crate::endpoint::{Generation, Slot};
 
-    const ENGINE: EndpointRef = EndpointRef { slot: Slot(1), incarnation: Incarnation(1) };
+    const ENGINE: EndpointRef = EndpointRef { slot: Slot(1), generation: Generation(1) };
 
     /// Thirty prompts of 100 blocks, of which eight to nine are believed to be there and ten more doubted; that of number `again` comes again, of which
     /// so much is believed, and the engine has `cached` of its 6,400 tokens. What the endpoint is believed to hold at most, from then on.

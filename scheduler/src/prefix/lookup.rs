@@ -54,7 +54,7 @@ struct OwnerBits {
     maybe_cached: u8,
 }
 
-// === impl Matched ===
+// === impl MatchLength ===
 
 impl MatchLength {
     /// For how many blocks of text those of a prompt of these hashes stand, what is doubted counted half.
@@ -65,7 +65,7 @@ impl MatchLength {
     }
 }
 
-// === impl Lookup ===
+// === impl IndexLookup ===
 
 impl IndexLookup<'_> {
     /// Writes how far each owner of the region reaches: one more than the position of the deepest block found of it.
@@ -147,7 +147,7 @@ impl IndexLookup<'_> {
     }
 }
 
-// === impl Seen ===
+// === impl OwnerBits ===
 
 impl OwnerBits {
     fn or(self, other: Self) -> Self {
@@ -155,7 +155,7 @@ impl OwnerBits {
     }
 }
 
-// === impl Reach ===
+// === impl MatchBounds ===
 
 impl MatchBounds {
     fn of(&self, seen: OwnerBits) -> u8 {

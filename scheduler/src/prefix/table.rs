@@ -58,7 +58,7 @@ pub(super) struct EntryPosition {
     lane: usize,
 }
 
-// === impl Table ===
+// === impl BlockTable ===
 
 impl BlockTable {
     /// Room for `entries`, rounded up to whole buckets.
@@ -198,7 +198,7 @@ impl BlockTable {
     }
 }
 
-// === impl Entry ===
+// === impl BlockEntry ===
 
 impl BlockEntry {
     /// Blocks it stands for.

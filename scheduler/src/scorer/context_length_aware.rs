@@ -64,7 +64,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     })
 }
 
-// === impl Range ===
+// === impl ContextLengthRange ===
 
 impl ContextLengthRange {
     fn parse(label: &str) -> Option<Self> {

@@ -171,7 +171,7 @@ struct HeadroomRange {
     greatest: f64,
 }
 
-// === impl Latency ===
+// === impl LatencyScorer ===
 
 impl LatencyScorer {
     fn read(parameters: &Parameters<'_>) -> Result<Self, InvalidParameter> {
@@ -287,7 +287,7 @@ impl Shedder for SloShedder {
     }
 }
 
-// === impl Span ===
+// === impl HeadroomRange ===
 
 impl HeadroomRange {
     /// Too little to tell endpoints apart, ms.

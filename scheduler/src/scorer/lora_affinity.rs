@@ -51,7 +51,7 @@ fn build(_: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     Ok(Plugin::Scorer(Box::new(LoraAffinityScorer)))
 }
 
-// === impl Report ===
+// === impl AdapterReport ===
 
 impl AdapterReport {
     fn of(model: &str, lora: &LoraMetrics) -> Self {

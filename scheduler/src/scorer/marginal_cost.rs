@@ -144,7 +144,7 @@ fn build(parameters: &Parameters<'_>) -> Result<Plugin, InvalidParameter> {
     })))
 }
 
-// === impl MarginalCost ===
+// === impl MarginalCostScorer ===
 
 impl Scorer for MarginalCostScorer {
     fn score(&self, context: &Context<'_>, endpoints: &[EndpointIndex], scores: &mut [f32]) {

@@ -29,7 +29,7 @@ use scheduler::latency::LatencyModel;
 use scheduler::plugin::ParameterValue;
 use scheduler::registry::{PluginKind, lookup};
 use scheduler::{
-    AdapterRoom, Decision, Endpoint, EndpointMetrics, EndpointRef, Explanation, Incarnation, LocalState, LoraMetrics, Pipeline,
+    AdapterRoom, Decision, Endpoint, EndpointMetrics, EndpointRef, Explanation, Generation, LocalState, LoraMetrics, Pipeline,
     PipelineSpec, PluginSpec, ProfilePlugin, ProfileSpec, Readiness, Request, Rng, Slo, Slot, Snapshot, SubsetHint, TrackedSlo, Version,
     schedule,
 };
@@ -99,13 +99,13 @@ pub enum Digits {
     All,
 }
 
-// === impl Row ===
+// === impl EndpointCase ===
 
 impl EndpointCase {
     /// A ready endpoint, the `at`th of its pool, settled, of which nothing else is known.
     pub fn new(at: usize, name: &str) -> Self {
         let endpoint = Endpoint {
-            id: EndpointRef { slot: Slot(u16::try_from(at).unwrap_or(u16::MAX)), incarnation: Incarnation(1) },
+            id: EndpointRef { slot: Slot(u16::try_from(at).unwrap_or(u16::MAX)), generation: Generation(1) },
             name: name.into(),
             address: format!("10.0.0.{}:8000", at + 1).into(),
             readiness: Readiness::Ready,
@@ -178,7 +178,7 @@ impl EndpointCase {
     }
 }
 
-// === impl Case ===
+// === impl DecisionCase ===
 
 impl DecisionCase {
     /// A request without a prompt, for this pool.

@@ -6,8 +6,8 @@ use scheduler::latency::LatencyModel;
 use scheduler::latency::step::StepModel;
 use scheduler::objects::{ModelSpec, Objects, ObjectsSpec, TargetSpec};
 use scheduler::{
-    ENDPOINTS_MAX, Endpoint, EndpointIndex, EndpointMetrics, EndpointRef, Incarnation, InvalidSnapshot, LoraMetrics, Pipeline,
-    PipelineSpec, Slot, Snapshot, Version,
+    ENDPOINTS_MAX, Endpoint, EndpointIndex, EndpointMetrics, EndpointRef, Generation, InvalidSnapshot, LoraMetrics, Pipeline, PipelineSpec,
+    Slot, Snapshot, Version,
 };
 
 use crate::case::EndpointCase;
@@ -95,7 +95,7 @@ fn an_observation_changes_the_row_of_its_endpoint_and_life() {
     let second = snapshot.endpoints()[1].id;
     snapshot.observe(second, |metrics| metrics.queue_depth = Some(2.0));
     assert_eq!(queue_depths(&snapshot), [None, Some(2.0), None]);
-    let former_life = EndpointRef { incarnation: Incarnation(99), ..second };
+    let former_life = EndpointRef { generation: Generation(99), ..second };
     snapshot.observe(former_life, |metrics| metrics.queue_depth = Some(9.0));
     assert_eq!(queue_depths(&snapshot), [None, Some(2.0), None]);
 }

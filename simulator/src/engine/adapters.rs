@@ -8,7 +8,7 @@ pub(super) struct LoadedAdapters {
     loaded: Vec<u16>,
 }
 
-// === impl Adapters ===
+// === impl LoadedAdapters ===
 
 impl LoadedAdapters {
     /// `places`: how many fit; where none does, adapters are as the base model.

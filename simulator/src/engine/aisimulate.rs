@@ -33,7 +33,7 @@ struct AisimulateTimes {
     decoded: AtomicBool,
 }
 
-// === impl Times ===
+// === impl AisimulateTimes ===
 
 impl AisimulateTimes {
     fn slowdown(&self) -> f64 {
@@ -60,7 +60,7 @@ impl TimingModel for AisimulateTimes {
     }
 }
 
-// === impl Aisimulate ===
+// === impl AisimulateEngine ===
 
 impl AisimulateEngine {
     pub(crate) fn new(spec: SimulatedEngineSpec) -> Result<Self, String> {

@@ -39,7 +39,7 @@ impl Hasher for IdentityHasher {
     }
 }
 
-// === impl Blocks ===
+// === impl BlockCache ===
 
 #[expect(clippy::indexing_slicing, reason = "block numbers are below the length of every column, which never changes")]
 impl BlockCache {

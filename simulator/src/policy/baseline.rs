@@ -42,7 +42,7 @@ const CHWBL_HEAD_BLOCKS: usize = 16;
 const CHWBL_FACTOR: f64 = 1.25;
 const CHWBL_PLACES: u64 = 128;
 
-// === impl Rival ===
+// === impl BaselinePolicy ===
 
 impl BaselinePolicy {
     pub(crate) fn named(name: &str) -> Option<Self> {
@@ -84,7 +84,7 @@ impl BaselinePolicy {
     }
 }
 
-// === impl View ===
+// === impl PolicyView ===
 
 impl PolicyView<'_, '_> {
     fn ready(&self) -> Vec<usize> {

@@ -25,7 +25,7 @@ const WEIGHED: [(&str, f64); 4] =
 /// Declared, and of no profile.
 const ADMITTER: &str = "latency-slo-admitter";
 
-// === impl By ===
+// === impl SloPolicy ===
 
 impl SloPolicy {
     /// `default`, `weighed`, `turns`, `slo` (the proposal's example) or `newer`, the latter two with parameters: `slo:headroomSelectionStrategy=most`.

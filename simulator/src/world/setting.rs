@@ -70,7 +70,7 @@ impl EngineModel {
     }
 }
 
-// === impl Setting ===
+// === impl PoolSetting ===
 
 impl PoolSetting {
     /// Eight engines alike behind one proxy, metrics 50 ms old at most.

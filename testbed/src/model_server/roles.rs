@@ -37,7 +37,7 @@ const RANK: &str = "x-data-parallel-host-port";
 /// Which stage a sidecar asks for; no client sends it.
 const STAGE: &str = "x-stage";
 
-// === impl Server ===
+// === impl ModelServerState ===
 
 impl ModelServerState {
     /// What the sidecar answers in the engine's place, if it does.

@@ -51,7 +51,7 @@ pub(super) struct PlainRequest {
     stream: bool,
 }
 
-// === impl Asked ===
+// === impl PlainRequest ===
 
 impl PlainRequest {
     /// `None` where the path is none of the engine's.

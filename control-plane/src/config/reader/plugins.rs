@@ -25,7 +25,7 @@ pub(super) struct DeclaredPlugin {
 /// Parameters as the scheduler takes them.
 pub(super) type GivenParameters = Vec<(String, plugin::ParameterValue)>;
 
-// === impl Declared ===
+// === impl DeclaredPlugin ===
 
 impl DeclaredPlugin {
     /// The parameters with the keys they stand at.
@@ -70,7 +70,7 @@ impl DeclaredPlugin {
     }
 }
 
-// === impl Reader ===
+// === impl ConfigReader ===
 
 impl ConfigReader {
     pub(super) fn plugins(&mut self, plugins: &YamlNode) {

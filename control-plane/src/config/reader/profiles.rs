@@ -30,7 +30,7 @@ const PROFILE_DEFAULT: &str = "default";
 /// The detector that is asked when none is named, by its name.
 const DETECTOR_DEFAULT: &str = "utilization-detector";
 
-// === impl Reader ===
+// === impl ConfigReader ===
 
 impl ConfigReader {
     /// The pipeline, unless something in it could not be read.

@@ -13,7 +13,7 @@ use crate::scrape::engine::{CustomMetric, EngineConfig, EngineTable};
 const DATA_SOURCE: [&str; 8] =
     ["scheme", "path", "port", "interval", "insecureSkipVerify", "caCertPath", "clientCertPath", "clientKeyPath"];
 
-// === impl Reader ===
+// === impl ConfigReader ===
 
 impl ConfigReader {
     /// All that was gathered, over what is built in.

@@ -79,7 +79,7 @@ pub struct PredictionScore {
     pub coverage90: f64,
 }
 
-// === impl Target ===
+// === impl PredictedTarget ===
 
 impl PredictedTarget {
     /// Both.
@@ -105,7 +105,7 @@ impl PredictedTarget {
     }
 }
 
-// === impl Calibration ===
+// === impl PredictionScores ===
 
 impl PredictionScores {
     /// A request ended well. Nothing, where nothing was predicted of it.
@@ -147,7 +147,7 @@ impl PredictionScores {
     }
 }
 
-// === impl Compared ===
+// === impl PredictionComparison ===
 
 impl PredictionComparison {
     fn record(&mut self, predicted_ms: f64, actual_ms: f64) {
@@ -162,7 +162,7 @@ impl PredictionComparison {
     }
 }
 
-// === impl Outcomes ===
+// === impl EndpointOutcomes ===
 
 impl EndpointOutcomes {
     fn record(&mut self, outcome: PredictionOutcome) {
@@ -174,7 +174,7 @@ impl EndpointOutcomes {
     }
 }
 
-// === impl Score ===
+// === impl PredictionScore ===
 
 impl PredictionScore {
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]

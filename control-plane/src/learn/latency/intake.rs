@@ -49,7 +49,7 @@ struct IntakePosition {
     at: u64,
 }
 
-// === impl Counts ===
+// === impl ObservationCounts ===
 
 impl ObservationCounts {
     /// By name, for pages and metrics.
@@ -68,7 +68,7 @@ impl ObservationCounts {
     }
 }
 
-// === impl Intake ===
+// === impl ObservationIntake ===
 
 impl ObservationIntake {
     /// The rows of a message of that process that are new and sound, each with whether it may be learned from.

@@ -64,7 +64,7 @@ pub struct LearningTask {
     bytes: usize,
 }
 
-// === impl Learning ===
+// === impl LearningTask ===
 
 impl LearningTask {
     /// Begins with what the file knows.

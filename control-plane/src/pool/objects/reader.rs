@@ -82,7 +82,7 @@ pub fn read(text: &str) -> (ConfigReport, Vec<PoolObject>) {
     (reader.report, reader.objects)
 }
 
-// === impl Reader ===
+// === impl ObjectReader ===
 
 impl ObjectReader {
     /// An object, or a list of them as `kubectl get -o yaml` prints it.
@@ -336,7 +336,7 @@ impl ObjectReader {
     }
 }
 
-// === impl Kind ===
+// === impl ObjectKind ===
 
 impl ObjectKind {
     /// The kind that is probably meant by a name.
@@ -354,7 +354,7 @@ impl fmt::Display for ObjectKind {
     }
 }
 
-// === impl Body ===
+// === impl ObjectBody ===
 
 /// For people, in a line.
 impl fmt::Display for ObjectBody {

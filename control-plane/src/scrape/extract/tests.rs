@@ -5,7 +5,7 @@ use super::super::exposition::{ExpositionParser, ParseProgress};
 use super::*;
 
 pub(crate) fn read(engine: &EngineSpec, page: &str) -> PageReading {
-    let mut extraction = Extraction::is_complete(engine);
+    let mut extraction = Extraction::full_page(engine);
     let mut parser = ExpositionParser::default();
     parser.feed(page.as_bytes(), &mut extraction);
     assert_eq!(parser.finish(&mut extraction).skipped, 0, "a bad line in the test's own page");

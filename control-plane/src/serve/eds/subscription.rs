@@ -16,7 +16,7 @@ use crate::state::shared::{EdsAck, PoolViews};
 pub struct EdsSubscription {
     names: BTreeSet<String>,
     in_flight: Option<PendingResponse>,
-    /// Generations sent, by pool; answered or not.
+    /// Revisions sent, by pool; answered or not.
     sent: BTreeMap<String, u64>,
     acks: BTreeMap<String, EdsAck>,
     nonce: u64,
@@ -29,7 +29,7 @@ pub struct EdsSubscription {
 #[derive(Debug)]
 struct PendingResponse {
     nonce: String,
-    generations: Vec<(String, u64)>,
+    revisions: Vec<(String, u64)>,
 }
 
 /// What is to be sent.
@@ -50,7 +50,7 @@ pub enum EnvoyAnswer {
     Refused(String),
 }
 
-// === impl Subscription ===
+// === impl EdsSubscription ===
 
 impl EdsSubscription {
     /// Replaces the names subscribed to. What is subscribed to anew is sent anew.
@@ -83,10 +83,10 @@ impl EdsSubscription {
     /// Envoy answered the response with `nonce`. An answer to any other but the last is out of date and says nothing.
     pub fn answer(&mut self, nonce: &str, answer: &EnvoyAnswer) -> bool {
         let Some(in_flight) = self.in_flight.take_if(|f| f.nonce == nonce) else { return false };
-        for (name, generation) in in_flight.generations {
+        for (name, revision) in in_flight.revisions {
             let Some(ack) = self.acks.get_mut(&name) else { continue };
             match answer {
-                EnvoyAnswer::Accepted => *ack = EdsAck { acked: generation, ..EdsAck::default() },
+                EnvoyAnswer::Accepted => *ack = EdsAck { acked: revision, ..EdsAck::default() },
                 EnvoyAnswer::Refused(why) => ack.refused = Some(why.clone()),
             }
         }
@@ -113,19 +113,18 @@ impl EdsSubscription {
         if self.in_flight.is_some() {
             return None;
         }
-        let current = |name: &String| pools.get(name).map(|view| (name.clone(), view.eds.generation));
+        let current = |name: &String| pools.get(name).map(|view| (name.clone(), view.eds.revision));
         let known: Vec<(String, u64)> = self.names.iter().filter_map(current).collect();
-        let generations: Vec<(String, u64)> =
-            known.into_iter().filter(|(name, generation)| self.sent.get(name) != Some(generation)).collect();
-        if generations.is_empty() {
+        let revisions: Vec<(String, u64)> = known.into_iter().filter(|(name, revision)| self.sent.get(name) != Some(revision)).collect();
+        if revisions.is_empty() {
             return None;
         }
         self.nonce += 1;
         self.waits = self.waits.or(Some(now));
         let nonce = self.nonce.to_string();
-        self.sent.extend(generations.iter().cloned());
-        let changed = generations.iter().map(|(name, _)| name.clone()).collect();
-        self.in_flight = Some(PendingResponse { nonce: nonce.clone(), generations });
+        self.sent.extend(revisions.iter().cloned());
+        let changed = revisions.iter().map(|(name, _)| name.clone()).collect();
+        self.in_flight = Some(PendingResponse { nonce: nonce.clone(), revisions });
         Some(DueResponse { nonce, changed })
     }
 }

@@ -31,7 +31,7 @@ pub struct AnswerBody {
     pub ends: bool,
 }
 
-// === impl Answers ===
+// === impl AnswerQueue ===
 
 impl AnswerQueue {
     /// A message with a body of so many bytes in it.
@@ -83,7 +83,7 @@ impl AnswerQueue {
     }
 }
 
-// === impl Body ===
+// === impl AnswerBody ===
 
 impl AnswerBody {
     /// The next message, and whether it is the last.

@@ -18,7 +18,7 @@ pub struct ServiceAuthority<'a> {
     port: Option<u16>,
 }
 
-// === impl Asked ===
+// === impl ServiceAuthority ===
 
 impl<'a> ServiceAuthority<'a> {
     /// `None` where it is no Service's.

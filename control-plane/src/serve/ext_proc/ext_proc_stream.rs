@@ -95,7 +95,7 @@ enum RequestEndedBy {
     Trailers,
 }
 
-// === impl Conversation ===
+// === impl ExtProcStream ===
 
 impl ExtProcStream {
     /// A stream that has only just begun.

@@ -76,7 +76,7 @@ struct ProtoFields<'m> {
     end: usize,
 }
 
-// === impl Framing ===
+// === impl MessageReader ===
 
 impl MessageReader {
     /// How much memory it takes, in bytes.
@@ -192,7 +192,7 @@ fn malformed() -> Status {
     Status::invalid_argument("not a ProcessingRequest")
 }
 
-// === impl Layout ===
+// === impl MessageLayout ===
 
 impl MessageLayout {
     /// Finds the parts of the message at `message` of `bytes`; `None` if it is none.
@@ -240,7 +240,7 @@ impl BodyField {
     }
 }
 
-// === impl Fields ===
+// === impl ProtoFields ===
 
 impl<'m> ProtoFields<'m> {
     fn of(bytes: &'m [u8], range: Range<usize>) -> Self {

@@ -34,7 +34,7 @@ pub struct BodyPiece {
     pub last: bool,
 }
 
-// === impl Held ===
+// === impl HeldBody ===
 
 impl HeldBody {
     /// The next piece.
@@ -88,7 +88,7 @@ impl HeldBody {
     }
 }
 
-// === impl Pieces ===
+// === impl BodyPieces ===
 
 impl BodyPieces {
     /// A body of one piece.

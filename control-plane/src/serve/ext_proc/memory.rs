@@ -32,7 +32,7 @@ pub struct MemoryAccount {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryExceeded;
 
-// === impl Memory ===
+// === impl StreamMemory ===
 
 impl StreamMemory {
     /// How many bytes are held now.
@@ -48,7 +48,7 @@ impl StreamMemory {
     }
 }
 
-// === impl Account ===
+// === impl MemoryAccount ===
 
 impl MemoryAccount {
     /// The stream holds `bytes` from now on, in place of what it held.

@@ -19,7 +19,7 @@ pub struct LocalPeer {
     received_at: Timestamp,
 }
 
-// === impl Peers ===
+// === impl LocalPeer ===
 
 impl LocalPeer {
     /// From now on it is one of them. False when it was already.
@@ -47,7 +47,7 @@ impl LocalPeer {
         placements::each(&told.placements).for_each(|(endpoint, blocks)| pool.record_peer_placement(endpoint, &blocks, now));
     }
 
-    /// Another roster is in force.
+    /// Another pool update is in force.
     pub fn recount(&self, pool: &mut ManagedPool) {
         pool.recount_load_reports([&self.others]);
     }

@@ -28,7 +28,7 @@ struct StreamRefusalRow {
     message: String,
 }
 
-// === impl Refusal ===
+// === impl StreamRefusal ===
 
 impl StreamRefusal {
     fn row(self) -> StreamRefusalRow {

@@ -26,7 +26,7 @@ pub struct ExtProcListener {
     destination_namespace: Option<String>,
 }
 
-// === impl Listening ===
+// === impl ExtProcListener ===
 
 impl ExtProcListener {
     /// Opens the listener; `None` where none is wanted.

@@ -92,7 +92,7 @@ pub struct ServedPoolState {
     used: bool,
 }
 
-// === impl Front ===
+// === impl ExtProcServer ===
 
 impl ExtProcServer {
     /// Nothing is known yet of these pools.
@@ -252,12 +252,12 @@ impl ExtProcServer {
     /// Takes over a message as a proxy does: whole, or not at all. The answer to it, if it wants one.
     pub fn apply(&self, message: state::DaemonMessage) -> Option<state::Ack> {
         match message.message? {
-            daemon_message::Message::Roster(roster) => {
-                let (name, version) = (roster.pool.clone(), roster.version);
-                let refused = match (self.pools.get(name.as_str()), proto::roster(roster)) {
-                    (Some(pool), Ok(roster)) => {
+            daemon_message::Message::PoolUpdate(pool_update) => {
+                let (name, version) = (pool_update.pool.clone(), pool_update.version);
+                let refused = match (self.pools.get(name.as_str()), proto::pool_update(pool_update)) {
+                    (Some(pool), Ok(pool_update)) => {
                         let ServedPoolState { pool: inner, peers, .. } = &mut *pool.lock();
-                        inner.install(roster.snapshot, roster.hash_secret, roster.staleness_max_ms);
+                        inner.install(pool_update.snapshot, pool_update.hash_secret, pool_update.staleness_max_ms);
                         peers.recount(inner);
                         pool.has_state.send_replace(true);
                         String::new()
@@ -266,7 +266,7 @@ impl ExtProcServer {
                     (_, Err(why)) => why.to_string(),
                 };
                 if !refused.is_empty() {
-                    tracing::error!(pool = name, why = refused, "the ext_proc front cannot use a roster; it keeps the one it had");
+                    tracing::error!(pool = name, why = refused, "the ext_proc front cannot use a pool update; it keeps the one it had");
                 }
                 Some(state::Ack { pool: name, version, refused, held: None })
             }
@@ -348,7 +348,7 @@ fn observed(name: &str, pool: &mut exchange::ManagedPool) -> Option<state::Obser
     (!rows.is_empty()).then(|| state::Observations { pool: name.to_owned(), vm_id: 0, first, rows })
 }
 
-// === impl Streams ===
+// === impl StreamCounts ===
 
 impl StreamCounts {
     /// Counts one more. Its number.
@@ -390,7 +390,7 @@ impl StreamCounts {
     }
 }
 
-// === impl FrontPool ===
+// === impl ServedPool ===
 
 impl ServedPool {
     fn new() -> Self {
@@ -416,7 +416,7 @@ impl ServedPool {
     }
 }
 
-// === impl Inner ===
+// === impl ServedPoolState ===
 
 impl ServedPoolState {
     /// Before the first exchange that is decided here: the index of a pool that is never used costs nothing.

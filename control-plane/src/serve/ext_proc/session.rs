@@ -70,7 +70,7 @@ struct SessionState {
     over: Option<Status>,
 }
 
-// === impl Talk ===
+// === impl StreamSession ===
 
 impl StreamSession {
     /// A stream that has only just begun.
@@ -182,7 +182,7 @@ impl Drop for StreamSession {
     }
 }
 
-// === impl State ===
+// === impl SessionState ===
 
 impl SessionState {
     fn act(&mut self) -> SessionAction {

@@ -49,7 +49,7 @@ fn descriptors() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(DESCRIPTORS_MAX).min(DESCRIPTORS_MAX)
 }
 
-// === impl Listener ===
+// === impl ListenerName ===
 
 impl ListenerName {
     /// The name in its option, `--listen-NAME`.
@@ -86,7 +86,7 @@ impl ListenerName {
     }
 }
 
-// === impl Budget ===
+// === impl ConnectionBudget ===
 
 impl ConnectionBudget {
     /// Connections without a request so far.

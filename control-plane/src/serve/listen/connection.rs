@@ -38,11 +38,11 @@ pub(super) enum ConnectionIo {
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-// === impl Connection ===
+// === impl ServerConnection ===
 
 impl ServerConnection {
-    pub(super) fn new(io: ConnectionIo, seat: Arc<ConnectionPermit>, closed: oneshot::Receiver<()>) -> Self {
-        Self { io, permit: seat, closed: Some(closed), stalled: None }
+    pub(super) fn new(io: ConnectionIo, permit: Arc<ConnectionPermit>, closed: oneshot::Receiver<()>) -> Self {
+        Self { io, permit: permit, closed: Some(closed), stalled: None }
     }
 
     /// Is it to be closed?

@@ -61,7 +61,7 @@ enum EvictionOrder {
     Newest,
 }
 
-// === impl Rooms ===
+// === impl ConnectionLimits ===
 
 impl ConnectionLimits {
     pub(super) fn new(budget: ConnectionBudget) -> Self {
@@ -116,7 +116,7 @@ impl ConnectionLimits {
     }
 }
 
-// === impl Room ===
+// === impl ConnectionGroup ===
 
 impl ConnectionGroup {
     fn new(held_max: usize) -> Self {

@@ -36,9 +36,9 @@ pub fn identify() -> IdentifyLayer {
 
 #[allow(clippy::unnecessary_wraps, reason = "the signature of an interceptor")]
 fn split(mut request: Request<()>) -> Result<Request<()>, Status> {
-    if let Some(PeerInfo { tcp, name, permit: seat }) = request.extensions_mut().remove::<PeerInfo>() {
-        if let Some(seat) = seat.upgrade() {
-            seat.mark_requested();
+    if let Some(PeerInfo { tcp, name, permit: permit }) = request.extensions_mut().remove::<PeerInfo>() {
+        if let Some(permit) = permit.upgrade() {
+            permit.mark_requested();
         }
         request.extensions_mut().insert(tcp);
         request.extensions_mut().insert(name);

@@ -115,7 +115,7 @@ async fn certificates(path: &std::path::Path) -> Result<Vec<CertificateDer<'stat
     if chain.is_empty() { Err(format!("{}: no certificate in it", path.display())) } else { Ok(chain) }
 }
 
-// === impl Tls ===
+// === impl ServerTls ===
 
 impl From<Option<TlsFiles>> for ServerTls {
     fn from(files: Option<TlsFiles>) -> Self {

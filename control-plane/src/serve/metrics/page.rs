@@ -21,7 +21,7 @@ pub(super) struct HistogramBuckets {
 /// Writes families one after the other.
 pub(super) struct MetricsPage<'e>(pub(super) DescriptorEncoder<'e>);
 
-// === impl Buckets ===
+// === impl HistogramBuckets ===
 
 impl HistogramBuckets {
     pub(super) fn scaled(histogram: &TotalsHistogram, scale: f64) -> Self {
@@ -45,7 +45,7 @@ impl EncodeMetric for HistogramBuckets {
     }
 }
 
-// === impl Page ===
+// === impl MetricsPage ===
 
 impl MetricsPage<'_> {
     /// The name is given without `_total`, which the encoder appends.

@@ -34,7 +34,7 @@ pub struct ProxyScope {
 /// What a proxy said, within bounds.
 #[derive(Debug)]
 pub enum AdmittedMessage {
-    /// It took a roster over, or did not.
+    /// It took a pool update over, or did not.
     Ack(state::Ack),
     /// What its VMs counted.
     Report(Vec<state::VmCounters>),
@@ -78,7 +78,7 @@ pub fn hello(mut hello: state::Hello, served: &[Arc<str>]) -> Result<(state::Hel
     Ok((hello, unknown))
 }
 
-// === impl Scope ===
+// === impl ProxyScope ===
 
 impl ProxyScope {
     /// Of these pools, each served here.

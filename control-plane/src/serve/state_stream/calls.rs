@@ -88,7 +88,7 @@ async fn receive_call(
 ) -> Result<(), CallRefusal> {
     let session = session(&headers)?;
     // Before it is read, and until all of it is taken: a body takes as much memory as a message may.
-    let _seat = calls.server.shared.origins.acquire(StreamQuota::Upload, &remote.origin, Instant::now()).map_err(refusal)?;
+    let _permit = calls.server.shared.origins.acquire(StreamQuota::Upload, &remote.origin, Instant::now()).map_err(refusal)?;
     let body = tokio::time::timeout(UPLOAD_MAX, to_bytes(body, MESSAGE_BYTES_MAX)).await;
     let body = body.map_err(|_| Status::deadline_exceeded("the body took too long"))?;
     let messages = messages(&body.map_err(|error| Status::out_of_range(format!("{MESSAGE_BYTES_MAX} bytes at most: {error}")))?)?;
@@ -153,7 +153,7 @@ fn over() -> CallRefusal {
     CallRefusal(Status::not_found("this connection is over; begin another with a Hello"))
 }
 
-// === impl Calls ===
+// === impl CallConnections ===
 
 impl CallConnections {
     /// The connection of that name, if it is of that origin.
@@ -164,7 +164,7 @@ impl CallConnections {
 
     /// Begins a connection, and ends it when it is over.
     fn begin(&self, session: u64, remote: RemoteAddress) -> Result<Arc<CallConnection>, CallRefusal> {
-        let seat = self.server.acquire(&remote)?;
+        let permit = self.server.acquire(&remote)?;
         let ((told, inbound), (outbound, heard)) = (mpsc::channel(TOLD_MAX), mpsc::channel(1));
         let origin = remote.origin.clone();
         let connection =
@@ -177,7 +177,7 @@ impl CallConnections {
         tokio::spawn(async move {
             // Calls come by many connections: none of them is that of an EDS stream for sure.
             let remote = RemoteAddress { socket: None, ..remote };
-            let served = calls.server.clone().serve(ReceiverStream::new(inbound), outbound.clone(), remote, seat);
+            let served = calls.server.clone().serve(ReceiverStream::new(inbound), outbound.clone(), remote, permit);
             let ended = tokio::select! {
                 ended = served => ended,
                 () = ours.wait_for_silence() => Ok(()),
@@ -193,7 +193,7 @@ impl CallConnections {
     }
 }
 
-// === impl Connection ===
+// === impl CallConnection ===
 
 impl CallConnection {
     fn record_call(&self) {

@@ -21,11 +21,11 @@ pub struct StateStream {
     session: StateSession,
     /// Its row in the table of proxies, gone with it.
     stream_id: u64,
-    /// Rosters it refused.
+    /// Pool updates it refused.
     refusals: u64,
 }
 
-// === impl Conversation ===
+// === impl StateStream ===
 
 impl StateStream {
     /// A proxy at `remote` said hello. It is in the table of proxies from now on, and any older stream of it no longer. What it is to be told first
@@ -132,7 +132,7 @@ impl StateStream {
     fn ack(&mut self, ack: state::Ack) {
         if !ack.refused.is_empty() {
             self.refusals += 1;
-            self.shared.counters().rosters_refused += 1;
+            self.shared.counters().pool_updates_refused += 1;
             // The first of a stream, then ever fewer: a peer can refuse as fast as it can speak.
             if self.refusals.is_power_of_two() {
                 tracing::error!(
@@ -140,7 +140,7 @@ impl StateStream {
                     why = ack.refused,
                     held_term = ack.held.map(|held| held.term),
                     process = format!("{:016x}", self.peer.process_id),
-                    "a proxy refused a roster; it keeps the one it had"
+                    "a proxy refused a pool update; it keeps the one it had"
                 );
             }
         }

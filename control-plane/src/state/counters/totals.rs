@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use proto::{HISTOGRAM_BOUNDS, state};
-use scheduler::{ENDPOINTS_MAX, Incarnation, Slot};
+use scheduler::{ENDPOINTS_MAX, Generation, Slot};
 
 /// The most models told apart in a pool; the rest is counted as [`OTHER`]. Clients choose these names; the reference has the same cap.
 pub const MODELS_MAX: usize = 1000;
@@ -29,7 +29,7 @@ pub struct CounterTotals {
     /// VMs that reported lately.
     pub vms: u64,
     /// By life of an endpoint.
-    pub endpoints: BTreeMap<(Incarnation, Slot), EndpointTotals>,
+    pub endpoints: BTreeMap<(Generation, Slot), EndpointTotals>,
     /// Counts of requests, by label.
     pub models: BTreeMap<TotalsLabel, ModelTotals>,
     /// Requests refused by us, by drop reason.
@@ -116,7 +116,7 @@ pub struct TotalsHistogram {
     pub sum: f64,
 }
 
-// === impl Totals ===
+// === impl CounterTotals ===
 
 impl CounterTotals {
     pub(super) fn from_vm(counters: state::VmCounters) -> Self {
@@ -131,7 +131,7 @@ impl CounterTotals {
         for e in endpoints.into_iter().take(ENDPOINTS_MAX) {
             let Ok(slot) = u16::try_from(e.slot) else { continue };
             let state::EndpointCounters {
-                incarnation,
+                generation,
                 picked,
                 served,
                 failed,
@@ -143,7 +143,7 @@ impl CounterTotals {
                 ..
             } = e;
             let row = EndpointTotals { picked, served, failed, requests, prefill_tokens, decode_tokens, prompts, tracked };
-            totals.endpoints.insert((Incarnation(incarnation), Slot(slot)), row);
+            totals.endpoints.insert((Generation(generation), Slot(slot)), row);
         }
         for m in models {
             let label = TotalsLabel { model: shorten(&m.model), target: shorten(&m.target_model), priority: m.priority };
@@ -169,7 +169,7 @@ impl CounterTotals {
                 prompts: u64::from(load.prefills.prompts),
                 tracked: pool.in_flight().running(c.endpoint).len() as u64,
             };
-            ((c.endpoint.incarnation, c.endpoint.slot), row)
+            ((c.endpoint.generation, c.endpoint.slot), row)
         };
         Self {
             vms: 1,
@@ -192,7 +192,7 @@ impl CounterTotals {
         let model = |(label, totals): (&TotalsLabel, &ModelTotals)| {
             size_of::<(TotalsLabel, ModelTotals)>() + NODE + label.model.len() + label.target.len() + counts(&totals.errors)
         };
-        let endpoints = self.endpoints.len() * (size_of::<((Incarnation, Slot), EndpointTotals)>() + NODE);
+        let endpoints = self.endpoints.len() * (size_of::<((Generation, Slot), EndpointTotals)>() + NODE);
         let running = self.running.iter().map(|running| running.len() + size_of::<Box<str>>()).sum::<usize>();
         endpoints + self.models.iter().map(model).sum::<usize>() + counts(&self.dropped) + running
     }
@@ -227,7 +227,7 @@ impl CounterTotals {
     }
 }
 
-// === impl Label ===
+// === impl TotalsLabel ===
 
 impl TotalsLabel {
     fn of_front(label: &pool_state::ModelLabel) -> Self {
@@ -310,7 +310,7 @@ impl ModelTotals {
     }
 }
 
-// === impl Histogram ===
+// === impl TotalsHistogram ===
 
 impl TotalsHistogram {
     /// How many values.

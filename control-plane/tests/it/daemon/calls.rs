@@ -7,7 +7,7 @@ use prost::Message as _;
 use proto::state::daemon_message::Message;
 use proto::state::{self, proxy_message};
 use proto::{frames, state::DaemonMessage};
-use scheduler::{EndpointRef, Incarnation, Slot};
+use scheduler::{EndpointRef, Generation, Slot};
 
 use super::harness::{DaemonHarness, FilterStream, PATIENCE, instance, names, until};
 
@@ -72,8 +72,8 @@ impl CallClient {
         }
     }
 
-    async fn roster(&self) -> state::Roster {
-        self.next(|message| if let Message::Roster(roster) = message { Some(roster) } else { None }).await
+    async fn pool_update(&self) -> state::PoolUpdate {
+        self.next(|message| if let Message::PoolUpdate(pool_update) = message { Some(pool_update) } else { None }).await
     }
 
     async fn end(&self) -> (u16, String) {
@@ -96,27 +96,27 @@ async fn a_hello_is_answered_by_all_that_a_stream_is_told() {
     let caller = CallClient::hello(rig.address, 1, 1).await;
     let welcome = caller.next(|message| if let Message::Welcome(welcome) = message { Some(welcome) } else { None }).await;
     assert_eq!((welcome.schema, welcome.unknown_pools.len()), (proto::SCHEMA, 0));
-    let roster = caller.roster().await;
-    assert_eq!(names(&roster), ["a"]);
-    let ack = state::Ack { pool: "default".to_owned(), version: roster.version, ..state::Ack::default() };
+    let pool_update = caller.pool_update().await;
+    assert_eq!(names(&pool_update), ["a"]);
+    let ack = state::Ack { pool: "default".to_owned(), version: pool_update.version, ..state::Ack::default() };
     assert_eq!(caller.tell(vec![proxy_message::Message::Ack(ack)]).await.0, 200);
     until("the acknowledgement counts", || async { rig.shared.acknowledged("default", 1) }).await;
     let metrics = caller.next(|message| if let Message::Metrics(metrics) = message { Some(metrics) } else { None }).await;
-    assert_eq!(metrics.roster, roster.version);
+    assert_eq!(metrics.pool_update, pool_update.version);
     rig.reset(vec![instance("b", 2)]).await;
-    assert_eq!(names(&caller.roster().await), ["b"], "what changes comes to the call that waits");
+    assert_eq!(names(&caller.pool_update().await), ["b"], "what changes comes to the call that waits");
 }
 
 #[tokio::test]
 async fn proxies_share_by_whatever_way_they_are_connected() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let caller = CallClient::hello(rig.address, 1, 1).await;
-    let id = caller.roster().await.endpoints[0].clone();
+    let id = caller.pool_update().await.endpoints[0].clone();
     let (mut filter, _) = FilterStream::connect(rig.address, "other", 2, &["default"]).await;
-    filter.roster().await;
+    filter.pool_update().await;
     let share = |block| {
         let (mut placements, slot) = (Vec::new(), Slot(u16::try_from(id.slot).unwrap()));
-        proto::placements::push(&mut placements, EndpointRef { slot, incarnation: Incarnation(id.incarnation) }, &[block]);
+        proto::placements::push(&mut placements, EndpointRef { slot, generation: Generation(id.generation) }, &[block]);
         proxy_message::Message::LoadReport(state::LoadReport { pool: "default".to_owned(), placements, ..Default::default() })
     };
     let blocks = |peers: &state::PeerLoad| proto::placements::each(&peers.placements).flat_map(|(_, blocks)| blocks).collect::<Vec<_>>();
@@ -160,7 +160,7 @@ async fn what_breaks_the_protocol_is_refused_with_the_reason() {
     let (status, why) = other_schema.end().await;
     assert!(status == 400 && why.contains(&format!("schema {}", proto::SCHEMA + 1)), "{status} {why}");
     let twice = CallClient::hello(rig.address, 7, 1).await;
-    twice.roster().await;
+    twice.pool_update().await;
     twice.tell(vec![hello(proto::SCHEMA, 1)]).await;
     let (status, why) = twice.end().await;
     assert!(status == 410 || why.contains("second Hello"), "{status} {why}");
@@ -170,10 +170,10 @@ async fn what_breaks_the_protocol_is_refused_with_the_reason() {
 async fn a_newer_connection_of_a_process_takes_over() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let old = CallClient::hello(rig.address, 1, 1).await;
-    old.roster().await;
+    old.pool_update().await;
     let (mut new, _) = FilterStream::connect(rig.address, "n", 1, &["default"]).await;
     assert_eq!(old.end().await.0, 410);
-    new.roster().await;
+    new.pool_update().await;
     assert_eq!(rig.shared.proxies.borrow().len(), 1);
 }
 

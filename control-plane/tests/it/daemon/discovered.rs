@@ -1,4 +1,4 @@
-//! A pool whose endpoints register themselves, from the command line to the roster.
+//! A pool whose endpoints register themselves, from the command line to the pool update.
 
 use std::io::Read;
 use std::path::Path;

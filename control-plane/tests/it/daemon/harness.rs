@@ -104,7 +104,7 @@ pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut condition: i
     tokio::time::timeout(PATIENCE, patient).await.unwrap_or_else(|_| panic!("never: {what}"));
 }
 
-// === impl Rig ===
+// === impl DaemonHarness ===
 
 impl DaemonHarness {
     pub(crate) async fn start(instances: Vec<Instance>) -> Self {
@@ -131,7 +131,7 @@ impl DaemonHarness {
             pipeline,
             config_file: None,
             staleness_max: Duration::from_secs(5),
-            incarnation_first: 1,
+            generation_first: 1,
         };
         let (targets, _) = watch::channel(Arc::from([]));
         let feed = PoolFeed { pool: Pool::new(settings), shared: Arc::clone(&shared), targets, scraping, config: None, objects: None };
@@ -151,7 +151,7 @@ impl DaemonHarness {
     }
 }
 
-// === impl Filter ===
+// === impl FilterStream ===
 
 impl FilterStream {
     /// Connects and says nothing yet.
@@ -204,33 +204,33 @@ impl FilterStream {
         }
     }
 
-    /// The next roster, acknowledged.
-    pub(crate) async fn roster(&mut self) -> state::Roster {
-        let roster = self.roster_unanswered().await;
-        self.ack(&roster, "").await;
-        roster
+    /// The next pool update, acknowledged.
+    pub(crate) async fn pool_update(&mut self) -> state::PoolUpdate {
+        let pool_update = self.pool_update_unanswered().await;
+        self.ack(&pool_update, "").await;
+        pool_update
     }
 
-    pub(crate) async fn roster_unanswered(&mut self) -> state::Roster {
+    pub(crate) async fn pool_update_unanswered(&mut self) -> state::PoolUpdate {
         loop {
-            if let daemon_message::Message::Roster(roster) = self.next().await.unwrap() {
-                return roster;
+            if let daemon_message::Message::PoolUpdate(pool_update) = self.next().await.unwrap() {
+                return pool_update;
             }
         }
     }
 
-    pub(crate) async fn ack(&self, roster: &state::Roster, refused: &str) {
-        let ack = state::Ack { pool: roster.pool.clone(), version: roster.version, refused: refused.to_owned(), held: None };
+    pub(crate) async fn ack(&self, pool_update: &state::PoolUpdate, refused: &str) {
+        let ack = state::Ack { pool: pool_update.pool.clone(), version: pool_update.version, refused: refused.to_owned(), held: None };
         self.say(proxy_message::Message::Ack(ack)).await;
     }
 
-    /// Is there a roster within `time`?
-    pub(crate) async fn roster_within(&mut self, time: Duration) -> Option<state::Roster> {
-        tokio::time::timeout(time, self.roster()).await.ok()
+    /// Is there a pool update within `time`?
+    pub(crate) async fn pool_update_within(&mut self, time: Duration) -> Option<state::PoolUpdate> {
+        tokio::time::timeout(time, self.pool_update()).await.ok()
     }
 }
 
-// === impl Envoy ===
+// === impl EnvoyStream ===
 
 impl EnvoyStream {
     /// Subscribes to the pool `default`.
@@ -305,6 +305,6 @@ fn port(endpoint: &LbEndpoint) -> u32 {
     port
 }
 
-pub(crate) fn names(roster: &state::Roster) -> Vec<&str> {
-    roster.endpoints.iter().map(|e| e.name.as_str()).collect()
+pub(crate) fn names(pool_update: &state::PoolUpdate) -> Vec<&str> {
+    pool_update.endpoints.iter().map(|e| e.name.as_str()).collect()
 }

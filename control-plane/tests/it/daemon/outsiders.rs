@@ -145,7 +145,7 @@ async fn silent_connections_stop_neither_scraping_nor_proper_clients() {
         assert!(get(process.at("metrics"), "/metrics").await.1.ends_with("# EOF\n"));
         assert_eq!(process.health().await, [true; 4]);
         let (mut filter, _) = FilterStream::connect(process.at("state"), "n", 1, &["default"]).await;
-        assert_eq!(names(&filter.roster().await), [format!("e{port}")]);
+        assert_eq!(names(&filter.pool_update().await), [format!("e{port}")]);
     };
     tokio::time::timeout(AT_ONCE, proper).await.expect("proper clients are served at once");
     assert!(process.descriptors() < 700, "{} descriptors", process.descriptors());

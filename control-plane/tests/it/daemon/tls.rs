@@ -54,7 +54,7 @@ async fn connect(address: std::net::SocketAddr, tls: ClientTlsConfig) -> Result<
     Endpoint::from_shared(format!("https://localhost:{}", address.port())).unwrap().tls_config(tls)?.connect().await
 }
 
-/// Says hello and gets a roster?
+/// Says hello and gets a pool update?
 pub(super) async fn served(address: std::net::SocketAddr, tls: ClientTlsConfig) -> bool {
     let Ok(channel) = connect(address, tls).await else { return false };
     let Ok(filter) = FilterStream::over(channel).await else { return false };
@@ -63,7 +63,7 @@ pub(super) async fn served(address: std::net::SocketAddr, tls: ClientTlsConfig) 
     if !matches!(filter.inbound.message().await, Ok(Some(_))) {
         return false;
     }
-    names(&filter.roster().await) == ["127.0.0.1:1"]
+    names(&filter.pool_update().await) == ["127.0.0.1:1"]
 }
 
 #[tokio::test]

@@ -12,11 +12,11 @@ use crate::daemon::harness::{DaemonHarness, FilterStream, PATIENCE, instance, na
 async fn a_peer_that_takes_anothers_ids_does_not_end_its_stream_or_speak_for_it() {
     let rig = DaemonHarness::start(vec![instance("a", 1)]).await;
     let mut good = filter(&channel(rig.address, HOME).await, 1).await;
-    good.roster().await;
+    good.pool_update().await;
     let mut bad = filter(&channel(rig.address, ELSEWHERE).await, 1).await;
-    bad.roster().await;
+    bad.pool_update().await;
     rig.reset(vec![instance("a", 1), instance("b", 2)]).await;
-    while names(&good.roster().await) != ["a", "b"] {}
+    while names(&good.pool_update().await) != ["a", "b"] {}
     let lie = pool_state::Ejection {
         at: exchange::Timestamp(1),
         failures: 1,
@@ -56,7 +56,7 @@ async fn four_thousand_hellos_of_one_host_leave_room_for_others() {
     tokio::time::timeout(4 * PATIENCE, flood).await.expect("the daemon fell silent");
     assert!(refused > 3_000 && taken >= 256, "{taken} taken, {refused} refused");
     let mut good = filter(&channel(rig.address, HOME).await, 1).await;
-    assert_eq!(names(&good.roster().await), ["a"]);
+    assert_eq!(names(&good.pool_update().await), ["a"]);
 }
 
 #[tokio::test]
@@ -71,7 +71,7 @@ async fn silent_streams_take_no_more_than_their_share_and_are_closed() {
     }
     assert_eq!(silent.len(), 256, "a stream counts before it says a word");
     let mut good = filter(&channel(rig.address, HOME).await, 1).await;
-    good.roster().await;
+    good.pool_update().await;
     let ended = tokio::time::timeout(PATIENCE, silent[0].next()).await.unwrap();
     assert_eq!(ended.unwrap_err().code(), Code::DeadlineExceeded);
     let again = async {

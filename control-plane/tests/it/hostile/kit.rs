@@ -50,7 +50,7 @@ pub(super) fn row_of_failures(written: u64, failures: &[Ejection]) -> Vec<u8> {
 pub(super) fn largest_row(endpoints: &[EndpointRef]) -> Vec<u8> {
     let count = endpoints.len() as u64;
     let mut row: Vec<u8> = [u64::MAX, u64::MAX, u64::MAX, count | count << 16 | count << 32].map(u64::to_le_bytes).concat();
-    let place = |at: &EndpointRef, low: u64| (u64::from(at.slot.0) | low << 16 | u64::from(at.incarnation.0) << 32).to_le_bytes();
+    let place = |at: &EndpointRef, low: u64| (u64::from(at.slot.0) | low << 16 | u64::from(at.generation.0) << 32).to_le_bytes();
     let most = [0xff; 24];
     endpoints.iter().for_each(|at| row.extend([&place(at, 0xffff)[..], &most].concat()));
     endpoints.iter().for_each(|at| row.extend([&place(at, 0)[..], &1_u64.to_le_bytes()].concat()));

@@ -6,7 +6,7 @@ use exchange::Timestamp;
 use pool_state::{Ejection, LoadReportSum, PeerLoadReport, TOLD_MS_MAX};
 use proto::state;
 use scheduler::in_flight::EndpointLoad;
-use scheduler::{EndpointRef, Incarnation, Slot};
+use scheduler::{EndpointRef, Generation, Slot};
 
 use super::kit::{ELSEWHERE, HOME, channel, endpoints, failures, filter, largest_row, peers, row_of_failures, share};
 use crate::daemon::harness::{DaemonHarness, FilterStream, PATIENCE, instance};
@@ -15,8 +15,8 @@ async fn rig() -> (DaemonHarness, FilterStream, FilterStream) {
     let rig = DaemonHarness::start((1..=4).map(|port| instance(&format!("e{port}"), port)).collect()).await;
     let mut good = filter(&channel(rig.address, HOME).await, 1).await;
     let mut bad = filter(&channel(rig.address, ELSEWHERE).await, 2).await;
-    good.roster().await;
-    bad.roster().await;
+    good.pool_update().await;
+    bad.pool_update().await;
     (rig, good, bad)
 }
 
@@ -70,7 +70,7 @@ async fn after_a_row_of_the_largest_numbers_the_sum_is_right_again() {
     let (rig, mut good, bad) = rig().await;
     let at = endpoints(&rig)[0];
     let mut third = filter(&channel(rig.address, HOME).await, 3).await;
-    third.roster().await;
+    third.pool_update().await;
     let mut small = EndpointLoad { requests: 3, prefill_tokens: 70, ..EndpointLoad::default() };
     (small.prefills.prompts, small.prefills.prompt_tokens) = (2, 70);
     let tell = || share(row_of_load(at, small), Vec::new());
@@ -120,7 +120,7 @@ async fn what_a_good_proxy_placed_arrives_though_a_hostile_one_places_without_en
     let mut third = filter(&channel(rig.address, HOME).await, 3).await;
     let flood = tokio::spawn(async move {
         let mut junk = Vec::new();
-        let nonsense = EndpointRef { slot: Slot(1), incarnation: Incarnation(1) };
+        let nonsense = EndpointRef { slot: Slot(1), generation: Generation(1) };
         (0..23).for_each(|block| proto::placements::push(&mut junk, nonsense, &vec![block; 100]));
         while bad.tell(share(Vec::new(), junk.clone())).await {}
     });

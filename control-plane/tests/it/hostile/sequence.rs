@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use control_plane::config::{CompiledConfig, LatencyOptions};
 use control_plane::pool::writer::{Pool, PoolSettings, WallAndMonotonic};
 use control_plane::scrape::{ScrapeConfig, Scraper};
-use control_plane::serve::state_stream::{FIRST_ROSTER_WAIT, StateStream};
+use control_plane::serve::state_stream::{FIRST_POOL_UPDATE_WAIT, StateStream};
 use control_plane::state::peer::{Origin, RemoteAddress};
 use control_plane::state::peer_relay::ACTIVE_PER_ORIGIN_MAX;
 use control_plane::state::shared::{DaemonState, EdsAck, EdsStream, ScraperHandle};
@@ -60,7 +60,7 @@ impl SequenceDaemon {
         let shared = DaemonState::new(7, 99, [(Arc::from("p"), ScraperHandle { busy, stats })].into());
         let CompiledConfig { pipeline, .. } = CompiledConfig::default_config(&LatencyOptions::default()).unwrap();
         let staleness_max = Duration::from_secs(5);
-        let pool = Pool::new(PoolSettings { name: "p".into(), pipeline, config_file: None, staleness_max, incarnation_first: 1 });
+        let pool = Pool::new(PoolSettings { name: "p".into(), pipeline, config_file: None, staleness_max, generation_first: 1 });
         let now = Instant::now();
         let good = begin(&shared, 0, 0, now);
         let mut world =
@@ -111,10 +111,8 @@ impl SequenceDaemon {
             }
         }
         let shared = Arc::clone(&self.shared);
-        self.pool.settle(
-            |generation| shared.acknowledged("p", generation),
-            WallAndMonotonic { instant: self.now, wall: SystemTime::UNIX_EPOCH },
-        );
+        self.pool
+            .settle(|revision| shared.acknowledged("p", revision), WallAndMonotonic { instant: self.now, wall: SystemTime::UNIX_EPOCH });
         self.publish();
     }
 
@@ -138,9 +136,9 @@ impl SequenceDaemon {
     }
 
     fn end(&mut self) {
-        self.now += FIRST_ROSTER_WAIT;
+        self.now += FIRST_POOL_UPDATE_WAIT;
         self.listen();
-        assert_eq!(self.good_has.endpoints, usize::from(self.endpoints), "the good one has not the newest roster");
+        assert_eq!(self.good_has.endpoints, usize::from(self.endpoints), "the good one has not the newest pool update");
     }
 }
 
@@ -148,11 +146,11 @@ impl ReceivedState {
     /// Holds a message to what any proxy may rely on. The acknowledgement of it, if it wants one.
     fn take(&mut self, message: state::DaemonMessage) -> Option<state::Ack> {
         match message.message? {
-            daemon_message::Message::Roster(roster) => {
-                let version = roster.version.map(|v| (v.term, v.sequence));
+            daemon_message::Message::PoolUpdate(pool_update) => {
+                let version = pool_update.version.map(|v| (v.term, v.sequence));
                 assert!(version > self.version, "{version:?} after {:?}", self.version);
-                (self.version, self.endpoints) = (version, roster.endpoints.len());
-                Some(state::Ack { pool: roster.pool, version: roster.version, ..state::Ack::default() })
+                (self.version, self.endpoints) = (version, pool_update.endpoints.len());
+                Some(state::Ack { pool: pool_update.pool, version: pool_update.version, ..state::Ack::default() })
             }
             daemon_message::Message::PeerLoad(peers) => {
                 assert!(

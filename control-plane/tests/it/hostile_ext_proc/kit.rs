@@ -59,7 +59,7 @@ fn free_port() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
-// === impl Program ===
+// === impl DaemonProgram ===
 
 impl DaemonProgram {
     pub(crate) async fn start() -> Self {
@@ -177,7 +177,7 @@ pub(crate) fn prompt() -> ProcessingRequest {
     body(r#"{"model":"m","messages":[{"role":"user","content":"hi"}]}"#, true)
 }
 
-// === impl Peer ===
+// === impl RawStream ===
 
 impl RawStream {
     pub(crate) fn open(channel: &Channel) -> Self {
@@ -292,7 +292,7 @@ pub(crate) async fn pick(channel: &Channel) -> Result<(), String> {
     if routed { Ok(()) } else { Err(format!("{answers:?} {status:?}")) }
 }
 
-// === impl Neighbour ===
+// === impl SteadyClient ===
 
 impl SteadyClient {
     /// Asks again and again from now on.

@@ -87,7 +87,7 @@ fn the_slice_of_the_proposal() {
     let [record] = SliceIndex::new(PortRule::default()).reset(&[slice]).try_into().unwrap();
     let InstanceRecord { instance, readiness, metadata, .. } = &*record;
     assert_eq!((instance.name.as_str(), instance.namespace.as_str()), ("dynamo-decode-pod-abc123", "default"));
-    assert_eq!((instance.incarnation.as_str(), instance.address.to_string().as_str()), ("u", "10.1.2.3:8080"));
+    assert_eq!((instance.generation.as_str(), instance.address.to_string().as_str()), ("u", "10.1.2.3:8080"));
     assert_eq!((readiness, metadata), (&InstanceReadiness::Ready, &MetadataSource::At(instance.address)));
     let labels: Vec<String> = instance.labels.iter().map(|(k, v)| format!("{k}={v}")).collect();
     assert_eq!(labels, ["kubernetes.io/hostname=n1", "nvidia.com/dynamo-component=decode", "topology.kubernetes.io/zone=a"]);
@@ -174,9 +174,9 @@ fn of_two_pods_of_one_name_the_ready_one_counts_then_the_newer() {
     let new = |ready| SliceRow { uid: 1, ip: 7, ready: Some(ready), ..row(1) };
     reader.read(index.apply(&slice("a", 0, false, &[row(1)])));
     reader.read(index.apply(&slice("b", 1, false, &[new(false)])));
-    assert_eq!(reader.0["pod-1"].instance.incarnation, "uid-1-0");
+    assert_eq!(reader.0["pod-1"].instance.generation, "uid-1-0");
     reader.read(index.apply(&slice("b", 2, false, &[new(true)])));
-    assert_eq!(reader.0["pod-1"].instance.incarnation, "uid-1-1");
+    assert_eq!(reader.0["pod-1"].instance.generation, "uid-1-1");
 }
 
 #[derive(Clone, Debug)]

@@ -8,7 +8,7 @@ use prost::Message;
 use proto::state::state_service_client::StateServiceClient;
 use proto::state::{self, daemon_message, proxy_message};
 use scheduler::in_flight::EndpointLoad;
-use scheduler::{EndpointRef, Incarnation, Slot};
+use scheduler::{EndpointRef, Generation, Slot};
 use testbed::stack::Stack;
 use testbed::{Error, Result, wait_for};
 use tokio::sync::mpsc;
@@ -22,7 +22,7 @@ pub(super) const LIMIT: Duration = Duration::from_secs(20);
 pub(super) struct RevokedProxy {
     out: mpsc::Sender<proxy_message::Message>,
     stream: tonic::Streaming<state::DaemonMessage>,
-    roster: state::Roster,
+    pool_update: state::PoolUpdate,
     others: (LoadReportSum, PeerLoadReport),
     /// All that the daemon said, as bytes.
     pub(super) received: Vec<Vec<u8>>,
@@ -41,15 +41,15 @@ impl RevokedProxy {
         let mut outsider = Self {
             out,
             stream,
-            roster: state::Roster::default(),
+            pool_update: state::PoolUpdate::default(),
             others: (LoadReportSum::default(), PeerLoadReport::default()),
             received: Vec::new(),
         };
-        while outsider.roster.endpoints.len() < stack.servers.len() {
-            if let daemon_message::Message::Roster(roster) = outsider.next().await? {
-                let ack = state::Ack { pool: roster.pool.clone(), version: roster.version, ..state::Ack::default() };
+        while outsider.pool_update.endpoints.len() < stack.servers.len() {
+            if let daemon_message::Message::PoolUpdate(pool_update) = outsider.next().await? {
+                let ack = state::Ack { pool: pool_update.pool.clone(), version: pool_update.version, ..state::Ack::default() };
                 outsider.out.send(proxy_message::Message::Ack(ack)).await?;
-                outsider.roster = roster;
+                outsider.pool_update = pool_update;
             }
         }
         let present = (0..stack.servers.len()).map(|server| outsider.endpoint(server)).collect::<Result<Vec<_>>>()?;
@@ -65,8 +65,8 @@ impl RevokedProxy {
 
     fn endpoint(&self, server: usize) -> Result<EndpointRef> {
         let name = format!("server-{server}");
-        let endpoint = self.roster.endpoints.iter().find(|endpoint| endpoint.name == name).ok_or("no such server")?;
-        Ok(EndpointRef { slot: Slot(u16::try_from(endpoint.slot)?), incarnation: Incarnation(endpoint.incarnation) })
+        let endpoint = self.pool_update.endpoints.iter().find(|endpoint| endpoint.name == name).ok_or("no such server")?;
+        Ok(EndpointRef { slot: Slot(u16::try_from(endpoint.slot)?), generation: Generation(endpoint.generation) })
     }
 
     /// Says that it has so many requests at a server.
@@ -95,9 +95,9 @@ impl RevokedProxy {
                 placed += proto::placements::each(&peers.placements).count();
                 let (sum, row) = &mut self.others;
                 sum.read(row, peers.row);
-                let slots = self.roster.endpoints.iter().map(|e| (e.slot, e.incarnation));
-                let load = |(slot, incarnation): (u32, u32)| {
-                    sum.load(EndpointRef { slot: Slot(slot as u16), incarnation: Incarnation(incarnation) }).requests
+                let slots = self.pool_update.endpoints.iter().map(|e| (e.slot, e.generation));
+                let load = |(slot, generation): (u32, u32)| {
+                    sum.load(EndpointRef { slot: Slot(slot as u16), generation: Generation(generation) }).requests
                 };
                 if slots.map(load).sum::<u32>() == requests {
                     return Ok((began.elapsed(), placed));

@@ -75,15 +75,19 @@ enum RefusalStep {
 
 #[derive(Clone, Copy, Debug)]
 enum RefusalResult {
-    Roster,
+    PoolUpdate,
     Metrics,
     Peers,
     Nonsense,
 }
 
 fn step() -> impl Strategy<Value = RefusalStep> {
-    let said =
-        prop_oneof![Just(RefusalResult::Roster), Just(RefusalResult::Metrics), Just(RefusalResult::Peers), Just(RefusalResult::Nonsense)];
+    let said = prop_oneof![
+        Just(RefusalResult::PoolUpdate),
+        Just(RefusalResult::Metrics),
+        Just(RefusalResult::Peers),
+        Just(RefusalResult::Nonsense)
+    ];
     prop_oneof![
         2 => prop::collection::vec(0..CALLS.len(), 0..4).prop_map(RefusalStep::Fail),
         2 => (0..40_u32).prop_map(RefusalStep::FailAfter),
@@ -162,11 +166,11 @@ impl RefusalProcess {
         self.answer(self.call("hear"), &CallResponse { status, body });
     }
 
-    fn roster(&mut self) {
+    fn pool_update(&mut self) {
         self.sequence += 1;
         let other = format!("10.0.1.{}:1", self.sequence % 200);
         let version = Version { term: 1, sequence: self.sequence };
-        self.says(roster_message("default", version, &["10.0.0.1:1", "10.0.0.2:1", &other]));
+        self.says(pool_update_message("default", version, &["10.0.0.1:1", "10.0.0.2:1", &other]));
     }
 
     fn headers(&mut self, vm: usize, path: &str, end: bool) -> Action {
@@ -191,7 +195,7 @@ impl RefusalProcess {
             RefusalStep::Tick(vm) => self.tick(vm),
             RefusalStep::Pass(ms) => self.host.pass_ms(ms),
             RefusalStep::Wake(vm) => (1..3).for_each(|queue| drop(self.vms[vm].0.borrow_mut().on_wake(queue))),
-            RefusalStep::Says(RefusalResult::Roster) => self.roster(),
+            RefusalStep::Says(RefusalResult::PoolUpdate) => self.pool_update(),
             RefusalStep::Says(RefusalResult::Metrics) => {
                 let version = Version { term: 1, sequence: self.sequence };
                 self.says(metrics_message("default", version, self.host.now_ms.get(), &[1.0, 2.0, 3.0]));
@@ -242,7 +246,7 @@ impl RefusalProcess {
             self.host.pass_ms(100);
             (0..2).for_each(|vm| self.tick(vm));
             self.says(encode(daemon_message::Message::Welcome(state::Welcome { schema: proto::SCHEMA, ..state::Welcome::default() })));
-            self.roster();
+            self.pool_update();
         }
     }
 

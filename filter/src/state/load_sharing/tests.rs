@@ -9,7 +9,7 @@ use scheduler::{EndpointRef, Version};
 
 use super::*;
 use crate::config::FilterConfig;
-use crate::fake::{FakeHost, roster_message};
+use crate::fake::{FakeHost, pool_update_message};
 use crate::host::BodyBuffer;
 use crate::http::{Context, HttpContext, HttpStreamContext};
 use crate::state::{TICK_MS, VmState};
@@ -19,7 +19,7 @@ const DESTINATION: &str = "x-gateway-destination-endpoint";
 
 type SharedVm = Rc<RefCell<VmState<FakeHost>>>;
 
-/// A process whose VMs all have a roster of three.
+/// A process whose VMs all have a pool update of three.
 struct SharingWorld {
     host: FakeHost,
     config: Rc<FilterConfig>,
@@ -33,8 +33,8 @@ impl SharingWorld {
         let config = Rc::new(FilterConfig::parse(config.as_bytes()).unwrap());
         let mut world = Self { host: FakeHost::new(), config, workers: Vec::new(), streams: Cell::new(10) };
         let version = Version { term: 1, sequence: 1 };
-        let board = super::super::snapshot_store::SharedSnapshotStore::new("default");
-        board.publish_pool_update(&world.host, 1, version, &roster_message("default", version, &ADDRESSES), world.host.now()).unwrap();
+        let store = super::super::snapshot_store::SharedSnapshotStore::new("default");
+        store.publish_pool_update(&world.host, 1, version, &pool_update_message("default", version, &ADDRESSES), world.host.now()).unwrap();
         world.workers = (0..workers).map(|_| world.worker()).collect();
         // The first leads; all know each other by the second tick.
         world.tick();
@@ -139,7 +139,7 @@ fn sixty_four_workers_are_of_one_mind_and_one_that_is_lost_takes_only_its_own_al
     }
     world.host.pass_ms(ROWS_MS);
     assert!((0..63).all(|worker| world.look(worker) == EndpointLoad::default()));
-    assert!(keys(&world) <= 65, "a seat is used again");
+    assert!(keys(&world) <= 65, "a VM slot is used again");
 }
 
 #[test]
@@ -210,7 +210,7 @@ fn once_sharing_is_switched_off_nobody_else_counts_any_more() {
 }
 
 #[test]
-fn a_vm_that_trapped_leaves_no_ghosts_and_its_seat_no_row() {
+fn a_vm_that_trapped_leaves_no_ghosts_and_its_vm_slot_no_row() {
     let mut world = SharingWorld::new(3, "");
     let _ghosts: Vec<_> = (0..10).map(|i| world.request(2, &format!("{i}"))).collect();
     world.host.pass_ms(ROWS_MS);
@@ -329,8 +329,8 @@ fn workers_that_lost_each_others_rings_agree_by_a_hash_for_as_long_as_news_count
 fn garbage_where_rows_are_counts_nothing() {
     let world = SharingWorld::new(2, "");
     let _stream = world.request(0, "x");
-    for seat in 0..5 {
-        world.host.share(&key("default", seat), &[0xff; 77], WriteCondition::Any).unwrap();
+    for vm_slot in 0..5 {
+        world.host.share(&key("default", vm_slot), &[0xff; 77], WriteCondition::Any).unwrap();
     }
     world.host.pass_ms(ROWS_MS);
     assert_eq!(world.look(1).requests, 0);

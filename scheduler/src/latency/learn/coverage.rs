@@ -5,7 +5,7 @@ use super::*;
 use crate::endpoint::Slot;
 use crate::rng::Rng;
 
-const POD: EndpointRef = EndpointRef { slot: Slot(0), incarnation: Incarnation(1) };
+const POD: EndpointRef = EndpointRef { slot: Slot(0), generation: Generation(1) };
 
 const OUTCOMES: usize = 300;
 const COUNTED: usize = 90;

@@ -46,7 +46,7 @@ const MOVED_MAX: f32 = 2.0;
 /// The ninth decile before anything is known.
 const FACTOR_PRIOR: f32 = 1.5;
 
-// === impl Errors ===
+// === impl ErrorWindow ===
 
 impl Default for ErrorWindow {
     fn default() -> Self {

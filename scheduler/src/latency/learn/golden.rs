@@ -14,7 +14,7 @@ use crate::rng::Rng;
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/latency/learned.txt");
 
 const HEAD: &str = "\
-# What the learner of latencies makes of fixed streams of outcomes; times are in ms. An endpoint is a slot and, after a dot, its incarnation.
+# What the learner of latencies makes of fixed streams of outcomes; times are in ms. An endpoint is a slot and, after a dot, its generation.
 # To accept what comes out now: UPDATE_GOLDENS=1 cargo test -p scheduler --lib golden
 ";
 
@@ -29,7 +29,7 @@ struct GoldenPool {
     now_ms: u64,
     /// By slot: how many times as long as the others it takes, and who lives there.
     factors: [f32; SLOTS as usize],
-    incarnations: [u32; SLOTS as usize],
+    generations: [u32; SLOTS as usize],
     /// How good the two times were told.
     calibrations: [Calibration; 2],
     text: String,
@@ -54,7 +54,7 @@ fn alike(_: &Conditions) -> (f32, f32) {
     (120.0, 15.0)
 }
 
-// === impl Pool ===
+// === impl GoldenPool ===
 
 impl GoldenPool {
     fn new(title: &str, seed: u64, learner: LatencyLearner) -> Self {
@@ -64,7 +64,7 @@ impl GoldenPool {
             model: None,
             now_ms: 0,
             factors: [1.0; SLOTS as usize],
-            incarnations: [1; SLOTS as usize],
+            generations: [1; SLOTS as usize],
             calibrations: [Calibration::default(); 2],
             text: format!("\n== {title}\n"),
         }
@@ -97,7 +97,7 @@ impl GoldenPool {
         let Conditions { requests, context_tokens, prompt_tokens, uncached_tokens, .. } = conditions;
         let service_ms = noisy(12.0 + 0.03 * uncached_tokens);
         Observation {
-            endpoint: EndpointRef { slot: Slot(u16::try_from(slot).unwrap()), incarnation: Incarnation(self.incarnations[slot]) },
+            endpoint: EndpointRef { slot: Slot(u16::try_from(slot).unwrap()), generation: Generation(self.generations[slot]) },
             conditions,
             ended: RequestEnd::Done,
             ttft_ms: Some(noisy(ttft_ms)),
@@ -153,7 +153,7 @@ impl GoldenPool {
     }
 
     fn endpoints(&self) -> impl Iterator<Item = EndpointRef> + '_ {
-        (0..).map(Slot).zip(&self.incarnations).map(|(slot, life)| EndpointRef { slot, incarnation: Incarnation(*life) })
+        (0..).map(Slot).zip(&self.generations).map(|(slot, life)| EndpointRef { slot, generation: Generation(*life) })
     }
 
     fn describe_model(&self, text: &mut String, model: &LatencyModel) {
@@ -177,13 +177,13 @@ impl GoldenPool {
             );
         }
         let _ = writeln!(text, "\n{:<7}  {:<8}  {:>9}  {:>9}  {:>9}  {:>9}", "request", "endpoint", "ttft", "ttft p90", "tpot", "tpot p90");
-        let nobody = EndpointRef { slot: Slot(SLOTS), incarnation: Incarnation(1) };
+        let nobody = EndpointRef { slot: Slot(SLOTS), generation: Generation(1) };
         for (name, conditions) in probes() {
             for endpoint in self.endpoints().chain([nobody]) {
                 match model.predict(endpoint, &conditions) {
                     Ok(Prediction { ttft_ms, ttft_p90_ms, tpot_ms, tpot_p90_ms }) => {
                         let said = [ttft_ms, ttft_p90_ms, tpot_ms, tpot_p90_ms].map(|ms| format!("  {:>9}", digits(ms))).concat();
-                        let _ = writeln!(text, "{name:<7}  {:<8}{said}", format!("{}.{}", endpoint.slot.0, endpoint.incarnation.0));
+                        let _ = writeln!(text, "{name:<7}  {:<8}{said}", format!("{}.{}", endpoint.slot.0, endpoint.generation.0));
                     }
                     Err(why) => {
                         let _ = writeln!(text, "{name:<7}  any       abstains: {why:?}");
@@ -252,7 +252,7 @@ fn eventful() -> GoldenPool {
             observation.gap.iter_mut().for_each(|gap| gap.gap_ms = 5_000.0);
         }
     });
-    pool.incarnations[1] = 2;
+    pool.generations[1] = 2;
     pool.factors[1] = 0.6;
     pool.run("endpoint 1 was replaced by a faster one", 60, engine, as_it_is);
     pool.factors = pool.factors.map(|factor| 1.6 * factor);

@@ -9,7 +9,7 @@
 
 use super::super::model::OFFSETS;
 use super::p90::{GAIN, HALF, QuantileTracker, SCALE_OUTCOMES_FAST};
-use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Incarnation};
+use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 
 /// With fewer outcomes than this between a pick and its own, what was told is what would be told now.
 pub(super) const DELAY_FRESH: f32 = 1.0;
@@ -45,7 +45,7 @@ struct OffsetPersistence {
 
 #[derive(Clone, Copy, Debug)]
 struct OffsetRow {
-    incarnation: Incarnation,
+    generation: Generation,
     count: f32,
     slow: f32,
     fast: f32,
@@ -57,7 +57,7 @@ struct OffsetRow {
 }
 
 const NOTHING: OffsetRow = OffsetRow {
-    incarnation: Incarnation(0),
+    generation: Generation(0),
     count: 0.0,
     slow: 0.0,
     fast: 0.0,
@@ -100,7 +100,7 @@ const PERSISTENCE_PRIOR: f32 = 1.0;
 /// The most of a lead that is told. An average lags a steady drift by what it remembers: this much of their difference makes up for the lag of both.
 const PERSISTENCE_MAX: f32 = FAST / (FAST - NEWEST);
 
-// === impl Trust ===
+// === impl OffsetTrust ===
 
 impl OffsetTrust {
     fn learn(&mut self, offset: f32, error: f32) {
@@ -113,7 +113,7 @@ impl OffsetTrust {
     }
 }
 
-// === impl Persistence ===
+// === impl OffsetPersistence ===
 
 impl OffsetPersistence {
     fn learn(&mut self, lead: f32, error: f32) {
@@ -130,7 +130,7 @@ impl OffsetPersistence {
     }
 }
 
-// === impl Offsets ===
+// === impl EndpointOffsets ===
 
 impl Default for EndpointOffsets {
     fn default() -> Self {
@@ -169,8 +169,8 @@ impl EndpointOffsets {
         }
         let (mean, trust, share) = (self.mean(), self.trust(), self.persistence.share());
         let Some(row) = self.rows.get_mut(slot) else { return false };
-        if row.incarnation != endpoint.incarnation || row.count == 0.0 {
-            *row = OffsetRow { incarnation: endpoint.incarnation, slow: mean, fast: mean, newest: mean, ..NOTHING };
+        if row.generation != endpoint.generation || row.count == 0.0 {
+            *row = OffsetRow { generation: endpoint.generation, slow: mean, fast: mean, newest: mean, ..NOTHING };
         }
         let error = error.clamp(row.slow - ERROR_MAX, row.slow + ERROR_MAX);
         row.middle.outcome(error - trust * row.slow - share * row.lead, HALF, GAIN, SCALE_OUTCOMES_FAST);
@@ -193,7 +193,7 @@ impl EndpointOffsets {
 
     fn row(&self, endpoint: EndpointRef) -> Option<&OffsetRow> {
         let row = self.rows.get(usize::from(endpoint.slot.0));
-        row.filter(|row| row.count > 0.0 && row.incarnation == endpoint.incarnation)
+        row.filter(|row| row.count > 0.0 && row.generation == endpoint.generation)
     }
 
     /// What `endpoint` is off by; what all are, when nothing is known of it.
@@ -220,9 +220,9 @@ impl EndpointOffsets {
     }
 
     /// Who is known at a slot, and what is told of it: by what it is off more than all are, as far as that is believed, and what leads that.
-    pub(super) fn told(&self, slot: usize) -> Option<(Incarnation, f32)> {
+    pub(super) fn told(&self, slot: usize) -> Option<(Generation, f32)> {
         let row = self.rows.get(slot).filter(|row| row.count > 0.0)?;
         let offset = self.trust() * (row.slow - self.mean()) + self.persistence.share() * row.lead + row.middle.at();
-        Some((row.incarnation, offset.clamp(*OFFSETS.start(), *OFFSETS.end())))
+        Some((row.generation, offset.clamp(*OFFSETS.start(), *OFFSETS.end())))
     }
 }

@@ -113,7 +113,7 @@ fn up(above: bool, share: f32) -> f32 {
     if above { share } else { share - 1.0 }
 }
 
-// === impl Tracked ===
+// === impl QuantileTracker ===
 
 impl QuantileTracker {
     pub(super) const fn starting_at(at: f32) -> Self {
@@ -130,7 +130,7 @@ impl QuantileTracker {
     }
 }
 
-// === impl Integrator ===
+// === impl CoverageIntegrator ===
 
 impl Default for CoverageIntegrator {
     fn default() -> Self {
@@ -159,7 +159,7 @@ impl CoverageIntegrator {
     }
 }
 
-// === impl Losses ===
+// === impl PinballLosses ===
 
 impl PinballLosses {
     /// It was `log`, and the candidates said so much.

@@ -10,8 +10,8 @@ const ENDPOINTS: u16 = 4;
 /// Where in the words of a model without trees the counts of samples stand.
 const SAMPLES_AT: [usize; 2] = [18, 44];
 
-fn endpoint(slot: u16, incarnation: u32) -> EndpointRef {
-    EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) }
+fn endpoint(slot: u16, generation: u32) -> EndpointRef {
+    EndpointRef { slot: Slot(slot), generation: Generation(generation) }
 }
 
 /// A pool of engines whose prefill takes its time for what is queued and for the prompt, and whose steps take longer the more requests there are.
@@ -22,12 +22,12 @@ struct LearnerWorld {
     now_ms: u64,
     /// By slot.
     factors: [f32; ENDPOINTS as usize],
-    incarnations: [u32; ENDPOINTS as usize],
+    generations: [u32; ENDPOINTS as usize],
 }
 
 impl LearnerWorld {
     fn new(seed: u64) -> Self {
-        Self { rng: Rng::seeded(seed), learner: LatencyLearner::default(), model: None, now_ms: 0, factors: [1.0; 4], incarnations: [1; 4] }
+        Self { rng: Rng::seeded(seed), learner: LatencyLearner::default(), model: None, now_ms: 0, factors: [1.0; 4], generations: [1; 4] }
     }
 
     fn conditions(&mut self) -> Conditions {
@@ -49,7 +49,7 @@ impl LearnerWorld {
     /// One request at `slot`; gives back by how much its prediction was off, as a share, where there was one.
     fn request(&mut self, slot: u16) -> Option<(f32, f32)> {
         let at = usize::from(slot);
-        let endpoint = endpoint(slot, self.incarnations[at]);
+        let endpoint = endpoint(slot, self.generations[at]);
         let conditions = self.conditions();
         let (ttft_ms, tpot_ms) = self.takes(slot, &conditions);
         let predicted = self.model.as_ref().and_then(|model| model.predict(endpoint, &conditions).ok());
@@ -171,9 +171,9 @@ fn a_slow_pod_is_learned_without_a_label_and_its_successor_at_the_address_starts
     assert!((2.2..2.8).contains(&(factor.ttft / others)), "{factor:?} {others}");
 
     let conditions = world.conditions();
-    let of = |model: &LatencyModel, incarnation| model.predict(endpoint(3, incarnation), &conditions).unwrap().ttft_ms;
+    let of = |model: &LatencyModel, generation| model.predict(endpoint(3, generation), &conditions).unwrap().ttft_ms;
     assert!(of(&model, 2) < of(&model, 1) / 1.5, "nothing of the former life counts for the next");
-    (world.incarnations[3], world.factors[3]) = (2, 1.0);
+    (world.generations[3], world.factors[3]) = (2, 1.0);
     let errors = world.run(400, 50, 3);
     assert!(errors.0 < 0.12, "{errors:?}");
     let model = world.model.unwrap();
@@ -440,13 +440,13 @@ proptest! {
         };
         let mut learner = LatencyLearner::default();
         let mut now_ms = 0;
-        for (slot, incarnation, numbers, ttft, tpot) in told {
-            let observation = Observation { ttft_ms: Some(ttft), tpot_ms: Some(tpot), ..bare(endpoint(slot, incarnation), conditions(numbers)) };
+        for (slot, generation, numbers, ttft, tpot) in told {
+            let observation = Observation { ttft_ms: Some(ttft), tpot_ms: Some(tpot), ..bare(endpoint(slot, generation), conditions(numbers)) };
             prop_assert_eq!(learner.observe(&observation, None), ObservationVerdict::Learned);
             now_ms += 300;
             if let Some(model) = learner.publish(now_ms) {
                 prop_assert_eq!(LatencyModel::from_words(&model.words()), Ok(model.clone()));
-                if let Ok(said) = model.predict(endpoint(slot, incarnation), &conditions(asked)) {
+                if let Ok(said) = model.predict(endpoint(slot, generation), &conditions(asked)) {
                     for ms in [said.ttft_ms, said.tpot_ms, said.ttft_p90_ms, said.tpot_p90_ms] {
                         prop_assert!(ms.is_finite() && ms > 0.0, "{:?}", said);
                     }

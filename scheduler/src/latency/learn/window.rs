@@ -47,7 +47,7 @@ const STRATUM_MAX: usize = 150;
 /// Samples of all strata.
 pub(super) const SAMPLES_MAX: usize = STRATA * STRATUM_MAX;
 
-// === impl Window ===
+// === impl SampleWindow ===
 
 impl Default for SampleWindow {
     fn default() -> Self {
@@ -90,7 +90,7 @@ impl SampleWindow {
     }
 }
 
-// === impl Sample ===
+// === impl RequestSample ===
 
 impl RequestSample {
     /// Logarithms of ms, where known.

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use super::super::least_squares::solve;
 use super::{AVERAGE, COEFFICIENTS, EndpointSpeed, OUTPUT_TOKENS, SPEEDS, StepModel, nearest};
-use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Incarnation};
+use crate::endpoint::{ENDPOINTS_MAX, EndpointRef, Generation};
 
 /// A first token, as the step learner wants it: of the request that had waited longest at its endpoint.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -86,7 +86,7 @@ struct WeightFloors {
 /// What was seen at one endpoint against what others take for the like.
 #[derive(Clone, Copy, Debug)]
 struct SpeedRatios {
-    incarnation: Incarnation,
+    generation: Generation,
     prefill: SpeedRatio,
     decode: SpeedRatio,
 }
@@ -136,12 +136,12 @@ const SWEEPS: usize = 20;
 const OUTPUT_WEIGHT: f64 = 0.005;
 
 const NOTHING: SpeedRatios = SpeedRatios {
-    incarnation: Incarnation(0),
+    generation: Generation(0),
     prefill: SpeedRatio { observed_ms: 0.0, expected_ms: 0.0, count: 0.0 },
     decode: SpeedRatio { observed_ms: 0.0, expected_ms: 0.0, count: 0.0 },
 };
 
-// === impl Learner ===
+// === impl StepLearner ===
 
 impl Default for StepLearner {
     fn default() -> Self {
@@ -213,11 +213,11 @@ impl StepLearner {
         let prefill = SpeedRatio::of(self.endpoints.iter().map(|row| row.prefill));
         let decode = SpeedRatio::of(self.endpoints.iter().map(|row| row.decode));
         let speed = |row: &SpeedRatios| EndpointSpeed {
-            incarnation: row.incarnation,
+            generation: row.generation,
             prefill: nearest(narrow(row.prefill.speed(prefill)), &SPEEDS),
             decode: nearest(narrow(row.decode.speed(decode)), &SPEEDS),
         };
-        let known = self.endpoints.iter().rposition(|row| speed(row) != EndpointSpeed { incarnation: row.incarnation, ..AVERAGE });
+        let known = self.endpoints.iter().rposition(|row| speed(row) != EndpointSpeed { generation: row.generation, ..AVERAGE });
         let speeds = self.endpoints.iter().take(known.map_or(0, |last| last + 1)).map(speed).collect();
         StepModel {
             prefill: PREFILL_FLOORS.under(self.prefill.weights()),
@@ -238,13 +238,13 @@ fn row(endpoints: &mut Vec<SpeedRatios>, endpoint: EndpointRef) -> Option<&mut S
         endpoints.resize(slot + 1, NOTHING);
     }
     let row = endpoints.get_mut(slot)?;
-    if row.incarnation != endpoint.incarnation {
-        *row = SpeedRatios { incarnation: endpoint.incarnation, ..NOTHING };
+    if row.generation != endpoint.generation {
+        *row = SpeedRatios { generation: endpoint.generation, ..NOTHING };
     }
     Some(row)
 }
 
-// === impl Floors ===
+// === impl WeightFloors ===
 
 impl WeightFloors {
     fn under(self, weights: [f32; 3]) -> [f32; 3] {
@@ -257,7 +257,7 @@ impl WeightFloors {
     }
 }
 
-// === impl Ratio ===
+// === impl SpeedRatio ===
 
 impl SpeedRatio {
     fn forgetting(self, keep: f64) -> Self {
@@ -281,7 +281,7 @@ impl SpeedRatio {
     }
 }
 
-// === impl Fit ===
+// === impl LeastSquaresFit ===
 
 impl LeastSquaresFit {
     fn new(prior: [f32; 3], keep: f64) -> Self {

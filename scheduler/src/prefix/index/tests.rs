@@ -1,15 +1,15 @@
 use super::*;
-use crate::endpoint::{ENDPOINTS_MAX, Incarnation, Slot};
+use crate::endpoint::{ENDPOINTS_MAX, Generation, Slot};
 use crate::rng::Rng;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
 fn endpoint(slot: u16) -> EndpointRef {
-    EndpointRef { slot: Slot(slot), incarnation: Incarnation(1) }
+    EndpointRef { slot: Slot(slot), generation: Generation(1) }
 }
 
 fn next_life(endpoint: EndpointRef) -> EndpointRef {
-    EndpointRef { incarnation: Incarnation(endpoint.incarnation.0 + 1), ..endpoint }
+    EndpointRef { generation: Generation(endpoint.generation.0 + 1), ..endpoint }
 }
 
 fn chain(seed: u64, count: usize) -> Vec<u64> {
@@ -610,7 +610,7 @@ impl NaiveIndex {
     }
 
     fn present(&self, slot: u16) -> EndpointRef {
-        EndpointRef { slot: Slot(slot), incarnation: Incarnation(self.lives.get(&slot).copied().unwrap_or(1)) }
+        EndpointRef { slot: Slot(slot), generation: Generation(self.lives.get(&slot).copied().unwrap_or(1)) }
     }
 
     fn apply(&mut self, index: &mut PrefixIndex, op: &IndexOp) {
@@ -626,7 +626,7 @@ impl NaiveIndex {
             }
             IndexOp::Restart(slot) => {
                 let old = self.present(slot);
-                self.lives.insert(slot, old.incarnation.0 + 1);
+                self.lives.insert(slot, old.generation.0 + 1);
                 index.record(self.present(slot), &[]);
                 self.cached.remove(&old);
             }

@@ -211,7 +211,7 @@ fn delayed_requests(weights: &CostWeights, request: &RequestInputs<'_>, times: &
     (weights.own_batch_share * times.batch, (1.0 - weights.own_batch_share) * request.mean_batch)
 }
 
-// === impl Times ===
+// === impl CostTimes ===
 
 impl CostTimes {
     fn of(weights: &CostWeights, request: &RequestInputs<'_>, endpoint: &EndpointInputs) -> Self {

@@ -6,7 +6,7 @@ use scheduler::{Decision, DroppedEndpoint, EndpointIndex, ProfileExplanation};
 
 use super::{CaseDecision, Digits};
 
-// === impl Outcome ===
+// === impl CaseDecision ===
 
 impl CaseDecision {
     /// The picked, best first; nobody when the decision is another.

@@ -43,7 +43,7 @@ pub(crate) struct RidgeModel {
 
 const PENALTY: f64 = 1.0;
 
-// === impl Rival ===
+// === impl BaselinePredictor ===
 
 impl BaselinePredictor {
     pub(crate) fn name(self) -> &'static str {
@@ -113,7 +113,7 @@ fn logarithms(row: &EvaluationRow) -> Vec<f64> {
     plain.iter().map(|number| number.ln_1p()).chain(plain.iter().copied()).collect()
 }
 
-// === impl Ridge ===
+// === impl RidgeModel ===
 
 impl RidgeModel {
     fn fit(rows: &[Vec<f64>], logs: &[f64]) -> Self {

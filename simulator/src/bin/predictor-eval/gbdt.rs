@@ -30,7 +30,7 @@ const RATE: f64 = 0.05;
 const LEAF_MIN: f64 = 5.0;
 const CUTS: usize = 63;
 
-// === impl Boosted ===
+// === impl BoostedTrees ===
 
 impl BoostedTrees {
     pub(crate) fn fit(rows: &[Vec<f64>], logs: &[f64], objective: TreeObjective) -> Self {

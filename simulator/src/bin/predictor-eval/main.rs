@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use scheduler::latency::learn::{LatencyLearner, Observation, RequestEnd};
 use scheduler::latency::{Calibration, LatencyModel, Prediction};
-use scheduler::{EndpointRef, Incarnation, Slot};
+use scheduler::{EndpointRef, Generation, Slot};
 use serde_json::json;
 
 use crate::baselines::{BaselinePrediction, BaselinePredictor, FittedBaseline};
@@ -52,7 +52,7 @@ const IN_ORDER_SLOWER: u64 = 10;
 const REFIT_ROWS: usize = 100;
 
 /// The files do not say which pod served; so it is one.
-const POD: EndpointRef = EndpointRef { slot: Slot(0), incarnation: Incarnation(1) };
+const POD: EndpointRef = EndpointRef { slot: Slot(0), generation: Generation(1) };
 
 /// What a row is predicted by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +82,7 @@ const OURS: &str = "switchpoint";
 /// What the coverage of every file must be, in order.
 const COVERAGE: RangeInclusive<f64> = 0.88..=0.92;
 
-// === impl View ===
+// === impl EvaluationView ===
 
 impl EvaluationView {
     fn name(self) -> &'static str {

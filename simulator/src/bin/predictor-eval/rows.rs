@@ -155,7 +155,7 @@ fn observed(run: &RecordedRun, runs: &[RecordedRun], start: f64) -> EvaluationRo
     }
 }
 
-// === impl Target ===
+// === impl EvaluatedTarget ===
 
 impl EvaluatedTarget {
     pub(crate) fn name(self) -> &'static str {
@@ -166,7 +166,7 @@ impl EvaluatedTarget {
     }
 }
 
-// === impl Row ===
+// === impl EvaluationRow ===
 
 impl EvaluationRow {
     pub(crate) fn actual(&self, target: EvaluatedTarget) -> Option<f32> {
@@ -177,7 +177,7 @@ impl EvaluationRow {
     }
 }
 
-// === impl Trace ===
+// === impl EvaluationTrace ===
 
 impl EvaluationTrace {
     /// How many rows are in the first part.

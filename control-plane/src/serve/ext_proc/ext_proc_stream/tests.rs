@@ -31,7 +31,7 @@ pub(in crate::serve::ext_proc) fn front(addresses: &[&str]) -> Arc<ExtProcServer
 fn tell(front: &ExtProcServer, sequence: u64, addresses: &[&str]) {
     let endpoint = |(slot, address): (u32, &&str)| state::Endpoint {
         slot,
-        incarnation: 1,
+        generation: 1,
         name: (*address).into(),
         address: (*address).into(),
         ready: true,
@@ -40,7 +40,7 @@ fn tell(front: &ExtProcServer, sequence: u64, addresses: &[&str]) {
     };
     let plugin = |kind: &str| state::Plugin { r#type: kind.into(), name: kind.into(), parameters: vec![] };
     let part = |name: &str| state::ProfilePlugin { name: name.into(), weight: 1.0 };
-    let roster = state::Roster {
+    let pool_update = state::PoolUpdate {
         pool: POOL.into(),
         version: Some(state::Version { term: 1, sequence }),
         endpoints: (0..).zip(addresses).map(endpoint).collect(),
@@ -59,9 +59,9 @@ fn tell(front: &ExtProcServer, sequence: u64, addresses: &[&str]) {
         }),
         hash_secret: 1,
         staleness_max_ms: 2_000,
-        ..state::Roster::default()
+        ..state::PoolUpdate::default()
     };
-    let ack = front.apply(state::DaemonMessage { message: Some(Told::Roster(roster)) }).unwrap();
+    let ack = front.apply(state::DaemonMessage { message: Some(Told::PoolUpdate(pool_update)) }).unwrap();
     assert_eq!(ack.refused, "");
     // The first is the emptier.
     let metrics: Vec<_> = (0..).zip(addresses).map(|(i, _): (u16, _)| queue(f32::from(i) * 9.0)).collect();

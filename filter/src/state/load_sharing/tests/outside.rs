@@ -79,7 +79,7 @@ fn what_one_process_has_under_way_counts_at_every_worker_of_the_other() {
 }
 
 #[test]
-fn the_one_that_leads_ticks_faster_while_there_is_something_to_tell() {
+fn the_one_that_leaders_ticks_faster_while_there_is_something_to_tell() {
     let world = SharingWorld::new(2, "");
     say(&world, others(2));
     world.host.take_log();
@@ -189,11 +189,11 @@ fn any_row_from_outside_is_survived() {
 }
 
 /// The daemon's heartbeat.
-fn beat(world: &SharingWorld, sequence: u64) {
+fn heartbeat(world: &SharingWorld, sequence: u64) {
     let version = Version { term: 1, sequence: 1 };
-    let board = crate::state::snapshot_store::SharedSnapshotStore::new("default");
+    let store = crate::state::snapshot_store::SharedSnapshotStore::new("default");
     let metrics = crate::fake::metrics_message("default", version, sequence, &[0.0; 3]);
-    board.publish_metrics(&world.host, 9, (version, sequence), &metrics, world.host.now()).unwrap();
+    store.publish_metrics(&world.host, 9, (version, sequence), &metrics, world.host.now()).unwrap();
     world.tick();
 }
 
@@ -201,7 +201,7 @@ fn beat(world: &SharingWorld, sequence: u64) {
 fn proxies_that_cannot_hear_each_other_agree_on_cold_prompts() {
     let worlds = [SharingWorld::new(3, ""), SharingWorld::new(3, "")];
     for world in &worlds {
-        beat(world, 2);
+        heartbeat(world, 2);
         say(world, state::PeerLoad { row: vec![0; LoadReportHead::BYTES], ..others(2) });
     }
     // So that chance is not the same in both.
@@ -221,7 +221,7 @@ fn proxies_that_cannot_hear_each_other_agree_on_cold_prompts() {
     worlds.iter().for_each(|world| world.host.pass_ms(proto::SHARE_EXPIRY_MS));
     assert_eq!(homes(1), 20);
     for world in &worlds {
-        beat(world, 3);
+        heartbeat(world, 3);
         say(world, state::PeerLoad { row: vec![0; LoadReportHead::BYTES], ..others(1) });
         world.host.pass_ms(proto::SHARE_EXPIRY_MS);
     }

@@ -3,8 +3,8 @@ use crate::endpoint::Slot;
 use crate::rng::Rng;
 use proptest::prelude::*;
 
-fn endpoint(slot: u16, incarnation: u32) -> EndpointRef {
-    EndpointRef { slot: Slot(slot), incarnation: Incarnation(incarnation) }
+fn endpoint(slot: u16, generation: u32) -> EndpointRef {
+    EndpointRef { slot: Slot(slot), generation: Generation(generation) }
 }
 
 /// First tokens and gaps of engines that do what `truth` says, each `factor(slot)` times as long, with a tenth of noise.
@@ -138,9 +138,9 @@ proptest! {
     ) {
         let mut learner = StepLearner::default();
         let small = small.into_iter().map(|(slot, numbers)| (slot, 1, numbers));
-        for (slot, incarnation, [a, b, ms]) in samples.into_iter().chain(small) {
-            learner.first_token(endpoint(slot, incarnation), &FirstToken { uncached_tokens: a, prompt_tokens: b, service_ms: ms }, slot % 2 == 0);
-            learner.gap(endpoint(slot, incarnation), &TokenGap { batch: a, context_tokens: b, gap_ms: ms });
+        for (slot, generation, [a, b, ms]) in samples.into_iter().chain(small) {
+            learner.first_token(endpoint(slot, generation), &FirstToken { uncached_tokens: a, prompt_tokens: b, service_ms: ms }, slot % 2 == 0);
+            learner.gap(endpoint(slot, generation), &TokenGap { batch: a, context_tokens: b, gap_ms: ms });
             learner.ended(a as u32);
         }
         let model = learner.model();

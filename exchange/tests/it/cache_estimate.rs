@@ -3,23 +3,23 @@
 use exchange::{Exchange, ExchangeSettings, ExchangeStep, ManagedPool, ResponseHead, ResponseOrigin, Timestamp};
 use scheduler::{EndpointMetrics, EndpointRef, Snapshot, Version};
 
-use crate::release::{roster, split_roster};
+use crate::release::{pool_update, split_pool_update};
 
 const BLOCKS: u32 = 1_000;
 
 /// One endpoint that says it has room for a thousand blocks.
 fn pool() -> (ManagedPool, EndpointRef) {
-    pool_of(roster(1, 1))
+    pool_of(pool_update(1, 1))
 }
 
 /// Endpoints that all say so; the first of them.
-fn pool_of(roster: Snapshot) -> (ManagedPool, EndpointRef) {
+fn pool_of(pool_update: Snapshot) -> (ManagedPool, EndpointRef) {
     let mut pool = ManagedPool::new(7, 16_384);
-    let endpoint = roster.endpoints()[0].id;
+    let endpoint = pool_update.endpoints()[0].id;
     let room = EndpointMetrics { kv_blocks: Some(BLOCKS), kv_block_tokens: Some(64), ..EndpointMetrics::default() };
-    let metrics = vec![room; roster.endpoints().len()];
-    let measured: Snapshot = roster.with_metrics(Version { term: 1, sequence: 2 }, metrics).unwrap();
-    pool.install(roster, 7, 1_000);
+    let metrics = vec![room; pool_update.endpoints().len()];
+    let measured: Snapshot = pool_update.with_metrics(Version { term: 1, sequence: 2 }, metrics).unwrap();
+    pool.install(pool_update, 7, 1_000);
     pool.refresh(measured, Timestamp(0));
     (pool, endpoint)
 }
@@ -116,7 +116,7 @@ fn the_same_prompt_again_before_it_is_computed_proves_nothing() {
 #[test]
 fn of_a_prompt_that_another_works_through_the_reply_proves_nothing_whoever_serves() {
     for server in [b"10.0.0.0:8000", b"10.0.0.3:8000"] {
-        let split = split_roster(6, 1); // of those, these two decode
+        let split = split_pool_update(6, 1); // of those, these two decode
         let decoding = [split.endpoints()[0].id, split.endpoints()[3].id];
         let (mut pool, _) = pool_of(split);
         for number in 0..6 {
